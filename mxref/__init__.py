@@ -1,0 +1,48 @@
+"""mxref, the executable specification of MXFP4 training: plain NumPy, written for clarity before speed."""
+
+from mxref.backend import Backend, Capabilities, get_backend
+from mxref.errors import MxrefError, UnsupportedError
+from mxref.formats import E2M1, E8M0, MXFP4, BlockShape, Nonfinite, OperandFormat
+from mxref.gemm import scaled_gemm
+from mxref.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
+from mxref.linear import GemmRole, linear_gemm
+from mxref.mxarray import MXArray
+from mxref.philox import Stream
+from mxref.quantize import dequantize, quantize
+from mxref.recipe import DIALECTS, GemmProfile, OperandSpec, Recipe, load_recipe
+from mxref.rounding import Rounding
+from mxref.scale import ScaleRule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DIALECTS",
+    "E2M1",
+    "E8M0",
+    "MXFP4",
+    "Backend",
+    "BlockShape",
+    "Capabilities",
+    "GemmProfile",
+    "GemmRole",
+    "MXArray",
+    "MxrefError",
+    "Nonfinite",
+    "OperandFormat",
+    "OperandSpec",
+    "Recipe",
+    "Rotation",
+    "Rounding",
+    "ScaleRule",
+    "SignPolicy",
+    "Stream",
+    "UnsupportedError",
+    "dequantize",
+    "get_backend",
+    "hadamard",
+    "inverse_hadamard",
+    "linear_gemm",
+    "load_recipe",
+    "quantize",
+    "scaled_gemm",
+]

@@ -1,0 +1,308 @@
+"""Backends: the protocol, what a backend declares, and how one is found and chosen.
+
+A backend implements four operations. The public ones below check the request against the declared
+capabilities and resolve it; the underscored ones compute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from mxref.errors import BackendError, MxrefError, ShapeError, UnsupportedError
+from mxref.formats import INPUT_DTYPES, BlockShape
+from mxref.gemm import OUT_DTYPES, check_gemm
+from mxref.hadamard import SIZES, Rotation
+from mxref.mxarray import MXArray
+from mxref.philox import Stream
+from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.rounding import MAX_SR_BITS, Rounding
+from mxref.scale import ScaleRule
+from mxref.tomlio import nearest
+
+ENVIRONMENT_VARIABLE = "MXREF_BACKEND"
+ENTRY_POINT_GROUP = "mxref.backends"
+PREFERENCE = ("numba", "reference")
+"""Order in which a backend is looked for when none is asked for."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend promises to do bit for bit; asking for more raises UnsupportedError."""
+
+    scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
+    roundings: frozenset[Rounding] = frozenset(Rounding)
+    max_sr_bits: int = MAX_SR_BITS
+    blocks: frozenset[BlockShape] = frozenset(BlockShape)
+    hadamard_sizes: frozenset[int] = frozenset(SIZES)
+    prescale: bool = True
+    in_dtypes: frozenset[str] = frozenset(INPUT_DTYPES)
+    dequantize_dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
+    gemm_profiles: frozenset[GemmProfile] = frozenset({GemmProfile.ORDERED})
+    gemm_dtypes: frozenset[str] = frozenset(OUT_DTYPES)
+    bounded_class: str = "fp32"
+    """Error class of the profile `bounded`."""
+    bounded_max_scale: int = 254
+    """Largest scale code for which `bounded` is promised."""
+    devices: frozenset[str] = frozenset({"cpu"})
+    arrays: str = "numpy"
+    """Library whose arrays the operations take and give: `numpy` or `torch`."""
+    native_sr: bool = False
+    """Whether SR comes from the hardware's own random bits: statistical tests only."""
+
+    def require(self, backend: str, capability: str, value: Any) -> None:
+        """Raise UnsupportedError, naming the field, unless `value` is declared in it."""
+        declared = getattr(self, capability)
+        if value not in declared:
+            names = ", ".join(sorted(str(d) for d in declared)) or "nothing"
+            raise UnsupportedError(
+                f"backend {backend!r} does not declare {value!s} in {capability} (declared: {names}); "
+                "change the recipe or choose another backend"
+            )
+
+
+class Backend(ABC):
+    """Four operations on the backend's own arrays, held to the reference bit for bit."""
+
+    name: str
+    capabilities: Capabilities
+
+    def quantize(
+        self,
+        x: Any,
+        spec: OperandSpec,
+        *,
+        axis: int = -1,
+        rng: Stream | None = None,
+        origin: tuple[int, ...] | None = None,
+        global_shape: tuple[int, ...] | None = None,
+        pad: bool = False,
+    ) -> MXArray:
+        """Return `x` in MXFP4; arguments and errors as in `mxref.quantize`, and UnsupportedError."""
+        plan = self.plan(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape, pad=pad)
+        return plan.array(*self._quantize(x, plan))
+
+    def plan(self, x: Any, spec: OperandSpec, *, axis: int, **placement: Any) -> QuantPlan:
+        """Return the plan of a quantization, checked against the declared capabilities."""
+        check_input(x)
+        caps = self.capabilities
+        caps.require(self.name, "in_dtypes", dtype_name(x))
+        caps.require(self.name, "scale_rules", spec.scale_rule)
+        caps.require(self.name, "roundings", spec.rounding)
+        caps.require(self.name, "blocks", spec.block)
+        if spec.hadamard:
+            caps.require(self.name, "hadamard_sizes", spec.hadamard)
+        if spec.prescale and not caps.prescale:
+            raise UnsupportedError(f"backend {self.name!r} does not declare prescale; choose another backend")
+        if spec.rounding is Rounding.SR and spec.sr_bits > caps.max_sr_bits:
+            raise UnsupportedError(
+                f"backend {self.name!r} declares max_sr_bits = {caps.max_sr_bits}, asked for {spec.sr_bits}"
+            )
+        return plan_quantize(tuple(x.shape), spec, axis, **placement)
+
+    def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
+        """Return the values of `q` in its original axis order; see `mxref.dequantize`."""
+        self.capabilities.require(self.name, "dequantize_dtypes", dtype)
+        return self._dequantize(q, dtype)
+
+    def hadamard(self, x: Any, n: int, signs: int = 0, *, axis: int = -1) -> Any:
+        """Return `x` transformed along an axis in groups of n, in float32; bit i of `signs` set means d_i = -1."""
+        check_input(x)
+        self.capabilities.require(self.name, "in_dtypes", dtype_name(x))
+        self.capabilities.require(self.name, "hadamard_sizes", n)
+        if not -len(x.shape) <= axis < len(x.shape):
+            raise ShapeError(f"axis {axis} is out of range for shape {tuple(x.shape)}")
+        if x.shape[axis] % n:
+            raise ShapeError(
+                f"Hadamard: axis {axis} has length {x.shape[axis]}, not a multiple of the size {n}"
+            )
+        return self._hadamard(x, Rotation(n, signs), axis % len(x.shape))
+
+    def scaled_gemm(
+        self,
+        a: MXArray,
+        b: MXArray,
+        *,
+        profile: GemmProfile = GemmProfile.ORDERED,
+        out_dtype: str = "float32",
+    ) -> Any:
+        """Return A B^T [M, N] from A [M, K] and B [N, K], both quantized along K; see `mxref.scaled_gemm`."""
+        self.capabilities.require(self.name, "gemm_profiles", profile)
+        self.capabilities.require(self.name, "gemm_dtypes", out_dtype)
+        check_gemm(a, b, out_dtype)
+        return self._scaled_gemm(a, b, profile, out_dtype)
+
+    def quantize_dual(
+        self,
+        x: Any,
+        specs: tuple[OperandSpec, OperandSpec],
+        *,
+        rngs: tuple[Stream | None, Stream | None] = (None, None),
+        origin: tuple[int, ...] | None = None,
+        global_shape: tuple[int, ...] | None = None,
+    ) -> tuple[MXArray, MXArray]:
+        """Return a matrix quantized along axis 1 and along axis 0; a backend may do it in one read."""
+        row, column = (
+            self.quantize(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape)
+            for spec, rng, axis in zip(specs, rngs, (1, 0), strict=True)
+        )
+        return row, column
+
+    def fake_quantize(
+        self, x: Any, spec: OperandSpec, *, axis: int = -1, dtype: str = "float32", **placement: Any
+    ) -> Any:
+        """Return the values that `x` has after quantization, in its own shape."""
+        return self.dequantize(self.quantize(x, spec, axis=axis, **placement), dtype)
+
+    def from_numpy(self, array: Any) -> Any:
+        """Return a NumPy array as the backend's own kind of array."""
+        return array
+
+    def to_numpy(self, array: Any) -> Any:
+        """Return one of the backend's arrays as a NumPy array (bfloat16 as ml_dtypes.bfloat16)."""
+        return array
+
+    @abstractmethod
+    def _quantize(self, x: Any, plan: QuantPlan) -> tuple[Any, Any]:
+        """Return packed codes [rows..., length / 2] and scale codes [rows..., length / 32], block axis last."""
+
+    @abstractmethod
+    def _dequantize(self, q: MXArray, dtype: str) -> Any:
+        """Return values in the shape `q.shape`."""
+
+    @abstractmethod
+    def _hadamard(self, x: Any, rotation: Rotation, axis: int) -> Any:
+        """Return float32 in the shape of `x`."""
+
+    @abstractmethod
+    def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
+        """Return [M, N] of `out_dtype`."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend that discovery found: loaded, or the reason why not."""
+
+    name: str
+    source: str
+    backend: Backend | None = None
+    problem: str = ""
+
+
+@dataclass
+class _Registry:
+    loaded: dict[str, Backend] = field(default_factory=dict)
+
+
+_registry = _Registry()
+
+
+def _points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def candidates() -> list[Candidate]:
+    """Return every discovered backend in order of preference, loading each."""
+    points = _points()
+    order = [*(n for n in PREFERENCE if n in points), *sorted(n for n in points if n not in PREFERENCE)]
+    found = []
+    for name in order:
+        source = points[name].value
+        try:
+            found.append(Candidate(name, source, get_backend(name)))
+        except MxrefError as err:
+            found.append(Candidate(name, source, problem=str(err)))
+    return found
+
+
+def choose(name: str | None = None) -> tuple[str, str]:
+    """Return the name of the backend to use and the reason for it: argument, environment, or default."""
+    if name:
+        return name, "asked for by name"
+    if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
+        return chosen, f"{ENVIRONMENT_VARIABLE}={chosen}"
+    for preferred in PREFERENCE:
+        try:
+            get_backend(preferred)
+        except MxrefError:
+            continue
+        return (
+            preferred,
+            f"the default: first of {', '.join(PREFERENCE)} that is installed ({ENVIRONMENT_VARIABLE} is not set)",
+        )
+    raise BackendError("no backend is installed; reinstall mxref")
+
+
+def get_backend(name: str | None = None) -> Backend:
+    """Return a backend, loaded once per process.
+
+    Args:
+        name: an entry-point name, `module:object` or `file.py:object`; default the environment variable
+            MXREF_BACKEND, else the first of `PREFERENCE` that is installed.
+
+    Raises:
+        BackendError: an unknown name (the known ones are listed), a package that is not installed, or an
+            object that is not a backend.
+    """
+    if not name:
+        name, _ = choose()
+    if name not in _registry.loaded:
+        backend = _load(name)
+        if callable(backend) and not isinstance(backend, Backend):
+            backend = backend()
+        if not isinstance(backend, Backend):
+            raise BackendError(
+                f"{name!r} is {type(backend).__name__}, not an mxref.Backend; see 'Add a backend' in the documentation"
+            )
+        _registry.loaded[name] = backend
+    return _registry.loaded[name]
+
+
+def _load(name: str) -> Backend | Callable[[], Backend]:
+    points = _points()
+    if name in points:
+        try:
+            loaded: Backend | Callable[[], Backend] = points[name].load()
+        except ImportError as err:
+            missing = (err.name or str(err)).partition(".")[0]
+            raise BackendError(
+                f"backend {name!r} needs {missing}, which is not installed: pip install 'mxref[{name}]'"
+            ) from err
+        return loaded
+    if ":" in name:
+        found: Backend | Callable[[], Backend] = _load_object(*name.rsplit(":", 1))
+        return found
+    known = [*points, "module:object"]
+    raise BackendError(f"unknown backend {name!r}{nearest(name, points)}; known: {', '.join(known)}")
+
+
+def _load_object(module_name: str, attribute: str) -> Any:
+    try:
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"cannot read {module_name}")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(module_name)
+    except (ImportError, OSError) as err:
+        hint = (
+            ""
+            if module_name.endswith(".py")
+            else f"; for a file that is not on the path write path/to/{module_name}.py:{attribute}"
+        )
+        raise BackendError(f"cannot load backend {module_name}:{attribute}: {err}{hint}") from err
+    if not hasattr(module, attribute):
+        raise BackendError(f"module {module_name!r} has no {attribute!r}{nearest(attribute, vars(module))}")
+    return getattr(module, attribute)

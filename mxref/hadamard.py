@@ -1,0 +1,126 @@
+"""The Hadamard transform in float32, one defined operation at a time, and its random signs (RHT).
+
+Order of operations is part of the specification: float32 addition is not associative, so a transform
+computed as a matrix product, or with its stages swapped, gives other bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.errors import RecipeError, ShapeError
+from mxref.philox import SIGN_OPERAND, Stream, stream_words
+
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class SignPolicy(StrEnum):
+    """When the random signs of a Hadamard transform are drawn."""
+
+    NONE = "none"
+    """No signs: the deterministic transform."""
+    FIXED = "fixed"
+    """Once: drawn as at step 0, layer 0."""
+    PER_STEP = "per_step"
+    """Anew at every optimizer step, shared by all layers."""
+    PER_STEP_LAYER = "per_step_layer"
+    """Anew at every optimizer step and for every layer."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A Hadamard transform of size n after signs; bit i of `signs` set means d_i = -1."""
+
+    n: int
+    signs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n not in SIZES:
+            raise RecipeError(f"Hadamard size {self.n} is not one of {', '.join(map(str, SIZES))}")
+        if not 0 <= self.signs < 1 << self.n:
+            raise RecipeError(f"Hadamard signs {self.signs:#x} do not fit in {self.n} bits")
+
+    def vector(self) -> NDArray[np.float32]:
+        """Return the signs d as +1 and -1, float32 [n]."""
+        return np.array([-1.0 if self.signs >> i & 1 else 1.0 for i in range(self.n)], np.float32)
+
+
+def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation:
+    """Return the rotation of size n for a GEMM: its signs follow from the policy and the operand's stream.
+
+    Both operands of a GEMM get the same signs, because the sign id is that of the GEMM, not the operand.
+
+    Raises:
+        RecipeError: random signs without a stream, or a size that is not a power of two from 2 to 256.
+
+    Implements: hadamard.signs, hadamard.policy
+    """
+    if policy is SignPolicy.NONE:
+        return Rotation(n)
+    if stream is None:
+        raise RecipeError(
+            f"signs = {policy.value!r} needs a random stream: pass rng=Stream(seed, step, layer, operand)"
+        )
+    step = 0 if policy is SignPolicy.FIXED else stream.step
+    layer = stream.layer if policy is SignPolicy.PER_STEP_LAYER else 0
+    sign_stream = Stream(stream.seed, step, layer, SIGN_OPERAND + stream.role)
+    words = stream_words(np.arange(-(-n // 128)), sign_stream).reshape(-1)
+    bits = sum(int(word) << 32 * i for i, word in enumerate(words))
+    return Rotation(n, bits & (1 << n) - 1)
+
+
+def norm_factor(n: int) -> np.float32:
+    """Return fl32(1/sqrt(n)), exact for n = 4, 16, 64 and 256."""
+    return np.float32(1.0 / np.sqrt(np.float64(n)))
+
+
+def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
+    """Return x with each group of n consecutive elements of the last axis multiplied by d and H_n.
+
+    Args:
+        x: float32 [..., K], K a multiple of n.
+        rotation: size and signs.
+
+    Returns:
+        float32 [..., K]; overflow gives Inf and then NaN, which spoils its whole group.
+
+    Raises:
+        ShapeError: K is not a multiple of n.
+
+    Implements: hadamard.transform, hadamard.order
+    """
+    n = rotation.n
+    if x.shape[-1] % n:
+        raise ShapeError(
+            f"Hadamard: axis length {x.shape[-1]} is not a multiple of the size {n}; pad it or choose another size"
+        )
+    y = x.reshape(-1, n) * rotation.vector()
+    with np.errstate(over="ignore", invalid="ignore"):
+        h = 1
+        while h < n:
+            pairs = y.reshape(-1, n // (2 * h), 2, h)
+            s, t = pairs[:, :, 0], pairs[:, :, 1]
+            y = np.stack([s + t, s - t], axis=2)
+            h *= 2
+        y = y.reshape(x.shape) * norm_factor(n)
+    return y
+
+
+def inverse_hadamard(y: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
+    """Return the transform undone: H_n, then the signs. Not bit-exact: it rounds again.
+
+    Args:
+        y: float32 [..., K], K a multiple of n.
+        rotation: size and signs that were applied.
+
+    Returns:
+        float32 [..., K].
+
+    Implements: hadamard.inverse
+    """
+    x = hadamard(y, Rotation(rotation.n))
+    return (x.reshape(-1, rotation.n) * rotation.vector()).reshape(x.shape)

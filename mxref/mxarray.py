@@ -1,0 +1,181 @@
+"""MXArray: packed element codes and E8M0 scale codes, and what is needed to read them.
+
+The block axis is stored last, so an array quantized along axis 0 is stored transposed, as GEMMs read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mxref.errors import FileFormatError, ShapeError
+from mxref.formats import MXFP4, BlockShape
+from mxref.hadamard import Rotation
+
+_FORMAT = "mxref.mxarray.1"
+
+
+@dataclass(frozen=True, eq=False)
+class MXArray:
+    """A tensor in MXFP4.
+
+    Raises ShapeError when codes, scales, shape and axis do not fit together.
+
+    Implements: packing.layout
+    """
+
+    codes: Any
+    """Packed element codes, uint8 [..., K / 2], block axis last, element 2i in the low nibble."""
+    scales: Any
+    """E8M0 codes, uint8 [..., K / 32]."""
+    shape: tuple[int, ...]
+    """Shape of the tensor that was quantized, in its own axis order and without padding."""
+    axis: int
+    """The block axis in `shape`."""
+    block: BlockShape = BlockShape.ROW
+    prescale: bool = False
+    """Whether elements carry the factor 3/4."""
+    rotation: Rotation | None = None
+    """The Hadamard transform that the elements carry."""
+
+    def __post_init__(self) -> None:
+        if not -len(self.shape) <= self.axis < len(self.shape):
+            raise ShapeError(f"MXArray: axis {self.axis} is out of range for shape {self.shape}")
+        object.__setattr__(self, "axis", self.axis % len(self.shape))
+        for name, array in (("codes", self.codes), ("scales", self.scales)):
+            if not str(array.dtype).endswith("uint8"):
+                raise ShapeError(f"MXArray: {name} must be uint8 codes, got {array.dtype}")
+        rows, length = self.rows_shape, 2 * int(self.codes.shape[-1])
+        if length % MXFP4.k or length < self.shape[self.axis]:
+            raise ShapeError(
+                f"MXArray: codes {tuple(self.codes.shape)} hold {length} elements along the block axis, "
+                f"which must be a multiple of {MXFP4.k} "
+                f"and cover the {self.shape[self.axis]} of axis {self.axis} of shape {self.shape}"
+            )
+        for name, array, last in (
+            ("codes", self.codes, length // 2),
+            ("scales", self.scales, length // MXFP4.k),
+        ):
+            if tuple(array.shape) != (*rows, last):
+                raise ShapeError(
+                    f"MXArray: {name} have shape {tuple(array.shape)}, expected {(*rows, last)} for shape {self.shape} "
+                    f"with block axis {self.axis} stored last"
+                )
+
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """Lengths of the other axes, in order."""
+        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
+
+    @property
+    def length(self) -> int:
+        """Stored length of the block axis, padding included."""
+        return 2 * int(self.codes.shape[-1])
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether shapes, every code and every scale code are the same."""
+        if not isinstance(other, MXArray):
+            return NotImplemented
+        same_meaning = self._meaning() == other._meaning()
+        return bool(
+            same_meaning
+            and np.array_equal(np.asarray(self.codes), np.asarray(other.codes))
+            and np.array_equal(np.asarray(self.scales), np.asarray(other.scales))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _meaning(self) -> tuple[Any, ...]:
+        return self.shape, self.axis, self.block, self.prescale, self.rotation
+
+    def __repr__(self) -> str:
+        """Return shape, block axis and the first blocks as hex: scale code, then element codes in order."""
+        extra = [f"block={self.block.value}"]
+        if self.length != self.shape[self.axis]:
+            extra.append(f"padded to {self.length}")
+        if self.prescale:
+            extra.append("prescaled 3/4")
+        if self.rotation:
+            extra.append(
+                f"H{self.rotation.n}" + (f" signs={self.rotation.signs:#x}" if self.rotation.signs else "")
+            )
+        head = f"MXArray(MXFP4 {self.shape}, axis={self.axis}, {', '.join(extra)}"
+        scales = np.asarray(self.scales).reshape(-1)
+        codes = np.asarray(self.codes).reshape(-1, MXFP4.k // 2)
+        lines = [
+            f"  {scales[i]:02X}: " + "".join(f"{c & 15:x}{c >> 4:x}" for c in codes[i])
+            for i in range(min(3, len(scales)))
+        ]
+        if len(scales) > len(lines):
+            lines.append(f"  ... {len(scales) - len(lines)} more blocks")
+        return "\n".join([head + ("," if lines else ""), *lines]) + ")"
+
+    def save(self, path: str | Path) -> None:
+        """Write the array to a `.npz` or `.safetensors` file; an existing file is replaced only when all is written.
+
+        Raises:
+            FileFormatError: another suffix.
+        """
+        path = Path(path)
+        rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
+        meta = {
+            "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": self.block.value,
+            "prescale": self.prescale, "rotation": rotation,
+        }  # fmt: skip
+        arrays = {"codes": np.ascontiguousarray(self.codes), "scales": np.ascontiguousarray(self.scales)}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            if path.suffix == ".npz":
+                with open(temporary, "wb") as f:
+                    np.savez(
+                        f, meta=np.array(json.dumps(meta)), codes=arrays["codes"], scales=arrays["scales"]
+                    )
+            elif path.suffix == ".safetensors":
+                from safetensors.numpy import save_file
+
+                save_file(arrays, temporary, metadata={"mxref": json.dumps(meta)})
+            else:
+                raise FileFormatError(f"cannot save to {path}: the suffix must be .npz or .safetensors")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> MXArray:
+        """Return the array written by `save`.
+
+        Raises:
+            FileFormatError: the file is missing, damaged, or holds something else.
+        """
+        path = Path(path)
+        try:
+            if path.suffix == ".safetensors":
+                from safetensors import safe_open
+
+                with safe_open(path, framework="numpy") as f:
+                    meta = json.loads((f.metadata() or {})["mxref"])
+                    codes, scales = f.get_tensor("codes"), f.get_tensor("scales")
+            else:
+                with np.load(path, allow_pickle=False) as f:
+                    meta, codes, scales = json.loads(str(f["meta"])), f["codes"], f["scales"]
+            if meta["format"] != _FORMAT:
+                raise KeyError(meta["format"])
+        except ShapeError:
+            raise
+        except Exception as err:  # every reader raises its own kind on a damaged file
+            raise FileFormatError(f"cannot load an MXArray from {path}: {type(err).__name__}: {err}") from err
+        rotation = meta["rotation"] and Rotation(meta["rotation"][0], int(meta["rotation"][1], 16))
+        return cls(
+            codes,
+            scales,
+            tuple(meta["shape"]),
+            meta["axis"],
+            BlockShape(meta["block"]),
+            meta["prescale"],
+            rotation,
+        )

@@ -1,0 +1,134 @@
+"""Random bits: Philox4x32-10 and the counter layout that ties every bit to what is rounded.
+
+A random integer depends on the seed, the optimizer step, the layer, the operand and the element's index
+in the global logical tensor, and on nothing else: not on call order, tiling, micro-batches or ranks.
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); Random123.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.errors import RecipeError
+from mxref.rounding import MAX_SR_BITS
+
+_MULTIPLIER = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+
+SIGN_OPERAND = 6
+"""Operand id of Fprop's Hadamard signs; Dgrad's is 7 and Wgrad's 8."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The stream of random bits of one operand: seed, optimizer step, layer and operand.
+
+    Operand ids: 0 Fprop X, 1 Fprop W, 2 Dgrad dY, 3 Dgrad W, 4 Wgrad dY, 5 Wgrad X, and 6, 7, 8 the
+    Hadamard signs of Fprop, Dgrad and Wgrad. Fields out of range raise RecipeError.
+
+    Implements: random.stream
+    """
+
+    seed: int
+    step: int = 0
+    layer: int = 0
+    operand: int = 0
+
+    def __post_init__(self) -> None:
+        limits = {"seed": 1 << 64, "step": 1 << 32, "layer": 1 << 24, "operand": 9}
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if not 0 <= value < limit:
+                raise RecipeError(f"random stream: {name} = {value} is outside 0 .. {limit - 1}")
+
+    @property
+    def word(self) -> int:
+        """The 64-bit stream word: step << 32 | layer << 8 | operand."""
+        return self.step << 32 | self.layer << 8 | self.operand
+
+    @property
+    def role(self) -> int:
+        """Index of the GEMM that the operand belongs to: 0 Fprop, 1 Dgrad, 2 Wgrad."""
+        return self.operand // 2 if self.operand < SIGN_OPERAND else self.operand - SIGN_OPERAND
+
+
+def philox4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
+    """Return Philox4x32-10 of each counter.
+
+    Args:
+        counter: uint32 [..., 4].
+        key: two 32-bit words.
+
+    Returns:
+        Random words, uint32 [..., 4].
+
+    Implements: random.philox
+    """
+    c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0, p1 = _MULTIPLIER[0] * c0, _MULTIPLIER[1] * c2
+        shift = np.uint64(32)
+        c0, c1, c2, c3 = (
+            (p1 >> shift) ^ c1 ^ np.uint64(k0),
+            p1 & _LOW,
+            (p0 >> shift) ^ c3 ^ np.uint64(k1),
+            p0 & _LOW,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
+
+
+def stream_words(group: NDArray[np.int64], stream: Stream) -> NDArray[np.uint32]:
+    """Return the four random words of each group index g: uint32 [..., 4].
+
+    Implements: random.counter
+    """
+    counter = np.empty((*group.shape, 4), np.uint32)
+    g = group.astype(np.uint64)
+    counter[..., 0] = g & _LOW
+    counter[..., 1] = g >> np.uint64(32)
+    counter[..., 2] = stream.word & 0xFFFFFFFF
+    counter[..., 3] = stream.word >> 32
+    return philox4x32(counter, (stream.seed & 0xFFFFFFFF, stream.seed >> 32))
+
+
+def elements_per_call(bits: int) -> int:
+    """Return how many consecutive elements share a Philox call: 8 for R <= 16, else 4."""
+    return 8 if bits <= 16 else 4
+
+
+def random_integers(
+    rows: NDArray[np.int64], first: int, count: int, length: int, stream: Stream, bits: int
+) -> NDArray[np.uint32]:
+    """Return the SR integers r in [0, 2^bits) of a rectangle of the global logical tensor.
+
+    Args:
+        rows: row indices in the global tensor with its block axis last, int64 [M].
+        first: index of the first element along the block axis, a multiple of 8.
+        count: number of elements along the block axis, a multiple of 8.
+        length: padded global length of the block axis, a multiple of 8.
+        stream: the random stream.
+        bits: R, 1 to 22.
+
+    Returns:
+        uint32 [M, count].
+
+    Implements: random.elements
+    """
+    if not 1 <= bits <= MAX_SR_BITS:
+        raise RecipeError(f"sr_bits = {bits} is outside 1 .. {MAX_SR_BITS}")
+    per_call = elements_per_call(bits)
+    group = (
+        rows[:, None] * (length // per_call) + (first + np.arange(0, count, per_call)) // per_call
+    )  # [M, G]
+    words = stream_words(group, stream)  # [M, G, 4]
+    if per_call == 4:
+        return words.reshape(len(rows), count) >> np.uint32(32 - bits)
+    halves = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=-1)  # [M, G, 4, 2]
+    return halves.reshape(len(rows), count) >> np.uint32(16 - bits)

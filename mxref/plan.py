@@ -1,0 +1,218 @@
+"""What a quantization will do, checked and resolved before any element is touched.
+
+Every backend gets its work as a `QuantPlan`, so shapes, padding, origins and signs are decided in one
+place and refused with the same words everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
+from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockShape, Nonfinite, OperandFormat
+from mxref.hadamard import Rotation, draw_rotation
+from mxref.mxarray import MXArray
+from mxref.philox import Stream
+from mxref.recipe import OperandSpec
+from mxref.rounding import Rounding
+
+
+def dtype_name(x: Any) -> str:
+    """Return the name of an array's data type without its library's prefix, as in `bfloat16`."""
+    return str(x.dtype).rpartition(".")[2]
+
+
+def check_input(x: Any) -> None:
+    """Raise DtypeError unless `x` is an array of float32, bfloat16 or float16 in native byte order.
+
+    Implements: conventions.inputs
+    """
+    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+        raise DtypeError(
+            f"expected an array, got {type(x).__name__}; make one with numpy.asarray(x, numpy.float32)"
+        )
+    name = dtype_name(x)
+    if name not in INPUT_DTYPES or not getattr(x.dtype, "isnative", True):
+        raise DtypeError(
+            f"input type {x.dtype} is not taken: it would be narrowed silently, and that decides ties; "
+            f"cast it yourself, as in x.astype(numpy.float32) (taken: {', '.join(INPUT_DTYPES)})"
+        )
+
+
+@dataclass(frozen=True)
+class QuantPlan:
+    """A checked quantization: every backend computes the same codes from it."""
+
+    spec: OperandSpec
+    shape: tuple[int, ...]
+    """Shape of the input."""
+    axis: int
+    """Block axis of the input; it is moved last in what is stored."""
+    length: int
+    """Stored length of the block axis: padded with +0 before the Hadamard transform."""
+    rotation: Rotation | None
+    stream: Stream | None
+    """Random stream; set for SR."""
+    origin: tuple[int, ...]
+    """Where the input lies in the global logical tensor, in the input's axis order."""
+    global_shape: tuple[int, ...]
+    unit: int
+    """Alignment of the block axis: lcm(32, Hadamard size)."""
+
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """Lengths of the other axes, in order."""
+        return self._without_axis(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """Product of the lengths of the other axes."""
+        return math.prod(self.rows_shape)
+
+    @property
+    def first(self) -> int:
+        """Index of the input's first element along the block axis of the global tensor."""
+        return self.origin[self.axis]
+
+    @property
+    def global_length(self) -> int:
+        """Padded length of the block axis of the global tensor."""
+        return -(-self.global_shape[self.axis] // self.unit) * self.unit
+
+    def global_rows(self) -> NDArray[np.int64]:
+        """Return the global row index of each stored row, int64 [rows].
+
+        Implements: random.origin
+        """
+        rows = np.zeros((), np.int64)
+        others = zip(
+            self.rows_shape,
+            self._without_axis(self.origin),
+            self._without_axis(self.global_shape),
+            strict=True,
+        )
+        for length, start, total in others:
+            rows = rows[..., None] * total + np.arange(start, start + length, dtype=np.int64)
+        return rows.reshape(-1)
+
+    def _without_axis(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        return values[: self.axis] + values[self.axis + 1 :]
+
+    def array(self, codes: Any, scales: Any) -> MXArray:
+        """Return the MXArray of packed codes [rows..., length / 2] and scale codes [rows..., length / 32].
+
+        Raises:
+            NonfiniteError: a NaN block under `nonfinite = "raise"`.
+
+        Implements: quantize.nonfinite
+        """
+        if self.spec.nonfinite is Nonfinite.RAISE:
+            spoiled = scales == E8M0.nan_code
+            if bool(spoiled.any()):
+                where = tuple(int(i) for i in np.argwhere(np.asarray(spoiled))[0])
+                raise NonfiniteError(
+                    f"NaN or Inf in {int(spoiled.sum())} blocks, the first at {where} of the scales (block axis last); "
+                    "nonfinite = 'nan_block' would store them as NaN blocks"
+                )
+        return MXArray(
+            codes, scales, self.shape, self.axis, self.spec.block, self.spec.prescale, self.rotation
+        )
+
+
+def plan_quantize(
+    shape: tuple[int, ...],
+    spec: OperandSpec,
+    axis: int = -1,
+    rng: Stream | None = None,
+    origin: tuple[int, ...] | None = None,
+    global_shape: tuple[int, ...] | None = None,
+    pad: bool = False,
+) -> QuantPlan:
+    """Return the checked plan of a quantization.
+
+    Args:
+        shape: shape of the input.
+        spec: its treatment; the format must be MXFP4.
+        axis: the block axis.
+        rng: random stream, needed for SR and random signs.
+        origin: where the input lies in the global logical tensor, in the input's axis order; default zeros.
+        global_shape: shape of that tensor; default the input's own.
+        pad: append +0 along the block axis up to a multiple of lcm(32, Hadamard size).
+
+    Raises:
+        ShapeError: an axis, length, origin or global shape that does not fit.
+        RecipeError: the spec is not MXFP4, or needs a random stream and there is none.
+
+    Implements: quantize.axis, quantize.padding, quantize.blocks
+    """
+    if spec.format is not OperandFormat.MXFP4:
+        raise RecipeError(f"quantize makes MXFP4, but the operand's format is {spec.format.value}")
+    if not -len(shape) <= axis < len(shape):
+        raise ShapeError(f"axis {axis} is out of range for shape {shape}")
+    axis %= len(shape)
+    unit = math.lcm(MXFP4.k, spec.hadamard or 1)
+    length = -(-shape[axis] // unit) * unit
+    if length != shape[axis] and not pad:
+        raise ShapeError(
+            f"axis {axis} has length {shape[axis]}, not a multiple of {unit} "
+            f"(k = {MXFP4.k}, Hadamard size {spec.hadamard or 'none'}); pass pad=True to append zeros up to {length}"
+        )
+    origin, global_shape = _check_origin(shape, axis, unit, origin, global_shape)
+    if spec.block is BlockShape.TILE:
+        _check_tiles(shape, axis, origin)
+    if spec.rounding is Rounding.SR and rng is None:
+        raise RecipeError(
+            "rounding = 'sr' needs a random stream: pass rng=Stream(seed, step, layer, operand)"
+        )
+    rotation = draw_rotation(spec.hadamard, spec.signs, rng) if spec.hadamard else None
+    stream = rng if spec.rounding is Rounding.SR else None
+    return QuantPlan(spec, tuple(shape), axis, length, rotation, stream, origin, global_shape, unit)
+
+
+def _check_origin(
+    shape: tuple[int, ...],
+    axis: int,
+    unit: int,
+    origin: tuple[int, ...] | None,
+    global_shape: tuple[int, ...] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    origin = tuple(origin) if origin is not None else (0,) * len(shape)
+    if global_shape is None:
+        if any(origin):
+            raise ShapeError(
+                f"origin {origin} says where the input lies in a larger tensor: pass its global_shape too"
+            )
+        global_shape = tuple(shape)
+    global_shape = tuple(global_shape)
+    if len(origin) != len(shape) or len(global_shape) != len(shape):
+        raise ShapeError(
+            f"origin {origin} and global_shape {global_shape} must have the {len(shape)} axes of shape {shape}"
+        )
+    for i, (start, length, total) in enumerate(zip(origin, shape, global_shape, strict=True)):
+        if start < 0 or start + length > total:
+            raise ShapeError(
+                f"axis {i}: origin {start} + length {length} does not lie within the global length {total}"
+            )
+    ends_inside = origin[axis] + shape[axis] < global_shape[axis]
+    if origin[axis] % unit or (shape[axis] % unit and ends_inside):
+        raise ShapeError(
+            f"axis {axis}: blocks must not straddle shards, so origin {origin[axis]} and length {shape[axis]} "
+            f"must be multiples of {unit}"
+        )
+    return origin, global_shape
+
+
+def _check_tiles(shape: tuple[int, ...], axis: int, origin: tuple[int, ...]) -> None:
+    if len(shape) < 2:
+        raise ShapeError(f"block 32x32 needs two axes, got shape {shape}")
+    other = len(shape) - 1 if axis != len(shape) - 1 else len(shape) - 2
+    if shape[other] % MXFP4.k or origin[other] % MXFP4.k:
+        raise ShapeError(
+            f"block 32x32: axis {other} must have length and origin in multiples of {MXFP4.k}, "
+            f"got {shape[other]} and {origin[other]}"
+        )

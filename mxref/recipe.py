@@ -1,0 +1,235 @@
+"""Recipes: how each operand of each GEMM is treated, as frozen data, with TOML in and out.
+
+A recipe table is laid out as it is overridden: `[all]`, then a GEMM (`[fprop]`), then one operand of it
+(`[fprop.x]`); the later ones win. Dialects are named starting points for the MXFP4 keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mxref.errors import RecipeError
+from mxref.formats import BlockShape, Nonfinite, OperandFormat
+from mxref.hadamard import SIZES, SignPolicy
+from mxref.linear import OPERANDS, GemmRole
+from mxref.rounding import MAX_SR_BITS, Rounding
+from mxref.scale import ScaleRule
+from mxref.tomlio import build, merge, nearest, read_toml, to_table
+
+
+class GemmProfile(StrEnum):
+    """Which results a scaled GEMM may return."""
+
+    EXACT = "exact"
+    """The real sum, rounded once: one answer."""
+    ORDERED = "ordered"
+    """Float32 accumulation, block by block in ascending order: one answer, on every device."""
+    BOUNDED = "bounded"
+    """Any result within the backend's declared error class."""
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """The treatment of one operand: its format and, for MXFP4, every choice that its bits depend on."""
+
+    format: OperandFormat = OperandFormat.MXFP4
+    scale_rule: ScaleRule = ScaleRule.FLOOR
+    rounding: Rounding = Rounding.RNE
+    sr_bits: int = 16
+    """R, the random bits per element under SR, 1 to 22."""
+    block: BlockShape = BlockShape.ROW
+    zero_scale: int = 0
+    """E8M0 code of an all-zero block, 0 or 127."""
+    nonfinite: Nonfinite = Nonfinite.NAN_BLOCK
+    prescale: bool = False
+    """Multiply by 3/4 before rounding; the GEMM undoes it."""
+    hadamard: int = 0
+    """Size of the Hadamard transform along the block axis, 2 to 256; 0 is none."""
+    signs: SignPolicy = SignPolicy.NONE
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.sr_bits <= MAX_SR_BITS:
+            raise RecipeError(f"sr_bits = {self.sr_bits} is outside 1 .. {MAX_SR_BITS}")
+        if self.zero_scale not in (0, 127):
+            raise RecipeError(f"zero_scale = {self.zero_scale} is neither 0 nor 127")
+        if self.hadamard and self.hadamard not in SIZES:
+            raise RecipeError(
+                f"hadamard = {self.hadamard} is not 0 (none) or one of {', '.join(map(str, SIZES))}"
+            )
+        if self.signs is not SignPolicy.NONE and not self.hadamard:
+            raise RecipeError(
+                f"signs = {self.signs.value!r} without a Hadamard transform: set hadamard = 16, say"
+            )
+
+
+@dataclass(frozen=True)
+class FpropSpec:
+    """Operands of Fprop."""
+
+    x: OperandSpec = OperandSpec()
+    w: OperandSpec = OperandSpec()
+
+
+@dataclass(frozen=True)
+class DgradSpec:
+    """Operands of Dgrad."""
+
+    dy: OperandSpec = OperandSpec()
+    w: OperandSpec = OperandSpec()
+
+
+@dataclass(frozen=True)
+class WgradSpec:
+    """Operands of Wgrad."""
+
+    dy: OperandSpec = OperandSpec()
+    x: OperandSpec = OperandSpec()
+
+
+class Fp8Scaling(StrEnum):
+    """Where a tensor's FP8 scale comes from."""
+
+    DELAYED = "delayed"
+    """The amax of the step before."""
+    CURRENT = "current"
+    """The tensor's own amax."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The treatment of all six GEMM operands of a linear layer, and what surrounds them."""
+
+    fprop: FpropSpec = FpropSpec()
+    dgrad: DgradSpec = DgradSpec()
+    wgrad: WgradSpec = WgradSpec()
+    gemm: GemmProfile = GemmProfile.ORDERED
+    """Profile of the MXFP4 GEMMs."""
+    fp8_scaling: Fp8Scaling = Fp8Scaling.DELAYED
+    keep_bf16: tuple[str, ...] = ("lm_head",)
+    """Globs over module names: these linear layers stay in BF16."""
+
+    def __post_init__(self) -> None:
+        for role in GemmRole:
+            a, b = self.operands(role)
+            for key in ("format", "hadamard", "signs"):
+                if getattr(a, key) != getattr(b, key):
+                    first, second = (o.tensor for o in OPERANDS[role])
+                    raise RecipeError(
+                        f"{role.value}: both operands of a GEMM share {key}, got {getattr(a, key)!s} for {first} "
+                        f"and {getattr(b, key)!s} for {second}; set it in [{role.value}]"
+                    )
+
+    def operands(self, role: GemmRole) -> tuple[OperandSpec, OperandSpec]:
+        """Return the specs of the role's two operands, in the order of `mxref.linear.OPERANDS`."""
+        gemm = getattr(self, role.value)
+        first, second = (getattr(gemm, operand.tensor) for operand in OPERANDS[role])
+        return first, second
+
+    def format(self, role: GemmRole) -> OperandFormat:
+        """Return the format of the role's GEMM, which both of its operands share."""
+        return self.operands(role)[0].format
+
+    @property
+    def digest(self) -> str:
+        """First 12 hex digits of the SHA-256 of the resolved recipe."""
+        text = json.dumps(to_table(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A named policy of some production stack: where bit equality with it is claimed, and on what evidence."""
+
+    spec: OperandSpec
+    domain: str
+    evidence: str
+    roles: tuple[GemmRole, ...] = field(default=tuple(GemmRole))
+    """GEMMs in which the stack uses it."""
+
+
+DIALECTS = {
+    "ocp": Dialect(
+        OperandSpec(),
+        domain="all inputs; the cases that OCP MX v1.0 leaves open are decided by this specification",
+        evidence="OCP Microscaling Formats v1.0, section 6.3",
+    ),
+    "amd": Dialect(
+        OperandSpec(scale_rule=ScaleRule.EVEN, zero_scale=127),
+        domain="finite blocks",
+        evidence="kernel source of the ROCm Transformer Engine, read and not run; it leaves NaN and Inf unhandled",
+    ),
+    "nvidia": Dialect(
+        OperandSpec(scale_rule=ScaleRule.RCEIL),
+        domain="finite blocks",
+        evidence="torchao's RCEIL, by running it; NVIDIA's own kernels were not run",
+    ),
+    "tseng": Dialect(
+        OperandSpec(rounding=Rounding.SR, prescale=True, hadamard=64, signs=SignPolicy.PER_STEP_LAYER),
+        domain="statistics only: the random bits differ",
+        evidence="arXiv 2502.20586",
+        roles=(GemmRole.DGRAD, GemmRole.WGRAD),
+    ),
+}
+"""The named policies; `ocp` is the default everywhere."""
+
+
+def dialect(name: str) -> Dialect:
+    """Return a dialect by name; RecipeError names the nearest known one."""
+    if name not in DIALECTS:
+        raise RecipeError(f"unknown dialect {name!r}{nearest(name, DIALECTS)}")
+    return DIALECTS[name]
+
+
+def recipe_from_table(table: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """Return the recipe of a TOML table, every layer of it applied.
+
+    Args:
+        table: keys `dialect`, `all`, `fprop`, `dgrad`, `wgrad` and the fields of `Recipe`; absent keys
+            keep their defaults.
+        where: name of the table in error messages.
+
+    Raises:
+        RecipeError: an unknown key (the nearest valid one is named), a wrong value, or operands of one
+            GEMM that do not fit together.
+
+    Implements: recipe.overlay
+    """
+    known = {"dialect", "all", *(f.name for f in fields(Recipe))}
+    for key in table:
+        if key not in known:
+            raise RecipeError(f"{where}: unknown key {key!r}{nearest(key, known)}")
+    table = dict(table)
+    base = dialect(table.pop("dialect")).spec if "dialect" in table else OperandSpec()
+    common = _subtable(table.pop("all", {}), f"{where}.all")
+    keys = {f.name for f in fields(OperandSpec)}
+    for role in GemmRole:
+        gemm = _subtable(table.get(role.value, {}), f"{where}.{role.value}")
+        names = [operand.tensor for operand in OPERANDS[role]]
+        for key in gemm:
+            if key not in keys and key not in names:
+                raise RecipeError(f"{where}.{role.value}: unknown key {key!r}{nearest(key, [*keys, *names])}")
+        shared = merge(common, {k: v for k, v in gemm.items() if k in keys})
+        table[role.value] = {
+            name: merge(
+                merge(to_table(base), shared), _subtable(gemm.get(name, {}), f"{where}.{role.value}.{name}")
+            )
+            for name in names
+        }
+    return build(Recipe, table, where)
+
+
+def _subtable(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{where}: expected a table, got {value!r}")
+    return value
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Return the recipe of a TOML file; FileFormatError or RecipeError names the file and the key."""
+    return recipe_from_table(read_toml(path), where=Path(path).name)

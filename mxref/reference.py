@@ -1,0 +1,42 @@
+"""The reference as a backend: the specification itself, run through the same protocol as every other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.backend import Backend, Capabilities
+from mxref.gemm import scaled_gemm
+from mxref.hadamard import Rotation, hadamard
+from mxref.mxarray import MXArray
+from mxref.plan import QuantPlan
+from mxref.quantize import dequantize, quantize_planned
+from mxref.recipe import GemmProfile
+
+
+class ReferenceBackend(Backend):
+    """Everything that the specification defines, in NumPy; clarity before speed."""
+
+    name = "reference"
+    capabilities = Capabilities(
+        gemm_profiles=frozenset(GemmProfile),
+        dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
+    )
+
+    def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        return quantize_planned(x, plan)
+
+    def _dequantize(self, q: MXArray, dtype: str) -> NDArray[Any]:
+        return dequantize(q, dtype)
+
+    def _hadamard(self, x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
+        moved = np.moveaxis(x, axis, -1).astype(np.float32)
+        return np.moveaxis(hadamard(moved, rotation), -1, axis)
+
+    def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> NDArray[Any]:
+        return scaled_gemm(a, b, profile=profile, out_dtype=out_dtype)
+
+
+backend = ReferenceBackend()
