@@ -19,7 +19,7 @@ from typing import Any
 
 from mxref.errors import BackendError, MxrefError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
-from mxref.gemm import OUT_DTYPES, check_gemm
+from mxref.gemm import OUT_DTYPES, check_gemm, gemm_profile
 from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
@@ -136,6 +136,7 @@ class Backend(ABC):
         out_dtype: str = "float32",
     ) -> Any:
         """Return A B^T [M, N] from A [M, K] and B [N, K], both quantized along K; see `mxref.scaled_gemm`."""
+        profile = gemm_profile(profile)
         self.capabilities.require(self.name, "gemm_profiles", profile)
         self.capabilities.require(self.name, "gemm_dtypes", out_dtype)
         check_gemm(a, b, out_dtype)
@@ -277,6 +278,8 @@ def _load(name: str) -> Backend | Callable[[], Backend]:
             raise BackendError(
                 f"backend {name!r} needs {missing}, which is not installed: pip install 'mxref[{name}]'"
             ) from err
+        except AttributeError as err:
+            raise BackendError(f"backend {name!r}: entry point {points[name].value} leads nowhere: {err}") from err
         return loaded
     if ":" in name:
         found: Backend | Callable[[], Backend] = _load_object(*name.rsplit(":", 1))

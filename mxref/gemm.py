@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.errors import DtypeError, ShapeError
+from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0, MXFP4
 from mxref.mxarray import MXArray
 from mxref.packing import unpack
@@ -29,6 +29,14 @@ _LOWEST_EXPONENT = 2 * E8M0.min_exponent - 2
 
 # Mantissa bits and smallest exponent of a unit in the last place.
 _OUT_FORMATS = {"float32": (24, -149), "bfloat16": (8, -133)}
+
+
+def gemm_profile(name: str) -> GemmProfile:
+    """Return a profile by name; RecipeError lists the known ones."""
+    try:
+        return GemmProfile(name)
+    except ValueError:
+        raise RecipeError(f"GEMM profile {name!r} is not one of {', '.join(GemmProfile)}") from None
 
 
 def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
@@ -54,7 +62,7 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
 
 
 def scaled_gemm(
-    a: MXArray, b: MXArray, *, profile: GemmProfile = GemmProfile.EXACT, out_dtype: str = "float32"
+    a: MXArray, b: MXArray, *, profile: str = GemmProfile.EXACT, out_dtype: str = "float32"
 ) -> NDArray[Any]:
     """Return A B^T under the profile `exact` or `ordered`; `bounded` is answered with `ordered`, a member of it.
 
@@ -72,6 +80,7 @@ def scaled_gemm(
 
     Implements: gemm.exact, gemm.ordered, gemm.nan
     """
+    profile = gemm_profile(profile)
     check_gemm(a, b, out_dtype)
     prescaled = int(a.prescale) + int(b.prescale)
     if profile is GemmProfile.EXACT:

@@ -86,7 +86,8 @@ def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
         rotation: size and signs.
 
     Returns:
-        float32 [..., K]; overflow gives Inf and then NaN, which spoils its whole group.
+        float32 [..., K]. A NaN or Inf of the input spoils its whole group; an overflow on the way gives Inf or
+        NaN wherever the operations carry it.
 
     Raises:
         ShapeError: K is not a multiple of n.
@@ -98,8 +99,8 @@ def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
         raise ShapeError(
             f"Hadamard: axis length {x.shape[-1]} is not a multiple of the size {n}; pad it or choose another size"
         )
-    y = x.reshape(-1, n) * rotation.vector()
     with np.errstate(over="ignore", invalid="ignore"):
+        y = x.reshape(-1, n) * rotation.vector()
         h = 1
         while h < n:
             pairs = y.reshape(-1, n // (2 * h), 2, h)

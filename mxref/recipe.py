@@ -34,9 +34,22 @@ class GemmProfile(StrEnum):
     """Any result within the backend's declared error class."""
 
 
+_CHOICES: dict[str, type[StrEnum]] = {
+    "format": OperandFormat,
+    "scale_rule": ScaleRule,
+    "rounding": Rounding,
+    "block": BlockShape,
+    "nonfinite": Nonfinite,
+    "signs": SignPolicy,
+}
+
+
 @dataclass(frozen=True)
 class OperandSpec:
-    """The treatment of one operand: its format and, for MXFP4, every choice that its bits depend on."""
+    """The treatment of one operand: its format and, for MXFP4, every choice that its bits depend on.
+
+    Choices may be given by their names, as in `OperandSpec(rounding="sr")`; RecipeError lists the valid ones.
+    """
 
     format: OperandFormat = OperandFormat.MXFP4
     scale_rule: ScaleRule = ScaleRule.FLOOR
@@ -54,6 +67,12 @@ class OperandSpec:
     signs: SignPolicy = SignPolicy.NONE
 
     def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind(value))
+            except ValueError:
+                raise RecipeError(f"{name} = {value!r} is not one of {', '.join(kind)}") from None
         if not 1 <= self.sr_bits <= MAX_SR_BITS:
             raise RecipeError(f"sr_bits = {self.sr_bits} is outside 1 .. {MAX_SR_BITS}")
         if self.zero_scale not in (0, 127):

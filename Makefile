@@ -1,0 +1,60 @@
+# Every target makes the environment it needs, once: .venv, from constraints.txt.
+#
+#   make demo                        the main job on real text: a ladder of recipes and its report
+#   make demo DATA=a.jsonl VAL=b.jsonl
+#   make test                        the bits are proved
+#   make help                        the rest
+
+PYTHON ?= python3
+MXREF_BACKEND ?= numba
+OUT ?= runs/demo
+DATA ?= builtin
+VAL ?=
+TOKENIZER ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-slow lint format docs bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+env: $(STAMP)  ## make .venv and install mxref into it, editable, with all that CPU work needs
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mxref needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[numba,training,docs,dev]'
+	touch $@
+
+demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
+	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
+	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
+
+test: $(STAMP)  ## run the tests, but the slow ones and those that need a GPU
+	$(BIN)/pytest -m 'not slow and not gpu'
+
+test-slow: $(STAMP)  ## run the slow tests
+	$(BIN)/pytest -m slow
+
+lint: $(STAMP)  ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(STAMP)  ## build the documentation into docs/_build/html
+	$(BIN)/sphinx-build --fail-on-warning --quiet -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+bench: $(STAMP)  ## time the backends against their peers; the bits are checked first
+	$(BIN)/python -m pytest tests/bench -q -s
+
+format: $(STAMP)  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what was built; .venv stays
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,115 @@
+"""`mxref backends`: which backends there are, what each declares, and which one is used and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from mxref.backend import Candidate, Capabilities, candidates, choose, get_backend
+from mxref.errors import MxrefError
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def backends(as_json: bool) -> None:
+    """List the backends, what each declares, and which one is chosen and why.
+
+    MXREF_BACKEND=NAME, module:object or path/to/file.py:object chooses another one.
+    """
+    chosen, why = choose()
+    found = candidates()
+    if chosen not in {c.name for c in found}:
+        found = [_candidate(chosen), *found]
+    if as_json:
+        click.echo(json.dumps(_plain(found, chosen, why), indent=2))
+    else:
+        _show(found, chosen, why)
+    get_backend(chosen)  # a chosen backend that cannot be used is an error, after the list that helps
+
+
+def _candidate(name: str) -> Candidate:
+    try:
+        return Candidate(name, name, get_backend(name))
+    except MxrefError as err:
+        return Candidate(name, name, problem=str(err))
+
+
+def declared(capabilities: Capabilities, field: str) -> Any:
+    """Return a capability as plain data: sets as sorted lists, in the order of their definition for enums."""
+    value = getattr(capabilities, field)
+    if not isinstance(value, frozenset):
+        return value
+    members = list(next(iter(value)).__class__) if value and hasattr(next(iter(value)), "value") else []
+    return [m.value for m in members if m in value] if members else sorted(value)
+
+
+def _plain(found: list[Candidate], chosen: str, why: str) -> dict[str, Any]:
+    rows = []
+    for c in found:
+        row: dict[str, Any] = {
+            "name": c.name,
+            "source": c.source,
+            "available": c.backend is not None,
+            "problem": c.problem,
+        }
+        if c.backend is not None:
+            row["capabilities"] = {
+                f.name: declared(c.backend.capabilities, f.name) for f in fields(Capabilities)
+            }
+        rows.append(row)
+    return {"chosen": chosen, "why": why, "backends": rows}
+
+
+def _show(found: list[Candidate], chosen: str, why: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from mxref.cli_style import BOX, HEAD, QUIET, console
+
+    out: Console = console()
+    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, expand=False)
+    for heading in ("", "backend", "from", "state"):
+        table.add_column(heading, overflow="fold")
+    for c in found:
+        state = Text("available", style="green") if c.backend is not None else Text(c.problem, style="red")
+        mark = Text("->", style="bold green") if c.name == chosen else ""
+        table.add_row(mark, Text(c.name, style="bold"), Text(c.source, style=QUIET), state)
+    out.print(table)
+    out.print(Text.assemble("chosen: ", (chosen, "bold"), f", {why}"), soft_wrap=False)
+    usable = [c for c in found if c.backend is not None]
+    if not usable:
+        return
+    matrix = Table(
+        box=BOX,
+        header_style=HEAD,
+        pad_edge=False,
+        show_edge=False,
+        title="What each declares",
+        title_justify="left",
+    )
+    matrix.add_column("capability", style=QUIET, no_wrap=True)
+    for c in usable:
+        matrix.add_column(c.name, overflow="fold", ratio=1)
+    for f in fields(Capabilities):
+        values = [declared(c.backend.capabilities, f.name) for c in usable if c.backend is not None]
+        differs = any(v != values[0] for v in values)
+        matrix.add_row(f.name, *(Text(_cell(v), style="bold" if differs else "") for v in values))
+    out.print()
+    out.print(matrix)
+    out.print(
+        Text(
+            "Bold rows differ. What is not declared raises UnsupportedError; nothing falls back.", style=QUIET
+        )
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,69 @@
+"""Whole arrays through the scalar oracle, for comparison with the reference and with every backend."""
+
+import numpy as np
+import oracle
+import oracle_random
+
+
+def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
+    """Codes [N, K] and scale codes [N, K / 32] of float32 rows, block axis last, by the scalar oracle.
+
+    The rows lie at `row_start` and column `first` of a global tensor whose rows have `length` elements.
+    """
+    rows, k = x.shape
+    length = length or k
+    bits = x.view(np.uint32).tolist()
+    if spec.hadamard:
+        n, policy = spec.hadamard, spec.signs.value
+        where = (stream.seed, stream.step, stream.layer, 6 + stream.operand // 2) if stream else (0, 0, 0, 6)
+        signs = oracle_random.sign_vector(n, *where, policy)
+        bits = [
+            [b for i in range(0, k, n) for b in oracle_random.hadamard(row[i : i + n], signs)] for row in bits
+        ]
+    height = 32 if spec.block.value == "32x32" else 1
+    codes = np.zeros((rows, k), np.uint8)
+    scales = np.zeros((rows, k // 32), np.uint8)
+    for top in range(0, rows, height):
+        for block in range(k // 32):
+            cells = [(top + i, 32 * block + j) for i in range(height) for j in range(32)]
+            random = None
+            if spec.rounding.value == "sr":
+                where = (stream.seed, stream.step, stream.layer, stream.operand)
+                random = [
+                    oracle_random.sr_integer(*where, (row_start + r) * length + first + c, spec.sr_bits)
+                    for r, c in cells
+                ]
+            byte, block_codes = oracle.quantize_block(
+                [bits[r][c] for r, c in cells],
+                spec.scale_rule.value,
+                spec.rounding.value,
+                zero_scale=spec.zero_scale,
+                prescale=spec.prescale,
+                r=random,
+                R=spec.sr_bits,
+            )
+            scales[top : top + height, block] = byte
+            for (r, c), code in zip(cells, block_codes, strict=True):
+                codes[r, c] = code
+    return codes, scales
+
+
+def bits_of(array):
+    """The bit patterns of a float array, every NaN as one and the same."""
+    array = np.array(array)
+    words = array.view(f"u{array.itemsize}").copy()
+    words[np.isnan(array.astype(np.float32))] = np.uint64(0x7FC00000) >> np.uint64(32 - 8 * array.itemsize)
+    return words
+
+
+def assert_same_blocks(got_codes, got_scales, want_codes, want_scales, names=None):
+    """Fail on the first block that differs, showing it."""
+    wrong = (got_scales != want_scales) | (got_codes != want_codes).reshape(*got_scales.shape, 32).any(-1)
+    if wrong.any():
+        where = tuple(np.argwhere(wrong)[0])
+        block = (*where[:-1], slice(32 * where[-1], 32 * where[-1] + 32))
+        name = names[where[0]] if names is not None else where
+        raise AssertionError(
+            f"{int(wrong.sum())} blocks differ, first {name}: scale got {got_scales[where]} want {want_scales[where]}; "
+            f"codes got {got_codes[block].tolist()} want {want_codes[block].tolist()}"
+        )

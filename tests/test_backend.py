@@ -1,0 +1,180 @@
+"""The protocol: capabilities are promises, selection is explained, and nothing falls back silently."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from mxref import (
+    Backend,
+    BlockShape,
+    Capabilities,
+    GemmProfile,
+    OperandSpec,
+    Rounding,
+    ScaleRule,
+    Stream,
+    UnsupportedError,
+    get_backend,
+    hadamard,
+    quantize,
+    scaled_gemm,
+)
+from mxref.backend import candidates, choose
+from mxref.errors import BackendError, DtypeError, NonfiniteError, ShapeError
+from mxref.hadamard import Rotation
+from mxref.reference import ReferenceBackend
+
+X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+
+class Narrow(ReferenceBackend):
+    name = "narrow"
+    capabilities = Capabilities(
+        scale_rules=frozenset({ScaleRule.FLOOR}),
+        roundings=frozenset({Rounding.RNE, Rounding.SR}),
+        max_sr_bits=16,
+        blocks=frozenset({BlockShape.ROW}),
+        hadamard_sizes=frozenset({16}),
+        prescale=False,
+        in_dtypes=frozenset({"float32"}),
+        dequantize_dtypes=frozenset({"float32"}),
+        gemm_dtypes=frozenset({"float32"}),
+    )
+
+
+narrow = Narrow()
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: narrow.quantize(X, OperandSpec(scale_rule="even")), "scale_rules"),
+        (lambda: narrow.quantize(X, OperandSpec(rounding="rna")), "roundings"),
+        (lambda: narrow.quantize(X, OperandSpec(rounding="sr", sr_bits=17), rng=Stream(0)), "max_sr_bits"),
+        (lambda: narrow.quantize(X, OperandSpec(block="32x32")), "blocks"),
+        (lambda: narrow.quantize(X, OperandSpec(hadamard=32)), "hadamard_sizes"),
+        (lambda: narrow.quantize(X, OperandSpec(prescale=True)), "prescale"),
+        (lambda: narrow.quantize(X.astype(np.float16), OperandSpec()), "in_dtypes"),
+        (lambda: narrow.hadamard(X.astype(np.float16), 16), "in_dtypes"),
+        (lambda: narrow.hadamard(X, 32), "hadamard_sizes"),
+        (lambda: narrow.dequantize(quantize(X), "bfloat16"), "dequantize_dtypes"),
+        (lambda: narrow.scaled_gemm(quantize(X), quantize(X), profile="exact"), "gemm_profiles"),
+        (lambda: narrow.scaled_gemm(quantize(X), quantize(X), out_dtype="bfloat16"), "gemm_dtypes"),
+    ],
+)
+def test_what_is_not_declared_is_refused_by_field(call, field):
+    with pytest.raises(UnsupportedError, match=rf"backend 'narrow' .*{field}"):
+        call()
+
+
+def test_the_reference_runs_through_the_protocol():
+    reference = get_backend("reference")
+    spec = OperandSpec(rounding="sr", hadamard=16, signs="per_step")
+    stream = Stream(1, 2, 3, 4)
+    q = reference.quantize(X, spec, axis=0, rng=stream)
+    assert q == quantize(X, spec, axis=0, rng=stream)
+    np.testing.assert_array_equal(reference.hadamard(X, 16, 5, axis=0), hadamard(X.T, Rotation(16, 5)).T)
+    np.testing.assert_array_equal(
+        reference.scaled_gemm(q, q, profile="bounded"), scaled_gemm(q, q, profile=GemmProfile.ORDERED)
+    )
+    np.testing.assert_array_equal(
+        reference.fake_quantize(X, spec, rng=stream),
+        reference.dequantize(reference.quantize(X, spec, rng=stream)),
+    )
+
+
+def test_quantize_dual_gives_both_orientations():
+    reference = get_backend("reference")
+    specs = (OperandSpec(rounding="sr"), OperandSpec(hadamard=32))
+    row, column = reference.quantize_dual(
+        X, specs, rngs=(Stream(1), None), origin=(64, 0), global_shape=(128, 64)
+    )
+    assert row == reference.quantize(X, specs[0], rng=Stream(1), origin=(64, 0), global_shape=(128, 64))
+    assert column == reference.quantize(X, specs[1], axis=0, origin=(64, 0), global_shape=(128, 64))
+
+
+def test_public_operations_check_before_the_backend_computes():
+    reference = get_backend("reference")
+    with pytest.raises(DtypeError, match="float64"):
+        reference.quantize(X.astype(np.float64), OperandSpec())
+    with pytest.raises(ShapeError, match="multiple of the size 16"):
+        reference.hadamard(X[:, :40], 16)
+    with pytest.raises(ShapeError, match="axis 2 is out of range"):
+        reference.hadamard(X, 16, axis=2)
+    bad = X.copy()
+    bad[3, 3] = np.inf
+    with pytest.raises(NonfiniteError, match="1 blocks"):
+        reference.quantize(bad, OperandSpec(nonfinite="raise"))
+
+
+def test_selection_argument_then_environment_then_default(monkeypatch):
+    monkeypatch.setenv("MXREF_BACKEND", "reference")
+    assert choose("numba") == ("numba", "asked for by name")
+    assert choose() == ("reference", "MXREF_BACKEND=reference")
+    assert get_backend().name == "reference"
+    monkeypatch.delenv("MXREF_BACKEND")
+    name, reason = choose()
+    assert name in ("numba", "reference")
+    assert "the default: first of numba, reference" in reason
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(
+        BackendError, match=r"unknown backend 'numbr' \(did you mean 'numba'\?\); known: .*reference"
+    ):
+        get_backend("numbr")
+
+
+BACKEND_FILE = """
+    from mxref.reference import ReferenceBackend
+
+    class Mine(ReferenceBackend):
+        name = "mine"
+
+    backend = Mine()
+    factory = Mine
+    number = 3
+"""
+
+
+def test_one_file_is_a_backend(tmp_path, monkeypatch):
+    path = tmp_path / "mine_backend.py"
+    path.write_text(textwrap.dedent(BACKEND_FILE))
+    monkeypatch.setenv("MXREF_BACKEND", f"{path}:backend")
+    assert get_backend().name == "mine"
+    assert get_backend(f"{path}:factory").quantize(X, OperandSpec()) == quantize(X)
+    with pytest.raises(BackendError, match="is int, not an mxref.Backend"):
+        get_backend(f"{path}:number")
+    with pytest.raises(BackendError, match=r"has no 'bakend' \(did you mean 'backend'"):
+        get_backend(f"{path}:bakend")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert get_backend("mine_backend:backend").name == "mine"
+
+
+def test_missing_modules_and_files(tmp_path):
+    with pytest.raises(BackendError, match=r"cannot load backend nowhere:backend: .*nowhere.py:backend"):
+        get_backend("nowhere:backend")
+    with pytest.raises(BackendError, match="cannot load backend"):
+        get_backend(f"{tmp_path}/none.py:backend")
+
+
+def test_a_backend_whose_package_is_missing_says_what_to_install():
+    code = """
+        import sys
+        sys.modules["numba"] = None
+        from mxref.backend import candidates, choose
+        found = {c.name: c for c in candidates()}
+        assert found["numba"].backend is None
+        assert "pip install 'mxref[numba]'" in found["numba"].problem, found["numba"].problem
+        assert choose()[0] == "reference"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={"PATH": ""})
+
+
+def test_candidates_hold_the_reference_and_their_source():
+    found = {c.name: c for c in candidates()}
+    assert found["reference"].source == "mxref.reference:backend"
+    assert isinstance(found["reference"].backend, Backend)

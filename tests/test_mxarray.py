@@ -1,0 +1,103 @@
+"""MXArray: what it refuses, how it looks, and that saving loses nothing."""
+
+import numpy as np
+import pytest
+
+from mxref import MXArray, OperandSpec, Stream, quantize
+from mxref.errors import FileFormatError, ShapeError
+
+
+def _array():
+    x = np.random.default_rng(0).standard_normal((3, 70, 64)).astype(np.float32)
+    spec = OperandSpec(hadamard=64, signs="fixed", prescale=True)
+    return quantize(x, spec, axis=1, rng=Stream(1), pad=True)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_save_and_load(tmp_path, suffix):
+    q = _array()
+    q.save(tmp_path / f"q{suffix}")
+    loaded = MXArray.load(tmp_path / f"q{suffix}")
+    assert loaded == q
+    assert loaded.rotation == q.rotation
+    assert [p.name for p in tmp_path.iterdir()] == [f"q{suffix}"]
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "q.npz"
+    _array().save(path)
+    before = path.read_bytes()
+
+    def full_disk(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        _array().save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["q.npz"]
+
+
+@pytest.mark.parametrize("name", ["missing.npz", "text.npz", "text.safetensors", "other.npz"])
+def test_files_that_hold_no_mxarray(tmp_path, name):
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "text.safetensors").write_text("hello")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(FileFormatError, match="cannot load an MXArray from"):
+        MXArray.load(tmp_path / name)
+
+
+def test_other_suffixes_are_refused(tmp_path):
+    with pytest.raises(FileFormatError, match="suffix must be"):
+        _array().save(tmp_path / "q.pt")
+
+
+def test_equality_sees_every_part():
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    q = quantize(x)
+    assert q == quantize(x)
+    assert q != quantize(x, axis=0)
+    assert q != quantize(x, OperandSpec(hadamard=16))
+    assert q != quantize(x, OperandSpec(block="32x32"))
+    assert q != quantize(x, OperandSpec(prescale=True))
+    codes = q.codes.copy()
+    codes[5, 7] ^= 8
+    assert q != MXArray(codes, q.scales, q.shape, q.axis)
+    scales = q.scales.copy()
+    scales[0, 0] += 1
+    assert q != MXArray(q.codes, scales, q.shape, q.axis)
+    assert q != "q"
+
+
+def test_repr_is_short_and_readable():
+    x = np.zeros((4, 64), np.float32)
+    x[0, :8] = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    text = repr(quantize(x))
+    assert text.splitlines() == [
+        "MXArray(MXFP4 (4, 64), axis=1, block=1x32,",
+        "  7F: 01234567000000000000000000000000",
+        "  00: 00000000000000000000000000000000",
+        "  00: 00000000000000000000000000000000",
+        "  ... 5 more blocks)",
+    ]
+    assert "padded to 128, prescaled 3/4, H64 signs=0x" in repr(_array())
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "shape", "axis", "message"),
+    [
+        ((4, 16), (4, 1), (4, 32), 2, "axis 2 is out of range"),
+        ((4, 16), (4, 2), (4, 32), 1, r"scales have shape \(4, 2\), expected \(4, 1\)"),
+        ((4, 16), (4, 1), (4, 33), 1, "hold 32 elements along the block axis"),
+        ((4, 15), (4, 1), (4, 30), 1, "multiple of 32"),
+        ((3, 16), (4, 1), (4, 32), 1, r"codes have shape \(3, 16\), expected \(4, 16\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(codes, scales, shape, axis, message):
+    with pytest.raises(ShapeError, match=message):
+        MXArray(np.zeros(codes, np.uint8), np.zeros(scales, np.uint8), shape, axis)
+
+
+def test_only_uint8_is_taken():
+    with pytest.raises(ShapeError, match="codes must be uint8"):
+        MXArray(np.zeros((4, 16), np.int64), np.zeros((4, 1), np.uint8), (4, 32), 1)
