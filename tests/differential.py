@@ -1,6 +1,7 @@
 """Whole arrays through the scalar oracle, for comparison with the reference and with every backend."""
 
 import numpy as np
+
 import oracle
 import oracle_random
 

@@ -1,0 +1,55 @@
+"""A ladder without training: synthetic loss curves, and the little that the ladder asks of a corpus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mxref_training.config import TrainConfig, load_config
+from mxref_training.errors import DivergedError
+
+
+@dataclass(frozen=True)
+class FakeCorpus:
+    hashes: dict[str, str] = field(default_factory=lambda: {"train": "aa", "val": "bb", "tokenizer": "cc"})
+    report: str = "synthetic curves"
+
+
+@dataclass(frozen=True)
+class FakeResult:
+    losses: list[tuple[int, float]]
+    train_losses: list[float] = field(default_factory=list)
+    seconds: float = 2.0
+    tokens: int = 1000
+    diverged: bool = False
+    skipped_steps: int = 0
+
+
+@dataclass
+class FakeTrainer:
+    """Losses of a power law whose tokens are stretched by an arm's overhead and a little by the seed."""
+
+    slowdown: dict[str, float] = field(default_factory=dict)
+    """By label; 0.1 is 10 % more tokens to any loss."""
+    diverging: Sequence[str] = ()
+    interrupt: Callable[[str], None] = lambda label: None
+    calls: list[tuple[str, int]] = field(default_factory=list)
+
+    def __call__(self, config: TrainConfig, recipe: Any, out: Path, *, label: str, **_: Any) -> FakeResult:
+        assert (out / "arm.json").exists()
+        self.calls.append((label, config.run.seed))
+        self.interrupt(label)
+        steps = range(config.run.eval_every, config.run.steps + 1, config.run.eval_every)
+        stretch = (1 + self.slowdown.get(label, 0.0)) * (1 + 0.01 * math.sin(config.run.seed))
+        losses = [(step, 2 + 6 * (step / stretch) ** -0.25) for step in steps]
+        if label in self.diverging:
+            (out / "metrics.jsonl").write_text('{"step": 10, "loss": 6.0}\n{"step": 10, "val_loss": 5.5}\n')
+            raise DivergedError("loss is not finite at step 17")
+        return FakeResult(losses, tokens=config.run.steps * config.run.batch * config.run.seq_len)
+
+
+def tiny(*overrides: str) -> TrainConfig:
+    return load_config("tiny", ["run.steps=100", "run.eval_every=10", *overrides])

@@ -1,0 +1,23 @@
+"""Text in, token windows out: corpora, tokenizers and loaders, all of them NumPy and none of them torch."""
+
+from mxref_training.data.builtin import builtin_corpus
+from mxref_training.data.documents import Documents, iter_documents
+from mxref_training.data.loader import Loader, sequential_batches
+from mxref_training.data.sources import Corpus, open_corpus
+from mxref_training.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from mxref_training.data.tokens import Tokens, tokenize
+
+__all__ = [
+    "Corpus",
+    "Documents",
+    "Loader",
+    "Tokenizer",
+    "Tokens",
+    "builtin_corpus",
+    "iter_documents",
+    "load_tokenizer",
+    "open_corpus",
+    "sequential_batches",
+    "tokenize",
+    "train_tokenizer",
+]

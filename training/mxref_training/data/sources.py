@@ -1,0 +1,189 @@
+"""A corpus from what the user names: the built-in text, C4, or JSONL files; training and validation kept apart."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import itertools
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mxref_training.data.builtin import builtin_corpus
+from mxref_training.data.cache import cache_key, cached
+from mxref_training.data.documents import Documents, PathLike, digest, iter_documents, resolve_files, survey
+from mxref_training.data.progress import progress
+from mxref_training.errors import DataError
+
+BUILTIN = "builtin"
+C4 = "c4"
+HOLDOUT_SHARE = 0.02  # of the documents of a path that comes without validation data
+MAX_OVERLAP = 0.01  # of the validation documents; more means that the split itself is broken
+
+_C4_REPOSITORY = "allenai/c4"
+_WAY_OUT = "pass a JSONL file with a text field, or `builtin`"
+
+Source = PathLike | Sequence[PathLike]
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What a run trains and validates on.
+
+    Attributes:
+        train: training documents with counts and SHA-256.
+        val: validation documents with counts and SHA-256.
+        dropped: training documents left out because validation has the same ones.
+        notes: what was decided on the user's behalf, a sentence each.
+    """
+
+    train: Documents
+    val: Documents
+    dropped: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        text = f"train {self.train}; validation {self.val}"
+        return "; ".join([text, *self.notes])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and validation documents that share no document, and the report on them."""
+
+    train_docs: Documents
+    val_docs: Documents
+    report: CorpusReport
+
+
+def _require_datasets() -> None:
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(f"C4 needs the package datasets: pip install datasets, or {_WAY_OUT}")
+
+
+def _c4_file(split: str, documents: int) -> Path:
+    """Return a file with the first documents of a split of C4 `en`, fetched once."""
+
+    def build(folder: Path) -> None:
+        _require_datasets()
+        import datasets
+
+        try:
+            stream = datasets.load_dataset(_C4_REPOSITORY, "en", split=split, streaming=True)
+            texts = itertools.islice((str(row["text"]) for row in stream), documents)
+            count = 0
+            with gzip.open(folder / "c4.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
+                for text in progress(texts, f"fetching C4 {split}", documents):
+                    file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                    count += 1
+        except Exception as error:  # the library passes on the errors of whatever HTTP client it uses
+            raise DataError(f"cannot fetch C4 ({type(error).__name__}: {error}): {_WAY_OUT}") from error
+        if count < documents:
+            raise DataError(
+                f"C4 {split} ended after {count} of {documents} documents: ask for fewer, or retry"
+            )
+
+    if documents < 1:
+        raise DataError(f"a budget of {documents} documents of C4 is too small: ask for at least 1")
+    return cached("c4", cache_key(_C4_REPOSITORY, "en", split, str(documents)), build) / "c4.jsonl.gz"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A stream of documents under a name, possibly without some of them."""
+
+    name: str
+    source: Source
+
+    def __call__(self) -> Iterator[str]:
+        return iter_documents(self.source)
+
+    def only(self, keep: Callable[[int], bool]) -> Callable[[], Iterable[str]]:
+        return lambda: (text for text in self() if keep(digest(text)))
+
+
+def _reader(source: Source, side: str, c4_documents: int, notes: list[str]) -> _Reader:
+    """Resolve one side of a corpus; `side` is `train` or `val`."""
+    if source == BUILTIN:
+        corpus = builtin_corpus()
+        if (note := str(corpus.report)) not in notes:
+            notes.append(note)
+        return _Reader(f"{BUILTIN}-{side}", corpus.train if side == "train" else corpus.val)
+    if source == C4:
+        split = "train" if side == "train" else "validation"
+        return _Reader(f"{C4}-en-{split}", _c4_file(split, c4_documents))
+    files = resolve_files(source)
+    return _Reader(files[0].name if len(files) == 1 else f"{len(files)} files", files)
+
+
+def _hold_out(whole: _Reader, notes: list[str]) -> tuple[Documents, Documents]:
+    """Split one stream by the hash of its documents, so that equal documents stay on one side."""
+    codes = sorted(set(array("Q", map(digest, whole()))))
+    if len(codes) < 2:
+        raise DataError(f"{whole.name} has one document, nothing to validate on: give validation data")
+    # The smallest hashes are a random choice that stays nearly the same when documents are added.
+    bound = codes[max(1, round(HOLDOUT_SHARE * len(codes))) - 1]
+    train = survey(whole.name, whole.only(lambda code: code > bound))
+    val = survey(f"{whole.name} (held out)", whole.only(lambda code: code <= bound))
+    share = val.documents / (train.documents + val.documents)
+    notes.append(
+        f"no validation data given: held out {val.documents:,} documents ({share:.1%}) by their hash"
+    )
+    return train, val
+
+
+def _separate(train: _Reader, val: _Reader, notes: list[str]) -> tuple[Documents, Documents, int]:
+    """Refuse training data that holds validation documents; drop the few of an honest split."""
+    val_docs = survey(val.name, val)
+    known = set(map(digest, val_docs))
+    common: set[int] = set()
+
+    def is_new(code: int) -> bool:
+        if code in known:
+            common.add(code)
+        return code not in known
+
+    train_docs = survey(train.name, train.only(is_new))
+    if common and len(common) >= MAX_OVERLAP * len(known):
+        raise DataError(
+            f"{len(common):,} of {len(known):,} validation documents are in the training data too: "
+            "give validation data that is not trained on, or none to have some held out"
+        )
+    if common:
+        notes.append(f"dropped {len(common):,} documents from training that validation has too")
+    return train_docs, val_docs, len(common)
+
+
+def open_corpus(
+    train: Source, val: Source | None = None, *, c4_documents: int = 100_000, c4_val_documents: int = 2_000
+) -> Corpus:
+    """Return training and validation documents that have no document in common.
+
+    Args:
+        train: `builtin`, `c4` (the `en` part, fetched through `datasets` and kept in the cache), or JSONL files,
+            see `documents.resolve_files`.
+        val: the same; None takes the validation side of the built-in corpus or of C4, and of files holds out
+            2 % of the documents by their hash.
+        c4_documents: training documents to fetch where C4 is named.
+        c4_val_documents: validation documents to fetch where C4 is named.
+
+    Returns:
+        Documents that can be read any number of times, and a report with counts and SHA-256 of both sides.
+
+    Raises:
+        DataError: a source is missing, damaged or empty, C4 cannot be fetched, or 1 % or more of the validation
+            documents are in the training data; fewer are dropped from training and counted in the report.
+    """
+    notes: list[str] = []
+    if val is None and train in (BUILTIN, C4):
+        val = train
+    train_reader = _reader(train, "train", c4_documents, notes)
+    dropped = 0
+    if val is None:
+        train_docs, val_docs = _hold_out(train_reader, notes)
+    else:
+        val_reader = _reader(val, "val", c4_val_documents, notes)
+        train_docs, val_docs, dropped = _separate(train_reader, val_reader, notes)
+    return Corpus(train_docs, val_docs, CorpusReport(train_docs, val_docs, dropped, tuple(notes)))

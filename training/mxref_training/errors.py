@@ -1,0 +1,21 @@
+"""Errors of the training package, all of them `mxref.errors.MxrefError`."""
+
+from __future__ import annotations
+
+from mxref.errors import MxrefError
+
+
+class DataError(MxrefError, ValueError):
+    """A corpus, tokenizer or loader state that is missing, damaged, or does not fit the run."""
+
+
+class CheckpointError(MxrefError, OSError):
+    """A checkpoint that cannot be written, is damaged, or belongs to another model or run."""
+
+
+class ConfigError(MxrefError, ValueError):
+    """A training configuration whose key or value does not exist, or does not fit the others."""
+
+
+class DivergedError(MxrefError, ArithmeticError):
+    """A loss or gradient that is not finite, or a loss that a stated rule calls diverged."""
