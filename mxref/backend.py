@@ -279,7 +279,9 @@ def _load(name: str) -> Backend | Callable[[], Backend]:
                 f"backend {name!r} needs {missing}, which is not installed: pip install 'mxref[{name}]'"
             ) from err
         except AttributeError as err:
-            raise BackendError(f"backend {name!r}: entry point {points[name].value} leads nowhere: {err}") from err
+            raise BackendError(
+                f"backend {name!r}: entry point {points[name].value} leads nowhere: {err}"
+            ) from err
         return loaded
     if ":" in name:
         found: Backend | Callable[[], Backend] = _load_object(*name.rsplit(":", 1))

@@ -15,7 +15,7 @@ from mxref.errors import MxrefError
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def backends(as_json: bool) -> None:
-    """List the backends, what each declares, and which one is chosen and why.
+    """List the backends, what each declares, and which is chosen.
 
     MXREF_BACKEND=NAME, module:object or path/to/file.py:object chooses another one.
     """
@@ -79,7 +79,7 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
         mark = Text("->", style="bold green") if c.name == chosen else ""
         table.add_row(mark, Text(c.name, style="bold"), Text(c.source, style=QUIET), state)
     out.print(table)
-    out.print(Text.assemble("chosen: ", (chosen, "bold"), f", {why}"), soft_wrap=False)
+    out.print(Text.assemble("\nchosen: ", (chosen, "bold"), f", {why}"))
     usable = [c for c in found if c.backend is not None]
     if not usable:
         return
@@ -88,8 +88,6 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
         header_style=HEAD,
         pad_edge=False,
         show_edge=False,
-        title="What each declares",
-        title_justify="left",
     )
     matrix.add_column("capability", style=QUIET, no_wrap=True)
     for c in usable:
@@ -98,12 +96,11 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
         values = [declared(c.backend.capabilities, f.name) for c in usable if c.backend is not None]
         differs = any(v != values[0] for v in values)
         matrix.add_row(f.name, *(Text(_cell(v), style="bold" if differs else "") for v in values))
-    out.print()
+    out.print(Text("\nWhat each declares", HEAD))
     out.print(matrix)
+    differing = "Bold rows differ. " if len(usable) > 1 else ""
     out.print(
-        Text(
-            "Bold rows differ. What is not declared raises UnsupportedError; nothing falls back.", style=QUIET
-        )
+        Text(f"\n{differing}What is not declared raises UnsupportedError; nothing falls back.", style=QUIET)
     )
 
 

@@ -1,7 +1,8 @@
-"""How `mxref explain` looks in a terminal: from 80 columns on, with the reasons in words from 110."""
+"""How `mxref explain` looks in a terminal: from 80 columns on, with the reasons in words from 116."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 
 import numpy as np
@@ -15,7 +16,7 @@ from mxref.formats import E8M0
 from mxref.hadamard import SignPolicy
 from mxref.rounding import Rounding
 
-WIDE = 110
+WIDE = 116
 
 _STYLES = {Case.SATURATED: "yellow", Case.TIE: "magenta", Case.NAN: "red", Case.EXACT: QUIET}
 _SHORT = {Case.SATURATED: "sat"}
@@ -24,14 +25,8 @@ _SHORT = {Case.SATURATED: "sat"}
 def show(block: BlockExplanation, operand: str) -> None:
     """Print one block: inputs, transform, shared scale, rounding, packed bytes, notes."""
     out = console()
-    last = list(block.start)
-    last[block.axis] += sum(not e.padded for e in block.elements) - 1
-    span = ", ".join(str(a) if a == b else f"{a}:{b + 1}" for a, b in zip(block.start, last, strict=True))
-    out.print(
-        Text.assemble(
-            (f"Block {block.index} of {block.blocks}", "bold"), f"  elements [{span}] of shape {block.shape}"
-        )
-    )
+    of = f" of 0..{block.blocks - 1}" if block.blocks > 1 else ""
+    out.print(Text.assemble((f"Block {block.index}{of}", "bold"), f"  {_span(block)} of shape {block.shape}"))
     out.print(Text(_treatment(block, operand), style=QUIET))
     if block.rotation:
         out.print(
@@ -39,8 +34,7 @@ def show(block: BlockExplanation, operand: str) -> None:
         )
         out.print(_transform_table(block))
     out.print(_heading("Shared scale", ""))
-    for i, step in enumerate(scale_steps(block), 1):
-        out.print(Text.assemble((f"  {i}. ", QUIET), step))
+    out.print(_list((f"{i}.", step) for i, step in enumerate(scale_steps(block), 1)))
     v = "|y| / X" if block.rotation else "|x| / X"
     v = f"0.75 {v}" if block.spec.prescale else v
     out.print(_heading("Rounding to the grid 0 0.5 1 1.5 2 3 4 6", f"v = {v}"))
@@ -51,13 +45,28 @@ def show(block: BlockExplanation, operand: str) -> None:
         Text.assemble("  scale ", (scale, "bold green"), "  codes ", (block.packed.hex(" "), "bold green"))
     )
     out.print(Text(f"  {_quality(block)}"))
-    for note in notes(block):
-        out.print(Text.assemble(("  - ", "yellow"), note))
+    out.print(_list(("-", note) for note in notes(block)))
     out.print()
+
+
+def _list(items: Iterable[tuple[str, str]]) -> Table:
+    """Return lines with hanging indents."""
+    grid = Table.grid(padding=(0, 1))
+    for mark, text in items:
+        grid.add_row(Text(f"  {mark}", QUIET), Text(text))
+    return grid
 
 
 def _heading(title: str, detail: str) -> Text:
     return Text.assemble("\n", (title, HEAD), (f"  {detail}" if detail else "", QUIET))
+
+
+def _span(block: BlockExplanation) -> str:
+    real = sum(not e.padded for e in block.elements)
+    if not real:
+        return "only padding, beyond the end"
+    parts = [f"{s}:{s + real}" if axis == block.axis else str(s) for axis, s in enumerate(block.start)]
+    return f"elements [{', '.join(parts)}]"
 
 
 def _treatment(block: BlockExplanation, operand: str) -> str:
@@ -100,63 +109,76 @@ def _transform_table(block: BlockExplanation) -> Table:
 
 def _rounding_table(block: BlockExplanation, wide: bool) -> Table:
     stochastic = block.spec.rounding is Rounding.SR
-    symbol = "y" if block.rotation else "x"
-    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     headings = [
         "#",
-        symbol,
+        "y" if block.rotation else "x",
         "bits",
         "v",
-        "between",
-        *(("T", "r") if stochastic else ()),
+        "grid",
+        "T",
+        "r",
         "code",
         "P",
         "value",
         "error",
+        "why",
     ]
+    hidden = set() if stochastic else {"T", "r"}
+    tight = stochastic and not wide
+    if tight:
+        hidden.add("value")
+        if block.rotation or block.spec.sr_bits > 16:
+            hidden.add("bits")
+    table = Table(
+        box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 0 if tight else 1, 0, 0)
+    )
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why" if wide else "", no_wrap=True)
-    for trivial, group in groupby(block.elements, key=_is_padding_zero):
+        if heading not in hidden:
+            table.add_column(
+                "" if heading == "why" and not wide else heading,
+                justify="left" if heading == "why" else "right",
+                no_wrap=True,
+            )
+    for trivial, group in groupby(block.elements, key=lambda e: _is_padding_zero(e, block)):
         run = list(group)
         for e in run[:1] if trivial else run:
-            places = f"{e.position}-{run[-1].position}" if trivial and len(run) > 1 else str(e.position)
-            table.add_row(*_rounding_row(e, block, places, stochastic, wide))
+            cells = _cells(e, block, wide)
+            if trivial and len(run) > 1:
+                cells |= {"#": Text(f"{e.position}-{run[-1].position}", QUIET), "T": Text(), "r": Text()}
+            table.add_row(*(cells[h if h != "y" else "x"] for h in headings if h not in hidden))
     return table
 
 
-def _is_padding_zero(e: ElementExplanation) -> bool:
+def _is_padding_zero(e: ElementExplanation, block: BlockExplanation) -> bool:
     """Return whether a row says nothing but that zero stays zero, so that a run of them needs one line."""
-    return e.padded and e.y_bits == 0
+    return e.padded and block.rotation is None
 
 
-def _rounding_row(
-    e: ElementExplanation, block: BlockExplanation, places: str, stochastic: bool, wide: bool
-) -> list[Text]:
-    style = _STYLES.get(e.case, "")
-    between = (
-        "" if e.lower is None else f"{e.lower:g}" if e.case is Case.EXACT else f"{e.lower:g}..{e.upper:g}"
-    )
-    if e.case is Case.SATURATED:
-        between = "> 6"
-    folded = "-" in places
-    draws = [Text("" if folded or n is None else str(n), QUIET) for n in (e.threshold, e.random)]
-    why = (
-        ("padding" if e.padded and folded else reason(e, block)) if wide else _SHORT.get(e.case, e.case.value)
-    )
-    return [
-        Text(places, QUIET),
-        Text(number(e.y)),
-        Text(f"{e.y_bits:08x}", QUIET),
-        Text("" if e.v is None else _short_v(e.v)),
-        Text(between),
-        *(draws if stochastic else []),
-        Text(f"{e.code:04b}", "bold"),
-        Text("nan" if e.case is Case.NAN else number(e.element)),
-        Text(f"{e.value:.6g}"),
-        Text("" if e.error is None else f"{e.error:.2g}", QUIET if not e.error else ""),
-        Text(why, style),
-    ]
+def _cells(e: ElementExplanation, block: BlockExplanation, wide: bool) -> dict[str, Text]:
+    if e.lower is None or e.upper is None:
+        grid = ""
+    elif e.case is Case.SATURATED:
+        grid = f"> {e.upper:g}"
+    else:
+        grid = f"{e.lower:g}" if e.case is Case.EXACT else f"{e.lower:g}..{e.upper:g}"
+    why = _SHORT.get(e.case, e.case.value)
+    if wide:
+        why = "padding" if _is_padding_zero(e, block) else reason(e, block)
+    digits = 6 if wide else 5  # the bits are exact, where they are shown
+    return {
+        "#": Text(str(e.position), QUIET),
+        "x": Text(f"{e.y:.{digits}g}"),
+        "bits": Text(f"{e.y_bits:08x}", QUIET),
+        "v": Text("" if e.v is None else _short_v(e.v)),
+        "grid": Text(grid),
+        "T": Text("" if e.threshold is None else str(e.threshold), QUIET),
+        "r": Text("" if e.random is None else str(e.random), QUIET),
+        "code": Text(f"{e.code:04b}", "bold"),
+        "P": Text("nan" if e.case is Case.NAN else f"{e.element:g}"),
+        "value": Text(f"{e.value:.{digits}g}"),
+        "error": Text("" if e.error is None else f"{e.error:.2g}", QUIET if not e.error else ""),
+        "why": Text(why, _STYLES.get(e.case, "")),
+    }
 
 
 def _short_v(v: float) -> str:

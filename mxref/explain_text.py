@@ -94,7 +94,7 @@ def reason(element: ElementExplanation, block: BlockExplanation) -> str:
         return f"halfway: {'to the even code' if spec.rounding is Rounding.RNE else 'away from zero'}"
     if element.threshold is not None and element.random is not None:
         total, full = element.threshold + element.random, 1 << spec.sr_bits
-        return f"T + r = {total} {'>=' if total >= full else '<'} {full}: {element.case.value}"
+        return f"T+r = {total} {'>=' if total >= full else '<'} {full}: {element.case.value}"
     if spec.rounding is Rounding.RTZ:
         return "toward zero"
     return f"nearer to {abs(element.element):g}"
@@ -119,7 +119,8 @@ def notes(block: BlockExplanation) -> list[str]:
     saturated = [e.position for e in block.elements if e.case is Case.SATURATED]
     if saturated:
         out.append(
-            f"{len(saturated)} saturated to 6, {_places(saturated)}: {block.scale.rule.value.upper()} may scale amax above 6"
+            f"{len(saturated)} saturated to 6, {_places(saturated)}: "
+            f"{block.scale.rule.value.upper()} may scale amax above 6"
         )
     lost = [e.position for e in block.elements if e.y != 0 and e.element == 0]
     if lost:

@@ -90,6 +90,13 @@ def test_infinity_stays():
     assert out[0, 0] == np.inf
 
 
+@pytest.mark.clause("gemm.ordered")
+def test_a_zero_dot_is_positive_even_after_a_negative_underflow():
+    a = matrix([[(0, [9] + [0] * 31), (127, [8] * 32)]])
+    b = matrix([[(0, [1] + [0] * 31), (127, [2] * 32)]])
+    assert scaled_gemm(a, b, profile="ordered").view(np.uint32).tolist() == [[0]]
+
+
 @pytest.mark.clause("gemm.exact")
 def test_underflow_keeps_its_sign_and_zero_is_positive():
     a = matrix([[(0, [9] + [0] * 31)], [(0, [8] * 32)]])
