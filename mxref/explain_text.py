@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.formats import E2M1, E8M0, MXFP4, BlockShape
 from mxref.rounding import Rounding
@@ -22,8 +24,6 @@ _RANGE = {
 
 def number(value: float) -> str:
     """Return a float32 value in its shortest exact form."""
-    import numpy as np
-
     text = str(np.float32(value))
     return text.removesuffix(".0")
 

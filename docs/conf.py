@@ -1,0 +1,53 @@
+"""Sphinx configuration; `make docs` builds with warnings as errors and without the network."""
+
+from mxref import __version__
+
+project = "mxref"
+author = "the mxref authors"
+copyright = author
+version = release = __version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+default_role = "code"
+smartquotes = False
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_title = f"mxref {version}"
+html_static_path = ["_static"]
+html_css_files = ["wrap.css"]
+html_show_copyright = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#2b5fa8", "color-brand-content": "#2b5fa8"},
+    "dark_css_variables": {"color-brand-primary": "#7fb2ff", "color-brand-content": "#7fb2ff"},
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+
+def magnitude_bars(app, what, name, obj, options, lines):
+    """Escape the bars of |x|, which reStructuredText would read as a substitution."""
+    for i, line in enumerate(lines):
+        parts = line.split("`")
+        parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
+        lines[i] = "`".join(parts)
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", magnitude_bars)

@@ -1,0 +1,145 @@
+"""The command line, `mxref <command>`: each command is imported only when it runs or shows its own help.
+
+So `mxref --help` answers at once, and lists the training commands on a machine without PyTorch.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import textwrap
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mxref import __version__
+from mxref.errors import BackendError, MxrefError
+from mxref.tomlio import nearest
+
+ENTRY_POINT_GROUP = "mxref.commands"
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_OWN = {
+    "explain": "mxref.cli_explain:explain",
+    "backends": "mxref.cli_backends:backends",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands come from `_OWN` and from the entry points of the group `mxref.commands`."""
+
+    def points(self) -> dict[str, EntryPoint]:
+        """Return the known commands by name, mxref's own first, none of them imported."""
+        own = {name: EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in _OWN.items()}
+        return own | {p.name: p for p in entry_points(group=ENTRY_POINT_GROUP) if p.name not in own}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of `points`."""
+        return list(self.points())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; BackendError says what to install when a package is missing."""
+        point = self.points().get(cmd_name)
+        return load_command(point) if point else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` name; an unknown one is a usage error that suggests the nearest."""
+        name, known = args[0], self.points()
+        if name not in known and not name.startswith("-"):
+            raise click.UsageError(f"no command {name!r}{nearest(name, known)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their first sentences, read from source files instead of imported."""
+        points = self.points()
+        limit = formatter.width - 6 - max(map(len, points))
+        rows = [
+            (name, textwrap.shorten(summary(point), limit, placeholder="..."))
+            for name, point in points.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
+        try:
+            return super().invoke(ctx)
+        except MxrefError as err:
+            click.echo(f"{click.style('error:', fg='red', bold=True)} {err}", err=True)
+            ctx.exit(EXIT_BAD_INPUT)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+def load_command(point: EntryPoint) -> click.Command:
+    """Return the command of an entry point, imported."""
+    try:
+        command: click.Command = point.load()
+    except ModuleNotFoundError as err:
+        missing = (err.name or str(err)).partition(".")[0]
+        if missing == point.module.partition(".")[0]:
+            origin = point.dist.name if point.dist else missing
+            raise BackendError(
+                f"command {point.name!r} is declared by {origin}, but its package {missing} is missing: "
+                f"reinstall {origin}"
+            ) from err
+        raise BackendError(
+            f"command {point.name!r} needs {missing}, which is not installed: "
+            f"pip install {_distribution(point, missing)}"
+        ) from err
+    return command
+
+
+def _distribution(point: EntryPoint, missing: str) -> str:
+    """Return what to install for a missing package: the extra that brings it, where one does."""
+    for requirement in (point.dist and point.dist.requires) or []:
+        extra = re.match(rf"{re.escape(missing)}\b.*extra == ['\"]([\w-]+)['\"]", requirement)
+        if extra and point.dist:
+            return f"'{point.dist.name}[{extra[1]}]'"
+    return missing
+
+
+def summary(point: EntryPoint) -> str:
+    """Return the first sentence of a command's docstring, read without importing its module, or where it is from."""
+    text = _docstring(point.module, point.attr) or f"From {point.value}."
+    return re.split(r"(?<=\.)\s", " ".join(text.partition("\n\n")[0].split()), maxsplit=1)[0]
+
+
+def _docstring(module: str, name: str) -> str | None:
+    source = _source(module)
+    if source is None:
+        return None
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _docstring(node.module, alias.name)
+    return None
+
+
+def _source(module: str) -> Path | None:
+    """Return the file of a module; only its top-level package is looked up, so nothing is imported."""
+    package, *rest = module.split(".")
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return None
+    folders = [Path(folder, *rest) for folder in spec.submodule_search_locations or []]
+    files = [f for folder in folders for f in (folder.with_suffix(".py"), folder / "__init__.py")]
+    if not rest and spec.origin:
+        files.append(Path(spec.origin))
+    return next((f for f in files if f.is_file()), None)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mxref", message="%(prog)s %(version)s")
+def main() -> None:
+    """MXFP4 training, specified bit by bit: explain a block, choose a backend, train, compare recipes."""

@@ -1,0 +1,233 @@
+"""`mxref explain`: one block, from the bits of its inputs to its packed bytes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.errors import FileFormatError
+from mxref.explain import BlockExplanation, explain_block
+from mxref.explain_text import notes, reason, scale_steps
+from mxref.formats import BlockShape
+from mxref.hadamard import SIZES, SignPolicy
+from mxref.linear import OPERANDS
+from mxref.philox import Stream
+from mxref.recipe import DIALECTS, OperandSpec, dialect
+from mxref.rounding import MAX_SR_BITS, Rounding
+from mxref.scale import ScaleRule
+
+OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.items() for o in operands}
+
+# Numbers may be negative, so anything that no option claims is an argument; `_floats` refuses the rest.
+_SETTINGS = {"ignore_unknown_options": True}
+
+
+@click.command(context_settings=_SETTINGS)
+@click.argument("numbers", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--file", type=click.Path(path_type=Path), help="Read an array from a .npy, .npz or .safetensors file."
+)
+@click.option("--key", help="Name of the array in a file that holds several.")
+@click.option(
+    "--block", "index", type=click.IntRange(min=0), help="Block number in storage order, block axis last."
+)
+@click.option("--axis", type=int, default=-1, show_default=True, help="Block axis of the array.")
+@click.option(
+    "--dialect", "name", default="ocp", show_default=True, help=f"Start from {', '.join(DIALECTS)}."
+)
+@click.option(
+    "--scale-rule", type=click.Choice([r.value for r in ScaleRule]), help="Rule of the shared scale."
+)
+@click.option("--rounding", type=click.Choice([r.value for r in Rounding]), help="Rounding of the elements.")
+@click.option("--sr-bits", type=click.IntRange(1, MAX_SR_BITS), help="R, random bits per element under SR.")
+@click.option(
+    "--hadamard", type=click.Choice(["0", *map(str, SIZES)]), help="Size of the transform; 0 is none."
+)
+@click.option(
+    "--signs", type=click.Choice([p.value for p in SignPolicy]), help="When its random signs are drawn."
+)
+@click.option("--prescale/--no-prescale", default=None, help="Multiply by 3/4 before rounding.")
+@click.option("--zero-scale", type=click.Choice(["0", "127"]), help="Scale code of an all-zero block.")
+@click.option("--tile", is_flag=True, help="Share a scale over 32x32 tiles instead of 1x32 rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random bits.")
+@click.option("--step", type=int, default=0, show_default=True, help="Optimizer step.")
+@click.option("--layer", type=int, default=0, show_default=True, help="Layer index.")
+@click.option(
+    "--operand",
+    type=click.Choice(list(OPERAND_IDS)),
+    default="fprop.x",
+    show_default=True,
+    help="GEMM operand.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def explain(
+    numbers: tuple[str, ...],
+    file: Path | None,
+    key: str | None,
+    index: int | None,
+    axis: int,
+    name: str,
+    seed: int,
+    step: int,
+    layer: int,
+    operand: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Explain how a block is quantized, bit by bit.
+
+    NUMBERS are the elements, 32 to a block, and are padded with zeros: decimals, nan, inf, -0, or float32
+    bits such as 0x7fc00000. Or name a --file and a --block.
+
+    \b
+    mxref explain 1 -2 0.5 7
+    mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
+    mxref explain --file weights.npy --block 17 --dialect tseng --operand wgrad.x
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
+    if bool(numbers) == bool(file):
+        raise click.UsageError("give either numbers or --file, as in: mxref explain 1 -2 0.5")
+    if not file and (key or axis != -1):
+        raise click.UsageError("--key and --axis say how to read a --file")
+    x = read_array(file, key) if file else np.array(_floats(numbers), np.float32)
+    spec = _spec(name, options)
+    rng = Stream(seed, step, layer, OPERAND_IDS[operand])
+    first = explain_block(x, spec, rng, axis=axis, index=index or 0, pad=True)
+    wanted = range(1, first.blocks) if index is None and not file else range(0)
+    blocks = [first, *(explain_block(x, spec, rng, axis=axis, index=i, pad=True) for i in wanted)]
+    if as_json:
+        click.echo(json.dumps({"blocks": [_plain(b) for b in blocks]}, indent=2))
+        return
+    from mxref.cli_explain_table import show
+
+    for block in blocks:
+        show(block, operand)
+
+
+def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
+    """Return the dialect's spec with the given options laid over it."""
+    changes: dict[str, Any] = {}
+    for field, convert in (
+        ("scale_rule", ScaleRule), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
+        ("zero_scale", int), ("sr_bits", int), ("prescale", bool),
+    ):  # fmt: skip
+        if options[field] is not None:
+            changes[field] = convert(options[field])
+    if options["tile"]:
+        changes["block"] = BlockShape.TILE
+    if changes.get("hadamard") == 0:
+        changes.setdefault("signs", SignPolicy.NONE)  # a dialect's signs go with its transform
+    return replace(dialect(name).spec, **changes)
+
+
+def _floats(words: Sequence[str]) -> list[np.float32]:
+    out = []
+    for word in (part for w in words for part in w.split(",") if part):
+        try:
+            out.append(_float(word))
+        except OverflowError:
+            raise click.UsageError(
+                f"{word!r} is beyond float32, whose largest value is 3.4028235e38: write inf if you mean that"
+            ) from None
+        except ValueError:
+            if word.startswith("--"):
+                context = click.get_current_context()
+                known = [o for p in context.command.get_params(context) for o in p.opts if o[:2] == "--"]
+                close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+                raise click.NoSuchOption(word, possibilities=close) from None
+            raise click.UsageError(
+                f"{word!r} is not a float32 number: write decimals, nan, inf, -0, or bits such as 0x7fc00000"
+            ) from None
+    return out
+
+
+def _float(word: str) -> np.float32:
+    if word.lower().startswith("0x"):
+        bits = int(word, 16)
+        if bits >> 32:
+            raise ValueError(word)
+        return np.uint32(bits).view(np.float32)
+    value = float(word)
+    with np.errstate(over="ignore"):
+        narrow = np.float32(value)
+    if math.isfinite(value) and not np.isfinite(narrow):
+        raise OverflowError(word)
+    return narrow
+
+
+def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
+    """Return an array of a .npy, .npz or .safetensors file.
+
+    Args:
+        path: the file; a .npy file is mapped, not read.
+        key: name of the array, needed where a .npz or .safetensors file holds several.
+
+    Raises:
+        FileFormatError: the file is missing, damaged or of another kind, or has no such array.
+    """
+    if path.suffix not in (".npy", ".npz", ".safetensors"):
+        raise FileFormatError(f"cannot read {path}: the suffix must be .npy, .npz or .safetensors")
+    try:
+        if path.suffix == ".npy":
+            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return array
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as f:
+                return np.asarray(f[_only(path, list(f.files), key)])
+        from safetensors import safe_open
+
+        with safe_open(path, framework="numpy") as f:
+            return np.asarray(f.get_tensor(_only(path, list(f.keys()), key)))
+    except FileFormatError:
+        raise
+    except OSError as err:
+        raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
+    except Exception as err:  # every reader raises its own kind on a damaged file
+        text = str(err).partition("\n")[0]
+        raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
+
+
+def _only(path: Path, names: list[str], key: str | None) -> str:
+    if key is None and len(names) == 1:
+        return names[0]
+    if key in names and key is not None:
+        return key
+    asked = f"has no array {key!r}" if key else f"holds {len(names)} arrays, choose one with --key"
+    raise FileFormatError(
+        f"{path} {asked}: {', '.join(names[:8]) or 'none'}{', ...' if len(names) > 8 else ''}"
+    )
+
+
+def _plain(block: BlockExplanation) -> Any:
+    """Return an explanation as JSON values; NaN and Inf, which JSON lacks, as strings."""
+    out = asdict(block) | {
+        "packed": block.packed.hex(),
+        "sqnr_db": block.sqnr_db,
+        "max_error": block.max_error,
+        "steps": scale_steps(block),
+        "notes": notes(block),
+    }
+    for element, plain in zip(block.elements, out["elements"], strict=True):
+        plain["reason"] = reason(element, block)
+    return _json_values(out)
+
+
+def _json_values(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _json_values(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_values(v) for v in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
