@@ -1,17 +1,17 @@
 """Scaled GEMM: the exact and ordered profiles against the oracle, and the bound of the bounded one."""
 
 import numpy as np
-import oracle
 import pytest
-from differential import bits_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import gemm_operands
 
+import oracle
+from differential import bits_of
 from mxref import MXArray, OperandSpec, quantize, scaled_gemm
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.gemm import block_dots, bounded_tolerance
 from mxref.packing import pack, unpack
+from strategies import gemm_operands
 
 
 def matrix(rows, prescale=False):

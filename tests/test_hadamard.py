@@ -1,14 +1,14 @@
 """The Hadamard transform, operation by operation, and its signs."""
 
 import numpy as np
-import oracle_random
 import pytest
-from differential import bits_of
-from strategies import crafted_blocks
 
+import oracle_random
+from differential import bits_of
 from mxref.errors import RecipeError, ShapeError
 from mxref.hadamard import SIZES, Rotation, SignPolicy, draw_rotation, hadamard, inverse_hadamard, norm_factor
 from mxref.philox import Stream
+from strategies import crafted_blocks
 
 
 def _matrix(n):

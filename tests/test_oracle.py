@@ -5,11 +5,12 @@ from typing import get_args
 
 import ml_dtypes
 import numpy as np
-import oracle
 import pytest
-import strategies
 from hypothesis import given, settings
 from numpy.typing import NDArray
+
+import oracle
+import strategies
 from oracle import Block, Rounding, Rule
 
 RULES: tuple[Rule, ...] = get_args(Rule)

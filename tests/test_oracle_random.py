@@ -1,9 +1,10 @@
 """The oracle's random bits, signs and Hadamard against published vectors, memory layouts and matrices."""
 
 import numpy as np
-import oracle
 import pytest
 from numpy.typing import NDArray
+
+import oracle
 from oracle_random import SignPolicy, hadamard, inverse_sqrt_f32, philox4x32_10, sign_vector, sr_integer
 
 NAN = oracle.NAN32

@@ -2,9 +2,9 @@
 
 import ml_dtypes
 import numpy as np
-import oracle
 import pytest
 
+import oracle
 from mxref.errors import DtypeError, ShapeError
 from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
 

@@ -1,9 +1,9 @@
 """Random bits: Random123's known answers, the counter layout, and the range checks."""
 
 import numpy as np
-import oracle_random
 import pytest
 
+import oracle_random
 from mxref.errors import RecipeError
 from mxref.philox import Stream, philox4x32, random_integers
 

@@ -4,13 +4,12 @@ import itertools
 
 import ml_dtypes
 import numpy as np
-import oracle
 import pytest
-from differential import assert_same_blocks, bits_of, oracle_quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import any_blocks, crafted_blocks, crafted_names
 
+import oracle
+from differential import assert_same_blocks, bits_of, oracle_quantize
 from mxref import (
     BlockShape,
     OperandSpec,
@@ -26,6 +25,7 @@ from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
+from strategies import any_blocks, crafted_blocks, crafted_names
 
 STREAM = Stream(0x0123456789ABCDEF, step=11, layer=5, operand=2)
 

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
-import oracle
 import pytest
 
+import oracle
 from mxref.errors import RecipeError
 from mxref.rounding import Rounding, prescale_three_quarters, round_magnitude
 
