@@ -1,6 +1,7 @@
 """mxref, the executable specification of MXFP4 training: plain NumPy, written for clarity before speed."""
 
-from mxref.backend import Backend, Capabilities, get_backend
+from mxref.backend import Backend, Capabilities
+from mxref.discovery import get_backend
 from mxref.errors import MxrefError, UnsupportedError
 from mxref.formats import E2M1, E8M0, MXFP4, BlockShape, Nonfinite, OperandFormat
 from mxref.gemm import scaled_gemm

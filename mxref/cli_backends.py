@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from mxref.backend import Candidate, Capabilities, candidates, choose, get_backend
+from mxref.backend import Capabilities
+from mxref.discovery import Candidate, candidates, choose, get_backend
 from mxref.errors import MxrefError
 
 

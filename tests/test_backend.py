@@ -22,7 +22,7 @@ from mxref import (
     quantize,
     scaled_gemm,
 )
-from mxref.backend import candidates, choose
+from mxref.discovery import candidates, choose
 from mxref.errors import BackendError, DtypeError, NonfiniteError, ShapeError
 from mxref.hadamard import Rotation
 from mxref.reference import ReferenceBackend
@@ -165,7 +165,7 @@ def test_a_backend_whose_package_is_missing_says_what_to_install():
     code = """
         import sys
         sys.modules["numba"] = None
-        from mxref.backend import candidates, choose
+        from mxref.discovery import candidates, choose
         found = {c.name: c for c in candidates()}
         assert found["numba"].backend is None
         assert "pip install 'mxref[numba]'" in found["numba"].problem, found["numba"].problem

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import mxref
 from mxref import DIALECTS, GemmProfile, OperandSpec, Recipe, ScaleRule, UnsupportedError
-from mxref.backend import get_backend
+from mxref.discovery import get_backend
 from mxref.cli import main
 from mxref.recipe import recipe_from_table
 from mxref.reference import backend as reference

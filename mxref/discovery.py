@@ -1,0 +1,146 @@
+"""Which backends there are, and which one is used: by argument, MXREF_BACKEND, or default, always with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from mxref.backend import Backend
+from mxref.errors import BackendError, MxrefError
+from mxref.tomlio import nearest
+
+ENVIRONMENT_VARIABLE = "MXREF_BACKEND"
+ENTRY_POINT_GROUP = "mxref.backends"
+PREFERENCE = ("numba", "reference")
+"""Order in which a backend is looked for when none is asked for."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend that discovery found: loaded, or the reason why not."""
+
+    name: str
+    source: str
+    backend: Backend | None = None
+    problem: str = ""
+
+
+@dataclass
+class _Registry:
+    loaded: dict[str, Backend] = field(default_factory=dict)
+
+
+_registry = _Registry()
+
+
+def _points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def candidates() -> list[Candidate]:
+    """Return every discovered backend in order of preference, loading each."""
+    points = _points()
+    order = [*(n for n in PREFERENCE if n in points), *sorted(n for n in points if n not in PREFERENCE)]
+    found = []
+    for name in order:
+        source = points[name].value
+        try:
+            found.append(Candidate(name, source, get_backend(name)))
+        except MxrefError as err:
+            found.append(Candidate(name, source, problem=str(err)))
+    return found
+
+
+def choose(name: str | None = None) -> tuple[str, str]:
+    """Return the name of the backend to use and the reason for it: argument, environment, or default."""
+    if name:
+        return name, "asked for by name"
+    if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
+        return chosen, f"{ENVIRONMENT_VARIABLE}={chosen}"
+    for preferred in PREFERENCE:
+        try:
+            get_backend(preferred)
+        except MxrefError:
+            continue
+        return (
+            preferred,
+            f"the default: first of {', '.join(PREFERENCE)} that is installed ({ENVIRONMENT_VARIABLE} is not set)",
+        )
+    raise BackendError("no backend is installed; reinstall mxref")
+
+
+def get_backend(name: str | None = None) -> Backend:
+    """Return a backend, loaded once per process.
+
+    Args:
+        name: an entry-point name, `module:object` or `file.py:object`; default the environment variable
+            MXREF_BACKEND, else the first of `PREFERENCE` that is installed.
+
+    Raises:
+        BackendError: an unknown name (the known ones are listed), a package that is not installed, or an
+            object that is not a backend.
+    """
+    if not name:
+        name, _ = choose()
+    if name not in _registry.loaded:
+        backend = _load(name)
+        if callable(backend) and not isinstance(backend, Backend):
+            backend = backend()
+        if not isinstance(backend, Backend):
+            raise BackendError(
+                f"{name!r} is {type(backend).__name__}, not an mxref.Backend; see 'Add a backend' in the documentation"
+            )
+        _registry.loaded[name] = backend
+    return _registry.loaded[name]
+
+
+def _load(name: str) -> Backend | Callable[[], Backend]:
+    points = _points()
+    if name in points:
+        try:
+            loaded: Backend | Callable[[], Backend] = points[name].load()
+        except ImportError as err:
+            missing = (err.name or str(err)).partition(".")[0]
+            raise BackendError(
+                f"backend {name!r} needs {missing}, which is not installed: pip install 'mxref[{name}]'"
+            ) from err
+        except AttributeError as err:
+            raise BackendError(
+                f"backend {name!r}: entry point {points[name].value} leads nowhere: {err}"
+            ) from err
+        return loaded
+    if ":" in name:
+        found: Backend | Callable[[], Backend] = _load_object(*name.rsplit(":", 1))
+        return found
+    known = [*points, "module:object"]
+    raise BackendError(f"unknown backend {name!r}{nearest(name, points)}; known: {', '.join(known)}")
+
+
+def _load_object(module_name: str, attribute: str) -> Any:
+    try:
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"cannot read {module_name}")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(module_name)
+    except (ImportError, OSError) as err:
+        hint = (
+            ""
+            if module_name.endswith(".py")
+            else f"; for a file that is not on the path write path/to/{module_name}.py:{attribute}"
+        )
+        raise BackendError(f"cannot load backend {module_name}:{attribute}: {err}{hint}") from err
+    if not hasattr(module, attribute):
+        raise BackendError(f"module {module_name!r} has no {attribute!r}{nearest(attribute, vars(module))}")
+    return getattr(module, attribute)
