@@ -1,0 +1,286 @@
+"""Linear layers by recipe: convert a model, and make sure that what ran is what was asked for.
+
+Two checks guard a run, because nothing else shows the faults that they find: the census counts the GEMMs
+that ran, and the check of stochastic rounding looks at its mean and spread before the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mxref.backend import Backend
+from mxref.formats import E2M1_MAGNITUDES, E2M1_SIGN, MXFP4, BlockShape, OperandFormat
+from mxref.hadamard import SignPolicy, draw_rotation, hadamard
+from mxref.linear import OPERANDS, GemmRole
+from mxref.packing import unpack
+from mxref.philox import Stream
+from mxref.recipe import OperandSpec, Recipe
+from mxref.rounding import Rounding
+from mxref.scale import scale_exponent
+from mxref_training import ops
+from mxref_training.errors import ConfigError
+from mxref_training.layer import BF16_RECIPE, MXLinear, StepContext
+
+__all__ = [
+    "MXLinear",
+    "StepContext",
+    "advance",
+    "check_census",
+    "check_stochastic_rounding",
+    "convert",
+    "expected_census",
+]
+
+_SR_COPIES = 4096
+"""Copies of one block that the check of stochastic rounding rounds: spread is then known to about 2 %."""
+
+
+def _linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return every linear module by its first name, converted or not, in definition order."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+
+
+def _kept(name: str, recipe: Recipe) -> bool:
+    return any(fnmatchcase(name, glob) for glob in recipe.keep_bf16)
+
+
+def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) -> StepContext:
+    """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
+
+    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. A layer's index in
+    the random streams is its index among all linear modules in definition order, kept or not. A converted
+    model can be converted again to another recipe (FP8's history starts anew); copy a model before
+    converting it, not after, since the layers of a copy would listen to the copied context.
+
+    Args:
+        model: holds float32 parameters.
+        recipe: the treatment of the three GEMMs.
+        backend: runs the MXFP4 operations.
+        seed: of the random bits, 0 to 2^64 - 1.
+
+    Returns:
+        The context to set before each forward, shared by all layers.
+
+    Raises:
+        ConfigError: a parameter that is not float32, an axis that MXFP4 blocks do not divide, or a glob
+            that matches nothing; the model is then unchanged.
+        UnsupportedError: the recipe asks for what the backend does not declare.
+    """
+    linears = _linears(model)
+    if not linears or "" in linears:
+        raise ConfigError(
+            "convert replaces the linear layers inside a module, and this model has none inside"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
+                "call model.float() before convert"
+            )
+    for glob in recipe.keep_bf16:
+        if glob not in Recipe.keep_bf16 and not any(fnmatchcase(name, glob) for name in linears):
+            raise ConfigError(
+                f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
+            )
+    for name, linear in linears.items():
+        if not _kept(name, recipe):
+            _check_layer(name, linear, recipe, backend, seed)
+    context = StepContext(backend, seed)
+    replacements = {
+        id(linear): MXLinear(linear, BF16_RECIPE if _kept(name, recipe) else recipe, context, index)
+        for index, (name, linear) in enumerate(linears.items())
+    }
+    for parent in list(model.modules()):
+        # Not named_children, which gives a module that has two names only once.
+        for child_name, child in list(parent._modules.items()):
+            if id(child) in replacements:
+                setattr(parent, child_name, replacements[id(child)])
+    return context
+
+
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend, seed: int) -> None:
+    """Raise unless the layer's axes hold whole blocks and the backend declares what the recipe asks for."""
+    lengths = {"in_features": linear.in_features, "out_features": linear.out_features}
+    for role in GemmRole:
+        if recipe.format(role) is not OperandFormat.MXFP4:
+            continue
+        backend.capabilities.require(backend.name, "gemm_profiles", recipe.gemm)
+        contraction = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}.get(role)
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            unit = math.lcm(MXFP4.k, spec.hadamard or 1)
+            source = torch.empty((unit, unit), device="meta")
+            rng = Stream(seed, 0, 0, operand.id)
+            backend.plan(source, spec, axis=operand.axis, rng=rng)
+            needs = {contraction: unit} if contraction else {}
+            if spec.block is BlockShape.TILE:
+                across = {"w": set(lengths), "x": {"in_features"}, "dy": {"out_features"}}[operand.tensor]
+                needs = dict.fromkeys(across, MXFP4.k) | needs
+            for axis, multiple in needs.items():
+                if lengths[axis] % multiple:
+                    raise ConfigError(
+                        f"{name}: {axis} = {lengths[axis]} is not a multiple of {multiple}, which {role.value} needs "
+                        f"(k = {MXFP4.k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                        f"add {name!r} to keep_bf16 or change the width"
+                    )
+
+
+def advance(model: nn.Module) -> None:
+    """Close an optimizer step of a converted model: next FP8 scales, quantized weights dropped.
+
+    Call it once after each optimizer step; the context's `step` is set by the caller.
+    """
+    for module in model.modules():
+        if isinstance(module, MXLinear):
+            module.advance()
+
+
+def expected_census(
+    model: nn.Module, recipe: Recipe, micro_batches: int = 1, *, without_dgrad: Collection[str] = ()
+) -> ops.Census:
+    """Return the GEMMs that forward and backward of one optimizer step run, by role and format.
+
+    It follows from module names and the recipe alone, not from what `convert` made of them. Activation
+    checkpointing would run Fprop again: take the census without it.
+
+    Args:
+        model: converted or not.
+        recipe: the treatment of the three GEMMs.
+        micro_batches: forward and backward passes of the step.
+        without_dgrad: names of layers whose input needs no gradient, such as a first layer fed with data;
+            Dgrad is not run for them. (In a language model the embedding needs gradients, so there is none.)
+
+    Raises:
+        ConfigError: a name in `without_dgrad` that is no linear layer.
+    """
+    linears = _linears(model)
+    for name in without_dgrad:
+        if name not in linears:
+            first = next(iter(linears), "")
+            raise ConfigError(
+                f"without_dgrad: no linear layer is named {name!r}; the first is named {first!r}"
+            )
+    census: ops.Census = Counter()
+    for name, linear in linears.items():
+        for role in GemmRole:
+            runs = {
+                GemmRole.FPROP: True,
+                GemmRole.DGRAD: name not in without_dgrad,
+                GemmRole.WGRAD: linear.weight.requires_grad,
+            }[role]
+            format = OperandFormat.BF16 if _kept(name, recipe) else recipe.format(role)
+            census[role, format] += micro_batches * runs
+    return +census
+
+
+def check_census(
+    context: StepContext,
+    model: nn.Module,
+    recipe: Recipe,
+    micro_batches: int = 1,
+    *,
+    without_dgrad: Collection[str] = (),
+) -> None:
+    """Raise ConfigError unless exactly the GEMMs of one optimizer step ran since the census was reset.
+
+    Arguments are those of `expected_census`; the message names every role and format that differs.
+    """
+    expected = expected_census(model, recipe, micro_batches, without_dgrad=without_dgrad)
+    differences = [
+        f"{role.value} in {format.value}: {context.census[role, format]} ran, {expected[role, format]} expected"
+        for role in GemmRole
+        for format in OperandFormat
+        if context.census[role, format] != expected[role, format]
+    ]
+    if differences:
+        raise ConfigError(
+            f"the GEMMs that ran are not the recipe's ({'; '.join(differences)}): a layer that convert has not "
+            "replaced, or whose forward is bypassed, runs in another precision"
+        )
+
+
+def check_stochastic_rounding(backend: Backend, recipe: Recipe) -> None:
+    """Round a known block many times for each SR operand of the recipe, through the operator that training uses.
+
+    Checked are the mean (unbiased to 6 standard errors), the spread, that other steps and operands draw
+    other bits, and that a micro-batch draws the bits of its place in the step.
+
+    Raises:
+        ConfigError: an SR that does not round stochastically, or not as a function of its stream and place.
+        UnsupportedError: the backend does not declare what the recipe asks for.
+    """
+    for role in GemmRole:
+        if recipe.format(role) is not OperandFormat.MXFP4:
+            continue
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            if spec.rounding is Rounding.SR:
+                problem = _sr_problem(backend, spec, operand.axis, Stream(0, 1, 2, operand.id))
+                if problem:
+                    raise ConfigError(
+                        f"stochastic rounding of {role.value}.{operand.tensor} by backend {backend.name!r} {problem}; "
+                        "choose another backend or rounding = 'rne'"
+                    )
+
+
+def _sr_problem(backend: Backend, spec: OperandSpec, axis: int, stream: Stream) -> str:
+    """Return what is wrong with a backend's SR of an operand, or an empty string."""
+    length = 2 * math.lcm(MXFP4.k, spec.hadamard or 1)
+    row = np.random.default_rng(0).standard_normal(length).astype(np.float32)
+    device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
+    copies = torch.from_numpy(np.tile(row, (_SR_COPIES, 1))).to(device)  # [copies, K]
+    x = copies if axis == 1 else copies.t()
+    codes, scales = _round(backend, x, spec, axis, stream)  # [copies, K], [copies, K / 32]
+
+    values = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream)) if spec.hadamard else row
+    exponent = np.repeat(scale_exponent(scales[0]), MXFP4.k)
+    scaled = np.abs(np.ldexp(values.astype(np.float64), -exponent)) * (0.75 if spec.prescale else 1.0)
+    grid = np.array(E2M1_MAGNITUDES)
+    scaled = np.minimum(scaled, grid[-1])
+    lower = np.minimum(np.searchsorted(grid, scaled, side="right") - 1, len(grid) - 2)
+    gap = grid[lower + 1] - grid[lower]
+    step = 2.0**-spec.sr_bits
+    probability = np.floor((scaled - grid[lower]) / gap / step) * step
+    mean, variance = grid[lower] + gap * probability, gap**2 * probability * (1 - probability)
+
+    magnitudes = grid[codes & ~np.uint8(E2M1_SIGN)]
+    spread = magnitudes.var(axis=0).sum() / variance.sum()
+    if not 0.9 < spread < 1.1:
+        return f"has {spread:.2f} times the spread that it should have"
+    error = magnitudes.mean(axis=0) - mean
+    allowed = 6 * (np.sqrt(variance / _SR_COPIES) + gap / _SR_COPIES) + gap * step
+    if (np.abs(error) > allowed).any():
+        worst = int((np.abs(error) / allowed).argmax())
+        return f"is biased: {mean[worst]:.4f} becomes {mean[worst] + error[worst]:.4f} on average"
+
+    # Signs that change with the step would change the codes even under an SR that does not.
+    spec = replace(spec, hadamard=0, signs=SignPolicy.NONE)
+    codes, _ = _round(backend, x, spec, axis, stream)
+    for name in ("seed", "step", "layer", "operand"):
+        other = replace(stream, **{name: (getattr(stream, name) + 1) % 6})
+        if np.array_equal(_round(backend, x, spec, axis, other)[0], codes):
+            return f"draws the same bits for another {name}"
+    first = x.shape[0] // 2
+    part, _ = _round(backend, x, spec, axis, stream, first)
+    whole = codes[first:] if axis == 1 else codes[:, first:]
+    if not backend.capabilities.native_sr and not np.array_equal(part, whole):
+        return "draws other bits for a micro-batch than for the same tokens of the whole batch"
+    return ""
+
+
+def _round(
+    backend: Backend, x: torch.Tensor, spec: OperandSpec, axis: int, stream: Stream, first: int = 0
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the codes, one per byte, and scale codes of `x` from token `first` on, as that part of `x`."""
+    words = ops.stream_words(stream.seed, stream.layer, stream.operand)
+    place = ops.step_place(stream.step, first, x.shape[0])
+    key = ops.register_backend(backend)
+    codes, scales = ops.quantize(x[first:], place, key, ops.spec_text(spec), axis, words, True)
+    return unpack(codes.cpu().numpy()), scales.cpu().numpy()
