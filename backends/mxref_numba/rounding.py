@@ -1,0 +1,44 @@
+"""Rounding to the E2M1 grid without comparisons.
+
+The grid position of a magnitude v in [0, 8), code plus fraction, is min(2v, v + 2, v / 2 + 4): three
+lines, each exact on its binades. RNE rounds each line by adding 1.5 * 2^23 (the offsets are even, so ties
+go to even codes). The other modes take the position in fixed point with 22 bits, rounded down, which is
+all that SR with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+
+from mxref_numba.compiled import bits_of, kernel
+
+FRACTION_BITS = 22
+
+_ROUNDER = np.float32(1.5 * 2**23)
+_ROUNDER_BITS = np.int32(0x4B400000)
+_POSITION_UNITS = np.float32(2.0 ** (FRACTION_BITS + 1))
+_TWO = np.int32(2 << FRACTION_BITS)
+_FOUR = np.int32(4 << FRACTION_BITS)
+_TOP = np.int32(7)
+
+
+@kernel
+def round_even(v):
+    """Return the code of a magnitude v in [0, 8), float32, under RNE: int32."""
+    first = bits_of(v + v + _ROUNDER)
+    second = np.int32(bits_of(v + _ROUNDER) + np.int32(2))
+    third = np.int32(bits_of(v * np.float32(0.5) + _ROUNDER) + np.int32(4))
+    return min(np.int32(min(first, min(second, third)) - _ROUNDER_BITS), _TOP)
+
+
+@kernel
+def round_by(v, random, bits):
+    """Return the code of v in [0, 8): up iff fraction, in 2^-bits and rounded down, plus `random` carries."""
+    line = np.int32(v * _POSITION_UNITS)
+    second = np.int32((line >> np.int32(1)) + _TWO)
+    third = np.int32((line >> np.int32(2)) + _FOUR)
+    position = np.int32(min(line, min(second, third)) >> np.int32(np.int32(FRACTION_BITS) - bits))
+    return min(np.int32(np.int32(position + random) >> bits), _TOP)
