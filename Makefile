@@ -50,7 +50,7 @@ docs: $(STAMP)  ## build the documentation into docs/_build/html
 	@echo docs/_build/html/index.html
 
 bench: $(STAMP)  ## time the backends against their peers; the bits are checked first
-	$(BIN)/python -m pytest tests/bench -q -s
+	NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_cpu.py
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .
