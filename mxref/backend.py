@@ -24,7 +24,10 @@ from mxref.scale import ScaleRule
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend promises to do bit for bit; asking for more raises UnsupportedError."""
+    """What a backend promises to do bit for bit; asking for more raises UnsupportedError.
+
+    Implements: conformance.capabilities, rounding.native_sr
+    """
 
     scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
     roundings: frozenset[Rounding] = frozenset(Rounding)
@@ -47,7 +50,10 @@ class Capabilities:
     """Whether SR comes from the hardware's own random bits: statistical tests only."""
 
     def require(self, backend: str, capability: str, value: Any) -> None:
-        """Raise UnsupportedError, naming the field, unless `value` is declared in it."""
+        """Raise UnsupportedError, naming the field, unless `value` is declared in it.
+
+        Implements: conformance.unsupported
+        """
         declared = getattr(self, capability)
         if value not in declared:
             names = ", ".join(sorted(str(d) for d in declared)) or "nothing"
@@ -56,9 +62,17 @@ class Capabilities:
                 "change the recipe or choose another backend"
             )
 
+    def require_prescale(self, backend: str) -> None:
+        """Raise UnsupportedError unless the 3/4 prescale is declared, in quantization and in the GEMM alike."""
+        if not self.prescale:
+            raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
+
 
 class Backend(ABC):
-    """Four operations on the backend's own arrays, held to the reference bit for bit."""
+    """Four operations on the backend's own arrays, held to the reference bit for bit.
+
+    Implements: conformance.protocol
+    """
 
     name: str
     capabilities: Capabilities
@@ -79,7 +93,10 @@ class Backend(ABC):
         return plan.array(*self._quantize(x, plan))
 
     def plan(self, x: Any, spec: OperandSpec, *, axis: int, **placement: Any) -> QuantPlan:
-        """Return the plan of a quantization, checked against the declared capabilities."""
+        """Return the plan of a quantization, checked against the declared capabilities.
+
+        Implements: conformance.unsupported, conformance.plan
+        """
         check_input(x)
         caps = self.capabilities
         caps.require(self.name, "in_dtypes", dtype_name(x))
@@ -88,8 +105,8 @@ class Backend(ABC):
         caps.require(self.name, "blocks", spec.block)
         if spec.hadamard:
             caps.require(self.name, "hadamard_sizes", spec.hadamard)
-        if spec.prescale and not caps.prescale:
-            raise UnsupportedError(f"backend {self.name!r} does not declare prescale; choose another backend")
+        if spec.prescale:
+            caps.require_prescale(self.name)
         if spec.rounding is Rounding.SR and spec.sr_bits > caps.max_sr_bits:
             raise UnsupportedError(
                 f"backend {self.name!r} declares max_sr_bits = {caps.max_sr_bits}, asked for {spec.sr_bits}"
@@ -127,6 +144,8 @@ class Backend(ABC):
         self.capabilities.require(self.name, "gemm_profiles", profile)
         self.capabilities.require(self.name, "gemm_dtypes", out_dtype)
         check_gemm(a, b, out_dtype)
+        if a.prescale or b.prescale:
+            self.capabilities.require_prescale(self.name)
         return self._scaled_gemm(a, b, profile, out_dtype)
 
     def quantize_dual(
@@ -138,7 +157,10 @@ class Backend(ABC):
         origin: tuple[int, ...] | None = None,
         global_shape: tuple[int, ...] | None = None,
     ) -> tuple[MXArray, MXArray]:
-        """Return a matrix quantized along axis 1 and along axis 0; a backend may do it in one read."""
+        """Return a matrix quantized along axis 1 and along axis 0; a backend may do it in one read.
+
+        Implements: conformance.dual
+        """
         row, column = (
             self.quantize(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape)
             for spec, rng, axis in zip(specs, rngs, (1, 0), strict=True)
@@ -148,15 +170,24 @@ class Backend(ABC):
     def fake_quantize(
         self, x: Any, spec: OperandSpec, *, axis: int = -1, dtype: str = "float32", **placement: Any
     ) -> Any:
-        """Return the values that `x` has after quantization, in its own shape."""
+        """Return the values that `x` has after quantization, in its own shape.
+
+        Implements: conformance.dual
+        """
         return self.dequantize(self.quantize(x, spec, axis=axis, **placement), dtype)
 
     def from_numpy(self, array: Any) -> Any:
-        """Return a NumPy array as the backend's own kind of array."""
+        """Return a NumPy array as the backend's own kind of array.
+
+        Implements: conformance.arrays
+        """
         return array
 
     def to_numpy(self, array: Any) -> Any:
-        """Return one of the backend's arrays as a NumPy array (bfloat16 as ml_dtypes.bfloat16)."""
+        """Return one of the backend's arrays as a NumPy array (bfloat16 as ml_dtypes.bfloat16).
+
+        Implements: conformance.arrays
+        """
         return array
 
     @abstractmethod

@@ -4,9 +4,11 @@ import subprocess
 import sys
 import textwrap
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+import oracle_random
 from mxref import (
     Backend,
     BlockShape,
@@ -25,6 +27,7 @@ from mxref import (
 from mxref.discovery import candidates, choose
 from mxref.errors import BackendError, DtypeError, NonfiniteError, ShapeError
 from mxref.hadamard import Rotation
+from mxref.philox import random_integers
 from mxref.reference import ReferenceBackend
 
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
@@ -48,6 +51,7 @@ class Narrow(ReferenceBackend):
 narrow = Narrow()
 
 
+@pytest.mark.clause("conformance.unsupported", evidence="known answer")
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -57,6 +61,7 @@ narrow = Narrow()
         (lambda: narrow.quantize(X, OperandSpec(block="32x32")), "blocks"),
         (lambda: narrow.quantize(X, OperandSpec(hadamard=32)), "hadamard_sizes"),
         (lambda: narrow.quantize(X, OperandSpec(prescale=True)), "prescale"),
+        (lambda: narrow.scaled_gemm(quantize(X), quantize(X, OperandSpec(prescale=True))), "prescale"),
         (lambda: narrow.quantize(X.astype(np.float16), OperandSpec()), "in_dtypes"),
         (lambda: narrow.hadamard(X.astype(np.float16), 16), "in_dtypes"),
         (lambda: narrow.hadamard(X, 32), "hadamard_sizes"),
@@ -70,6 +75,7 @@ def test_what_is_not_declared_is_refused_by_field(call, field):
         call()
 
 
+@pytest.mark.clause("conformance.protocol", "conformance.dual")
 def test_the_reference_runs_through_the_protocol():
     reference = get_backend("reference")
     spec = OperandSpec(rounding="sr", hadamard=16, signs="per_step")
@@ -86,6 +92,7 @@ def test_the_reference_runs_through_the_protocol():
     )
 
 
+@pytest.mark.clause("conformance.dual")
 def test_quantize_dual_gives_both_orientations():
     reference = get_backend("reference")
     specs = (OperandSpec(rounding="sr"), OperandSpec(hadamard=32))
@@ -96,6 +103,7 @@ def test_quantize_dual_gives_both_orientations():
     assert column == reference.quantize(X, specs[1], axis=0, origin=(64, 0), global_shape=(128, 64))
 
 
+@pytest.mark.clause("conformance.protocol", evidence="known answer")
 def test_public_operations_check_before_the_backend_computes():
     reference = get_backend("reference")
     with pytest.raises(DtypeError, match="float64"):
@@ -110,6 +118,55 @@ def test_public_operations_check_before_the_backend_computes():
         reference.quantize(bad, OperandSpec(nonfinite="raise"))
 
 
+class Recording(ReferenceBackend):
+    name = "recording"
+
+    def _quantize(self, x, plan):
+        self.seen = plan
+        return super()._quantize(x, plan)
+
+
+@pytest.mark.clause("conformance.plan")
+def test_a_plan_says_everything_that_a_backend_needs():
+    backend = Recording()
+    stream = Stream(9, step=8, layer=7, operand=2)
+    spec = OperandSpec(rounding="sr", hadamard=64, signs="per_step")
+    x = np.random.default_rng(0).standard_normal((2, 40, 3)).astype(np.float32)
+    origin, shape = (1, 128, 4), (5, 168, 9)
+    backend.quantize(x, spec, axis=-2, rng=stream, origin=origin, global_shape=shape, pad=True)
+    plan = backend.seen
+    assert (plan.spec, plan.shape, plan.axis) == (spec, (2, 40, 3), 1)
+    assert (plan.length, plan.first, plan.global_length) == (64, 128, 192)
+    assert (plan.rows, plan.rows_shape) == (6, (2, 3))
+    assert plan.global_rows().tolist() == [i * 9 + j for i in (1, 2) for j in (4, 5, 6)]
+    assert (plan.stream.seed, plan.stream.word) == (9, 8 << 32 | 7 << 8 | 2)
+    signs = oracle_random.sign_vector(64, 9, 8, 7, 7, "per_step")
+    assert plan.rotation.n == 64
+    assert [-1 if plan.rotation.signs >> i & 1 else 1 for i in range(64)] == signs
+
+    place = plan.global_rows(), plan.first, plan.length, plan.global_length
+    want = [
+        [oracle_random.sr_integer(9, 8, 7, 2, row * 192 + 128 + j, 16) for j in range(64)]
+        for row in plan.global_rows().tolist()
+    ]
+    assert random_integers(*place, plan.stream, spec.sr_bits).tolist() == want
+    backend.quantize(x, OperandSpec(), axis=1, pad=True)
+    assert (backend.seen.rotation, backend.seen.stream, backend.seen.length) == (None, None, 64)
+
+
+@pytest.mark.clause("conformance.arrays", evidence="peer")
+@pytest.mark.parametrize("candidate", [c for c in candidates() if c.backend], ids=lambda c: c.name)
+def test_arrays_go_to_a_backend_and_back_with_the_same_bits(candidate):
+    backend = candidate.backend
+    assert backend.capabilities.arrays in ("numpy", "torch")
+    halves = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
+    for array in (halves.view(ml_dtypes.bfloat16), halves.view(np.float16), halves.view(np.float32), X.T):
+        back = backend.to_numpy(backend.from_numpy(array))
+        assert (back.dtype, back.shape) == (array.dtype, array.shape)
+        assert back.tobytes() == array.tobytes()
+
+
+@pytest.mark.clause("conformance.selection", evidence="known answer")
 def test_selection_argument_then_environment_then_default(monkeypatch):
     monkeypatch.setenv("MXREF_BACKEND", "reference")
     assert choose("numba") == ("numba", "asked for by name")
@@ -121,6 +178,7 @@ def test_selection_argument_then_environment_then_default(monkeypatch):
     assert "the default: first of numba, reference" in reason
 
 
+@pytest.mark.clause("conformance.selection", evidence="known answer")
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(
         BackendError, match=r"unknown backend 'numbr' \(did you mean 'numba'\?\); known: .*reference"
@@ -140,6 +198,7 @@ BACKEND_FILE = """
 """
 
 
+@pytest.mark.clause("conformance.selection", "conformance.protocol", evidence="known answer")
 def test_one_file_is_a_backend(tmp_path, monkeypatch):
     path = tmp_path / "mine_backend.py"
     path.write_text(textwrap.dedent(BACKEND_FILE))

@@ -5,6 +5,8 @@ scale = fp8_max / amax. Under delayed scaling the scale of a step comes from the
 the maximum over its micro-batches; a tensor's first step uses its own amax. That history is training
 state and lives in buffers. Source: Micikevicius et al., "FP8 formats for deep learning"
 (arXiv 2209.05433); the delayed scheme is Transformer Engine's with a history of one step.
+
+Implements: fp8.formats
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ def scale_from_amax(amax: torch.Tensor, fp8_max: torch.Tensor, previous: torch.T
         amax: float32, any shape.
         fp8_max: largest magnitude of the format, float32, the shape of `amax`.
         previous: float32, the shape of `amax`.
+
+    Implements: fp8.scale
     """
     usable = torch.isfinite(amax) & (amax > 0)
     # A float divided by a tensor would be computed as a product with the reciprocal, rounded twice.
@@ -68,6 +72,8 @@ def cast(x: torch.Tensor, scale: torch.Tensor, tensor: str) -> torch.Tensor:
         x: float32 or bfloat16, any shape.
         scale: float32 scalar.
         tensor: a key of `FORMATS`.
+
+    Implements: fp8.cast
     """
     format = FORMATS[tensor]
     scaled = x.detach().to(torch.float32, copy=True).mul_(scale)
@@ -80,6 +86,8 @@ class Fp8Scales(nn.Module):
 
     Buffers, float32 [3] in the order of `FORMATS`: `scale`, in force during this step, and `amax`, the
     largest so far in this step. Under current scaling there are none.
+
+    Implements: fp8.delayed, fp8.current
     """
 
     scale: torch.Tensor

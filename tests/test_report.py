@@ -1,0 +1,237 @@
+"""The report of a ladder: complete, in one file, and saying what a short run cannot say."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import mxref
+from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from mxref.cli import main
+from mxref_training.ablation import load_results, run_ladder
+from mxref_training.cli_ablate import ablate, report
+from mxref_training.interrupt import Interrupted
+from mxref_training.ladder import load_ladder
+from mxref_training.report import headline, markdown, rows, table, write_report
+from mxref_training.report_plots import _spread
+
+SLOWDOWN = {"plain RNE": 0.09, "SR on dY": 0.2, "RHT16, signs fixed": 0.6}
+
+
+def make(out: Path, seeds: int = 1, trainer: FakeTrainer | None = None) -> dict[str, Any]:
+    return run_ladder(
+        load_ladder("paper"),
+        tiny(),
+        out,
+        backend=mxref.get_backend("reference"),
+        trainer=trainer or FakeTrainer(SLOWDOWN, diverging=["SR everywhere"]),
+        corpus=FakeCorpus,
+        seeds=seeds,
+        say=lambda line: None,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ladder")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    return make(folder)
+
+
+@pytest.fixture(scope="module")
+def page(results: dict[str, Any], folder: Path) -> str:
+    path, _ = write_report(results, folder)
+    return path.read_text(encoding="utf-8")
+
+
+class _Page(HTMLParser):
+    """Collects tags and ids, and checks that every element is closed in order."""
+
+    VOID = ("meta", "br", "use", "path", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_page_stands_alone(page: str) -> None:
+    parsed = _Page(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
+    assert "http" not in page
+    assert not re.search(r"@import|url\((?!#)|\bsrc=", page)
+    assert parsed.tags.count("svg") == 2
+
+
+def test_ids_are_unique_and_references_resolve(page: str) -> None:
+    ids = _Page(page).ids
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', page)) <= set(ids)
+
+
+def shown(results: dict[str, Any], width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table(results, width))
+    return console.export_text()
+
+
+def test_every_arm_is_in_every_form(page: str, results: dict[str, Any]) -> None:
+    text = markdown(results)
+    terminal = shown(results, 110)
+    for arm in load_ladder("paper").arm:
+        assert f'id="row-{arm.name}"' in page
+        for form in (page, text, terminal):
+            assert arm.label in form
+        assert load_ladder("paper").resolve(arm).digest in page
+
+
+@pytest.mark.parametrize("width", [80, 107, 108, 120])
+def test_table_fits_the_terminal_and_nothing_is_cut(results: dict[str, Any], width: int) -> None:
+    text = shown(results, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert ("35.84 k" in text) is (width >= 108)
+    assert text.count("underpowered") == 10  # nine arms and the headline
+
+
+def test_one_seed_is_underpowered_whatever_it_measured(results: dict[str, Any], page: str) -> None:
+    verdicts = {row.label: row.verdict for row in rows(results) if row.arm["verdict"]}
+    assert len(rows(results)) == 13
+    assert set(verdicts.values()) == {"underpowered"}
+    assert headline(results) == (
+        "Of 9 claims: 0 reproduced, 0 not reproduced, 9 underpowered. At most 2 runs stand behind an interval; "
+        "a verdict needs 3 (--seeds 3)."
+    )
+    assert "a short run carries only what that noise allows" in page
+
+
+def test_three_seeds_can_carry_verdicts(tmp_path: Path) -> None:
+    results = make(tmp_path, seeds=3)
+    verdicts = {arm["name"]: arm["verdict"]["verdict"] for arm in results["arms"] if arm["verdict"]}
+    assert verdicts["all-sr"] == "reproduced"  # all seeds diverge
+    assert verdicts["all"] == "not reproduced"  # 9 % measured, 26-27 % claimed
+    assert verdicts["all-sr-dy"] == "not reproduced"  # converges
+    assert verdicts["all-rht16-fixed"] == "underpowered"  # censored: neither
+    page, _ = write_report(results, tmp_path)
+    assert "Of 9 claims:" in page.read_text(encoding="utf-8")
+
+
+def test_report_of_a_ladder_without_a_target(tmp_path: Path) -> None:
+    results = make(tmp_path, trainer=FakeTrainer(diverging=["FP8"]))
+    page, _ = write_report(results, tmp_path)
+    assert "There is no target: the reference diverged" in page.read_text(encoding="utf-8")
+
+
+def test_labels_are_escaped(results: dict[str, Any], tmp_path: Path) -> None:
+    arms = [{**arm, "label": "<b>&"} if arm["name"] == "bf16" else arm for arm in results["arms"]]
+    page, _ = write_report({**results, "arms": arms}, tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "<b>&" not in text
+    _Page(text)
+
+
+def test_report_is_repeatable(page: str, results: dict[str, Any], tmp_path: Path) -> None:
+    again, _ = write_report(results, tmp_path)
+    assert again.read_text(encoding="utf-8") == page
+
+
+def test_curve_labels_move_apart_and_no_further() -> None:
+    assert _spread([0.0, 10.0], 1.0) == [0.0, 10.0]
+    assert _spread([0.0, 0.0, 10.0], 1.0) == [-0.5, 0.5, 10.0]
+    placed = _spread([0.0, 0.1, 0.2, 1.0], 1.0)
+    assert all(b - a == pytest.approx(1.0) for a, b in pairwise(placed))
+
+
+def test_report_command_rewrites_the_page(folder: Path, page: str) -> None:
+    (folder / "report.html").unlink()
+    found = CliRunner().invoke(report, [str(folder)])
+    assert found.exit_code == 0, found.output
+    assert "underpowered" in found.output
+    assert (folder / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_list_shows_the_arms_and_trains_nothing() -> None:
+    found = CliRunner().invoke(ablate, ["paper", "--list"])
+    assert found.exit_code == 0, found.output
+    assert all(arm.name in found.output for arm in load_ladder("paper").arm)
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert found.exit_code == 2
+    assert found.output.count("\n") == 1
+    assert "error:" in found.output
+
+
+def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else known(name))
+    for arguments in (["report", str(folder)], ["ablate", "paper"]):
+        found = CliRunner().invoke(main, arguments)
+        assert found.exit_code == 2
+        assert "needs jinja2, which is not installed: pip install 'mxref[training]'" in found.output
+
+
+def command(monkeypatch: pytest.MonkeyPatch, trainer: FakeTrainer, out: Path, *arguments: str) -> Result:
+    monkeypatch.setattr("mxref_training.loop.train", trainer)
+    monkeypatch.setattr("mxref_training.corpus.prepare_corpus", lambda config: FakeCorpus())
+    fixed = ["--set", "run.eval_every=10", "--backend", "reference", "--out", str(out)]
+    return CliRunner().invoke(main, ["ablate", "paper", *fixed, *arguments])
+
+
+def test_ablate_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trainer = FakeTrainer(SLOWDOWN)
+    found = command(
+        monkeypatch, trainer, tmp_path, "--steps", "50", "--arms", "fprop, all-h16", "--data", "x.jsonl"
+    )
+    assert found.exit_code == 0, found.output
+    assert [label for label, _ in trainer.calls] == ["FP8", "plain RNE", "H16"]
+    written = load_results(tmp_path)
+    assert written["config"]["run"]["steps"] == 50
+    assert written["config"]["data"]["train"] == "x.jsonl"
+    assert written["config"]["optim"]["schedule"] == "constant"
+    assert {"report.html", "report.md", "results.json"} < {path.name for path in tmp_path.iterdir()}
+    assert "Not run yet: fp8-seed2, bf16, wgrad," in " ".join(found.output.split())
+
+
+def test_ablate_interrupted_is_one_line_and_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(label: str) -> None:
+        raise Interrupted("SIGINT after step 3 of 50: saved; the same command goes on from there")
+
+    found = command(monkeypatch, FakeTrainer(interrupt=stop), tmp_path, "--steps", "50")
+    assert found.exit_code == 130
+    assert found.output.splitlines() == [
+        "[1/13] fp8: starts",
+        "interrupted: SIGINT after step 3 of 50: saved; the same command goes on from there",
+    ]

@@ -1,0 +1,300 @@
+"""Training configurations: frozen dataclasses filled from TOML, checked before anything is computed.
+
+Every table goes through `mxref.tomlio`, so an unknown key names the nearest valid one, as in a recipe.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mxref.errors import RecipeError
+from mxref.recipe import Recipe, load_recipe
+from mxref.tomlio import build, merge, nearest, read_toml
+from mxref_training.errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """The `llama3` stretching of rotary wavelengths, with the values of Llama 3.1."""
+
+    factor: float = 8.0
+    """How much the long wavelengths are stretched."""
+    low_freq_factor: float = 1.0
+    """Wavelengths above `original_max_position / low_freq_factor` are stretched in full."""
+    high_freq_factor: float = 4.0
+    """Wavelengths below `original_max_position / high_freq_factor` are left alone."""
+    original_max_position: int = 8192
+    """Positions before stretching."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.factor >= 1, f"model.rope_scaling.factor = {self.factor} is below 1, which would shrink"
+        )
+        _require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            f"model.rope_scaling: low_freq_factor = {self.low_freq_factor} must be positive and below "
+            f"high_freq_factor = {self.high_freq_factor}",
+        )
+        _require(
+            self.original_max_position >= 1,
+            f"model.rope_scaling.original_max_position = {self.original_max_position} is below 1",
+        )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Llama 3 model."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    """Width of the SwiGLU."""
+    vocab: int
+    max_seq: int
+    """Positions that the rotary table holds."""
+    rope_theta: float = 500000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+    scale_output_init: bool = True
+    """Divide the standard deviation of `o_proj` and `down_proj` by sqrt(2 layers), as Megatron does."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "kv_heads", "ffn", "vocab", "max_seq"):
+            _require(getattr(self, name) >= 1, f"model.{name} = {getattr(self, name)} is below 1")
+        _require(
+            self.width % (2 * self.heads) == 0,
+            f"model.width = {self.width} is not a multiple of 2 * model.heads = {2 * self.heads}: "
+            "rotary embeddings need an even number of channels in every head",
+        )
+        _require(
+            self.heads % self.kv_heads == 0,
+            f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}",
+        )
+        _require(self.norm_eps > 0, f"model.norm_eps = {self.norm_eps} must be positive")
+        _require(self.init_std > 0, f"model.init_std = {self.init_std} must be positive")
+        _require(self.rope_theta > 1, f"model.rope_theta = {self.rope_theta} must be above 1")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from."""
+
+    train: str = "builtin"
+    """`builtin`, `c4`, or JSONL: a file, a folder or a pattern."""
+    val: str | None = None
+    """The same; without it the source's own validation side, or 2 % of the files' documents held out."""
+    tokenizer: str | None = None
+    """A `tokenizer.json`; without it a byte-level BPE of `model.vocab` tokens is trained on `train`."""
+    max_documents: int = 0
+    """Read no more than this many training documents; 0 reads all."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_documents >= 0, f"data.max_documents = {self.max_documents} is negative")
+
+
+class Schedule(StrEnum):
+    """The learning rate after the warm-up."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW, gradient clipping and the learning rate."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-5
+    weight_decay: float = 0.1
+    """Decoupled; for matrices (linear weights and embeddings), never for norm weights."""
+    clip: float = 1.0
+    """Largest global norm of the gradient; 0 switches clipping off."""
+    warmup: int = 0
+    """Steps of linear warm-up."""
+    schedule: Schedule = Schedule.CONSTANT
+    min_lr_ratio: float = 0.1
+    """End of the cosine, as a fraction of `lr`."""
+    decay_steps: int = 0
+    """Step at which the cosine ends; 0 is the last step of the run."""
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, f"optim.lr = {self.lr} must be positive")
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
+        _require(self.eps > 0, f"optim.eps = {self.eps} must be positive")
+        for name in ("weight_decay", "clip", "warmup", "decay_steps"):
+            _require(getattr(self, name) >= 0, f"optim.{name} = {getattr(self, name)} is negative")
+        _require(0 <= self.min_lr_ratio <= 1, f"optim.min_lr_ratio = {self.min_lr_ratio} is outside [0, 1]")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Length of a run, its batches, and what is written when."""
+
+    steps: int
+    batch: int
+    """Sequences per optimizer step."""
+    seq_len: int
+    eval_every: int
+    """Steps between evaluations; the last step is always evaluated."""
+    eval_tokens: int
+    """Validation tokens per evaluation: the first ones, unshuffled."""
+    seed: int = 0
+    """Initial weights, random rounding and, unless `data_seed` is set, the order of the data."""
+    data_seed: int | None = None
+    micro_batch: int = 0
+    """Sequences per forward pass; 0 is the whole batch."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 keeps only the one at the end."""
+    keep: int = 2
+    """How many checkpoints stay on disk."""
+    log_every: int = 1
+    """Steps between lines of `metrics.jsonl`; evaluations are always written."""
+    threads: int = 0
+    """Threads of PyTorch; 0 leaves its default."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every"):
+            _require(getattr(self, name) >= 1, f"run.{name} = {getattr(self, name)} is below 1")
+        for name in ("seed", "micro_batch", "checkpoint_every", "threads"):
+            _require(getattr(self, name) >= 0, f"run.{name} = {getattr(self, name)} is negative")
+        _require(self.seed < 1 << 64, f"run.seed = {self.seed} is not below 2^64")
+        _require(
+            self.batch % self.sequences == 0,
+            f"run.batch = {self.batch} is not a multiple of run.micro_batch = {self.micro_batch}",
+        )
+        _require(
+            self.eval_tokens >= self.seq_len,
+            f"run.eval_tokens = {self.eval_tokens} is below one sequence of run.seq_len = {self.seq_len}",
+        )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences per forward pass."""
+        return self.micro_batch or self.batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes per optimizer step."""
+        return self.batch // self.sequences
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens per optimizer step."""
+        return self.batch * self.seq_len
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the order of the data."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything about a run but the recipe."""
+
+    model: ModelConfig
+    optim: OptimConfig
+    run: RunConfig
+    data: DataConfig = DataConfig()
+
+    def __post_init__(self) -> None:
+        _require(
+            self.run.seq_len <= self.model.max_seq,
+            f"run.seq_len = {self.run.seq_len} is above model.max_seq = {self.model.max_seq}",
+        )
+
+
+def config_from_table(table: Mapping[str, Any], where: str = "config") -> TrainConfig:
+    """Return the configuration of a TOML table; ConfigError names the table and the key."""
+    try:
+        return build(TrainConfig, table, where)
+    except RecipeError as err:
+        raise ConfigError(str(err)) from err
+
+
+def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]] = ()) -> TrainConfig:
+    """Return a training configuration.
+
+    Args:
+        source: a TOML file, or the name of a preset.
+        overrides: laid over it in order: `section.key=value`, whose value is TOML, or a string where it does
+            not parse as TOML; or a nested table.
+
+    Raises:
+        ConfigError: an unknown preset, key or value; FileFormatError: a file that cannot be read.
+    """
+    path = _find(source, PRESETS, "preset")
+    table = read_toml(path)
+    for override in overrides:
+        table = merge(table, parse_override(override) if isinstance(override, str) else override)
+    return config_from_table(table, path.name)
+
+
+def find_recipe(source: str | Path) -> Recipe:
+    """Return the recipe of a TOML file, or of the name of one that the package ships.
+
+    Raises:
+        ConfigError: an unknown name; RecipeError or FileFormatError: a file that does not hold a recipe.
+    """
+    return load_recipe(_find(source, RECIPES, "recipe"))
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of the presets or recipes in a folder of the package, sorted."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def _find(source: str | Path, folder: Path, kind: str) -> Path:
+    path = Path(source)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        return path
+    shipped = folder / f"{source}.toml"
+    if not shipped.is_file():
+        hint = nearest(str(source), names(folder))
+        raise ConfigError(f"unknown {kind} {str(source)!r}{hint}; a file's name must end in .toml")
+    return shipped
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """Return `section.key=value` as a nested table; ConfigError unless it has that form."""
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    sections = [f.name for f in fields(TrainConfig)]
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"{text!r} does not read section.key=value, as in run.steps=100")
+    if parts[0] not in sections:
+        raise ConfigError(f"{text!r}: unknown section {parts[0]!r}{nearest(parts[0], sections)}")
+    parsed: Any
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(parts):
+        parsed = {part: parsed}
+    table: dict[str, Any] = parsed
+    return table

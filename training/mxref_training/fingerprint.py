@@ -1,0 +1,88 @@
+"""What a run's result depends on: so that a finished run is kept, and a changed one trained anew."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mxref
+from mxref.backend import Backend
+from mxref.recipe import Recipe
+from mxref_training.run_folder import identity
+
+if TYPE_CHECKING:
+    from mxref_training.config import TrainConfig
+
+# Modules, by the first word of their name, that show, judge or check results and cannot change one: an edit
+# there leaves finished arms finished. Any other module counts, so that a new one is never forgotten.
+_READERS = {
+    "ablation",
+    "cli",
+    "conformance",
+    "crafted",
+    "crossing",
+    "explain",
+    "fingerprint",
+    "ladder",
+    "report",
+}
+_READERS |= {"results", "vectors"}
+
+
+def fingerprint(
+    config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Any, code: str
+) -> dict[str, Any]:
+    """Return everything that an arm's result depends on, by part, so that a change can be named."""
+    parts = identity(config, recipe, backend, corpus)
+    return parts | {"run": parts["run"] | {"steps": config.run.steps}, "code": code}
+
+
+def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether two fingerprints differ in nothing but more steps, so that the old run can go on."""
+    before, now = old["run"].get("steps", 0), new["run"]["steps"]
+    return before < now and old | {"run": old["run"] | {"steps": now}} == new
+
+
+def code_digest(backend: Backend) -> str:
+    """Return 12 hex digits of the SHA-256 over the sources that a result depends on."""
+    top = sys.modules[type(backend).__module__.partition(".")[0]]
+    files = [*_sources(Path(mxref.__file__).parent), *_sources(Path(__file__).parent)]
+    if top.__file__ and top.__name__ not in ("mxref", "mxref_training"):
+        single = not hasattr(top, "__path__")
+        files += [Path(top.__file__)] if single else _sources(Path(top.__file__).parent)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _sources(package: Path) -> list[Path]:
+    own = package in (Path(mxref.__file__).parent, Path(__file__).parent)
+    return [p for p in sorted(package.rglob("*.py")) if not (own and p.stem.partition("_")[0] in _READERS)]
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return what differs between two fingerprints, in words."""
+    found = []
+    for part, value in new.items():
+        before = old.get(part)
+        if isinstance(value, dict) and isinstance(before, dict):
+            keys = _differences(before, value)
+            if keys:
+                found.append(f"{part} {', '.join(keys[:3])}{' and more' * (len(keys) > 3)} changed")
+        elif value != before:
+            found.append(f"the {part} changed")
+    return found or ["its fingerprint changed"]
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            keys.append(prefix + key)
+    return keys

@@ -1,0 +1,48 @@
+"""SIGINT and SIGTERM as a request to stop after the step in progress."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from mxref.errors import MxrefError
+
+
+class Interrupted(MxrefError):
+    """A run that was asked to stop and did, after a checkpoint."""
+
+
+class StopRequest:
+    """Takes the first SIGINT or SIGTERM as a request to stop; the next one acts at once.
+
+    Signals reach the main thread alone; entered in another one, this changes nothing.
+
+    Attributes:
+        signal: name of the signal that came, or nothing.
+    """
+
+    def __init__(self) -> None:
+        self.signal = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask) or signal.SIG_DFL
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_back()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number).name
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

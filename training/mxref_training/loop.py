@@ -1,0 +1,347 @@
+"""The training loop: deterministic, resumable to the bit, and never silent about a value that is not finite."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxref.backend import Backend
+from mxref.recipe import Recipe
+from mxref_training import linear, run_folder
+from mxref_training.checkpoint import Snapshot
+from mxref_training.config import TrainConfig
+from mxref_training.corpus import TokenCorpus, check_lengths, prepare_corpus
+from mxref_training.crossing import has_diverged
+from mxref_training.data import Loader
+from mxref_training.errors import CheckpointError, DivergedError
+from mxref_training.evaluate import cross_entropy, evaluate, first_nonfinite_gradient, first_nonfinite_output
+from mxref_training.interrupt import Interrupted, StopRequest
+from mxref_training.model import Llama, flops_per_token, parameter_count
+from mxref_training.optim import (
+    clip_gradients,
+    learning_rate,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    require_float32_state,
+    set_learning_rate,
+)
+from mxref_training.run_folder import RunFolder, changed_environment
+from mxref_training.telemetry import MetricsLog, ProgressSink, default_progress, read_lines, reporting
+
+__all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
+
+MAX_SKIPPED = 10
+"""Steps in a row that may be skipped before the run counts as diverged."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to, all of it since step 0 however often it was resumed."""
+
+    losses: list[tuple[int, float]]
+    """Validation loss by step, in nats per token; NaN where it was not finite."""
+    final_loss: float
+    """The last of them; NaN before the first evaluation."""
+    train_losses: list[float]
+    """Training loss of every step that was logged and not skipped."""
+    seconds: float
+    """Spent in training steps."""
+    tokens: int
+    diverged: bool
+    """By the rule of `mxref_training.crossing.has_diverged`."""
+    skipped_steps: int
+
+
+def train(
+    config: TrainConfig,
+    recipe: Recipe,
+    out: Path,
+    *,
+    backend: Backend,
+    corpus: TokenCorpus | None = None,
+    label: str = "",
+    progress: ProgressSink | None = None,
+    resume: bool = True,
+    stop_after: int | None = None,
+) -> TrainResult:
+    """Train a Llama from its initial weights, or from the latest checkpoint in `out`.
+
+    Args:
+        config: the run.
+        recipe: treatment of the linear layers.
+        out: folder of the run, made where it does not exist.
+        backend: runs the MXFP4 operations.
+        corpus: tokens; made from `config.data` where they are not given.
+        label: name of the run in progress reports.
+        progress: where to report to; default the terminal, or lines on standard error.
+        resume: go on with the run in `out`; False deletes that run first.
+        stop_after: stop after this optimizer step as if the process ended there, with a checkpoint.
+
+    Raises:
+        ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
+        CheckpointError: the run in `out` is another one, is damaged, or cannot be written.
+        DivergedError: the loss or a gradient was not finite for `MAX_SKIPPED` steps in a row.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
+    """
+    corpus = corpus or prepare_corpus(config)
+    check_lengths(config, corpus)
+    corpus.tokenizer.check_vocab(config.model.vocab)
+    folder = RunFolder(Path(out), config.run.keep)
+    with _deterministic(config.run.threads), reporting(progress or default_progress()) as sink:
+        wanted = run_folder.identity(config, recipe, backend, corpus)
+        if not resume:
+            folder.clear()
+        record = folder.record()
+        if record is not None:
+            folder.require(wanted, record["identity"])
+            if changed := changed_environment(record):
+                sink.note(f"not the machine that began this run, so bits may differ: {', '.join(changed)}")
+        step = (folder.store.latest() or 0) if record else 0
+        if step > config.run.steps:
+            raise CheckpointError(
+                f"the run in {out} is at step {step} already, beyond run.steps = {config.run.steps}; "
+                "choose another --out, or start over with --no-resume"
+            )
+        if step == config.run.steps:
+            sink.note(f"{folder.path} is finished: {step} steps")
+        elif stop_after is None or step < stop_after:
+            run = _Run(config, recipe, folder, backend, corpus, wanted, sink)
+            if record is None:
+                facts = {
+                    "label": label,
+                    "identity": wanted,
+                    "backend": backend.name,
+                    "parameters": parameter_count(config.model),
+                    "flops_per_token": flops_per_token(config.model, config.run.seq_len),
+                }
+                folder.create(config, recipe, corpus, facts)
+            run.go(step, min(config.run.steps, stop_after or config.run.steps), label)
+        return _result(folder, config)
+
+
+class _Run:
+    """A run in progress: model, optimizer, loader and logs."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        folder: RunFolder,
+        backend: Backend,
+        corpus: TokenCorpus,
+        identity: dict[str, Any],
+        sink: ProgressSink,
+    ) -> None:
+        linear.check_stochastic_rounding(backend, recipe)
+        run = config.run
+        self.config, self.recipe, self.folder = config, recipe, folder
+        self.corpus, self.identity, self.sink = corpus, identity, sink
+        self.model = Llama(config.model, run.seed)
+        self.context = linear.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
+        self.step = self.skipped_in_a_row = 0
+        self.checked = False
+
+    def go(self, step: int, last: int, label: str) -> None:
+        """Train from a checkpoint's step, or from 0, up to `last`."""
+        run = self.config.run
+        torch.manual_seed(run.seed)  # nothing draws from it; a module that did would still be repeatable
+        metrics_bytes, timing_bytes = self._restore(step) if step else (0, 0)
+        self.metrics = MetricsLog(self.folder.metrics, metrics_bytes)
+        self.timing = MetricsLog(self.folder.timing, timing_bytes)
+        self.sink.start(label, self.step, run.steps, run.step_tokens)
+        if step:
+            self.sink.note(f"resumed at step {step} of {run.steps}")
+        try:
+            with StopRequest() as request:
+                while self.step < last:
+                    self._train_step()
+                    if self.step % run.eval_every == 0 or self.step == run.steps:
+                        self._validate()
+                    due = run.checkpoint_every and self.step % run.checkpoint_every == 0
+                    if due or request.signal or self.step == last:
+                        self._save()
+                    if request.signal and self.step < last:
+                        raise Interrupted(
+                            f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
+                            "the same command goes on from there"
+                        )
+        finally:
+            self.metrics.close()
+            self.timing.close()
+
+    def _train_step(self) -> None:
+        run = self.config.run
+        began = time.perf_counter()
+        lr = learning_rate(self.config.optim, self.step, run.steps)
+        set_learning_rate(self.optimizer, lr)
+        self.context.step, self.context.global_tokens = self.step, run.step_tokens
+        loss, norm, problem = self._gradients()
+        if problem:
+            self.skipped_in_a_row += 1
+        else:
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+            self._check_first()
+        self.optimizer.zero_grad(set_to_none=True)
+        linear.advance(self.model)
+        self.step += 1
+        line: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.step * run.step_tokens,
+            "loss": _finite(loss),
+            "lr": lr,
+            "grad_norm": _finite(norm),
+        }
+        if problem:
+            line["skipped"] = problem
+            self.sink.note(f"step {self.step} skipped: {problem}")
+        if problem or self.step % run.log_every == 0 or self.step == run.steps:
+            self.metrics.write(line)
+        seconds = time.perf_counter() - began
+        self.timing.write(
+            {"step": self.step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
+        )
+        self.sink.step(self.step, None if problem else loss)
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise DivergedError(
+                f"{problem} at step {self.step}, the {MAX_SKIPPED}th step in a row to be skipped: "
+                f"lower optim.lr = {self.config.optim.lr}, or take a recipe with more precision"
+            )
+
+    def _gradients(self) -> tuple[float, float, str]:
+        """Fill `.grad`, clipped, from the next batch; return loss, norm, and what was not finite, if anything."""
+        run = self.config.run
+        batch = self.loader.next_batch(run.batch)
+        all_inputs, all_targets = (torch.split(torch.from_numpy(side), run.sequences) for side in batch)
+        self.model.train()
+        if not self.checked:
+            self.context.reset_census()
+        total = 0.0
+        for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
+            self.context.token_origin = number * run.sequences * run.seq_len
+            loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
+            total += loss.item()
+            if not math.isfinite(total):
+                where = first_nonfinite_output(self.model, self.context, inputs)
+                return total, math.nan, f"loss {total} from {where}"
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
+        if not math.isfinite(norm):
+            return total, norm, f"gradient norm {norm} from {first_nonfinite_gradient(self.model)}"
+        return total, norm, ""
+
+    def _check_first(self) -> None:
+        """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
+        if not self.checked:
+            linear.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+            require_float32_state(self.model, self.optimizer)
+            self.checked = True
+
+    def _validate(self) -> None:
+        run = self.config.run
+        began = time.perf_counter()
+        found = evaluate(
+            self.model,
+            self.context,
+            self.corpus.val.ids,
+            seq_len=run.seq_len,
+            batch=run.sequences,
+            limit=run.eval_tokens,
+        )
+        self.metrics.write(
+            {
+                "step": self.step,
+                "tokens": self.step * run.step_tokens,
+                "val_loss": _finite(found.loss),
+                "val_perplexity": _finite(found.perplexity),
+            }
+        )
+        self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
+        self.sink.validation(self.step, found.loss)
+
+    def _save(self) -> None:
+        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        if self.config.model.tie_embeddings:
+            del tensors["lm_head.weight"]
+        for log in (self.metrics, self.timing):
+            log.sync()
+        state = {
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "loader": self.loader.state_dict(),
+            "metrics_bytes": self.metrics.position(),
+            "timing_bytes": self.timing.position(),
+            "identity": self.identity,
+        }
+        groups = {
+            "model": tensors,
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "rng": {"torch": torch.get_rng_state()},
+        }
+        self.folder.store.save(Snapshot(self.step, groups, state))
+
+    def _restore(self, step: int) -> tuple[int, int]:
+        """Take a checkpoint's state; return the lengths of the metrics and timing files at that point."""
+        snapshot = self.folder.store.load(step)
+        state = snapshot.state
+        self.folder.require(self.identity, state["identity"])
+        tensors = dict(snapshot.tensors["model"])
+        if self.config.model.tie_embeddings:
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        try:
+            self.model.load_state_dict(tensors)
+        except RuntimeError as err:
+            first = str(err).splitlines()[-1].strip()
+            raise CheckpointError(f"the checkpoint of step {step} does not fit the model: {first}") from err
+        load_optimizer_tensors(self.model, self.optimizer, snapshot.tensors["optimizer"])
+        torch.set_rng_state(snapshot.tensors["rng"]["torch"])
+        self.loader.load_state_dict(state["loader"])
+        self.step, self.skipped_in_a_row = step, int(state["skipped_in_a_row"])
+        return int(state["metrics_bytes"]), int(state["timing_bytes"])
+
+
+@contextmanager
+def _deterministic(threads: int) -> Iterator[None]:
+    """Run the block with deterministic kernels, and on `threads` threads unless that is 0."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_num_threads(before[1])
+
+
+def _finite(value: float) -> float | None:
+    """Return the value as JSON can hold it."""
+    return value if math.isfinite(value) else None
+
+
+def _result(folder: RunFolder, config: TrainConfig) -> TrainResult:
+    lines = list(read_lines(folder.metrics))
+    losses = [
+        (x["step"], math.nan if x["val_loss"] is None else x["val_loss"]) for x in lines if "val_loss" in x
+    ]
+    steps = [line for line in lines if "lr" in line]
+    seconds = sum(line.get("seconds", 0.0) for line in read_lines(folder.timing))
+    tokens = max((line["tokens"] for line in lines), default=0)
+    return TrainResult(
+        losses=losses,
+        final_loss=losses[-1][1] if losses else math.nan,
+        train_losses=[line["loss"] for line in steps if "skipped" not in line],
+        seconds=seconds,
+        tokens=tokens,
+        diverged=has_diverged([(float(step), loss) for step, loss in losses]),
+        skipped_steps=sum("skipped" in line for line in steps),
+    )
