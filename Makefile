@@ -16,7 +16,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow lint format docs bench clean
+.PHONY: help env demo test test-slow lint format docs bench relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,7 +46,7 @@ lint: $(STAMP)  ## check style and types
 	$(BIN)/mypy
 
 docs: $(STAMP)  ## build the documentation into docs/_build/html
-	$(BIN)/sphinx-build --fail-on-warning --quiet -b html docs docs/_build/html
+	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
 
 bench: $(STAMP)  ## time the backends against their peers; the bits are checked first
@@ -55,6 +55,9 @@ bench: $(STAMP)  ## time the backends against their peers; the bits are checked 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+relock: $(STAMP)  ## lock the clauses of the specification, once the tests of an edited clause were read again
+	$(BIN)/python docs/_ext/clauses.py relock
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

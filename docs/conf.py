@@ -1,6 +1,11 @@
 """Sphinx configuration; `make docs` builds with warnings as errors and without the network."""
 
+import sys
+from pathlib import Path
+
 from mxref import __version__
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "mxref"
 author = "the mxref authors"
@@ -12,8 +17,9 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "mxref_spec",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "spec/vectors"]
 default_role = "code"
 smartquotes = False
 
@@ -31,7 +37,7 @@ copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_title = f"mxref {version}"
 html_static_path = ["_static"]
-html_css_files = ["wrap.css"]
+html_css_files = ["wrap.css", "spec.css"]
 html_show_copyright = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#2b5fa8", "color-brand-content": "#2b5fa8"},

@@ -59,7 +59,10 @@ def candidates() -> list[Candidate]:
 
 
 def choose(name: str | None = None) -> tuple[str, str]:
-    """Return the name of the backend to use and the reason for it: argument, environment, or default."""
+    """Return the name of the backend to use and the reason for it: argument, environment, or default.
+
+    Implements: conformance.selection
+    """
     if name:
         return name, "asked for by name"
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
@@ -86,6 +89,8 @@ def get_backend(name: str | None = None) -> Backend:
     Raises:
         BackendError: an unknown name (the known ones are listed), a package that is not installed, or an
             object that is not a backend.
+
+    Implements: conformance.selection
     """
     if not name:
         name, _ = choose()

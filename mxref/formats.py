@@ -2,6 +2,8 @@
 
 Nothing here computes. Source: OCP Microscaling Formats (MX) v1.0, sections 5.2, 5.3 and 5.4;
 OCP 8-bit Floating Point v1.0 for E4M3 and E5M2.
+
+Implements: formats.e2m1, formats.e8m0, formats.mxfp4, formats.fp8
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def gemm_profile(name: str) -> GemmProfile:
 def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
     """Raise ShapeError or DtypeError unless A [M, K] and B [N, K], block axis stored last, can be multiplied.
 
-    Implements: gemm.operands
+    Implements: gemm.operands, gemm.output
     """
     for name, q in (("A", a), ("B", b)):
         if len(q.shape) != 2:
@@ -78,7 +78,7 @@ def scaled_gemm(
     Raises:
         ShapeError, DtypeError: operands that do not fit together.
 
-    Implements: gemm.exact, gemm.ordered, gemm.nan
+    Implements: gemm.exact, gemm.ordered, gemm.nan, gemm.output, gemm.prescale, conventions.nan
     """
     profile = gemm_profile(profile)
     check_gemm(a, b, out_dtype)
@@ -166,16 +166,18 @@ def bounded_tolerance(
     Args:
         a: [M, K].
         b: [N, K].
-        error_class: `fp32` (eps = K * 2^-24) or `fp8-hopper` (eps = 2^-11).
+        error_class: `fp32` (eps = K * 2^-24, or (K + 2) * 2^-24 with a prescale) or `fp8-hopper` (eps = 2^-11).
         out_dtype: `bfloat16` adds one rounding to nearest.
 
-    Implements: gemm.bounded
+    Implements: gemm.bounded, gemm.prescale
     """
     magnitudes = np.abs(_VALUES)
     scale_a, scale_b = (np.repeat(np.ldexp(1.0, scale_exponent(q.scales)), MXFP4.k, axis=1) for q in (a, b))
     total = (magnitudes[unpack(a.codes)] * scale_a) @ (magnitudes[unpack(b.codes)] * scale_b).T
-    total *= (4 / 3) ** (int(a.prescale) + int(b.prescale))
-    eps = a.length * 2.0**-24 if error_class == "fp32" else 2.0**-11
+    prescaled = int(a.prescale) + int(b.prescale)
+    total *= (4 / 3) ** prescaled
+    # Undoing the prescale errs twice more: in the multiply and in its constant.
+    eps = (a.length + 2 * (prescaled > 0)) * 2.0**-24 if error_class == "fp32" else 2.0**-11
     bound = eps * total + a.length * 2.0**-149
     if out_dtype == "bfloat16":
         bound = bound + (total + bound) * 2.0**-8 + 2.0**-133

@@ -74,7 +74,10 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
 
 
 def norm_factor(n: int) -> np.float32:
-    """Return fl32(1/sqrt(n)), exact for n = 4, 16, 64 and 256."""
+    """Return fl32(1/sqrt(n)), exact for n = 4, 16, 64 and 256.
+
+    Implements: hadamard.factor
+    """
     return np.float32(1.0 / np.sqrt(np.float64(n)))
 
 
@@ -92,7 +95,8 @@ def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
     Raises:
         ShapeError: K is not a multiple of n.
 
-    Implements: hadamard.transform, hadamard.order
+    Implements: hadamard.size, hadamard.order, hadamard.factor, hadamard.float32, hadamard.nonfinite,
+    conventions.arithmetic
     """
     n = rotation.n
     if x.shape[-1] % n:

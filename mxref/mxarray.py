@@ -26,7 +26,7 @@ class MXArray:
 
     Raises ShapeError when codes, scales, shape and axis do not fit together.
 
-    Implements: packing.layout
+    Implements: packing.nibbles, packing.scales, quantize.axis
     """
 
     codes: Any

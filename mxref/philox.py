@@ -31,7 +31,7 @@ class Stream:
     Operand ids: 0 Fprop X, 1 Fprop W, 2 Dgrad dY, 3 Dgrad W, 4 Wgrad dY, 5 Wgrad X, and 6, 7, 8 the
     Hadamard signs of Fprop, Dgrad and Wgrad. Fields out of range raise RecipeError.
 
-    Implements: random.stream
+    Implements: random.stream, random.range
     """
 
     seed: int
@@ -119,7 +119,7 @@ def random_integers(
     Returns:
         uint32 [M, count].
 
-    Implements: random.elements
+    Implements: random.elements, random.index, random.range
     """
     if not 1 <= bits <= MAX_SR_BITS:
         raise RecipeError(f"sr_bits = {bits} is outside 1 .. {MAX_SR_BITS}")

@@ -46,7 +46,10 @@ def check_input(x: Any) -> None:
 
 @dataclass(frozen=True)
 class QuantPlan:
-    """A checked quantization: every backend computes the same codes from it."""
+    """A checked quantization: every backend computes the same codes from it.
+
+    Implements: conformance.plan
+    """
 
     spec: OperandSpec
     shape: tuple[int, ...]
@@ -87,7 +90,7 @@ class QuantPlan:
     def global_rows(self) -> NDArray[np.int64]:
         """Return the global row index of each stored row, int64 [rows].
 
-        Implements: random.origin
+        Implements: random.index
         """
         rows = np.zeros((), np.int64)
         others = zip(
@@ -109,7 +112,7 @@ class QuantPlan:
         Raises:
             NonfiniteError: a NaN block under `nonfinite = "raise"`.
 
-        Implements: quantize.nonfinite
+        Implements: scale.nonfinite
         """
         if self.spec.nonfinite is Nonfinite.RAISE:
             spoiled = scales == E8M0.nan_code
@@ -148,7 +151,7 @@ def plan_quantize(
         ShapeError: an axis, length, origin or global shape that does not fit.
         RecipeError: the spec is not MXFP4, or needs a random stream and there is none.
 
-    Implements: quantize.axis, quantize.padding, quantize.blocks
+    Implements: quantize.axis, quantize.length, quantize.padding, scale.block.tile
     """
     if spec.format is not OperandFormat.MXFP4:
         raise RecipeError(f"quantize makes MXFP4, but the operand's format is {spec.format.value}")

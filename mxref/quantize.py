@@ -51,7 +51,7 @@ def quantize(
 
     Source: OCP MX v1.0, section 6.3.
 
-    Implements: quantize.order
+    Implements: quantize.order, quantize.strides
     """
     check_input(x)
     plan = plan_quantize(x.shape, spec or OperandSpec(), axis, rng, origin, global_shape, pad)
@@ -61,7 +61,8 @@ def quantize(
 def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32] of a planned quantization.
 
-    Implements: quantize.order, quantize.zero, quantize.nonfinite, quantize.sign
+    Implements: quantize.order, quantize.axis, quantize.padding, scale.zero, scale.nonfinite, rounding.scaled,
+    rounding.sign
     """
     spec = plan.spec
     v = np.moveaxis(x, plan.axis, -1).astype(np.float32)  # [rows..., L]
@@ -98,6 +99,8 @@ def _block_amax(bits: NDArray[np.uint32], block: BlockShape) -> NDArray[np.uint3
     """Return the largest magnitude bits per block, repeated over the rows of a tile: uint32 [..., K / 32].
 
     Bits order as magnitudes do, and put every NaN above Inf, so an integer maximum misses neither.
+
+    Implements: scale.amax, scale.block.row, scale.block.tile
     """
     amax: NDArray[np.uint32] = bits.reshape(*bits.shape[:-1], bits.shape[-1] // MXFP4.k, MXFP4.k).max(axis=-1)
     if block is BlockShape.TILE:
@@ -121,7 +124,7 @@ def dequantize(q: MXArray, dtype: str = "float32") -> NDArray[Any]:
     Raises:
         DtypeError: another type; float16 cannot hold the range.
 
-    Implements: dequantize.value, dequantize.overflow, dequantize.nan
+    Implements: dequantize.value, dequantize.overflow, dequantize.nan, formats.mxfp4, conventions.nan
     """
     if dtype not in ("float64", "float32", "bfloat16"):
         raise DtypeError(f"dequantize gives float64, float32 or bfloat16, not {dtype}")

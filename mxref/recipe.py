@@ -49,6 +49,8 @@ class OperandSpec:
     """The treatment of one operand: its format and, for MXFP4, every choice that its bits depend on.
 
     Choices may be given by their names, as in `OperandSpec(rounding="sr")`; RecipeError lists the valid ones.
+
+    Implements: recipe.unknown
     """
 
     format: OperandFormat = OperandFormat.MXFP4
@@ -122,7 +124,10 @@ class Fp8Scaling(StrEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The treatment of all six GEMM operands of a linear layer, and what surrounds them."""
+    """The treatment of all six GEMM operands of a linear layer, and what surrounds them.
+
+    Implements: linear.rotation, linear.formats
+    """
 
     fprop: FpropSpec = FpropSpec()
     dgrad: DgradSpec = DgradSpec()
@@ -156,7 +161,10 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """First 12 hex digits of the SHA-256 of the resolved recipe."""
+        """First 12 hex digits of the SHA-256 of the resolved recipe.
+
+        Implements: recipe.digest
+        """
         text = json.dumps(to_table(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -199,7 +207,10 @@ DIALECTS = {
 
 
 def dialect(name: str) -> Dialect:
-    """Return a dialect by name; RecipeError names the nearest known one."""
+    """Return a dialect by name; RecipeError names the nearest known one.
+
+    Implements: dialect.ocp, dialect.amd, dialect.nvidia, dialect.tseng
+    """
     if name not in DIALECTS:
         raise RecipeError(f"unknown dialect {name!r}{nearest(name, DIALECTS)}")
     return DIALECTS[name]
@@ -217,7 +228,7 @@ def recipe_from_table(table: Mapping[str, Any], where: str = "recipe") -> Recipe
         RecipeError: an unknown key (the nearest valid one is named), a wrong value, or operands of one
             GEMM that do not fit together.
 
-    Implements: recipe.overlay
+    Implements: recipe.overlay, recipe.unknown
     """
     known = {"dialect", "all", *(f.name for f in fields(Recipe))}
     for key in table:

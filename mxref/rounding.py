@@ -54,7 +54,7 @@ def round_magnitude(
     Raises:
         RecipeError: SR without random integers, or R out of range.
 
-    Implements: rounding.rne, rounding.rna, rounding.rtz, rounding.sr
+    Implements: rounding.rne, rounding.rna, rounding.rtz, rounding.sr, rounding.saturate
     """
     below = np.searchsorted(_GRID, v, side="right") - 1
     if rounding is Rounding.RTZ:

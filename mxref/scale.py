@@ -57,7 +57,7 @@ def scale_code(amax_bits: NDArray[np.uint32], rule: ScaleRule) -> NDArray[np.uin
     Returns:
         E8M0 codes, uint8, same shape; 0 to 253.
 
-    Implements: scale.rule, scale.clamp
+    Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even, scale.clamp
     """
     u = amax_bits.astype(np.int32)
     biased = u >> MANTISSA_BITS
@@ -72,7 +72,7 @@ def scale_code(amax_bits: NDArray[np.uint32], rule: ScaleRule) -> NDArray[np.uin
 def scale_exponent(code: NDArray[np.uint8]) -> NDArray[np.int32]:
     """Return the exponents e with X = 2^e, int32; meaningless for the NaN code 255.
 
-    Implements: scale.decode
+    Implements: formats.e8m0
     """
     return code.astype(np.int32) - E8M0.bias
 
@@ -80,7 +80,7 @@ def scale_exponent(code: NDArray[np.uint8]) -> NDArray[np.int32]:
 def scale_value(code: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Return the values of E8M0 codes, float64, exact; code 255 is NaN, code 0 is 2^-127 and not 0.
 
-    Implements: scale.decode
+    Implements: formats.e8m0
     """
     value = np.ldexp(1.0, scale_exponent(code))
     out: NDArray[np.float64] = np.where(code == E8M0.nan_code, np.nan, value)
@@ -88,6 +88,9 @@ def scale_value(code: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 def magnitude_bits(x: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return the float32 bits of |x|, uint32; ordered as the magnitudes are, with Inf and NaN on top."""
+    """Return the float32 bits of |x|, uint32; ordered as the magnitudes are, with Inf and NaN on top.
+
+    Implements: scale.amax
+    """
     bits: NDArray[Any] = x.view(np.uint32)
     return bits & np.uint32(MAGNITUDE_MASK)

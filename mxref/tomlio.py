@@ -53,6 +53,8 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
     Raises RecipeError on an unknown key (naming the nearest valid one), a missing key, or a value of
     another type.
+
+    Implements: recipe.unknown
     """
     hints = typing.get_type_hints(cls)
     names = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]

@@ -64,14 +64,15 @@ def _floor_log2(num: int, den: int) -> int:
     return e if fits else e - 1
 
 
-def _round_magnitude(num: int, den: int, precision: int) -> int:
-    """num / den >= 0 rounded once, ties to even, to a float of 8 exponent and `precision` - 1 mantissa bits.
+def _round_magnitude(num: int, den: int, precision: int, least: int = -126) -> int:
+    """num / den >= 0 rounded once, ties to even, to a float of `precision` - 1 mantissa bits.
 
-    Subnormals are kept; what rounds to 2^128 or above becomes infinity. Returns the bits without a sign.
+    `least` is the exponent of the smallest normal number; subnormals are kept. With the 8 exponent bits of
+    float32 and bfloat16, what rounds to 2^128 or above becomes infinity. Returns the bits without a sign.
     """
     if num == 0:
         return 0
-    lowest = -126 - (precision - 1)  # exponent of the smallest subnormal
+    lowest = least - (precision - 1)  # exponent of the smallest subnormal
     ulp = max(_floor_log2(num, den) - (precision - 1), lowest)
     if ulp >= 0:
         den <<= ulp
@@ -312,3 +313,37 @@ def gemm_ordered(a_blocks: Sequence[Block], b_blocks: Sequence[Block], prescaled
         if not is_nonfinite(acc):
             acc = round_f32(f32_value(acc) + product)
     return f32_mul(acc, round_f32(Fraction(4, 3) ** prescaled)) if prescaled else acc
+
+
+# ---- the FP8 baseline ----
+
+FP8: dict[str, tuple[int, int, int]] = {"E4M3": (4, 7, 448), "E5M2": (3, 15, 57344)}
+"""Precision (mantissa bits and the hidden one), exponent bias and largest finite value."""
+
+
+def fp8_value(code: int, name: str) -> Fraction | None:
+    """The value of an FP8 code; None for NaN and infinities."""
+    precision, bias, largest = FP8[name]
+    exponent, mantissa = (code & 0x7F) >> (precision - 1), code & ((1 << (precision - 1)) - 1)
+    significand = mantissa | (1 << (precision - 1) if exponent else 0)
+    magnitude = Fraction(significand) * Fraction(2) ** (max(exponent, 1) - bias - (precision - 1))
+    if magnitude > largest:  # the codes above the largest finite value stand for no number
+        return None
+    return -magnitude if code & 0x80 else magnitude
+
+
+def fp8_cast(bits: int, scale_bits: int, name: str) -> int:
+    """The FP8 code of fl32(x * scale): NaN is 0x7F, what is above the largest value saturates, ties go to even."""
+    precision, bias, largest = FP8[name]
+    w = f32_mul(bits, scale_bits)
+    if _is_nan(w):
+        return 0x7F
+    num = min(_units(w & 0x7FFFFFFF), largest * UNIT) if not is_nonfinite(w) else largest * UNIT
+    return w >> 31 << 7 | _round_magnitude(num, UNIT, precision, 1 - bias)
+
+
+def fp8_scale(amax_bits: int, name: str) -> int | None:
+    """The float32 bits of min(fl32(largest / amax), FLT_MAX); None if amax is 0, NaN or infinite."""
+    if is_nonfinite(amax_bits) or not amax_bits & 0x7FFFFFFF:
+        return None
+    return min(round_f32(FP8[name][2] / f32_value(amax_bits)), INF32 - 1)

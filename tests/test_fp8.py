@@ -8,10 +8,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import oracle  # noqa: E402
 from mxref import get_backend  # noqa: E402
 from mxref.recipe import Fp8Scaling, recipe_from_table  # noqa: E402
 from mxref_training import ops  # noqa: E402
-from mxref_training.fp8 import Fp8Scales, cast, scale_from_amax  # noqa: E402
+from mxref_training.fp8 import FORMATS, Fp8Scales, cast, scale_from_amax  # noqa: E402
 from mxref_training.linear import advance, convert  # noqa: E402
 
 LIMITS = {"x": 448.0, "w": 448.0, "dy": 57344.0}
@@ -53,6 +54,7 @@ def scalar_scale(amax, tensor, previous=1.0):
         return np.minimum(np.float32(LIMITS[tensor]) / np.float32(amax), np.float32(FLT_MAX))
 
 
+@pytest.mark.clause("fp8.cast", evidence="peer")
 @pytest.mark.parametrize("tensor", ["x", "w", "dy"])
 @pytest.mark.parametrize("scale", [1.0, 0.3, 7e-39, 3e38])
 def test_cast_is_saturating_rne_for_every_bfloat16(tensor, scale):
@@ -64,6 +66,7 @@ def test_cast_is_saturating_rne_for_every_bfloat16(tensor, scale):
     assert_same_codes(got[some], scalar_cast(floats[some], scale, tensor), tensor)
 
 
+@pytest.mark.clause("fp8.cast", evidence="peer")
 @pytest.mark.parametrize("tensor", ["x", "dy"])
 def test_ties_and_the_edge_of_the_range(tensor):
     grid = np.arange(256, dtype=np.uint8).view(DTYPES[tensor]).astype(np.float64)
@@ -79,6 +82,7 @@ def test_ties_and_the_edge_of_the_range(tensor):
     assert np.abs(got.view(DTYPES[tensor]).astype(np.float32)).max() == limit
 
 
+@pytest.mark.clause("fp8.scale", evidence="known answer")
 @pytest.mark.parametrize("tensor", ["x", "w", "dy"])
 def test_scale_formula(tensor):
     rng = np.random.default_rng(1)
@@ -92,6 +96,49 @@ def test_scale_formula(tensor):
     assert list(got[[-6, -2, -1]]) == [0.125] * 3
 
 
+def with_neighbours(values):
+    """Float32 bits of values and of the next ones on both sides."""
+    return np.unique(np.concatenate([values.view(np.uint32) + np.uint32(d) for d in (0, 1, 0xFFFFFFFF)]))
+
+
+@pytest.mark.clause("fp8.cast")
+@pytest.mark.parametrize("tensor", ["x", "dy"])
+@pytest.mark.parametrize("scale", [1.0, 0.37, 1e-38])
+def test_cast_matches_the_oracle(tensor, scale):
+    grid = np.arange(256, dtype=np.uint8).view(DTYPES[tensor]).astype(np.float64)
+    grid = np.unique(grid[np.isfinite(grid)])
+    turns = np.concatenate([grid, (grid[1:] + grid[:-1]) / 2, [1e-45, -1e-45, -0.0]])
+    with np.errstate(over="ignore"):
+        values = (turns / scale).astype(np.float32)
+    bits = np.concatenate([with_neighbours(values), np.uint32([0x7F7FFFFF, 0x7F800000, 0xFF800000])])
+    scale = np.float32(scale)
+    name = FORMATS[tensor].name
+    want = [oracle.fp8_cast(b, int(scale.view(np.uint32)), name) for b in bits.tolist()]
+    got = bits_of(cast(torch.from_numpy(bits.view(np.float32)), torch.tensor(scale), tensor))
+    assert_same_codes(got, np.array(want, np.uint8), tensor)
+
+
+@pytest.mark.clause("fp8.scale")
+@pytest.mark.parametrize("tensor", ["x", "dy"])
+def test_scale_matches_the_oracle(tensor):
+    rng = np.random.default_rng(4)
+    bits = np.append(
+        rng.integers(0, 0x7F800001, 4000), [0, 1, 2, 0x7FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7FC00000]
+    )
+    amax = torch.from_numpy(bits.astype(np.uint32).view(np.float32))
+    got = scale_from_amax(amax, torch.full_like(amax, LIMITS[tensor]), torch.full_like(amax, 0.125))
+    want = [oracle.fp8_scale(b, FORMATS[tensor].name) for b in bits.tolist()]
+    previous = int(np.float32(0.125).view(np.uint32))
+    assert got.numpy().view(np.uint32).tolist() == [previous if w is None else w for w in want]
+    assert want.count(None) == 3
+
+
+@pytest.mark.clause("fp8.formats", evidence="known answer")
+def test_weights_and_activations_are_e4m3_and_gradients_e5m2():
+    assert {name: format.name for name, format in FORMATS.items()} == {"x": "E4M3", "w": "E4M3", "dy": "E5M2"}
+
+
+@pytest.mark.clause("fp8.current", "fp8.scale", evidence="known answer")
 def test_current_scaling_has_no_state_and_uses_the_tensor_itself():
     scales = Fp8Scales(Fp8Scaling.CURRENT)
     assert scales.state_dict() == {}
@@ -104,6 +151,7 @@ def test_current_scaling_has_no_state_and_uses_the_tensor_itself():
         scales.advance()
 
 
+@pytest.mark.clause("fp8.delayed", "fp8.scale", evidence="known answer")
 def test_delayed_scaling_over_steps():
     scales = Fp8Scales(Fp8Scaling.DELAYED)
     steps = [[2.0, 5.0], [0.5], [0.0], [np.inf, 1.0], [np.nan, 7.0], [3.0, 9.0], [4.0]]
@@ -124,6 +172,7 @@ def test_delayed_scaling_over_steps():
     assert in_force == np.float32(448) / np.float32(4)
 
 
+@pytest.mark.clause("fp8.delayed", "fp8.scale", evidence="known answer")
 def test_a_first_step_without_a_usable_amax_leaves_scale_one():
     scales = Fp8Scales(Fp8Scaling.DELAYED)
     scales.observe("x", torch.tensor(0.0))
@@ -156,6 +205,7 @@ def assert_bounded(got, a, b, inverses):
     assert (np.abs(got - exact) <= bound).all()
 
 
+@pytest.mark.clause("fp8.gemm", "fp8.formats", "fp8.delayed", evidence="peer")
 def test_a_layer_against_its_derivation_over_three_steps():
     model, context = model_and_context()
     rng = np.random.default_rng(2)
@@ -188,6 +238,7 @@ def test_a_layer_against_its_derivation_over_three_steps():
         assert model[0].fp8.scale.tolist() == [scale[name] for name in ("x", "w", "dy")]
 
 
+@pytest.mark.clause("fp8.delayed")
 def test_history_is_checkpointed_and_not_touched_by_evaluation():
     model, context = model_and_context()
     x = torch.randn(8, 64)
@@ -229,6 +280,7 @@ def test_x_is_saved_once_in_fp8():
     assert not any(t.numel() >= 16 * 64 and t.element_size() > 1 and t.shape != (96, 64) for t in saved)
 
 
+@pytest.mark.clause("fp8.gemm")
 def test_gemm_multiplies_fp8_operands_without_rounding_them():
     rng = np.random.default_rng(3)
     a = torch.from_numpy(rng.standard_normal((33, 512)).astype(np.float32)).to(torch.float8_e5m2)
@@ -239,6 +291,7 @@ def test_gemm_multiplies_fp8_operands_without_rounding_them():
     assert_bounded(got.numpy().astype(np.float64), a64, b64, (1.0, 1.0))
 
 
+@pytest.mark.clause("fp8.scale", evidence="known answer")
 def test_an_empty_batch_keeps_the_scale():
     scales = Fp8Scales(Fp8Scaling.DELAYED)
     q = scales.quantize("x", torch.empty(0, 64))

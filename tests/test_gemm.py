@@ -1,5 +1,7 @@
 """Scaled GEMM: the exact and ordered profiles against the oracle, and the bound of the bounded one."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,9 @@ def matrix(rows, prescale=False):
     return MXArray(pack(codes), scales, (len(rows), k), 1, prescale=prescale)
 
 
+@pytest.mark.clause(
+    "gemm.block_dot", "gemm.exact", "gemm.ordered", "gemm.nan", "gemm.prescale", "gemm.output"
+)
 @settings(max_examples=300, deadline=None)
 @given(gemm_operands(), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 2))
 def test_drawn_operands_match_the_oracle(operands, out, prescaled):
@@ -35,7 +40,7 @@ def test_drawn_operands_match_the_oracle(operands, out, prescaled):
     assert bits_of(ordered).tolist() == [[want]]
 
 
-@pytest.mark.clause("gemm.exact")
+@pytest.mark.clause("gemm.exact", "gemm.ordered", "gemm.operands")
 @pytest.mark.parametrize("profile", ["exact", "ordered"])
 def test_matrices_match_the_oracle_element_by_element(profile):
     rng = np.random.default_rng(0)
@@ -52,7 +57,7 @@ def test_matrices_match_the_oracle_element_by_element(profile):
     assert scaled_gemm(matrix(a), matrix(b), profile=profile).view(np.uint32).tolist() == want
 
 
-@pytest.mark.clause("gemm.block_dot")
+@pytest.mark.clause("gemm.block_dot", evidence="known answer")
 def test_exponents_are_combined_before_anything_is_multiplied():
     """A product that dequantizing first would turn into Inf times 0."""
     a = matrix([[(0, [7] + [0] * 31)]])
@@ -61,7 +66,7 @@ def test_exponents_are_combined_before_anything_is_multiplied():
         assert scaled_gemm(a, b, profile=profile).tolist() == [[36 * 2.0**0]]
 
 
-@pytest.mark.clause("gemm.nan")
+@pytest.mark.clause("gemm.nan", "conventions.nan", evidence="known answer")
 @pytest.mark.parametrize("profile", ["exact", "ordered"])
 def test_a_nan_block_spoils_its_row(profile):
     zero, one = [0] * 32, [2] * 32
@@ -70,7 +75,7 @@ def test_a_nan_block_spoils_its_row(profile):
     assert out.view(np.uint32).tolist() == [[0x7FC00000], [0x42000000]]
 
 
-@pytest.mark.clause("gemm.ordered")
+@pytest.mark.clause("gemm.ordered", "gemm.exact", evidence="known answer")
 def test_order_of_blocks_matters_to_ordered_and_not_to_exact():
     def block(byte, code):
         return (byte, [code] + [0] * 31)
@@ -83,28 +88,28 @@ def test_order_of_blocks_matters_to_ordered_and_not_to_exact():
     assert scaled_gemm(last, matrix([one]), profile="exact")[0, 0] == 2.0**-10
 
 
-@pytest.mark.clause("gemm.ordered")
+@pytest.mark.clause("gemm.ordered", evidence="known answer")
 def test_infinity_stays():
     big, minus = (254, [7] * 32), (254, [15] * 32)
     out = scaled_gemm(matrix([[big, minus, minus]]), matrix([[big, big, big]]), profile="ordered")
     assert out[0, 0] == np.inf
 
 
-@pytest.mark.clause("gemm.ordered")
+@pytest.mark.clause("gemm.ordered", "gemm.block_dot", evidence="known answer")
 def test_a_zero_dot_is_positive_even_after_a_negative_underflow():
     a = matrix([[(0, [9] + [0] * 31), (127, [8] * 32)]])
     b = matrix([[(0, [1] + [0] * 31), (127, [2] * 32)]])
     assert scaled_gemm(a, b, profile="ordered").view(np.uint32).tolist() == [[0]]
 
 
-@pytest.mark.clause("gemm.exact")
+@pytest.mark.clause("gemm.exact", evidence="known answer")
 def test_underflow_keeps_its_sign_and_zero_is_positive():
     a = matrix([[(0, [9] + [0] * 31)], [(0, [8] * 32)]])
     b = matrix([[(0, [1] + [0] * 31)]])
     assert scaled_gemm(a, b, profile="exact").view(np.uint32).tolist() == [[0x80000000], [0]]
 
 
-@pytest.mark.clause("gemm.exact")
+@pytest.mark.clause("gemm.exact", evidence="known answer")
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 def test_empty(shape):
     a, b = (quantize(np.zeros((n, 64), np.float32)) for n in shape)
@@ -128,6 +133,35 @@ def test_ordered_is_a_member_of_bounded(out, prescale):
     assert (tolerance < 0.05 * np.abs(exact).max()).all()
 
 
+@pytest.mark.clause("gemm.bounded", "gemm.prescale")
+@pytest.mark.parametrize(
+    ("error_class", "eps"), [("fp32", Fraction(96, 2**24)), ("fp8-hopper", Fraction(1, 2**11))]
+)
+@pytest.mark.parametrize("prescaled", [0, 1, 2])
+def test_the_bound_is_the_formula(error_class, eps, prescaled):
+    rng = np.random.default_rng(0)
+    rows = [
+        [(int(rng.integers(0, 255)), rng.integers(0, 16, 32).tolist()) for _ in range(3)] for _ in range(24)
+    ]
+    a, b = rows[:12], rows[12:]
+    got = bounded_tolerance(matrix(a, prescaled > 0), matrix(b, prescaled > 1), error_class)
+    anything = 0
+    for i, j in np.ndindex(got.shape):
+        total = Fraction(4, 3) ** prescaled * sum(
+            abs(oracle.element_value(x) * oracle.element_value(y))
+            * oracle.scale_value(p)
+            * oracle.scale_value(q)
+            for (p, xs), (q, ys) in zip(a[i], b[j], strict=True)
+            for x, y in zip(xs, ys, strict=True)
+        )
+        if total >= 2**127:
+            anything += 1
+            assert got[i, j] == np.inf
+        else:
+            assert got[i, j] == pytest.approx(float(eps * total + 96 * Fraction(1, 2**149)), rel=1e-12)
+    assert 0 < anything < got.size
+
+
 @pytest.mark.clause("gemm.block_dot")
 def test_dots_are_exact_multiples_of_a_quarter():
     codes = np.arange(256, dtype=np.uint8)
@@ -138,7 +172,7 @@ def test_dots_are_exact_multiples_of_a_quarter():
     assert abs(dot).max() == 1152
 
 
-@pytest.mark.clause("gemm.operands")
+@pytest.mark.clause("gemm.operands", "gemm.output", evidence="known answer")
 def test_operands_that_do_not_fit():
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     q = quantize(x)
@@ -154,6 +188,7 @@ def test_operands_that_do_not_fit():
         scaled_gemm(q, q, profile="fast")
 
 
+@pytest.mark.clause("quantize.padding")
 def test_padding_of_both_operands_adds_nothing():
     x = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
     q = quantize(x, pad=True)

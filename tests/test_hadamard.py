@@ -18,7 +18,7 @@ def _matrix(n):
     return h
 
 
-@pytest.mark.clause("hadamard.transform")
+@pytest.mark.clause("hadamard.size", "hadamard.order", "hadamard.factor")
 @pytest.mark.parametrize("n", SIZES)
 def test_matches_the_oracle_bit_for_bit(n):
     rng = np.random.default_rng(n)
@@ -36,7 +36,7 @@ def test_matches_the_oracle_bit_for_bit(n):
     assert hadamard(x, rotation).view(np.uint32).tolist() == want
 
 
-@pytest.mark.clause("hadamard.order")
+@pytest.mark.clause("hadamard.order", "hadamard.nonfinite", "conventions.arithmetic")
 def test_matches_the_oracle_on_crafted_blocks():
     x = crafted_blocks()
     got = bits_of(hadamard(x, Rotation(16)))
@@ -48,7 +48,7 @@ def test_matches_the_oracle_on_crafted_blocks():
     assert got.tolist() == want
 
 
-@pytest.mark.clause("hadamard.transform")
+@pytest.mark.clause("hadamard.order", evidence="known answer")
 @pytest.mark.parametrize("n", SIZES)
 def test_is_the_sylvester_matrix_over_sqrt_n(n):
     identity = np.eye(n, dtype=np.float32)
@@ -57,13 +57,13 @@ def test_is_the_sylvester_matrix_over_sqrt_n(n):
     )
 
 
-@pytest.mark.clause("hadamard.transform")
+@pytest.mark.clause("hadamard.factor")
 @pytest.mark.parametrize("n", SIZES)
 def test_the_factor_is_correctly_rounded(n):
     assert norm_factor(n).view(np.uint32) == oracle_random.inverse_sqrt_f32(n)
 
 
-@pytest.mark.clause("hadamard.signs")
+@pytest.mark.clause("hadamard.signs", "hadamard.policy", "random.stream")
 @pytest.mark.parametrize("policy", SignPolicy)
 @pytest.mark.parametrize("n", [16, 64, 256])
 def test_signs_match_the_oracle(policy, n):
@@ -73,7 +73,7 @@ def test_signs_match_the_oracle(policy, n):
         assert draw_rotation(n, policy, stream).vector().tolist() == want
 
 
-@pytest.mark.clause("hadamard.policy")
+@pytest.mark.clause("hadamard.policy", evidence="known answer")
 def test_policies_say_when_signs_are_redrawn():
     def draw(policy, step, layer):
         return draw_rotation(64, policy, Stream(5, step=step, layer=layer, operand=4))
@@ -86,7 +86,7 @@ def test_policies_say_when_signs_are_redrawn():
     assert draw(SignPolicy.NONE, 1, 2).signs == 0
 
 
-@pytest.mark.clause("hadamard.signs")
+@pytest.mark.clause("hadamard.signs", "linear.rotation", evidence="known answer")
 def test_both_operands_of_a_gemm_share_signs_and_gemms_do_not():
     rotations = [draw_rotation(64, SignPolicy.PER_STEP, Stream(5, 1, 1, operand)) for operand in range(6)]
     assert rotations[0] == rotations[1]
@@ -103,7 +103,20 @@ def test_inverse(n):
     np.testing.assert_allclose(inverse_hadamard(hadamard(x, rotation), rotation), x, atol=1e-5)
 
 
-@pytest.mark.clause("hadamard.nonfinite")
+@pytest.mark.clause("hadamard.inverse")
+@pytest.mark.parametrize("n", [2, 16, 64])
+def test_the_inverse_is_the_transform_and_then_the_signs(n):
+    y = np.random.default_rng(n).standard_normal((2, 128)).astype(np.float32)
+    rotation = draw_rotation(n, SignPolicy.FIXED, Stream(3))
+    flips = [0x80000000 if d < 0 else 0 for d in rotation.vector()] * (128 // n)
+    want = []
+    for row in y.view(np.uint32).tolist():
+        plain = [b for i in range(0, 128, n) for b in oracle_random.hadamard(row[i : i + n], [1] * n)]
+        want.append([b ^ flip for b, flip in zip(plain, flips, strict=True)])
+    assert inverse_hadamard(y, rotation).view(np.uint32).tolist() == want
+
+
+@pytest.mark.clause("hadamard.nonfinite", evidence="known answer")
 def test_overflow_and_nan_spoil_their_whole_group_only():
     x = np.ones((1, 64), np.float32)
     x[0, 3] = np.nan
@@ -115,6 +128,7 @@ def test_overflow_and_nan_spoil_their_whole_group_only():
     assert np.isfinite(y[0, 48:]).all()
 
 
+@pytest.mark.clause("hadamard.size", evidence="known answer")
 def test_errors():
     with pytest.raises(ShapeError, match="length 48 is not a multiple of the size 32"):
         hadamard(np.zeros((2, 48), np.float32), Rotation(32))

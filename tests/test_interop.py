@@ -11,6 +11,7 @@ from mxref.packing import pack  # noqa: E402
 from mxref_training.interop import from_torch, to_torch  # noqa: E402
 
 
+@pytest.mark.clause("packing.exchange", "formats.e8m0", evidence="peer")
 def test_every_byte_survives_both_ways():
     codes = np.arange(256, dtype=np.uint8).reshape(16, 16)
     scales = np.arange(0, 256, 16, dtype=np.uint8).reshape(16, 1)
@@ -52,6 +53,7 @@ def test_a_read_only_array_is_exchanged_too():
     assert from_torch(*to_torch(q)) == q
 
 
+@pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_values_are_refused():
     with pytest.raises(DtypeError, match="view the bytes"):
         from_torch(torch.zeros(1, 16, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8))

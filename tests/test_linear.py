@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from mxref import GemmRole, OperandFormat, Stream, get_backend, quantize, scaled_gemm  # noqa: E402
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
 from mxref.linear import OPERANDS  # noqa: E402
+from mxref.packing import unpack  # noqa: E402
 from mxref.recipe import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
 from mxref_training import ops  # noqa: E402
@@ -122,6 +123,7 @@ def assert_composed(model, context, recipe, x, dy, origin=0, total=None):
         np.testing.assert_array_equal(as_numpy(got), wanted, err_msg=what)
 
 
+@pytest.mark.clause("linear.roles", "linear.source")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TABLES)
 def test_the_three_gemms_are_their_composition(name, backend):
@@ -132,6 +134,7 @@ def test_the_three_gemms_are_their_composition(name, backend):
         assert_composed(model, context, recipe, x, dy, origin, total)
 
 
+@pytest.mark.clause("linear.roles", "quantize.padding")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tokens_that_fill_no_block_are_padded_for_wgrad(backend):
     recipe = recipe_of(TABLES["SR everywhere"])
@@ -174,6 +177,7 @@ def test_batches_of_sequences_and_bias():
     )
 
 
+@pytest.mark.clause("linear.formats")
 @pytest.mark.parametrize("combination", list(itertools.product(OperandFormat, repeat=3)), ids="-".join)
 def test_all_combinations_of_formats(combination):
     recipe = formats(*combination)
@@ -199,6 +203,7 @@ def test_all_combinations_of_formats(combination):
         assert low < relative < high, (role, format, relative)
 
 
+@pytest.mark.clause("linear.formats", evidence="peer")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_bf16_is_torchs_own_bf16_linear(dtype):
     model, _ = build(formats("bf16", "bf16", "bf16"))
@@ -234,6 +239,7 @@ def recorder(base):
     return Recorder()
 
 
+@pytest.mark.clause("random.index")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_micro_batches_draw_the_bits_of_the_whole_batch(backend):
     recipe = recipe_of(TABLES["SR everywhere"])
@@ -513,6 +519,35 @@ def test_signs_that_change_do_not_hide_bits_that_do_not():
 
     with pytest.raises(ConfigError, match="same bits for another step"):
         check_stochastic_rounding(OneStep(), recipe_of(SR_TABLES["per step"]))
+
+
+@pytest.mark.clause("rounding.native_sr")
+def test_bits_of_the_hardwares_own_are_taken_where_they_are_declared():
+    class OwnBits(ReferenceBackend):
+        """Draws other random bits at every call, as hardware does."""
+
+        name = "own bits"
+        seeds = np.random.default_rng(0)
+
+        def _quantize(self, x, plan):
+            stream = replace(plan.stream, seed=int(self.seeds.integers(1 << 63)))
+            return super()._quantize(x, replace(plan, stream=stream))
+
+    recipe = recipe_of(SR_TABLES["plain"])
+    with pytest.raises(ConfigError, match="other bits for a micro-batch"):
+        check_stochastic_rounding(OwnBits(), recipe)
+    declared = OwnBits()
+    declared.capabilities = replace(declared.capabilities, native_sr=True)
+    check_stochastic_rounding(declared, recipe)
+
+    x = np.random.default_rng(1).standard_normal((256, 64)).astype(np.float32)
+    spec, stream = recipe.fprop.x, Stream(SEED)
+    first, second = (declared.quantize(x, spec, rng=stream) for _ in range(2))
+    down = quantize(x, replace(spec, rounding="rtz"))
+    assert (first.scales == down.scales).all()
+    assert (first.codes != second.codes).any()
+    steps = unpack(first.codes).astype(int) - unpack(down.codes)
+    assert set(steps.ravel().tolist()) == {0, 1}
 
 
 def test_recipes_without_sr_ask_nothing_of_the_backend():

@@ -21,7 +21,7 @@ RECIPE = recipe_from_table(
 )
 
 
-@pytest.mark.clause("linear.roles")
+@pytest.mark.clause("linear.roles", "linear.source")
 @pytest.mark.parametrize(
     ("role", "a", "b", "axes", "ids", "exact"),
     [
@@ -42,7 +42,7 @@ def test_each_gemm_is_its_two_quantizations_and_one_product(role, a, b, axes, id
     assert cosine > 0.97
 
 
-@pytest.mark.clause("linear.source")
+@pytest.mark.clause("random.stream")
 def test_operands_of_different_gemms_draw_different_random_bits():
     spec = OperandSpec(rounding="sr")
     codes = [quantize(DY, spec, axis=1, rng=Stream(1, 2, 3, operand)).codes for operand in (2, 4)]

@@ -83,6 +83,7 @@ def test_repr_is_short_and_readable():
     assert "padded to 128, prescaled 3/4, H64 signs=0x" in repr(_array())
 
 
+@pytest.mark.clause("packing.nibbles", "packing.scales", evidence="known answer")
 @pytest.mark.parametrize(
     ("codes", "scales", "shape", "axis", "message"),
     [

@@ -76,6 +76,7 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:
 # ---- quantize: every treatment ----
 
 
+@pytest.mark.clause("conformance.capabilities")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", BlockShape)
 @pytest.mark.parametrize("rounding", Rounding)
@@ -87,6 +88,7 @@ def test_crafted_blocks(rule: ScaleRule, rounding: Rounding, block: BlockShape, 
         check_quantize(crafted(dtype).T, spec, axis=0)
 
 
+@pytest.mark.clause("conformance.capabilities")
 @pytest.mark.parametrize("prescale", [False, True])
 @pytest.mark.parametrize("bits", [1, 2, 8, 15, 16, 17, 21, 22])
 def test_sr_bits(bits: int, prescale: bool) -> None:
@@ -96,6 +98,7 @@ def test_sr_bits(bits: int, prescale: bool) -> None:
     assert (codes != toward_zero).any()
 
 
+@pytest.mark.clause("conformance.capabilities")
 @pytest.mark.parametrize("policy", [SignPolicy.NONE, SignPolicy.PER_STEP_LAYER])
 @pytest.mark.parametrize("n", SIZES)
 def test_hadamard_then_quantize(n: int, policy: SignPolicy) -> None:
@@ -173,6 +176,7 @@ def _layouts() -> dict[str, tuple[NDArray[Any], int]]:
     }
 
 
+@pytest.mark.clause("quantize.strides")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(_layouts()))
 def test_strides(name: str, dtype: Any) -> None:
@@ -195,6 +199,7 @@ def test_tiles_in_three_dimensions(axis: int) -> None:
         check_quantize(view, OperandSpec(block=BlockShape.TILE), axis=axis)
 
 
+@pytest.mark.clause("quantize.strides")
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0,), (0, 0), (2, 0, 32), (2, 32, 0)])
 def test_empty(shape: tuple[int, ...]) -> None:
     x = np.empty(shape, np.float32)
@@ -281,6 +286,7 @@ def check_dequantize(q: MXArray) -> None:
         np.testing.assert_array_equal(got.copy().view(bits), expected.copy().view(bits))
 
 
+@pytest.mark.clause("conformance.capabilities")
 def test_dequantize_every_code_at_every_scale() -> None:
     scales = np.arange(256, dtype=np.uint8)[:, None]
     codes = np.tile(pack(np.tile(np.arange(16, dtype=np.uint8), 2)), (256, 1))
@@ -326,6 +332,7 @@ RANGES = [
 ]
 
 
+@pytest.mark.clause("conformance.capabilities")
 @pytest.mark.parametrize("scales", RANGES)
 @pytest.mark.parametrize("shape", [(1, 1, 32), (5, 7, 64), (130, 259, 96), (3, 300, 512), (257, 2, 160)])
 def test_gemm_ordered(shape: tuple[int, int, int], scales: tuple[int, int]) -> None:
@@ -391,6 +398,7 @@ def test_gemm_of_drawn_rows(operands: tuple[list[Block], list[Block]]) -> None:
     check_gemm(*(from_blocks(blocks) for blocks in operands))
 
 
+@pytest.mark.clause("conformance.capabilities", "gemm.bounded")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scales", [(120, 134), (60, 190), (0, 252), (240, 252)])
 @pytest.mark.parametrize("k", [32, 1024])
@@ -500,6 +508,7 @@ def test_inputs_are_not_copied(name: str) -> None:
     assert peak < q.codes.nbytes + q.scales.nbytes + x.nbytes // 8
 
 
+@pytest.mark.clause("conformance.unsupported", evidence="known answer")
 def test_undeclared_is_refused() -> None:
     q = operand(4, 32, 100, 140, seed=1)
     with pytest.raises(UnsupportedError, match="gemm_profiles"):

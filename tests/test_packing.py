@@ -9,7 +9,7 @@ from mxref.errors import DtypeError, ShapeError
 from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
 
 
-@pytest.mark.clause("packing.nibbles")
+@pytest.mark.clause("packing.nibbles", evidence="known answer")
 def test_element_2i_is_in_the_low_nibble():
     assert pack(np.array([1, 2, 15, 0], np.uint8)).tolist() == [0x21, 0x0F]
     assert unpack(np.array([0x21, 0x0F], np.uint8)).tolist() == [1, 2, 15, 0]
@@ -22,7 +22,7 @@ def test_every_byte_survives_a_round_trip():
     np.testing.assert_array_equal(pack(unpack(packed)), packed)
 
 
-@pytest.mark.clause("packing.exchange")
+@pytest.mark.clause("packing.exchange", "packing.nibbles", "formats.e2m1", evidence="peer")
 def test_ml_dtypes_reads_the_same_values():
     codes = pack(np.arange(32, dtype=np.uint8)[None] % 16)
     scales = np.array([[130]], np.uint8)
@@ -35,6 +35,7 @@ def test_ml_dtypes_reads_the_same_values():
     np.testing.assert_array_equal(back[1], scales)
 
 
+@pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_errors():
     with pytest.raises(ShapeError, match="cannot pack 3 codes"):
         pack(np.zeros(3, np.uint8))

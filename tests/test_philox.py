@@ -18,13 +18,13 @@ KNOWN_ANSWERS = [  # Random123, kat_vectors: philox4x32, 10 rounds
 ]
 
 
-@pytest.mark.clause("random.philox")
+@pytest.mark.clause("random.philox", evidence="known answer")
 @pytest.mark.parametrize(("counter", "key", "want"), KNOWN_ANSWERS)
 def test_known_answers(counter, key, want):
     assert tuple(philox4x32(np.array(counter, np.uint32), key).tolist()) == want
 
 
-@pytest.mark.clause("random.elements")
+@pytest.mark.clause("random.philox", "random.counter", "random.elements")
 @pytest.mark.parametrize("bits", [1, 8, 15, 16, 17, 22])
 def test_integers_match_the_oracle(bits):
     stream = Stream(0xDEADBEEF12345678, step=0xFFFFFFFE, layer=0xABCDEF, operand=4)
@@ -39,13 +39,13 @@ def test_integers_match_the_oracle(bits):
     assert got.tolist() == want
 
 
-@pytest.mark.clause("random.stream")
+@pytest.mark.clause("random.stream", evidence="known answer")
 def test_the_stream_word_is_a_layout():
     assert Stream(0, step=1, layer=2, operand=3).word == 1 << 32 | 2 << 8 | 3
     assert [Stream(0, operand=i).role for i in range(9)] == [0, 0, 1, 1, 2, 2, 0, 1, 2]
 
 
-@pytest.mark.clause("random.stream")
+@pytest.mark.clause("random.range", evidence="known answer")
 @pytest.mark.parametrize(
     ("field", "value"),
     [("seed", -1), ("seed", 1 << 64), ("step", 1 << 32), ("layer", 1 << 24), ("layer", -1), ("operand", 9)],
@@ -55,6 +55,7 @@ def test_fields_are_range_checked(field, value):
         Stream(**{"seed": 0, field: value})
 
 
+@pytest.mark.clause("random.range", evidence="known answer")
 @pytest.mark.parametrize("bits", [0, 23])
 def test_bits_out_of_range(bits):
     with pytest.raises(RecipeError, match="outside 1 .. 22"):

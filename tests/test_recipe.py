@@ -1,17 +1,20 @@
 """Recipes, overlays and dialects as data."""
 
+import hashlib
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
-from mxref import DIALECTS, GemmRole, OperandSpec, Recipe, load_recipe
+from mxref import DIALECTS, GemmRole, OperandSpec, Recipe, load_recipe, quantize
 from mxref.errors import FileFormatError, RecipeError
 from mxref.linear import OPERANDS
+from mxref.packing import unpack
 from mxref.recipe import dialect, recipe_from_table
 from mxref.tomlio import dumps, merge, to_table
 
 
-@pytest.mark.clause("recipe.overlay")
+@pytest.mark.clause("recipe.overlay", evidence="known answer")
 def test_later_layers_win():
     recipe = recipe_from_table(
         {
@@ -41,6 +44,7 @@ def test_toml_round_trip(name, tmp_path):
     assert load_recipe(path).digest == recipe.digest
 
 
+@pytest.mark.clause("recipe.digest")
 def test_the_digest_sees_every_field():
     base = Recipe()
     other = {"scale_rule": "ceil", "rounding": "sr", "sr_bits": 8, "block": "32x32", "zero_scale": 127}
@@ -55,6 +59,21 @@ def test_the_digest_sees_every_field():
     digests |= {replace(base, gemm="exact").digest, replace(base, fp8_scaling="current").digest}
     digests.add(replace(base, keep_bf16=()).digest)
     assert len(digests) == 1 + len(fields(OperandSpec)) + 3
+
+
+@pytest.mark.clause("recipe.unknown", "linear.rotation", "linear.formats", evidence="known answer")
+@pytest.mark.clause("recipe.digest", evidence="known answer")
+def test_the_digest_is_of_json_text_written_out():
+    operand = (
+        '{"block": "1x32", "format": "mxfp4", "hadamard": 0, "nonfinite": "nan_block", "prescale": false, '
+        '"rounding": "rne", "scale_rule": "floor", "signs": "none", "sr_bits": 16, "zero_scale": 0}'
+    )
+    text = (
+        f'{{"dgrad": {{"dy": {operand}, "w": {operand}}}, "fp8_scaling": "delayed", '
+        f'"fprop": {{"w": {operand}, "x": {operand}}}, "gemm": "ordered", "keep_bf16": ["lm_head"], '
+        f'"wgrad": {{"dy": {operand}, "x": {operand}}}}}'
+    )
+    assert Recipe().digest == hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +121,7 @@ def test_operand_specs_take_names_and_refuse_others():
         OperandSpec(rounding="up")
 
 
-@pytest.mark.clause("recipe.dialects")
+@pytest.mark.clause("dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", evidence="known answer")
 def test_dialects():
     assert dialect("ocp").spec == OperandSpec()
     assert to_table(dialect("amd").spec) | {"scale_rule": "floor", "zero_scale": 0} == to_table(OperandSpec())
@@ -114,7 +133,25 @@ def test_dialects():
     assert all(d.domain and d.evidence for d in DIALECTS.values())
 
 
-@pytest.mark.clause("linear.roles")
+@pytest.mark.clause("dialect.ocp", "dialect.amd", "dialect.nvidia", evidence="known answer")
+@pytest.mark.parametrize(
+    ("name", "bytes_", "codes"),  # of 7, of 6.5, and of nothing but zeros
+    [
+        ("ocp", [0x7F, 0x7F, 0], [7, 7]),
+        ("amd", [0x80, 0x7F, 0x7F], [6, 7]),
+        ("nvidia", [0x80, 0x80, 0], [6, 5]),
+    ],
+)
+def test_blocks_that_tell_the_dialects_apart(name, bytes_, codes):
+    """7 = 1.75 * 4 and 6.5 = 1.625 * 4: EVEN goes up at 1.75, RCEIL above 1.5, FLOOR never."""
+    x = np.zeros((3, 32), np.float32)
+    x[0, 5], x[1, 5] = 7, -6.5
+    q = quantize(x, DIALECTS[name].spec)
+    assert q.scales[:, 0].tolist() == bytes_
+    assert unpack(q.codes)[:, 5].tolist() == [codes[0], codes[1] | 8, 0]
+
+
+@pytest.mark.clause("linear.roles", evidence="known answer")
 def test_operands_of_the_three_gemms():
     assert {role: [(o.tensor, o.id, o.axis) for o in pair] for role, pair in OPERANDS.items()} == {
         "fprop": [("x", 0, 1), ("w", 1, 1)],

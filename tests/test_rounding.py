@@ -23,7 +23,7 @@ def _points():
     return np.concatenate([turns, *neighbours, spread, tiny])
 
 
-@pytest.mark.clause("rounding.rne")
+@pytest.mark.clause("rounding.rne", "rounding.rna", "rounding.rtz", "rounding.saturate")
 @pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.RNA, Rounding.RTZ])
 def test_matches_the_oracle_at_and_beside_every_turn(rounding):
     v = _points()
@@ -31,7 +31,7 @@ def test_matches_the_oracle_at_and_beside_every_turn(rounding):
     assert round_magnitude(v, rounding).tolist() == want
 
 
-@pytest.mark.clause("rounding.rne")
+@pytest.mark.clause("rounding.rne", "rounding.rna", "rounding.rtz", evidence="known answer")
 @pytest.mark.parametrize(
     ("rounding", "codes"),
     [
@@ -44,7 +44,7 @@ def test_ties(rounding, codes):
     assert round_magnitude(np.array(TIES, np.float32), rounding).tolist() == codes
 
 
-@pytest.mark.clause("rounding.rne")
+@pytest.mark.clause("rounding.rne", "rounding.saturate", evidence="peer")
 def test_rne_matches_ml_dtypes():
     v = _points()
     assert (
@@ -52,7 +52,7 @@ def test_rne_matches_ml_dtypes():
     )
 
 
-@pytest.mark.clause("rounding.sr")
+@pytest.mark.clause("rounding.sr", "rounding.saturate")
 @pytest.mark.parametrize("bits", [1, 2, 8, 16, 17, 22])
 def test_sr_matches_the_oracle(bits):
     v = _points()
@@ -70,7 +70,7 @@ def test_sr_matches_the_oracle(bits):
         assert round_magnitude(v, Rounding.SR, r, bits).tolist() == want
 
 
-@pytest.mark.clause("rounding.sr")
+@pytest.mark.clause("rounding.sr", evidence="known answer")
 @pytest.mark.parametrize("v", [0.125, 0.3, 1.1, 2.4, 5.999, 1e-30])
 def test_sr_goes_up_for_exactly_floor_f_2r_of_the_integers(v):
     bits = 10
@@ -83,13 +83,14 @@ def test_sr_goes_up_for_exactly_floor_f_2r_of_the_integers(v):
     assert set(codes.tolist()) <= {low, low + 1}
 
 
-@pytest.mark.clause("rounding.sr")
+@pytest.mark.clause("rounding.saturate", evidence="known answer")
 def test_sr_saturates_at_6_for_every_integer():
     v = np.array([6, 6.5, 7.999], np.float32)
     for r in (0, 2**16 - 1):
         assert round_magnitude(v, Rounding.SR, np.full(3, r, np.uint32), 16).tolist() == [7, 7, 7]
 
 
+@pytest.mark.clause("random.range", evidence="known answer")
 def test_sr_needs_bits_in_range():
     v = np.ones(1, np.float32)
     with pytest.raises(RecipeError, match="1 to 22 bits"):
@@ -98,7 +99,7 @@ def test_sr_needs_bits_in_range():
         round_magnitude(v, Rounding.SR, np.zeros(1, np.uint32), 23)
 
 
-@pytest.mark.clause("rounding.prescale")
+@pytest.mark.clause("rounding.prescale", "conventions.arithmetic")
 def test_prescale_is_one_float32_multiply():
     v = np.random.default_rng(3).integers(0, 0x41000000, 5000, dtype=np.uint32).view(np.float32)
     want = [oracle.f32_mul(int(b), 0x3F400000) for b in v.view(np.uint32)]

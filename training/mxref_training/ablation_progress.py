@@ -111,7 +111,7 @@ class _ArmBar(SilentProgress):
         self._task = bars.add_task(name, total=None, losses="", step_tokens=0)
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        self._bars.reset(self._task, total=steps, completed=step, step_tokens=step_tokens)
+        self._bars.reset(self._task, total=steps, completed=step, losses="", step_tokens=step_tokens)
 
     def step(self, step: int, loss: float | None) -> None:
         if loss is not None:

@@ -69,6 +69,8 @@ class MXLinear(nn.Linear):
 
     Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type;
     weight gradients have the weight's type. Raises ShapeError and DtypeError on anything else.
+
+    Implements: fp8.gemm, linear.formats
     """
 
     def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:

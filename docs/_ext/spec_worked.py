@@ -1,0 +1,277 @@
+"""Worked examples of the specification: tables whose every number comes from running mxref while pages are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from docutils import nodes
+from docutils.parsers.rst import directives
+from numpy.typing import NDArray
+from sphinx.util.docutils import SphinxDirective
+
+from mxref import DIALECTS, MXArray, OperandSpec, SignPolicy, Stream, quantize, scaled_gemm
+from mxref.explain import explain_block
+from mxref.explain_text import notes, number, reason, scale_steps
+from mxref.formats import E2M1_MAGNITUDES, MXFP4
+from mxref.gemm import block_dots
+from mxref.hadamard import Rotation, draw_rotation, hadamard
+from mxref.packing import pack, unpack
+from mxref.philox import random_integers, stream_words
+from mxref.rounding import Rounding
+
+Cell = str | nodes.Node | list[nodes.Node]
+
+
+def table(
+    head: list[str], rows: list[Any], classes: list[str], widths: list[int] | None = None
+) -> nodes.table:
+    """Return a table; a cell is text (code where it starts with a backtick), a node, or several nodes."""
+    group = nodes.tgroup(cols=len(head))
+    group += [nodes.colspec(colwidth=width) for width in widths or [1] * len(head)]
+    group += nodes.thead("", nodes.row("", *(_entry(cell) for cell in head)))
+    group += nodes.tbody("", *(nodes.row("", *(_entry(cell) for cell in row)) for row in rows))
+    given = ["colwidths-given"] if widths else []
+    return nodes.table("", group, classes=[*classes, *given])
+
+
+def _entry(cell: Cell) -> nodes.entry:
+    if isinstance(cell, str):
+        text = nodes.literal("", cell[1:]) if cell.startswith("`") else nodes.Text(cell)
+        cell = nodes.paragraph("", "", text)
+    return nodes.entry("", *(cell if isinstance(cell, list) else [cell]))
+
+
+def spec_of(text: str) -> OperandSpec:
+    """Return the treatment that `key=value, key=value` names; the key `dialect` sets where it starts from."""
+    spec = OperandSpec()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = item.partition("=")
+        if key == "dialect":
+            spec = DIALECTS[value].spec
+        else:
+            integer = key in ("sr_bits", "zero_scale", "hadamard")
+            spec = replace(
+                spec, **{key: int(value) if integer else value == "yes" if key == "prescale" else value}
+            )
+    return spec
+
+
+def _block(text: str) -> NDArray[np.float32]:
+    """Return one block whose first elements are the numbers of `text`, the others +0: float32 [1, 32]."""
+    values = [float(word) for word in text.split()]
+    x = np.zeros((1, MXFP4.k), np.float32)
+    x[0, : len(values)] = values
+    return x
+
+
+def _hex(value: np.generic) -> str:
+    return f"`{int(value):08x}"
+
+
+class Worked(SphinxDirective):
+    """A worked example: the argument names its kind, the content is the caption."""
+
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar = dict.fromkeys(
+        (
+            "values",
+            "spec",
+            "specs",
+            "zeros",
+            "show",
+            "seed",
+            "step",
+            "layer",
+            "operand",
+            "first",
+            "count",
+            "n",
+            "a",
+            "b",
+        ),
+        directives.unchanged,
+    )
+
+    def run(self) -> list[nodes.Node]:
+        kinds: dict[str, Callable[[], list[nodes.Node]]] = {
+            "block": self.block,
+            "dialects": self.dialects,
+            "random": self.random,
+            "signs": self.signs,
+            "hadamard": self.hadamard,
+            "gemm": self.gemm,
+            "vectors": self.vectors,
+        }
+        if self.arguments[0] not in kinds:
+            raise self.error(f"no worked example {self.arguments[0]!r}; known: {', '.join(kinds)}")
+        box = nodes.container(classes=["worked"])
+        caption = nodes.container(classes=["worked-caption"])
+        self.state.nested_parse(self.content, self.content_offset, caption)
+        box += caption
+        box += kinds[self.arguments[0]]()
+        return [box]
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """Return an integer option, decimal or hexadecimal."""
+        return int(self.options.get(name, str(default)), 0)
+
+    def stream(self) -> Stream:
+        """Return the stream that the options name."""
+        return Stream(*(self.integer(name) for name in ("seed", "step", "layer", "operand")))
+
+    def block(self) -> list[nodes.Node]:
+        """Return one block from its numbers to its bytes, step by step."""
+        spec = spec_of(self.options.get("spec", ""))
+        block = explain_block(_block(self.options["values"]), spec, self.stream())
+        steps = nodes.bullet_list(
+            "", *(nodes.list_item("", nodes.paragraph("", s)) for s in scale_steps(block))
+        )
+        head = ["#", "x", "y", "bits of y", "v", "T", "r", "code", "P", "P · X", "why"]
+        absent = {*(() if spec.rounding is Rounding.SR else ("T", "r")), *(() if block.rotation else ("y",))}
+        keep = [name not in absent for name in head]
+        rows = []
+        for e in block.elements[: self.integer("show", 8)]:
+            v = number(e.v) if e.v is not None else ""
+            cells = [str(e.position), number(e.x), number(e.y), f"`{e.y_bits:08x}", v]
+            cells += ["" if i is None else str(i) for i in (e.threshold, e.random)]
+            cells += [f"`{e.code:04b}", number(e.element), number(e.value), reason(e, block)]
+            rows.append([cell for cell, kept in zip(cells, keep, strict=True) if kept])
+        stored = f"Stored: byte {block.scale.byte:02x}, codes {block.packed.hex(' ')}."
+        unusual = [n for n in notes(block) if "padding" not in n]
+        after = [nodes.paragraph("", text, classes=["worked-after"]) for text in (stored, *unusual)]
+        return [
+            steps,
+            table([h for h, kept in zip(head, keep, strict=True) if kept], rows, ["numbers"]),
+            *after,
+        ]
+
+    def dialects(self) -> list[nodes.Node]:
+        """Return one block under several treatments."""
+        x = _block(self.options["values"])
+        count = len(self.options["values"].split())
+        rows = []
+        for text in (part.strip() for part in self.options["specs"].split("|")):
+            spec = spec_of(text)
+            q = quantize(x, spec)
+            values = q.codes.tobytes()[: -(-count // 2)].hex(" ")
+            row = [f"`{text}", f"`{q.scales[0, 0]:02x}", f"`{values}", self._decoded(q, count)]
+            if "zeros" in self.options:
+                zeros = quantize(np.zeros_like(x), spec)
+                row.append(f"`{zeros.scales[0, 0]:02x}")
+            rows.append(row)
+        head = ["treatment", "byte", "codes, packed", "values", "byte of a zero block"]
+        return [table(head[: len(rows[0])], rows, ["numbers"])]
+
+    @staticmethod
+    def _decoded(q: MXArray, count: int) -> str:
+        from mxref import dequantize
+
+        return "  ".join(number(v) for v in dequantize(q)[0, :count])
+
+    def random(self) -> list[nodes.Node]:
+        """Return the calls and integers of some elements, R = 16."""
+        stream, first, count = self.stream(), self.integer("first"), self.integer("count")
+        length = -(-(first + count) // MXFP4.k) * MXFP4.k
+        rows = []
+        for index in range(first, first + count):
+            g, j = divmod(index, 8)
+            words = stream_words(np.array([g]), stream)[0]
+            r = {}
+            for bits in (16, 8):
+                r[bits] = random_integers(np.array([0]), 0, length, length, stream, bits)[0, index]
+            wide, k = stream_words(np.array([index // 4]), stream)[0], index % 4
+            r22 = random_integers(np.array([0]), 0, length, length, stream, 22)[0, index]
+            rows.append(
+                [str(index), str(g), str(j), _hex(words[j >> 1]), f"`{int(r[16]):04x}", f"`{int(r[8]):02x}",
+                 f"{index // 4}, {k}", _hex(wide[k]), f"`{int(r22):06x}"]
+            )  # fmt: skip
+        s = stream.word
+        key = f"key {stream.seed & 0xFFFFFFFF:08x} {stream.seed >> 32:08x}"
+        where = f"{key}, counter (g mod 2^32, g >> 32, {s & 0xFFFFFFFF:08x}, {s >> 32:08x})"
+        head = [
+            "i",
+            "g",
+            "j",
+            "word j >> 1",
+            "r, R = 16",
+            "r, R = 8",
+            "g, j for R > 16",
+            "word j",
+            "r, R = 22",
+        ]
+        return [nodes.paragraph("", where), table(head, rows, ["numbers"])]
+
+    def signs(self) -> list[nodes.Node]:
+        """Return the signs of a GEMM under each policy."""
+        n, stream = self.integer("n"), self.stream()
+        rows = []
+        for policy in SignPolicy:
+            rotation = draw_rotation(n, policy, stream)
+            text = " ".join("-" if rotation.signs >> i & 1 else "+" for i in range(n))
+            rows.append([f"`{policy.value}", f"`{rotation.signs:0{n // 4}x}", f"`{text}"])
+        return [table(["policy", "signs as a number", "d, from element 0 on"], rows, ["numbers"])]
+
+    def hadamard(self) -> list[nodes.Node]:
+        """Return a group before and after its transform."""
+        n = self.integer("n")
+        x = _block(self.options["values"])[0, :n]
+        y = hadamard(x[None], Rotation(n))[0]
+        rows = [
+            [str(i), number(x[i]), _hex(x.view("u4")[i]), number(y[i]), _hex(y.view("u4")[i])]
+            for i in range(n)
+        ]
+        return [table(["i", "x", "bits", "y", "bits"], rows, ["numbers"])]
+
+    def gemm(self) -> list[nodes.Node]:
+        """Return one element of a product, block by block, and its results under two profiles."""
+        a, b = (self._operand(self.options[name]) for name in ("a", "b"))
+        rows = []
+        for i, (dot, exponent) in enumerate(block_dots(a, b)):
+            bytes_ = [str(int(q.scales[0, i])) for q in (a, b)]
+            rows.append([str(i), *bytes_, number(dot[0, 0]), str(int(exponent[0, 0]))])
+        results = ", ".join(
+            f"{profile}: {number(value)} ({int(value.view('u4')):08x})"
+            for profile in ("exact", "ordered")
+            for value in [scaled_gemm(a, b, profile=profile)[0, 0]]
+        )
+        head = ["block", "byte of A", "byte of B", "dot", "s"]
+        return [
+            table(head, rows, ["numbers"]),
+            nodes.paragraph("", f"C in float32, {results}.", classes=["worked-after"]),
+        ]
+
+    @staticmethod
+    def _operand(text: str) -> MXArray:
+        """Return one row from `byte: values | byte: values`, the values on the element grid."""
+        codes, scales = [], []
+        for part in text.split("|"):
+            byte, _, values = part.partition(":")
+            numbers = [float(word) for word in values.split()]
+            block = [E2M1_MAGNITUDES.index(abs(v)) | (8 if v < 0 else 0) for v in numbers]
+            codes += block + [0] * (MXFP4.k - len(block))
+            scales.append(int(byte))
+        packed = pack(np.array([codes], np.uint8))
+        return MXArray(packed, np.array([scales], np.uint8), (1, len(codes)), 1)
+
+    def vectors(self) -> list[nodes.Node]:
+        """Return a whole block that anyone can make, and its bytes in several treatments."""
+        stream = self.stream()
+        halves = random_integers(np.array([0]), 0, MXFP4.k, MXFP4.k, stream, 16)
+        x = ((halves.astype(np.float64) - 32768) / 4096).astype(np.float32)
+        words = " ".join(f"{int(w):08x}" for w in x.view(np.uint32)[0])
+        treatments = (
+            "dialect=ocp", "dialect=amd", "dialect=nvidia", "rounding=rna", "rounding=rtz", "rounding=sr",
+            "rounding=sr, sr_bits=8", "rounding=sr, sr_bits=22", "rounding=sr, prescale=yes",
+            "dialect=amd, hadamard=16", "dialect=amd, hadamard=32, signs=fixed",
+        )  # fmt: skip
+        rows = []
+        for text in treatments:
+            q = quantize(x, spec_of(text), rng=stream)
+            assert unpack(q.codes).shape == x.shape
+            rows.append([f"`{text}", f"`{q.scales[0, 0]:02x}", f"`{q.codes.tobytes().hex()}"])
+        bits = nodes.literal_block(words, words, classes=["wrap"], language="none")
+        return [bits, table(["treatment", "byte", "codes"], rows, ["numbers"], widths=[40, 8, 52])]

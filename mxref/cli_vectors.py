@@ -1,0 +1,98 @@
+"""`mxref vectors`: list the golden vectors, verify them with the reference, generate them from the oracle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from mxref.errors import FileFormatError
+
+EXIT_MISMATCH = 1
+_SHOWN = 10
+
+_DIRECTORY = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the files; default spec/vectors of the checkout, else the installed copy.",
+)
+
+
+@click.group()
+def vectors() -> None:
+    """List, verify or generate the golden vectors."""
+
+
+@vectors.command("list")
+@_DIRECTORY
+def list_(directory: Path | None) -> None:
+    """Show what each file holds, and where its results come from."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from mxref.cli_style import BOX, HEAD, QUIET, console
+    from mxref.vectors import CHAPTERS, Source, load_vectors, vectors_directory
+
+    folder = directory or vectors_directory()
+    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False)
+    table.add_column("chapter")
+    for heading in ("records", *(source.value for source in Source), "clauses", "kB"):
+        table.add_column(heading, justify="right")
+    for chapter in CHAPTERS:
+        records = load_vectors(chapter, folder)
+        sources = Counter(record.source for record in records)
+        clauses = {clause for record in records for clause in record.clauses}
+        size = (folder / f"{chapter}.json").stat().st_size / 1000
+        counts = [str(sources[source] or "") for source in Source]
+        table.add_row(chapter, str(len(records)), *counts, str(len(clauses)), f"{size:.0f}")
+    out = console()
+    out.print(table)
+    out.print(Text(f"\nin {folder}", QUIET))
+
+
+@vectors.command()
+@_DIRECTORY
+def verify(directory: Path | None) -> None:
+    """Recompute every vector with the reference and compare.
+
+    Exit code 1 where a result differs, 2 where a file is missing or damaged.
+    """
+    from mxref.vectors import CHAPTERS, vectors_directory
+    from mxref.vectors_run import verify_vectors
+
+    folder = directory or vectors_directory()
+    wrong = 0
+    for chapter in CHAPTERS:
+        count, mismatches = verify_vectors(chapter, folder)
+        wrong += len(mismatches)
+        state = f"{len(mismatches)} of {count} differ" if mismatches else f"{count} agree"
+        click.echo(f"{chapter:<12}{state}")
+        for mismatch in mismatches[:_SHOWN]:
+            click.echo(f"  {mismatch}")
+        if len(mismatches) > _SHOWN:
+            click.echo(f"  and {len(mismatches) - _SHOWN} more")
+    if wrong:
+        click.get_current_context().exit(EXIT_MISMATCH)
+
+
+@vectors.command()
+@_DIRECTORY
+@click.option(
+    "--tests",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the scalar oracle; default the checkout's tests.",
+)
+def generate(directory: Path | None, tests: Path | None) -> None:
+    """Write the files anew, in a checkout: results from the scalar oracle, where the reference agrees."""
+    from mxref.vectors import vectors_directory
+    from mxref.vectors_make import default_tests, write_vectors
+    from mxref.vectors_oracle import Oracle
+
+    oracle = Oracle(tests or default_tests())
+    folder = directory or vectors_directory()
+    if not folder.is_dir():
+        raise FileFormatError(f"no folder {folder}: make it, or name another with --dir")
+    for path, changed in write_vectors(folder, oracle):
+        click.echo(f"{path}  {'written' if changed else 'unchanged'}")

@@ -1,0 +1,104 @@
+"""Golden vectors made: inputs from the drafts of `vectors_elements`, `_tensors` and `_stored`, results from the oracle.
+
+A record is written only where the oracle computed it and the reference agreed, so no vector is the output of
+the code that it tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mxref import vectors_elements, vectors_stored, vectors_tensors
+from mxref.errors import FileFormatError
+from mxref.reference import backend as reference
+from mxref.vectors import CHAPTERS, FORMAT, MAX_LINE, Record
+from mxref.vectors_oracle import Oracle
+from mxref.vectors_run import run_record
+
+GENERATOR = 1
+"""Version of the rules that choose the inputs; a change to them raises it."""
+
+_DRAFTS: dict[str, tuple[str, Callable[[], Iterator[Record]]]] = {
+    "scale": (
+        "shared scales: four rules at every exponent, zero blocks, NaN and Inf, tiles",
+        vectors_elements.scale,
+    ),
+    "rounding": (
+        "rounding to E2M1: every tie and its neighbours at every scale, saturation, signs, prescale, SR thresholds",
+        vectors_elements.rounding,
+    ),
+    "random": (
+        "Philox4x32-10, counters, streams, and the random integer of each element",
+        vectors_elements.random,
+    ),
+    "hadamard": (
+        "Hadamard transforms of 2 to 256 in float32, signs, NaN, Inf and overflow",
+        vectors_tensors.hadamard,
+    ),
+    "quantize": (
+        "whole quantizations: blocks, axes, padding, input types, dialects, shards, and digests of large tensors",
+        vectors_tensors.quantize,
+    ),
+    "dequantize": ("values of every scale byte and element code", vectors_stored.dequantize),
+    "packing": ("packed codes and their exchange with ml_dtypes", vectors_stored.packing),
+    "gemm": ("scaled GEMM: exact, ordered and bounded", vectors_stored.gemm),
+}
+
+
+def default_tests() -> Path:
+    """Return where a checkout keeps the oracle, whether or not this is one."""
+    return Path(__file__).resolve().parent.parent / "tests"
+
+
+def generate(chapter: str, oracle: Oracle) -> str:
+    """Return the text of a chapter's file.
+
+    Args:
+        chapter: one of `mxref.vectors.CHAPTERS`.
+        oracle: gives every result.
+
+    Raises:
+        FileFormatError: the oracle, the reference and, where there is one, the published answer disagree;
+            the message names the record.
+    """
+    description, drafts = _DRAFTS[chapter]
+    lines = []
+    for draft in drafts():
+        answer = oracle.answer(draft)
+        if draft.expected and draft.expected != answer:
+            raise FileFormatError(f"{draft.id}: published {draft.expected}, but the oracle gives {answer}")
+        record = replace(draft, expected=answer)
+        if mismatch := run_record(record, reference):
+            raise FileFormatError(f"the reference and the oracle disagree: {mismatch}")
+        line = record.line()
+        if len(line) >= MAX_LINE:
+            raise FileFormatError(f"{record.id} takes {len(line)} characters, more than {MAX_LINE - 1}")
+        lines.append(line)
+    header = {
+        "format": FORMAT,
+        "chapter": chapter,
+        "description": description,
+        "generator": GENERATOR,
+        "count": len(lines),
+    }
+    head = ",\n".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in header.items())
+    return "{\n" + head + ',\n"records":[\n' + ",\n".join(lines) + "\n]\n}\n"
+
+
+def write_vectors(folder: Path, oracle: Oracle) -> Iterator[tuple[Path, bool]]:
+    """Write every chapter's file, each replaced only when it is complete; yield its path and whether it changed."""
+    for chapter in CHAPTERS:
+        path, text = folder / f"{chapter}.json", generate(chapter, oracle)
+        changed = not path.is_file() or path.read_text(encoding="utf-8") != text
+        if changed:
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            try:
+                temporary.write_text(text, encoding="utf-8", newline="\n")
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        yield path, changed

@@ -1,0 +1,169 @@
+"""The scalar oracle of a checkout, asked for the results of golden vectors.
+
+The oracle lives among the tests because nothing that runs may lean on it; it is not installed with mxref.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mxref.errors import FileFormatError
+from mxref.formats import MXFP4
+from mxref.vectors import Op, Record
+from mxref.vectors_data import digest, digits_text, float_words, parse_digits, parse_words, words_text
+from mxref.vectors_run import record_operand, record_spec, record_stream, record_tensor
+
+_MODULES = ("oracle", "oracle_random", "differential")
+
+
+class Oracle:
+    """The results that the oracle gives for records.
+
+    Args:
+        tests: the folder that holds `oracle.py`, `oracle_random.py` and `differential.py`.
+
+    Raises:
+        FileFormatError: the folder does not hold them.
+    """
+
+    def __init__(self, tests: Path) -> None:
+        missing = [name for name in _MODULES if not (tests / f"{name}.py").is_file()]
+        if missing:
+            raise FileFormatError(
+                f"no scalar oracle: {tests / missing[0]}.py is missing; "
+                "golden vectors are generated in a checkout of mxref"
+            )
+        sys.path.insert(0, str(tests))
+        try:
+            self._scalar, self._random, self._arrays = (importlib.import_module(name) for name in _MODULES)
+        finally:
+            sys.path.remove(str(tests))
+
+    def answer(self, record: Record) -> dict[str, str]:
+        """Return the results of a record under the keys that it must have."""
+        result: dict[str, str] = getattr(self, f"_{record.op.value}")(record)
+        if record.op in (Op.HADAMARD, Op.SCALED_GEMM) and {"x_seed", "operand_seed"} & set(record.inputs):
+            return {f"{k}_sha256": digest(parse_words(v, None, record.id)) for k, v in result.items()}
+        return result
+
+    def _scale(self, record: Record) -> dict[str, str]:
+        amax = parse_words(record.inputs["amax"], None, record.id).tolist()
+        rule = record.inputs["rule"]
+        return {"scales": digits_text([self._scalar.shared_scale(a, rule) for a in amax], 2)}
+
+    def _quantize(self, record: Record) -> dict[str, str]:
+        i, spec, stream = record.inputs, record_spec(record), record_stream(record)
+        x = record_tensor(record).astype(np.float32)
+        axis = i.get("axis", x.ndim - 1)
+        moved = np.moveaxis(x, axis, -1)
+        unit = math.lcm(MXFP4.k, spec.hadamard or 1)
+        padding = -moved.shape[-1] % unit
+        rows = math.prod(moved.shape[:-1])
+        flat = np.zeros((rows, moved.shape[-1] + padding), np.float32)
+        flat[:, : moved.shape[-1]] = moved.reshape(rows, moved.shape[-1])
+        origin = i.get("origin", [0] * x.ndim)
+        length = i.get("global_shape", x.shape)[axis]
+        if any(origin) and x.ndim != 2:
+            raise FileFormatError(f"{record.id}: the oracle places matrices only")
+        row_start = origin[1 - axis] if x.ndim == 2 else 0
+        codes, scales = self._arrays.oracle_quantize(
+            flat, spec, stream, row_start=row_start, length=length + -length % unit, first=origin[axis]
+        )
+        if spec.nonfinite.value == "raise" and (scales == self._scalar.NAN_BYTE).any():
+            return {"error": "nonfinite"}
+        if "x_seed" in i:
+            pairs = codes.astype(np.uint8).reshape(-1, 2)
+            packed = pairs[:, 0] + 16 * pairs[:, 1]
+            return {"scales_sha256": digest(scales), "codes_sha256": digest(packed)}
+        return {"scales": digits_text(scales, 2), "codes": digits_text(codes, 1)}
+
+    def _dequantize(self, record: Record) -> dict[str, str]:
+        i = record.inputs
+        scales = parse_digits(i["scales"], 2, None, record.id).tolist()
+        codes = parse_digits(i["codes"], 1, None, record.id).tolist()
+        value = self._scalar.dequantize_f32 if i["out"] == "float32" else self._scalar.dequantize_bf16
+        left = 0 if i["out"] == "float32" else 16
+        bits = [value(scales[at // MXFP4.k], code) << left for at, code in enumerate(codes)]
+        shape = i.get("shape", [len(scales), MXFP4.k])
+        axis = i.get("axis", len(shape) - 1)
+        rows = [*shape[:axis], *shape[axis + 1 :]]
+        stored = np.array(bits, np.uint32).reshape(*rows, -1)[..., : shape[axis]]
+        return {"y": words_text(np.moveaxis(stored, -1, axis))}
+
+    def _hadamard(self, record: Record) -> dict[str, str]:
+        i, x = record.inputs, record_tensor(record).astype(np.float32)
+        n, axis = i["n"], i.get("axis", -1)
+        signs = [-1 if int(i["signs"], 16) >> at & 1 else 1 for at in range(n)]
+        moved = np.ascontiguousarray(np.moveaxis(x, axis, -1))
+        bits = moved.view(np.uint32).reshape(-1).tolist()
+        groups = (self._random.hadamard(bits[at : at + n], signs) for at in range(0, len(bits), n))
+        y = np.array([b for group in groups for b in group], np.uint32).reshape(moved.shape)
+        return {"y": words_text(float_words(np.moveaxis(y.view(np.float32), -1, axis)))}
+
+    def _scaled_gemm(self, record: Record) -> dict[str, str]:
+        i = record.inputs
+        a, b = (self._rows(record_operand(record, name)) for name in "ab")
+        prescaled = int(i.get("a_prescale", False)) + int(i.get("b_prescale", False))
+        bits = [self._sum(i["profile"], i["out"], row, column, prescaled) for row in a for column in b]
+        return {"c": words_text(bits)}
+
+    def _sum(self, profile: str, out: str, row: Any, column: Any, prescaled: int) -> int:
+        left = 16 if out == "bfloat16" else 0
+        if profile == "ordered":
+            bits: int = self._scalar.gemm_ordered(row, column, prescaled)
+            return self._scalar.f32_bits_to_bf16_bits(bits) << left if left else bits
+        exact: int = self._scalar.gemm_exact(row, column, out, prescaled)
+        return exact << left
+
+    def _rows(self, operand: Any) -> list[list[tuple[int, list[int]]]]:
+        """Return the rows of an operand as blocks: a scale byte and 32 codes."""
+        rows = []
+        for packed, scales in zip(operand.codes.tolist(), operand.scales.tolist(), strict=True):
+            codes = [nibble for byte in packed for nibble in (byte & 15, byte >> 4)]
+            rows.append([(byte, codes[32 * at : 32 * at + 32]) for at, byte in enumerate(scales)])
+        return rows
+
+    def _philox(self, record: Record) -> dict[str, str]:
+        counter, key = (
+            parse_words(record.inputs[name], None, record.id).tolist() for name in ("counter", "key")
+        )
+        return {"words": words_text(self._random.philox4x32_10(counter, key))}
+
+    def _integers(self, record: Record) -> dict[str, str]:
+        i = record.inputs
+        first = i["row"] * i["length"] + i["first"]
+        where = (int(i["seed"], 16), i["step"], i["layer"], i["operand"])
+        r = [self._random.sr_integer(*where, first + at, i["sr_bits"]) for at in range(i["count"])]
+        return {"r": words_text(r)}
+
+    def _signs(self, record: Record) -> dict[str, str]:
+        i = record.inputs
+        sign_id = 6 + i["operand"] // 2
+        signs = self._random.sign_vector(
+            i["n"], int(i["seed"], 16), i["step"], i["layer"], sign_id, i["policy"]
+        )
+        bits = sum(1 << at for at, d in enumerate(signs) if d < 0)
+        return {"signs": f"{bits:0{max(1, i['n'] // 4)}x}"}
+
+    def _pack(self, record: Record) -> dict[str, str]:
+        codes = record.inputs["codes"]
+        return {"packed": "".join(codes[at + 1] + codes[at] for at in range(0, len(codes), 2))}
+
+    def _unpack(self, record: Record) -> dict[str, str]:
+        packed = record.inputs["packed"]
+        return {"codes": "".join(packed[at + 1] + packed[at] for at in range(0, len(packed), 2))}
+
+    def _exchange(self, record: Record) -> dict[str, str]:
+        codes = [int(digit, 16) for digit in self._unpack(record)["codes"]]
+        elements = [self._scalar.dequantize_f32(127, code) for code in codes]  # byte 127 is a scale of 1
+        values = map(
+            self._scalar.scale_value, parse_digits(record.inputs["scales"], 2, None, record.id).tolist()
+        )
+        factors = [self._scalar.NAN32 if v is None else self._scalar.round_f32(v) for v in values]
+        return {"elements": words_text(elements), "factors": words_text(factors)}

@@ -1,0 +1,308 @@
+"""One golden vector through a backend: its inputs as arrays, the operation, and the results as the record's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.backend import Backend
+from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
+from mxref.formats import E8M0, MXFP4
+from mxref.gemm import bounded_tolerance
+from mxref.hadamard import SignPolicy, draw_rotation
+from mxref.mxarray import MXArray
+from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
+from mxref.philox import Stream, philox4x32, random_integers
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.reference import ReferenceBackend
+from mxref.reference import backend as reference
+from mxref.rounding import Rounding
+from mxref.vectors import BACKEND_OPS, Mismatch, Op, Record, load_vectors
+from mxref.vectors_data import (
+    InputRule,
+    digest,
+    digits_text,
+    float_words,
+    generated_bits,
+    generated_operand,
+    parse_digits,
+    parse_words,
+    words_text,
+)
+
+_WIDTH = {"codes": 1, "scales": 2, "packed": 2}
+_DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def run_record(record: Record, backend: Backend) -> Mismatch | None:
+    """Run one record through a backend and return the first difference, or None where all is as it must be.
+
+    NaN results compare equal whatever their bits; every other bit counts. `bounded` GEMMs compare with the
+    tolerance of the error class that the backend declares.
+
+    Raises:
+        UnsupportedError: the backend does not declare what the record asks for, or the operation belongs to
+            the reference (Philox, packing), whose effect other records show through a backend.
+        FileFormatError: a record whose inputs do not fit together.
+    """
+    if record.op not in BACKEND_OPS and not isinstance(backend, ReferenceBackend):
+        raise UnsupportedError(
+            f"{record.op.value} is no operation of a backend; quantize records show its effect"
+        )
+    got = _RUN[record.op](record, backend)
+    if record.inputs.get("profile") == GemmProfile.BOUNDED:
+        return _outside(record, backend, got["c"])
+    if "c_sha256" in record.expected or "y_sha256" in record.expected:
+        got = {f"{k}_sha256": digest(parse_words(v, None, record.id)) for k, v in got.items()}
+    for name, want in record.expected.items():
+        if got.get(name) != want:
+            return _first_difference(record, name, got.get(name), want)
+    return None
+
+
+def verify_vectors(
+    chapter: str | None = None, directory: str | Path | None = None
+) -> tuple[int, list[Mismatch]]:
+    """Recompute the vectors of a chapter, or all of them, with the reference.
+
+    Returns:
+        The number of records, and the first difference of each that differs.
+
+    Raises:
+        FileFormatError: a missing or damaged file, or a record whose inputs mean nothing; it is named.
+    """
+    records = load_vectors(chapter, directory)
+    found = []
+    for record in records:
+        try:
+            found.append(run_record(record, reference))
+        except FileFormatError:
+            raise
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as err:  # the reference refuses what a valid record never asks
+            raise FileFormatError(f"{record.id}: damaged inputs: {type(err).__name__}: {err}") from err
+    return len(records), [mismatch for mismatch in found if mismatch]
+
+
+def record_spec(record: Record) -> OperandSpec:
+    """Return the treatment that a quantize record asks for; keys that it leaves out have their defaults."""
+    i = record.inputs
+    names = ("rounding", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs")
+    return OperandSpec(scale_rule=i["rule"], **{name: i[name] for name in names if name in i})
+
+
+def record_stream(record: Record) -> Stream | None:
+    """Return the random stream of a record, None where it names none."""
+    i = record.inputs
+    if "seed" not in i:
+        return None
+    return Stream(int(i["seed"], 16), i.get("step", 0), i.get("layer", 0), i.get("operand", 0))
+
+
+def record_tensor(record: Record) -> NDArray[Any]:
+    """Return the input tensor of a quantize or hadamard record, in the type that it names (default float32).
+
+    A record without `shape` holds one block (or one group of n) per row.
+    """
+    i = record.inputs
+    count = int(np.prod(i["shape"])) if "shape" in i else None
+    if "x" in i:
+        bits = parse_words(i["x"], count, f"{record.id}: x")
+    else:
+        if count is None:
+            raise FileFormatError(f"{record.id}: a generated input needs a shape")
+        rule = InputRule(i["x_rule"])
+        bits = generated_bits(rule, i.get("x_base", 0), int(i["x_seed"], 16), count)
+    row = i.get("n", MXFP4.k)
+    if count is None and bits.size % row:
+        raise FileFormatError(f"{record.id}: x has {bits.size} words, not a multiple of {row}")
+    x = bits.view(np.float32).reshape(i.get("shape", (-1, row)))
+    if "dtype" not in i:
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = x.astype(_DTYPES[i["dtype"]])
+        if not np.array_equal(narrow.astype(np.float32), x, equal_nan=True):
+            raise FileFormatError(f"{record.id}: x holds values that {i['dtype']} cannot")
+    return narrow
+
+
+def record_operand(record: Record, name: str) -> MXArray:
+    """Return operand `a` [M, K] or `b` [N, K] of a scaled_gemm record, NumPy codes."""
+    i = record.inputs
+    rows, length = i["m" if name == "a" else "n"], i["k"]
+    if "operand_seed" in i:
+        codes, scales = generated_operand(int(i["operand_seed"], 16), 0 if name == "a" else 2, rows, length)
+    else:
+        where = f"{record.id}: {name}"
+        elements = parse_digits(i[f"{name}_codes"], 1, rows * length, f"{where}_codes")
+        codes = pack(elements.reshape(rows, length))
+        scales = parse_digits(i[f"{name}_scales"], 2, rows * length // MXFP4.k, f"{where}_scales")
+        scales = scales.reshape(rows, length // MXFP4.k)
+    return MXArray(codes, scales, (rows, length), 1, prescale=bool(i.get(f"{name}_prescale", False)))
+
+
+def _on(backend: Backend, q: MXArray) -> MXArray:
+    codes, scales = backend.from_numpy(q.codes), backend.from_numpy(q.scales)
+    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation)
+
+
+def _scale(record: Record, backend: Backend) -> dict[str, str]:
+    amax = parse_words(record.inputs["amax"], None, f"{record.id}: amax")
+    x = np.zeros((amax.size, MXFP4.k), np.float32)
+    # The amax of block i stands at element i mod 32, with its sign set in every other block.
+    at = np.arange(amax.size)
+    x.view(np.uint32)[at, at % MXFP4.k] = amax | (at % 2 << 31).astype(np.uint32)
+    q = backend.quantize(backend.from_numpy(x), OperandSpec(scale_rule=record.inputs["rule"]))
+    return {"scales": digits_text(backend.to_numpy(q.scales), 2)}
+
+
+def _quantize(record: Record, backend: Backend) -> dict[str, str]:
+    i, spec = record.inputs, record_spec(record)
+    if spec.rounding is Rounding.SR and backend.capabilities.native_sr:
+        raise UnsupportedError(
+            f"backend {backend.name!r} declares native_sr: its bits are tested by statistics"
+        )
+    try:
+        q = backend.quantize(
+            backend.from_numpy(record_tensor(record)),
+            spec,
+            axis=i.get("axis", -1),
+            rng=record_stream(record),
+            origin=i.get("origin") and tuple(i["origin"]),
+            global_shape=i.get("global_shape") and tuple(i["global_shape"]),
+            pad=i.get("pad", False),
+        )
+    except NonfiniteError:
+        return {"error": "nonfinite"}
+    codes, scales = backend.to_numpy(q.codes), backend.to_numpy(q.scales)
+    if "codes_sha256" in record.expected:
+        return {"scales_sha256": digest(scales), "codes_sha256": digest(codes)}
+    return {"scales": digits_text(scales, 2), "codes": digits_text(unpack(codes), 1)}
+
+
+def _dequantize(record: Record, backend: Backend) -> dict[str, str]:
+    i = record.inputs
+    scales = parse_digits(i["scales"], 2, None, f"{record.id}: scales")
+    codes = parse_digits(i["codes"], 1, scales.size * MXFP4.k, f"{record.id}: codes")
+    shape = tuple(i.get("shape", (scales.size, MXFP4.k)))
+    axis = i.get("axis", len(shape) - 1)
+    rows = shape[:axis] + shape[axis + 1 :]
+    q = MXArray(pack(codes.reshape(*rows, -1)), scales.reshape(*rows, -1), shape, axis)
+    return {"y": words_text(float_words(backend.to_numpy(backend.dequantize(_on(backend, q), i["out"]))))}
+
+
+def _hadamard(record: Record, backend: Backend) -> dict[str, str]:
+    i = record.inputs
+    x = backend.from_numpy(record_tensor(record))
+    y = backend.hadamard(x, i["n"], int(i["signs"], 16), axis=i.get("axis", -1))
+    return {"y": words_text(float_words(backend.to_numpy(y)))}
+
+
+def _gemm(record: Record, backend: Backend) -> dict[str, str]:
+    a, b = record_operand(record, "a"), record_operand(record, "b")
+    profile = GemmProfile(record.inputs["profile"])
+    if profile is GemmProfile.BOUNDED:
+        finite = [int(q.scales[q.scales != E8M0.nan_code].max(initial=0)) for q in (a, b)]
+        largest, declared = max(finite), backend.capabilities.bounded_max_scale
+        if largest > declared:
+            raise UnsupportedError(
+                f"backend {backend.name!r} declares bounded_max_scale = {declared}, the record has {largest}"
+            )
+    c = backend.scaled_gemm(_on(backend, a), _on(backend, b), profile=profile, out_dtype=record.inputs["out"])
+    return {"c": words_text(float_words(backend.to_numpy(c)))}
+
+
+def _philox(record: Record, backend: Backend) -> dict[str, str]:
+    counter = parse_words(record.inputs["counter"], 4, f"{record.id}: counter")
+    low, high = parse_words(record.inputs["key"], 2, f"{record.id}: key").tolist()
+    return {"words": words_text(philox4x32(counter, (low, high)))}
+
+
+def _integers(record: Record, backend: Backend) -> dict[str, str]:
+    i, stream = record.inputs, record_stream(record)
+    assert stream is not None
+    rows = np.array([i["row"]], np.int64)
+    r = random_integers(rows, i["first"], i["count"], i["length"], stream, i["sr_bits"])
+    return {"r": words_text(r)}
+
+
+def _signs(record: Record, backend: Backend) -> dict[str, str]:
+    n = record.inputs["n"]
+    rotation = draw_rotation(n, SignPolicy(record.inputs["policy"]), record_stream(record))
+    return {"signs": f"{rotation.signs:0{max(1, n // 4)}x}"}
+
+
+def _pack(record: Record, backend: Backend) -> dict[str, str]:
+    return {"packed": digits_text(pack(parse_digits(record.inputs["codes"], 1, None, record.id)), 2)}
+
+
+def _unpack(record: Record, backend: Backend) -> dict[str, str]:
+    return {"codes": digits_text(unpack(parse_digits(record.inputs["packed"], 2, None, record.id)), 1)}
+
+
+def _exchange(record: Record, backend: Backend) -> dict[str, str]:
+    packed = parse_digits(record.inputs["packed"], 2, None, f"{record.id}: packed")
+    scales = parse_digits(record.inputs["scales"], 2, None, f"{record.id}: scales")
+    elements, factors = to_ml_dtypes(packed, scales)
+    back = from_ml_dtypes(elements, factors)
+    if not (np.array_equal(back[0], packed) and np.array_equal(back[1], scales)):
+        return {"elements": "not the same bits on the way back"}
+    return {"elements": words_text(float_words(elements)), "factors": words_text(float_words(factors))}
+
+
+_RUN: dict[Op, Callable[[Record, Backend], dict[str, str]]] = {
+    Op.SCALE: _scale,
+    Op.QUANTIZE: _quantize,
+    Op.DEQUANTIZE: _dequantize,
+    Op.HADAMARD: _hadamard,
+    Op.SCALED_GEMM: _gemm,
+    Op.PHILOX: _philox,
+    Op.INTEGERS: _integers,
+    Op.SIGNS: _signs,
+    Op.PACK: _pack,
+    Op.UNPACK: _unpack,
+    Op.EXCHANGE: _exchange,
+}
+
+
+def _first_difference(record: Record, name: str, got: str | None, want: str) -> Mismatch:
+    """Return where two results of one key part: word by word, or code by code."""
+    if got is None or name.endswith("sha256") or name in ("signs", "error"):
+        return Mismatch(record, name, -1, got or "absent", want)
+    width = _WIDTH.get(name)
+    ours, theirs = (
+        text.split() if width is None else [text[i : i + width] for i in range(0, len(text), width)]
+        for text in (got, want)
+    )
+    if len(ours) != len(theirs):
+        return Mismatch(record, name, -1, f"{len(ours)} items", f"{len(theirs)} items")
+    at = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+    return Mismatch(record, name, at, ours[at], theirs[at])
+
+
+def _outside(record: Record, backend: Backend, got: str) -> Mismatch | None:
+    """Return the first result of a `bounded` GEMM that lies outside the tolerance around the exact one.
+
+    The record holds the real sum rounded to the output type, so half a unit of that is added.
+    """
+    a, b = record_operand(record, "a"), record_operand(record, "b")
+    shape = (record.inputs["m"], record.inputs["n"])
+    want = parse_words(record.expected["c"], shape[0] * shape[1], f"{record.id}: c").view(np.float32)
+    ours = parse_words(got, want.size, f"{record.id}: c").view(np.float32)
+    bound = bounded_tolerance(a, b, backend.capabilities.bounded_class, record.inputs["out"]).reshape(-1)
+    units = 65_536 if record.inputs["out"] == "bfloat16" else 1  # of float32 in one of the output type
+    with np.errstate(invalid="ignore"):
+        near = np.abs(ours.astype(np.float64) - want) <= bound + np.spacing(np.abs(want)) * units / 2
+    good = near | (np.isnan(ours) & np.isnan(want))
+    if good.all():
+        return None
+    at = int(np.argmin(good))
+    return Mismatch(record, "c", at, f"{ours[at]:.9g}", f"{want[at]:.9g} within {bound[at]:.3g}")
