@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
-	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
+	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 test: $(STAMP)  ## run the tests, but the slow ones and those that need a GPU

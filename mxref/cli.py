@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 _OWN = {
     "explain": "mxref.cli_explain:explain",
     "backends": "mxref.cli_backends:backends",
+    "conform": "mxref.cli_conform:conform",
     "vectors": "mxref.cli_vectors:vectors",
 }
 
