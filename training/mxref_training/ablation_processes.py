@@ -116,10 +116,16 @@ class _Batch:
                         self.end(child)
                 if self.request.signal and not asked:
                     asked = True
+                    for child in self.running:
+                        child.sink.note(
+                            f"{self.request.signal}: stops after this step; the next one ends it at once"
+                        )
                     self.stop(signal.SIGINT)
+        except KeyboardInterrupt:  # the second signal
+            self.stop(signal.SIGKILL)
+            raise
         finally:
-            # Left are children only after an error here, where they save what they have, or a second signal.
-            self.stop(signal.SIGKILL if asked else signal.SIGINT)
+            self.stop(signal.SIGINT)  # after an error here: what they have is saved
             for child in self.running:
                 child.wait()
         self.conclude()
@@ -145,10 +151,8 @@ class _Batch:
         failed = f"{', '.join(self.failed)} failed" if self.failed else ""
         if self.stopped or self.waiting:
             ended = self.total - len(self.waiting) - len(self.stopped) - len(self.failed)
-            saved = f"{', '.join(self.stopped)} stopped with a checkpoint" if self.stopped else ""
-            said = ", ".join(
-                part for part in (f"{ended} of {self.total} runs finished", saved, failed) if part
-            )
+            stopped = f"{', '.join(self.stopped)} stopped" if self.stopped else ""
+            said = ", ".join(filter(None, (f"{ended} of {self.total} runs finished", stopped, failed)))
             raise Interrupted(f"{self.request.signal}: {said}; the same command goes on from there")
         if self.failed:
             logs = "its log.txt" if len(self.failed) == 1 else "their log.txt"

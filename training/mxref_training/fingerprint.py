@@ -26,9 +26,12 @@ _READERS = {
     "explain",
     "fingerprint",
     "ladder",
+    "pytest",
     "report",
+    "results",
+    "shrink",
+    "vectors",
 }
-_READERS |= {"results", "vectors"}
 
 
 def fingerprint(
