@@ -74,7 +74,7 @@ def choose(name: str | None = None) -> tuple[str, str]:
             continue
         return (
             preferred,
-            f"the default: first of {', '.join(PREFERENCE)} that is installed ({ENVIRONMENT_VARIABLE} is not set)",
+            f"the default: first of {', '.join(PREFERENCE)} that is installed; {ENVIRONMENT_VARIABLE} is not set",
         )
     raise BackendError("no backend is installed; reinstall mxref")
 

@@ -154,7 +154,8 @@ def iter_documents(source: PathLike | Sequence[PathLike]) -> Iterator[str]:
             (the message names file and line), or there is no document at all.
     """
     empty = True
-    for path in resolve_files(source):
+    paths = resolve_files(source)
+    for path in paths:
         for number, line in enumerate(_lines(path), 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -165,7 +166,7 @@ def iter_documents(source: PathLike | Sequence[PathLike]) -> Iterator[str]:
                 empty = False
                 yield text
     if empty:
-        raise DataError(f"no documents in {source}: the corpus is empty")
+        raise DataError(f"no documents in {', '.join(map(str, paths))}: the corpus is empty")
 
 
 def digest(text: str) -> int:

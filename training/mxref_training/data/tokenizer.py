@@ -79,9 +79,10 @@ class Tokenizer:
         padded = -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         if not self.vocab_size <= model_vocab <= padded:
             relation = "smaller" if model_vocab < self.vocab_size else "larger"
+            padding = f", or to {padded} with padding" if padded > self.vocab_size else ""
             raise DataError(
                 f"the model's vocabulary of {model_vocab} is {relation} than that of the tokenizer, "
-                f"{self.vocab_size}: set it to {self.vocab_size}, or to {padded} with padding"
+                f"{self.vocab_size}: set model.vocab to {self.vocab_size}{padding}"
             )
 
 
