@@ -1,0 +1,156 @@
+"""`mxref conform`: a backend held to the specification, clause by clause."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from mxref.conformance_model import Failure, Level, Op, Report
+from mxref.discovery import choose, get_backend
+from mxref.recipe import DIALECTS
+
+
+@click.command()
+@click.option(
+    "--backend",
+    "name",
+    metavar="NAME",
+    help="A name, module:object or path/to/file.py:object; default as elsewhere.",
+)
+@click.option(
+    "--op", "ops", multiple=True, type=click.Choice([op.value for op in Op]), help="Only this operation."
+)
+@click.option(
+    "--dialect",
+    "dialects",
+    multiple=True,
+    metavar="NAME",
+    help=f"Only as a dialect quantizes: {', '.join(DIALECTS)}.",
+)
+@click.option("--clause", "clauses", multiple=True, metavar="ID", help="Only this clause.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the drawn values."
+)
+@click.option("--quick/--full", default=False, help="Every clause, or every combination of it too (default).")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
+@click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")
+def conform(
+    name: str | None,
+    ops: tuple[str, ...],
+    dialects: tuple[str, ...],
+    clauses: tuple[str, ...],
+    seed: int,
+    quick: bool,
+    junit: Path | None,
+    json_file: Path | None,
+    save: Path | None,
+) -> None:
+    """Check a backend against the specification, clause by clause.
+
+    All that the backend declares is compared with the reference to the bit; what it does not declare must be
+    refused. Ends with 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect
+    and --clause may be repeated.
+
+    \b
+    mxref conform --backend path/to/mine.py:backend --quick
+    mxref conform --backend numba --op gemm --junit conformance.xml
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
+    from mxref.conformance import check
+    from mxref.conformance_report import check_writable, to_json, to_junit, write
+
+    for path in (junit, json_file, save / "x" if save and save.is_dir() else save):
+        if path is not None:
+            check_writable(path)
+    chosen, why = choose(name)
+    backend = get_backend(chosen)
+    click.echo(
+        f"backend {backend.name} ({chosen}, {why})" if chosen != backend.name else f"backend {chosen}, {why}"
+    )
+    with _progress() as progress:
+        report = check(
+            backend, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,
+            level=Level.QUICK if quick else Level.FULL, progress=progress,
+        )  # fmt: skip
+    if save is not None:
+        report = _saved(report, save)
+    _show(report)
+    if json_file is not None:
+        write(json_file, to_json(report))
+    if junit is not None:
+        write(junit, to_junit(report))
+    click.get_current_context().exit(0 if report.ok else 1)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("checks", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _saved(report: Report, folder: Path) -> Report:
+    """Return the report with its failing blocks written to files, and tiles explained from there."""
+    import numpy as np
+
+    folder.mkdir(exist_ok=True)
+    clauses = []
+    for c in report.clauses:
+        failures: list[Failure] = []
+        for f in c.failures:
+            if f.array is not None:
+                file = folder / f"{f.clause}.npy"
+                np.save(file, f.array.astype(np.float32))
+                f = replace(f, command=f.command or (f.explain(str(file)) if f.explain else None))
+            failures.append(f)
+        clauses.append(replace(c, failures=failures))
+    return replace(report, clauses=tuple(clauses))
+
+
+def _show(report: Report) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from mxref.cli_style import BOX, HEAD, QUIET, console
+    from mxref.conformance_report import failure_text, reasons_text
+
+    out = console()
+    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("clause", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in ("passed", "failed", "skipped"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("not declared", overflow="fold", style=QUIET)
+    styles = {"passed": "green", "failed": "bold red", "skipped": QUIET}
+    for c in report.clauses:
+        outcome = Text("FAILED" if c.failed else c.outcome, styles[c.outcome])
+        counts = (str(n) if n else "" for n in (c.passed, c.failed, c.skipped))
+        table.add_row(Text(c.clause, "bold red" if c.failed else ""), outcome, *counts, Text(reasons_text(c)))
+    out.print(table)
+    for f in report.failures:
+        head, _, body = failure_text(f).partition("\n")
+        out.print(Text(f"\n{head}", "bold red"))
+        out.print(Text(body), soft_wrap=True)
+    passed, failed, skipped, compared = (report.total(n) for n in ("passed", "failed", "skipped", "compared"))
+    verdict = (
+        "conforms" if report.ok else "does not conform" if failed else "declares nothing that was asked for"
+    )
+    totals = f"{passed:,} checks passed, {failed:,} failed, {skipped:,} skipped as not declared; "
+    totals += f"{compared:,} results compared in {report.seconds:.1f} s"
+    title = (f"{report.backend} {verdict}", "bold green" if report.ok else "bold red")
+    out.print(Text.assemble("\n", title, f" ({report.level.value}, seed {report.seed}): {totals}"))
+    if report.failing:
+        out.print(Text(f"broken, likely causes first: {', '.join(report.failing)}"))

@@ -1,0 +1,242 @@
+"""What a conformance run is made of: checks, each of one clause, the backend under test, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.backend import Backend, Capabilities
+from mxref.formats import INPUT_DTYPES
+from mxref.recipe import OperandSpec
+from mxref.rounding import Rounding
+from mxref.scale import ScaleRule
+
+CLAUSES = (
+    "packing.nibbles", "packing.scales", "formats.e2m1", "formats.e8m0",
+    "conformance.capabilities", "conformance.arrays", "conventions.inputs", "conformance.protocol",
+    "scale.amax", "scale.block.row", "scale.nonfinite", "scale.zero", "scale.clamp",
+    *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.block.tile",
+    "random.philox", "random.elements", "random.counter", "random.stream", "random.index",
+    "rounding.sign", "rounding.scaled", "rounding.saturate",
+    *(f"rounding.{rounding.value}" for rounding in Rounding), "rounding.prescale", "rounding.native_sr",
+    "hadamard.size", "hadamard.factor", "hadamard.signs", "hadamard.order", "hadamard.float32",
+    "hadamard.nonfinite", "hadamard.policy", "linear.rotation",
+    "quantize.strides", "quantize.axis", "quantize.length", "quantize.padding",
+    "dequantize.value", "dequantize.overflow", "dequantize.nan",
+    "gemm.output", "gemm.operands", "gemm.block_dot", "gemm.nan", "gemm.prescale",
+    "gemm.exact", "gemm.ordered", "gemm.bounded",
+    "conformance.unsupported", "conformance.dual",
+    "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "quantize.order",
+)  # fmt: skip
+"""The clauses that a backend can break, causes first: the first one that fails is most likely to be at fault."""
+
+
+def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return values rounded to an input type; what it cannot hold becomes Inf or zero."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+class Level(StrEnum):
+    """How much is checked: both cover every clause and capability, `full` every exponent and combination."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to ask: how much, which draws, and the plainest treatment and input type that a backend declares."""
+
+    level: Level
+    seed: int
+    base: OperandSpec
+    dtype: str
+    declared: Capabilities
+    """From which combinations are drawn."""
+
+    @property
+    def full(self) -> bool:
+        """Whether to check every combination."""
+        return self.level is Level.FULL
+
+    def cast(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return drawn values in the input type."""
+        return cast(x, self.dtype)
+
+    @classmethod
+    def of(cls, level: Level, seed: int, capabilities: Capabilities) -> Plan:
+        """Return the plan for a backend."""
+
+        def plainest(declared: frozenset[Any], order: Iterable[Any]) -> Any:
+            return next((choice for choice in order if choice in declared), next(iter(order)))
+
+        rule = plainest(capabilities.scale_rules, tuple(ScaleRule))
+        rounding = plainest(capabilities.roundings, tuple(Rounding))
+        dtype = plainest(capabilities.in_dtypes, INPUT_DTYPES)
+        return cls(level, seed, OperandSpec(scale_rule=rule, rounding=rounding), dtype, capabilities)
+
+
+class Op(StrEnum):
+    """An operation of the backend protocol."""
+
+    QUANTIZE = "quantize"
+    DEQUANTIZE = "dequantize"
+    HADAMARD = "hadamard"
+    GEMM = "gemm"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that a backend answers wrongly, shrunk as far as it stays wrong."""
+
+    clause: str
+    check: str
+    message: str
+    """What is wrong, in one line."""
+    request: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Input bits as hex words, by operand."""
+    expected: str = ""
+    got: str = ""
+    differing: tuple[int, ...] = ()
+    """Positions of the elements that differ."""
+    command: str | None = None
+    """A command that prints how the expected answer comes about."""
+    array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    """The shrunk input of a quantization, block axis last."""
+    explain: Callable[[str], str | None] | None = field(default=None, repr=False, compare=False)
+    """Given the file that `array` is saved in, the command for what words cannot say: tiles."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one check: how many blocks, values or results were compared, and what was wrong."""
+
+    compared: int
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """One question to a backend, about one clause."""
+
+    clause: str
+    title: str
+    op: Op
+    needs: tuple[tuple[str, Any], ...]
+    """Capabilities that must be declared, as field and value."""
+    run: Callable[[Subject], Verdict]
+    spec: OperandSpec | None = None
+    """The treatment, where it is a quantization."""
+    describe: Callable[[], dict[str, str]] = dict
+    """The request in words, for a failure that is an exception."""
+
+    def undeclared(self, capabilities: Capabilities) -> str | None:
+        """Return what is not declared, as `field: value`, so that the backend need not answer; None if all is."""
+        for name, value in self.needs:
+            if not declares(capabilities, name, value):
+                if isinstance(value, bool):
+                    return name if value else f"{name}, its own instead"
+                return f"{name}: {value!s}"
+        return None
+
+
+def declares(capabilities: Capabilities, name: str, value: Any) -> bool:
+    """Return whether a capability covers a value: a member of a set, at most a limit, or equal to a flag."""
+    declared = getattr(capabilities, name)
+    if isinstance(declared, frozenset):
+        return value in declared
+    if isinstance(declared, bool):
+        return bool(declared == value)
+    return bool(value <= declared) if isinstance(declared, int) else bool(declared == value)
+
+
+class Subject:
+    """The backend under test, with NumPy arrays in and out."""
+
+    def __init__(self, backend: Backend, shrink: bool = True) -> None:
+        self.backend = backend
+        self.capabilities = backend.capabilities
+        self.shrink = shrink
+        self._last: tuple[object, Any] | None = None
+
+    def give(self, array: NDArray[Any]) -> Any:
+        """Return an array as the backend's own kind."""
+        return self.backend.from_numpy(array)
+
+    def take(self, array: Any) -> NDArray[Any]:
+        """Return one of the backend's arrays in NumPy."""
+        return np.asarray(self.backend.to_numpy(array))
+
+    def once(self, key: object, compute: Callable[[], Any]) -> Any:
+        """Return what `compute` gives, without repeating it for the same key as the call before."""
+        if self._last is None or self._last[0] is not key:
+            self._last = key, compute()
+        return self._last[1]
+
+
+@dataclass
+class ClauseResult:
+    """What came of the checks of one clause."""
+
+    clause: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    compared: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """What was not declared, as `field: value`, and how many checks were skipped for it."""
+    failures: list[Failure] = field(default_factory=list)
+    """The first failure."""
+
+    @property
+    def outcome(self) -> str:
+        """`failed`, `passed`, or `skipped` where nothing was declared."""
+        if self.failed:
+            return "failed"
+        return "passed" if self.passed else "skipped"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a conformance run."""
+
+    backend: str
+    level: Level
+    seed: int
+    ops: tuple[str, ...]
+    clauses: tuple[ClauseResult, ...]
+    """In the order of `CLAUSES`: causes first."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked and nothing failed."""
+        return not self.failing and any(c.passed for c in self.clauses)
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """The clauses that failed, causes first."""
+        return tuple(c.clause for c in self.clauses if c.failed)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures, causes first."""
+        return tuple(f for c in self.clauses for f in c.failures)
+
+    def total(self, name: str) -> int:
+        """Return the sum of `passed`, `failed`, `skipped` or `compared` over all clauses."""
+        return sum(getattr(c, name) for c in self.clauses)
+
+
+def by_rank(clauses: Iterable[str]) -> list[str]:
+    """Return clauses in the order of `CLAUSES`; those not in it come last, by name."""
+    rank = {clause: i for i, clause in enumerate(CLAUSES)}
+    return sorted(clauses, key=lambda c: (rank.get(c, len(rank)), c))

@@ -1,0 +1,140 @@
+"""A conformance report as text, JSON and JUnit XML."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import struct
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as xml
+
+from mxref import __version__
+from mxref.conformance_model import ClauseResult, Failure, Report
+from mxref.errors import FileFormatError
+
+FORMAT = "mxref.conformance.1"
+_FEW, _PER_LINE = 8, 6
+_COUNTS = ("passed", "failed", "skipped", "compared")
+
+
+def to_json(report: Report) -> str:
+    """Return a report as JSON: totals, then every clause with its counts, skip reasons and first failure."""
+    table = {
+        "format": FORMAT,
+        "mxref": __version__,
+        "backend": report.backend,
+        "level": report.level.value,
+        "seed": report.seed,
+        "ops": list(report.ops),
+        "machine": platform.platform(),
+        "ok": report.ok,
+        "seconds": round(report.seconds, 3),
+        "totals": {name: report.total(name) for name in _COUNTS},
+        "clauses": [_clause(c) for c in report.clauses],
+    }
+    return json.dumps(table, indent=2) + "\n"
+
+
+def _clause(c: ClauseResult) -> dict[str, Any]:
+    counts = {name: getattr(c, name) for name in _COUNTS}
+    failures = [_failure(f) for f in c.failures]
+    return {"clause": c.clause, "outcome": c.outcome, **counts, "reasons": c.reasons, "failures": failures}
+
+
+def _failure(f: Failure) -> dict[str, Any]:
+    return {
+        "check": f.check, "message": f.message, "request": f.request,
+        "inputs": {name: list(words) for name, words in f.inputs.items()}, "expected": f.expected, "got": f.got,
+        "differing": list(f.differing), "command": f.command,
+    }  # fmt: skip
+
+
+def to_junit(report: Report) -> str:
+    """Return a report as JUnit XML: a test suite of the backend, a test case per clause."""
+    outcomes = [c.outcome for c in report.clauses]
+    suite = xml.Element(
+        "testsuite",
+        name=f"mxref conform {report.backend}",
+        tests=str(len(outcomes)),
+        failures=str(outcomes.count("failed")),
+        skipped=str(outcomes.count("skipped")),
+        errors="0",
+        time=f"{report.seconds:.3f}",
+    )
+    for c in report.clauses:
+        case = xml.SubElement(suite, "testcase", classname=f"mxref.{report.backend}", name=c.clause)
+        if c.outcome == "failed":
+            text = "\n\n".join(failure_text(f) for f in c.failures)
+            message = c.failures[0].message if c.failures else ""
+            xml.SubElement(case, "failure", message=_printable(message)).text = _printable(text)
+        elif c.outcome == "skipped":
+            xml.SubElement(case, "skipped", message=_printable(reasons_text(c)))
+    root = xml.Element("testsuites")
+    root.append(suite)
+    xml.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + xml.tostring(root, encoding="unicode") + "\n"
+
+
+def _printable(text: str) -> str:
+    """Return text without the control characters that XML cannot hold."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text)
+
+
+def reasons_text(c: ClauseResult) -> str:
+    """Return what was not declared, the values of a capability together."""
+    fields: dict[str, list[str]] = {}
+    for reason in c.reasons:
+        name, _, value = reason.partition(": ")
+        fields.setdefault(name, []).append(value)
+    return "; ".join(f"{name} {', '.join(filter(None, values))}".strip() for name, values in fields.items())
+
+
+def failure_text(f: Failure) -> str:
+    """Return a failure as lines: clause and check, what differs, the request, inputs, both answers, the command."""
+    lines = [f"{f.clause}: {f.check}", f"  {f.message}"]
+    if f.request:
+        lines.append("  asked     " + ", ".join(f"{k} {v}" for k, v in f.request.items()))
+    for name, words in f.inputs.items():
+        lines += [f"  {name if i == 0 else '':<9} {row}" for i, row in enumerate(_rows(words))]
+    if f.expected:
+        lines += [f"  expected  {f.expected}", f"  got       {f.got}"]
+    if f.differing:
+        lines.append(f"  differing {', '.join(map(str, f.differing))}")
+    if f.command:
+        lines.append(f"  explain   {f.command}")
+    return "\n".join(lines)
+
+
+def _rows(words: tuple[str, ...]) -> list[str]:
+    """Return input words as lines; where most are zero, only the others, with their places and values."""
+    live = [i for i, word in enumerate(words) if word.startswith("0x") and int(word, 16)]
+    if not words or not words[0].startswith("0x") or len(live) > _FEW:
+        return [" ".join(words[i : i + _PER_LINE]) for i in range(0, len(words), _PER_LINE)]
+    rows = [f"[{i}] = {words[i]} = {_float32(words[i]):.9g}" for i in live]
+    return [*rows, f"the other {len(words) - len(live)} are 0"] if len(live) < len(words) else rows
+
+
+def _float32(word: str) -> float:
+    value: float = struct.unpack(">f", bytes.fromhex(word.removeprefix("0x")))[0]
+    return value
+
+
+def check_writable(path: Path) -> None:
+    """Raise FileFormatError unless a file can be written at `path`: better before a run than after it."""
+    folder = path.resolve().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise FileFormatError(f"cannot write {path}: name a file in a folder that exists and can be written")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, replacing an existing one only when all is written; FileFormatError if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as err:
+        raise FileFormatError(f"cannot write {path}: {err.strerror or err}") from err
+    finally:
+        temporary.unlink(missing_ok=True)

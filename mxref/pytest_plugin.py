@@ -1,0 +1,116 @@
+"""A pytest plugin: with `--mxref-backend NAME`, every clause of the specification is a test of that backend.
+
+Without the option it does nothing, and imports nothing but pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from mxref.conformance_model import ClauseResult
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the group `mxref`."""
+    group = parser.getgroup("mxref", "conformance to the MXFP4 specification")
+    group.addoption(
+        "--mxref-backend",
+        metavar="NAME",
+        help="Test a backend: a name, module:object or path/to/file.py:object.",
+    )
+    group.addoption(
+        "--mxref-level", choices=("quick", "full"), default="quick", help="How much; default quick."
+    )
+    group.addoption("--mxref-seed", type=int, default=0, help="Seed of the drawn values.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the backend's tests part of the run, whatever paths are given."""
+    if config.getoption("--mxref-backend"):
+        config.pluginmanager.register(_Conformance(), "mxref-conformance")
+
+
+class _Conformance:
+    """Collects the clauses after everything else is collected."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Append an item per clause."""
+        collector = _Backend.from_parent(
+            session, name=f"mxref[{config.getoption('--mxref-backend')}]", nodeid="mxref"
+        )
+        items.extend(collector.collect())
+
+
+class _Backend(pytest.Collector):
+    """The backend under test."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Yield an item per clause, causes first."""
+        from mxref.conformance import checks_of
+        from mxref.conformance_model import by_rank
+        from mxref.discovery import get_backend
+        from mxref.errors import MxrefError
+
+        try:
+            self.backend = get_backend(self.config.getoption("--mxref-backend"))
+            checks = checks_of(self.backend.capabilities, **self.amount)
+        except MxrefError as err:
+            raise pytest.UsageError(str(err)) from err
+        for clause in by_rank({check.clause for check in checks}):
+            yield _Clause.from_parent(self, name=clause, backend=self)
+
+    @property
+    def amount(self) -> dict[str, Any]:
+        """How much to check."""
+        return {
+            "seed": self.config.getoption("--mxref-seed"),
+            "level": self.config.getoption("--mxref-level"),
+        }
+
+    @cached_property
+    def results(self) -> dict[str, ClauseResult]:
+        """The results by clause: of all checks, because one may find another clause at fault than its own."""
+        from mxref.conformance import check
+
+        return {result.clause: result for result in check(self.backend, **self.amount).clauses}
+
+
+class _Clause(pytest.Item):
+    """The checks of one clause."""
+
+    def __init__(self, *, backend: _Backend, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.backend = backend
+
+    def runtest(self) -> None:
+        """Fail with the shrunk block, or skip if nothing is declared."""
+        from mxref.conformance_report import failure_text, reasons_text
+
+        result = self.backend.results[self.name]
+        if result.failures:
+            counts = f"\n{result.failed} of {result.failed + result.passed} checks failed"
+            raise ConformanceError(failure_text(result.failures[0]) + counts)
+        if not result.passed:
+            pytest.skip(f"not declared: {reasons_text(result)}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
+        """Return the failure as text, without a traceback into the checks."""
+        if isinstance(excinfo.value, ConformanceError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, *args)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        """Return the place that a failure is reported under."""
+        return "mxref", None, f"mxref: {self.name}"
+
+
+class ConformanceError(AssertionError):
+    """A clause that the backend breaks."""

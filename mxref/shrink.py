@@ -1,0 +1,230 @@
+"""From a failing quantization to the smallest block that still fails, and the command that explains it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.conformance_model import Failure, Subject, declares
+from mxref.conformance_request import Blocks, Request, tile_rows
+from mxref.formats import BlockShape
+from mxref.hadamard import SignPolicy
+from mxref.linear import OPERANDS
+from mxref.packing import pack
+from mxref.philox import Stream
+from mxref.plan import QuantPlan, plan_quantize
+from mxref.recipe import OperandSpec
+from mxref.rounding import Rounding
+from mxref.scale import ScaleRule
+
+OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
+
+_MAX_TRIES = 300
+_MAX_WORDS = 512
+"""Longest input that is shown as words: a unit of H256, and as much before it."""
+
+
+def shrink_quantize(
+    subject: Subject, request: Request, row: int, block: int, clause: str, check: str, wrong: int
+) -> Failure:
+    """Return the failure at a block of a request, shrunk if the subject says so.
+
+    Args:
+        subject: the backend.
+        request: what it answers wrongly.
+        row: stored row of a wrong block.
+        block: number of the wrong block in its row.
+        clause: clause of the check.
+        check: its name.
+        wrong: how many blocks were wrong.
+    """
+    total = request.expected_blocks.scales.size
+    at = _where(request, row, block)
+    if subject.shrink:
+        request, row, block = _smallest(subject, request, row, block)
+    want = _block(request.expected_blocks, row, block)
+    got = _answer(subject, request, row, block)
+    message = (
+        f"{wrong} of {total} blocks differ; shown is the one at {at}, shrunk"
+        if subject.shrink
+        else (f"{wrong} of {total} blocks differ, one of them at {at}")
+    )
+    array = _unit_rows(request, row, block)
+    flat = array.astype(np.float32).view(np.uint32).ravel()
+    words = tuple(f"0x{int(w):08x}" for w in flat)
+    shown = request.spec.block is not BlockShape.TILE
+    return Failure(
+        clause, check, message, request.describe(), {"x": words} if shown else {}, _text(want),
+        _text(got), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
+        explain_command(request, row, block), array, lambda file: explain_command(request, row, block, file),
+    )  # fmt: skip
+
+
+def explain_command(request: Request, row: int, block: int, file: str | None = None) -> str | None:
+    """Return the `mxref explain` command that prints how the expected block comes about, None where none can.
+
+    Args:
+        request: the quantization.
+        row: stored row of the block.
+        block: number of the block in its row.
+        file: where the block's rows are saved, needed for tiles.
+    """
+    spec, plan = request.spec, _plan(request)
+    options = ["mxref", "explain", *spec_options(spec)]
+    if request.rng is not None and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
+        options += stream_options(request.rng)
+    unit_blocks = plan.unit // 32
+    inside = block % unit_blocks
+    if spec.block is BlockShape.TILE:
+        rows = tile_rows(request, row)
+        in_place = (int(plan.global_rows()[rows.start]), plan.first, plan.global_length) == (0, 0, plan.unit)
+        if file is None or (spec.rounding is Rounding.SR and not in_place):
+            return None
+        index = (row - rows.start) * unit_blocks + inside
+        return shlex.join([*options, "--file", file, "--block", str(index)])
+    before = 0
+    if (
+        spec.rounding is Rounding.SR
+    ):  # the block's place decides its random bits: zeros fill what lies before it
+        start = int(plan.global_rows()[row]) * plan.global_length + plan.first
+        before = start + block // unit_blocks * plan.unit
+        if before + plan.unit > _MAX_WORDS or before % plan.unit:
+            return None
+    bits = _unit_rows(request, row, block).astype(np.float32).view(np.uint32).ravel()
+    words = [f"0x{int(w):08x}" if w else "0" for w in bits]
+    while len(words) > 1 and words[-1] == "0":
+        words.pop()
+    index = before // 32 + inside
+    return shlex.join([*options, "--block", str(index), *["0"] * before, *words])
+
+
+def spec_options(spec: OperandSpec) -> Iterator[str]:
+    """Yield the options of `mxref explain` that give a treatment."""
+    default = OperandSpec()
+    for name in ("scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale"):
+        value = getattr(spec, name)
+        if value != getattr(default, name):
+            yield from (f"--{name.replace('_', '-')}", str(getattr(value, "value", value)))
+    if spec.prescale:
+        yield "--prescale"
+    if spec.block is BlockShape.TILE:
+        yield "--tile"
+
+
+def stream_options(stream: Stream) -> Iterator[str]:
+    """Yield the options of `mxref explain` that give a random stream."""
+    for name in ("seed", "step", "layer"):
+        if getattr(stream, name):
+            yield from (f"--{name}", str(getattr(stream, name)))
+    if stream.operand:
+        yield from ("--operand", OPERAND_NAMES[stream.operand])
+
+
+def _smallest(subject: Subject, request: Request, row: int, block: int) -> tuple[Request, int, int]:
+    """Return the simplest request found whose answer at the block is still wrong."""
+    for candidate, place in _plain_forms(request, row, block):
+        if _fails(subject, candidate, *place):
+            request, (row, block) = candidate, place
+            break
+    for changes in _SIMPLER:
+        candidate = replace(request, spec=replace(request.spec, **changes))
+        if candidate.spec != request.spec and _fails(subject, candidate, row, block):
+            request = candidate
+    for candidate, place in _plain_forms(request, row, block):  # without a transform, one block is a unit
+        if candidate.x.size < request.x.size and _fails(subject, candidate, *place):
+            request, (row, block) = candidate, place
+            break
+    return _fewest_elements(subject, request, row, block), row, block
+
+
+def _plain_forms(request: Request, row: int, block: int) -> Iterator[tuple[Request, tuple[int, int]]]:
+    """Yield the block as a request of its own: at the origin, or where its random bits are the same."""
+    plan = _plan(request)
+    x = np.ascontiguousarray(_unit_rows(request, row, block))
+    height, inside = (row - tile_rows(request, row)[0]), block % (plan.unit // 32)
+    yield Request(x, request.spec, rng=request.rng), (height, inside)
+    if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
+        start = int(plan.global_rows()[row]) * plan.global_length + plan.first
+        before = start + block // (plan.unit // 32) * plan.unit
+        if before + plan.unit <= _MAX_WORDS and before % plan.unit == 0:
+            padded = np.concatenate([np.zeros((1, before), x.dtype), x], axis=1)
+            yield Request(padded, request.spec, rng=request.rng), (0, before // 32 + inside)
+
+
+_SIMPLER: tuple[dict[str, Any], ...] = (
+    {"hadamard": 0, "signs": SignPolicy.NONE}, {"signs": SignPolicy.NONE}, {"rounding": Rounding.RNE, "sr_bits": 16},
+    {"sr_bits": 16}, {"prescale": False}, {"block": BlockShape.ROW}, {"zero_scale": 0},
+    {"scale_rule": ScaleRule.FLOOR},
+)  # fmt: skip
+"""Treatments with one choice less; each is tried on top of those that were taken."""
+
+
+def _fewest_elements(subject: Subject, request: Request, row: int, block: int) -> Request:
+    """Return the request with as many elements as possible made zero, runs of them first."""
+    left = np.flatnonzero(request.x.astype(np.float32).view(np.uint32))
+    run, tries = len(left), 0
+    while run and tries < _MAX_TRIES:
+        start = 0
+        while start < len(left) and tries < _MAX_TRIES:
+            x = request.x.copy()
+            x.reshape(-1)[left[start : start + run]] = 0
+            candidate = replace(request, x=x)
+            tries += 1
+            if _fails(subject, candidate, row, block):
+                request, left = candidate, np.delete(left, slice(start, start + run))
+            else:
+                start += run
+        run //= 2
+    return request
+
+
+def _fails(subject: Subject, request: Request, row: int, block: int) -> bool:
+    """Return whether a declared request is answered with a wrong block; an exception is another failure."""
+    if not all(declares(subject.capabilities, name, value) for name, value in request.needs):
+        return False
+    try:
+        got = _answer(subject, request, row, block)
+        want = _block(request.expected_blocks, row, block)
+    except Exception:
+        return False
+    return got[0] != want[0] or bool((got[1] != want[1]).any())
+
+
+def _answer(subject: Subject, request: Request, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:
+    return _block(Blocks.of(request.answer(subject)), row, block)
+
+
+def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:
+    return int(blocks.scales[row, block]), blocks.codes[row, block]
+
+
+def _text(block: tuple[int, NDArray[np.uint8]]) -> str:
+    return f"scale {block[0]:02x}  codes {pack(block[1]).tobytes().hex(' ')}"
+
+
+def _plan(request: Request) -> QuantPlan:
+    arguments = request.arguments
+    return plan_quantize(request.array().shape, request.spec, arguments.pop("axis"), **arguments)
+
+
+def _unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
+    """Return what the block depends on: its Hadamard group, over all rows of a tile, block axis last."""
+    plan = _plan(request)
+    rows = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)
+    rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
+    start = block * 32 // plan.unit * plan.unit
+    tile = tile_rows(request, row)
+    return rows[tile.start : tile.stop, start : start + plan.unit]
+
+
+def _where(request: Request, row: int, block: int) -> str:
+    """Return the place of a block in the array: its elements, in the array's own axes."""
+    plan = _plan(request)
+    index = [str(int(i)) for i in np.unravel_index(row, plan.rows_shape)] if plan.rows_shape else []
+    index.insert(plan.axis, f"{block * 32}:{block * 32 + 32}")
+    return f"[{', '.join(index)}]"

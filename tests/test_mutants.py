@@ -1,0 +1,39 @@
+"""The tests of the conformance kit itself: each planted fault is caught, and named by the clause that it breaks."""
+
+from collections import Counter
+
+import pytest
+
+from mutant_stages import Staged
+from mutants import MUTANTS
+from mxref.conformance import CLAUSES, check
+
+
+def test_the_stages_without_a_fault_conform():
+    report = check(Staged(), level="quick")
+    assert report.ok, report.failing
+
+
+@pytest.mark.clause("conformance.arrays")
+@pytest.mark.clause("conformance.capabilities")
+@pytest.mark.clause("conformance.dual")
+@pytest.mark.clause("conformance.protocol")
+@pytest.mark.clause("conformance.unsupported")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+def test_fault_is_caught_and_named(mutant):
+    report = check(mutant.make(), level="quick", ops=mutant.ops, shrink=False)
+    assert mutant.clause in report.failing, (mutant.source, report.failing)
+    if mutant.first:
+        assert report.failing[0] == mutant.clause, report.failing
+        assert report.failures[0].clause == mutant.clause
+
+
+def test_faults_cover_the_clauses():
+    assert len(MUTANTS) >= 100
+    assert max(Counter(m.name for m in MUTANTS).values()) == 1
+    without = set(CLAUSES) - {m.clause for m in MUTANTS}
+    # Joins of other clauses, and what the others decode or measure; each has its own tests.
+    assert without == {
+        "formats.e2m1", "rounding.native_sr", "linear.rotation", "quantize.order",
+        "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng",
+    }  # fmt: skip
