@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from mxref.conformance_model import ClauseResult
+    from mxref.conformance.model import ClauseResult
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +55,7 @@ class _Backend(pytest.Collector):
     def collect(self) -> Iterator[pytest.Item]:
         """Yield an item per clause, causes first."""
         from mxref.conformance import checks_of
-        from mxref.conformance_model import by_rank
+        from mxref.conformance.model import by_rank
         from mxref.discovery import get_backend
         from mxref.errors import MxrefError
 
@@ -92,7 +92,7 @@ class _Clause(pytest.Item):
 
     def runtest(self) -> None:
         """Fail with the shrunk block, or skip if nothing is declared."""
-        from mxref.conformance_report import failure_text, reasons_text
+        from mxref.conformance.report import failure_text, reasons_text
 
         result = self.backend.results[self.name]
         if result.failures:

@@ -23,18 +23,18 @@ from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, quantize,
 from mxref.backend import Capabilities
 from mxref.cli import main
 from mxref.conformance import CLAUSES, check, checks_of
-from mxref.conformance_model import Level, Op, Plan, Subject
-from mxref.conformance_product import Product
-from mxref.conformance_report import to_json, to_junit
-from mxref.conformance_request import Request
-from mxref.crafted import TIES, crafted_blocks, tame
+from mxref.conformance.crafted import TIES, crafted_blocks, tame
+from mxref.conformance.model import Level, Op, Plan, Subject
+from mxref.conformance.product import Product
+from mxref.conformance.report import to_json, to_junit
+from mxref.conformance.request import Request
+from mxref.conformance.shrink import explain_command, shrink_quantize
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
 from mxref.packing import pack, unpack
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 from mxref.scale import ScaleRule
-from mxref.shrink import explain_command, shrink_quantize
 
 ROOT = Path(__file__).parent.parent
 TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"

@@ -515,7 +515,7 @@ def test_vocabulary_that_fits(tokenizer: Tokenizer, vocab: int) -> None:
 
 @pytest.mark.parametrize(("vocab", "relation"), [(319, "smaller"), (385, "larger"), (0, "smaller")])
 def test_vocabulary_that_does_not_fit(tokenizer: Tokenizer, vocab: int, relation: str) -> None:
-    with pytest.raises(DataError, match=rf"{vocab} is {relation} .* 320: set it to 320, or to 384"):
+    with pytest.raises(DataError, match=rf"{vocab} is {relation} .* 320: set model.vocab to 320, or to 384"):
         tokenizer.check_vocab(vocab)
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import mxref
 from mxref import DIALECTS, GemmProfile, OperandSpec, Recipe, ScaleRule, UnsupportedError
-from mxref.discovery import get_backend
 from mxref.cli import main
+from mxref.discovery import get_backend
 from mxref.recipe import recipe_from_table
 from mxref.reference import backend as reference
 

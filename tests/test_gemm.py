@@ -159,7 +159,9 @@ def test_the_bound_is_the_formula(error_class, eps, prescaled):
             anything += 1
             assert got[i, j] == np.inf
         else:
-            assert got[i, j] == pytest.approx(float(eps(prescaled) * total + 96 * Fraction(1, 2**149)), rel=1e-12)
+            assert got[i, j] == pytest.approx(
+                float(eps(prescaled) * total + 96 * Fraction(1, 2**149)), rel=1e-12
+            )
     assert 0 < anything < got.size
 
 

@@ -34,10 +34,10 @@ from mxref.vectors import (
     load_vectors,
     vectors_directory,
 )
-from mxref.vectors_data import InputRule, generated_bits, input_words, words_text
-from mxref.vectors_make import default_tests, generate
-from mxref.vectors_oracle import Oracle
-from mxref.vectors_run import run_record, verify_vectors
+from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
+from mxref.vectors.make import default_tests, generate
+from mxref.vectors.oracle import Oracle
+from mxref.vectors.run import run_record, verify_vectors
 
 ROOT = Path(__file__).parent.parent
 VECTORS = ROOT / "spec" / "vectors"
@@ -371,7 +371,7 @@ def test_list_counts_records_by_source():
 
 
 def test_generate_rewrites_only_what_differs(copy, oracle, monkeypatch):
-    monkeypatch.setattr("mxref.vectors_oracle.Oracle", lambda tests: oracle)
+    monkeypatch.setattr("mxref.vectors.oracle.Oracle", lambda tests: oracle)
     before = (copy / "scale.json").stat().st_mtime_ns
     edit(copy / "packing.json", '"count":3', '"count":4')
     code, out, _ = cli("generate", "--dir", copy)
@@ -396,7 +396,7 @@ def test_generate_needs_the_oracle_and_a_folder(tmp_path):
 def test_a_checkout_wins_over_an_installed_copy(tmp_path, monkeypatch):
     assert vectors_directory() == VECTORS
     package = tmp_path / "site-packages" / "mxref"
-    monkeypatch.setattr("mxref.vectors.__file__", str(package / "vectors.py"))
+    monkeypatch.setattr("mxref.vectors.__file__", str(package / "vectors" / "__init__.py"))
     with pytest.raises(
         FileFormatError, match="no golden vectors beside .*: reinstall mxref, or name their folder"
     ):

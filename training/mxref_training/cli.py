@@ -127,7 +127,7 @@ def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str)
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli_style import HEAD, QUIET, console
+    from mxref.cli.style import HEAD, QUIET, console
     from mxref_training.estimate import dry_run
 
     table = Table.grid(padding=(0, 2))

@@ -143,7 +143,7 @@ def _require(command: str, *packages: str) -> None:
 
 
 def _show(results: dict[str, Any], folder: Path) -> None:
-    from mxref.cli_style import console
+    from mxref.cli.style import console
     from mxref_training.report import WIDE, table, write_report
 
     page, _ = write_report(results, folder)
@@ -157,7 +157,7 @@ def _show(results: dict[str, Any], folder: Path) -> None:
 def _list(ladder: Ladder) -> None:
     from rich.table import Table
 
-    from mxref.cli_style import BOX, HEAD, QUIET, console
+    from mxref.cli.style import BOX, HEAD, QUIET, console
     from mxref_training.ladder import describe
 
     table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))

@@ -15,13 +15,12 @@ from mxref_training.run_folder import identity
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
 
-# Modules, by the first word of their name, that show, judge or check results and cannot change one: an edit
-# there leaves finished arms finished. Any other module counts, so that a new one is never forgotten.
+# Modules and packages, by the first word of their name, that show, judge or check results and cannot change
+# one: an edit there leaves finished arms finished. Any other counts, so that a new one is never forgotten.
 _READERS = {
     "ablation",
     "cli",
     "conformance",
-    "crafted",
     "crossing",
     "explain",
     "fingerprint",
@@ -29,7 +28,6 @@ _READERS = {
     "pytest",
     "report",
     "results",
-    "shrink",
     "vectors",
 }
 
@@ -63,7 +61,12 @@ def code_digest(backend: Backend) -> str:
 
 def _sources(package: Path) -> list[Path]:
     own = package in (Path(mxref.__file__).parent, Path(__file__).parent)
-    return [p for p in sorted(package.rglob("*.py")) if not (own and p.stem.partition("_")[0] in _READERS)]
+    files = sorted(package.rglob("*.py"))
+    return [p for p in files if not (own and _first_word(p.relative_to(package)) in _READERS)]
+
+
+def _first_word(path: Path) -> str:
+    return path.parts[0].removesuffix(".py").partition("_")[0]
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -127,7 +127,7 @@ def table(results: Results, width: int = WIDE) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli_style import BOX, HEAD, QUIET
+    from mxref.cli.style import BOX, HEAD, QUIET
 
     wide = width >= WIDE
     names = short_names(results["arms"])

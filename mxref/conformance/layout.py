@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Capabilities
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict, cast
-from mxref.conformance_request import Blocks, Request, quantize_check
-from mxref.crafted import any_bits, heavy_tailed, tame
+from mxref.conformance.crafted import any_bits, heavy_tailed, tame
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
+from mxref.conformance.request import Blocks, Request, quantize_check
 from mxref.errors import ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.hadamard import SIZES, SignPolicy

@@ -12,8 +12,8 @@ from mxref.hadamard import SIZES
 from mxref.philox import Stream
 from mxref.recipe import DIALECTS
 from mxref.vectors import Op, Record
-from mxref.vectors_data import InputRule, generated_bits, input_words, words_text
-from mxref.vectors_draft import (
+from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
+from mxref.vectors.draft import (
     FLT_MAX,
     INFINITIES,
     NEAREST_AND_DOWN,

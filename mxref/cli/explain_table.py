@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from mxref.cli_style import BOX, HEAD, QUIET, console
+from mxref.cli.style import BOX, HEAD, QUIET, console
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.explain_text import notes, number, reason, scale_steps
 from mxref.formats import E8M0

@@ -24,10 +24,10 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 _OWN = {
-    "explain": "mxref.cli_explain:explain",
-    "backends": "mxref.cli_backends:backends",
-    "conform": "mxref.cli_conform:conform",
-    "vectors": "mxref.cli_vectors:vectors",
+    "explain": "mxref.cli.explain:explain",
+    "backends": "mxref.cli.backends:backends",
+    "conform": "mxref.cli.conform:conform",
+    "vectors": "mxref.cli.vectors:vectors",
 }
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mxref.formats import MXFP4
 from mxref.philox import Stream, random_integers
 from mxref.vectors import KEYS, Op, Record, Source
-from mxref.vectors_data import InputRule, digits_text, generated_bits, input_words, words_text
+from mxref.vectors.data import InputRule, digits_text, generated_bits, input_words, words_text
 
 Words = NDArray[np.uint32]
 

@@ -107,7 +107,7 @@ def explain(
     if as_json:
         click.echo(json.dumps({"blocks": [_plain(b) for b in blocks]}, indent=2))
         return
-    from mxref.cli_explain_table import show
+    from mxref.cli.explain_table import show
 
     for block in blocks:
         show(block, operand)

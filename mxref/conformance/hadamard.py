@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict, cast
-from mxref.conformance_request import Request, quantize_check
-from mxref.crafted import any_bits, cancelling, heavy_tailed, tame
+from mxref.conformance.crafted import any_bits, cancelling, heavy_tailed, tame
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
+from mxref.conformance.request import Request, quantize_check
 from mxref.formats import CANONICAL_NAN
 from mxref.hadamard import SIZES, Rotation, SignPolicy, hadamard
 from mxref.philox import Stream

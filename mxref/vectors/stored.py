@@ -10,8 +10,8 @@ import numpy as np
 
 from mxref.formats import E2M1_MAGNITUDES
 from mxref.vectors import Op, Record, Source
-from mxref.vectors_data import digits_text, input_words, words_text
-from mxref.vectors_draft import bits_of, codes_block, draft, hex64
+from mxref.vectors.data import digits_text, input_words, words_text
+from mxref.vectors.draft import bits_of, codes_block, draft, hex64
 
 
 def dequantize() -> Iterator[Record]:

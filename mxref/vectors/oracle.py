@@ -16,8 +16,8 @@ import numpy as np
 from mxref.errors import FileFormatError
 from mxref.formats import MXFP4
 from mxref.vectors import Op, Record
-from mxref.vectors_data import digest, digits_text, float_words, parse_digits, parse_words, words_text
-from mxref.vectors_run import record_operand, record_spec, record_stream, record_tensor
+from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
+from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor
 
 _MODULES = ("oracle", "oracle_random", "differential")
 

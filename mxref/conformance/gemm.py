@@ -8,9 +8,9 @@ from itertools import product as combinations
 
 import numpy as np
 
-from mxref.conformance_decode import drawn_array, given
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance_product import Product, product_check
+from mxref.conformance.decode import drawn_array, given
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
+from mxref.conformance.product import Product, product_check
 from mxref.errors import ShapeError
 from mxref.gemm import OUT_DTYPES
 from mxref.hadamard import Rotation

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mxref.backend import Capabilities
-from mxref.conformance_decode import differs, drawn_array, given
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict, cast, declares
-from mxref.conformance_request import Blocks, Request, all_of_it, as_numpy
-from mxref.crafted import any_bits, tame
+from mxref.conformance.crafted import any_bits, tame
+from mxref.conformance.decode import differs, drawn_array, given
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast, declares
+from mxref.conformance.request import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import DtypeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.gemm import OUT_DTYPES

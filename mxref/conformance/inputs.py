@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance_request import Blocks, Request, all_of_it, quantize_check
-from mxref.crafted import any_bits, crafted_blocks, tame
+from mxref.conformance.crafted import any_bits, crafted_blocks, tame
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
+from mxref.conformance.request import Blocks, Request, all_of_it, quantize_check
 from mxref.errors import NonfiniteError
 from mxref.formats import Nonfinite
 from mxref.philox import Stream

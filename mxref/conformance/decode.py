@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_hadamard import float_bits
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict
+from mxref.conformance.hadamard import float_bits
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.formats import BlockShape
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray

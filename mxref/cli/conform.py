@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from mxref.conformance_model import Failure, Level, Op, Report
+from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.discovery import choose, get_backend
 from mxref.recipe import DIALECTS
 
@@ -61,7 +61,7 @@ def conform(
     mxref conform --backend numba --op gemm --junit conformance.xml
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
-    from mxref.conformance_report import check_writable, to_json, to_junit, write
+    from mxref.conformance.report import check_writable, to_json, to_junit, write
 
     for path in (junit, json_file, save / "x" if save and save.is_dir() else save):
         if path is not None:
@@ -124,8 +124,8 @@ def _show(report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli_style import BOX, HEAD, QUIET, console
-    from mxref.conformance_report import failure_text, reasons_text
+    from mxref.cli.style import BOX, HEAD, QUIET, console
+    from mxref.conformance.report import failure_text, reasons_text
 
     out = console()
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))

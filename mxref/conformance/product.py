@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_decode import differs, given, shown
-from mxref.conformance_model import Check, Failure, Op, Subject, Verdict
+from mxref.conformance.decode import differs, given, shown
+from mxref.conformance.model import Check, Failure, Op, Subject, Verdict
 from mxref.gemm import block_dots, bounded_tolerance, scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile

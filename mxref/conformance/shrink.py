@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_model import Failure, Subject, declares
-from mxref.conformance_request import Blocks, Request, tile_rows
+from mxref.conformance.model import Failure, Subject, declares
+from mxref.conformance.request import Blocks, Request, tile_rows
 from mxref.formats import BlockShape
 from mxref.hadamard import SignPolicy
 from mxref.linear import OPERANDS

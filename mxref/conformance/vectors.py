@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mxref.conformance_blame import blame
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict, by_rank
-from mxref.conformance_request import Blocks, Request, all_of_it, plainest
+from mxref.conformance.blame import blame
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, by_rank
+from mxref.conformance.request import Blocks, Request, all_of_it, plainest
+from mxref.conformance.shrink import shrink_quantize
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.shrink import shrink_quantize
 from mxref.vectors import BACKEND_OPS, Record, load_vectors
 from mxref.vectors import Op as RecordOp
-from mxref.vectors_run import record_operand, record_spec, record_stream, record_tensor, run_record
+from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor, run_record
 
 _OPS = {
     RecordOp.SCALE: Op.QUANTIZE, RecordOp.QUANTIZE: Op.QUANTIZE, RecordOp.DEQUANTIZE: Op.DEQUANTIZE,

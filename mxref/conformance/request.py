@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_model import Check, Op, Subject, Verdict
+from mxref.conformance.model import Check, Op, Subject, Verdict
 from mxref.formats import BlockShape
 from mxref.mxarray import MXArray
 from mxref.packing import unpack
@@ -168,7 +168,7 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
         wrong, compared = judge(got, want)
         if not wrong.any():
             return Verdict(compared)
-        from mxref.shrink import shrink_quantize
+        from mxref.conformance.shrink import shrink_quantize
 
         row, block = plainest(wrong, want)
         return Verdict(

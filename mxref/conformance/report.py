@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree as xml
 
 from mxref import __version__
-from mxref.conformance_model import ClauseResult, Failure, Report
+from mxref.conformance.model import ClauseResult, Failure, Report
 from mxref.errors import FileFormatError
 
 FORMAT = "mxref.conformance.1"

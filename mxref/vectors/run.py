@@ -23,7 +23,7 @@ from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 from mxref.rounding import Rounding
 from mxref.vectors import BACKEND_OPS, Mismatch, Op, Record, load_vectors
-from mxref.vectors_data import (
+from mxref.vectors.data import (
     InputRule,
     digest,
     digits_text,

@@ -32,7 +32,7 @@ def list_(directory: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli_style import BOX, HEAD, QUIET, console
+    from mxref.cli.style import BOX, HEAD, QUIET, console
     from mxref.vectors import CHAPTERS, Source, load_vectors, vectors_directory
 
     folder = directory or vectors_directory()
@@ -60,7 +60,7 @@ def verify(directory: Path | None) -> None:
     Exit code 1 where a result differs, 2 where a file is missing or damaged.
     """
     from mxref.vectors import CHAPTERS, vectors_directory
-    from mxref.vectors_run import verify_vectors
+    from mxref.vectors.run import verify_vectors
 
     folder = directory or vectors_directory()
     wrong = 0
@@ -87,8 +87,8 @@ def verify(directory: Path | None) -> None:
 def generate(directory: Path | None, tests: Path | None) -> None:
     """Write the files anew, in a checkout: results from the scalar oracle, where the reference agrees."""
     from mxref.vectors import vectors_directory
-    from mxref.vectors_make import default_tests, write_vectors
-    from mxref.vectors_oracle import Oracle
+    from mxref.vectors.make import default_tests, write_vectors
+    from mxref.vectors.oracle import Oracle
 
     oracle = Oracle(tests or default_tests())
     folder = directory or vectors_directory()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_request import Blocks, Judge, Request, all_of_it, scales_only
+from mxref.conformance.request import Blocks, Judge, Request, all_of_it, scales_only
 from mxref.formats import BlockShape
 from mxref.hadamard import hadamard
 from mxref.plan import plan_quantize

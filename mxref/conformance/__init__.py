@@ -12,17 +12,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from mxref import conformance_decode as decode
-from mxref import conformance_gemm as gemm
-from mxref import conformance_hadamard as hadamard
-from mxref import conformance_inputs as inputs
-from mxref import conformance_layout as layout
-from mxref import conformance_protocol as protocol
-from mxref import conformance_random as random
-from mxref import conformance_sweep as sweep
-from mxref import conformance_vectors as vectors
 from mxref.backend import Backend, Capabilities
-from mxref.conformance_model import (
+from mxref.conformance import decode, gemm, hadamard, inputs, layout, protocol, random, sweep, vectors
+from mxref.conformance.model import (
     CLAUSES,
     Check,
     ClauseResult,
@@ -35,7 +27,7 @@ from mxref.conformance_model import (
     Verdict,
     by_rank,
 )
-from mxref.conformance_request import Mismatch
+from mxref.conformance.request import Mismatch
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.recipe import OperandSpec, dialect
 from mxref.tomlio import nearest

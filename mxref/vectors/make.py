@@ -1,4 +1,4 @@
-"""Golden vectors made: inputs from the drafts of `vectors_elements`, `_tensors` and `_stored`, results from the oracle.
+"""Golden vectors made: inputs from the drafts of `elements`, `tensors` and `stored`, results from the oracle.
 
 A record is written only where the oracle computed it and the reference agreed, so no vector is the output of
 the code that it tests.
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mxref import vectors_elements, vectors_stored, vectors_tensors
 from mxref.errors import FileFormatError
 from mxref.reference import backend as reference
-from mxref.vectors import CHAPTERS, FORMAT, MAX_LINE, Record
-from mxref.vectors_oracle import Oracle
-from mxref.vectors_run import run_record
+from mxref.vectors import CHAPTERS, FORMAT, MAX_LINE, Record, elements, stored, tensors
+from mxref.vectors.oracle import Oracle
+from mxref.vectors.run import run_record
 
 GENERATOR = 1
 """Version of the rules that choose the inputs; a change to them raises it."""
@@ -25,33 +24,33 @@ GENERATOR = 1
 _DRAFTS: dict[str, tuple[str, Callable[[], Iterator[Record]]]] = {
     "scale": (
         "shared scales: four rules at every exponent, zero blocks, NaN and Inf, tiles",
-        vectors_elements.scale,
+        elements.scale,
     ),
     "rounding": (
         "rounding to E2M1: every tie and its neighbours at every scale, saturation, signs, prescale, SR thresholds",
-        vectors_elements.rounding,
+        elements.rounding,
     ),
     "random": (
         "Philox4x32-10, counters, streams, and the random integer of each element",
-        vectors_elements.random,
+        elements.random,
     ),
     "hadamard": (
         "Hadamard transforms of 2 to 256 in float32, signs, NaN, Inf and overflow",
-        vectors_tensors.hadamard,
+        tensors.hadamard,
     ),
     "quantize": (
         "whole quantizations: blocks, axes, padding, input types, dialects, shards, and digests of large tensors",
-        vectors_tensors.quantize,
+        tensors.quantize,
     ),
-    "dequantize": ("values of every scale byte and element code", vectors_stored.dequantize),
-    "packing": ("packed codes and their exchange with ml_dtypes", vectors_stored.packing),
-    "gemm": ("scaled GEMM: exact, ordered and bounded", vectors_stored.gemm),
+    "dequantize": ("values of every scale byte and element code", stored.dequantize),
+    "packing": ("packed codes and their exchange with ml_dtypes", stored.packing),
+    "gemm": ("scaled GEMM: exact, ordered and bounded", stored.gemm),
 }
 
 
 def default_tests() -> Path:
     """Return where a checkout keeps the oracle, whether or not this is one."""
-    return Path(__file__).resolve().parent.parent / "tests"
+    return Path(__file__).resolve().parents[2] / "tests"
 
 
 def generate(chapter: str, oracle: Oracle) -> str:

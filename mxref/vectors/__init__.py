@@ -1,7 +1,7 @@
 """Golden vectors: what every bit must be, as data that needs no mxref to be read.
 
 A record is one operation, its inputs and the results that a correct implementation gives; the files are
-`spec/vectors/<chapter>.json`, one record per line. `load_vectors` reads them; `mxref.vectors_run.run_record`
+`spec/vectors/<chapter>.json`, one record per line. `load_vectors` reads them; `mxref.vectors.run.run_record`
 puts one through a backend.
 """
 
@@ -160,7 +160,7 @@ def vectors_directory() -> Path:
     Raises:
         FileFormatError: neither exists.
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for folder in (package.parent / "spec" / "vectors", package / "_vectors"):
         if (folder / "schema.json").is_file():
             return folder

@@ -13,10 +13,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_blame import deciders
-from mxref.conformance_model import Check, Plan
-from mxref.conformance_request import Request, quantize_check, scales_only
-from mxref.crafted import crafted_blocks, tame
+from mxref.conformance.blame import deciders
+from mxref.conformance.crafted import crafted_blocks, tame
+from mxref.conformance.model import Check, Plan
+from mxref.conformance.request import Request, quantize_check, scales_only
 from mxref.formats import BlockShape
 from mxref.philox import Stream
 from mxref.recipe import DIALECTS, OperandSpec

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance_model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance_request import Blocks, Request, quantize_check
+from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
+from mxref.conformance.request import Blocks, Request, quantize_check
 from mxref.formats import BlockShape
 from mxref.philox import Stream, random_integers
 from mxref.plan import QuantPlan, plan_quantize

@@ -8,8 +8,8 @@ import numpy as np
 
 from mxref.philox import Stream
 from mxref.vectors import Op, Record, Source
-from mxref.vectors_data import words_text
-from mxref.vectors_draft import (
+from mxref.vectors.data import words_text
+from mxref.vectors.draft import (
     FLT_MAX,
     GRID,
     INFINITIES,
