@@ -16,7 +16,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow lint format docs bench relock clean
+.PHONY: help env demo test test-slow lint format docs bench peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,12 @@ bench: $(STAMP)  ## time the backends against their peers; the bits are checked 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+peers:  ## run other implementations of MXFP4, in .venv-peers, and write the table of docs/peers.rst
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[peers]'
+	PYTHONPATH=tests .venv-peers/bin/python -m peers
 
 relock: $(STAMP)  ## lock the clauses of the specification, once the tests of an edited clause were read again
 	$(BIN)/python docs/_ext/clauses.py relock

@@ -193,8 +193,8 @@ DIALECTS = {
     ),
     "nvidia": Dialect(
         OperandSpec(scale_rule=ScaleRule.RCEIL),
-        domain="finite blocks",
-        evidence="torchao's RCEIL, by running it; NVIDIA's own kernels were not run",
+        domain="finite blocks with scale code 1 or more, amax not within 34 ulps above 6 * 2^e",
+        evidence="torchao 0.18's RCEIL, by running it (it takes a float32 log2); NVIDIA's own kernels were not run",
     ),
     "tseng": Dialect(
         OperandSpec(rounding=Rounding.SR, prescale=True, hadamard=64, signs=SignPolicy.PER_STEP_LAYER),

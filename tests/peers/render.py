@@ -1,0 +1,259 @@
+"""The measured results as reStructuredText, beside what mxref gives for the same inputs now."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mxref import MXArray, OperandSpec, Rounding, ScaleRule, dequantize, quantize
+from mxref.formats import E2M1_SIGN
+from mxref.packing import pack, unpack
+from mxref.recipe import dialect
+from mxref.rounding import round_magnitude
+from peers import cases, notes
+from peers.measure import PEER_NORMAL_BLOCKS, as_seen, values_of
+from peers.notes import Note
+
+DIFFERS, SAME_VALUES = "≠", "≈"
+HEADER = """\
+.. Written by `make peers`; never by hand.
+
+Measured on {date}, {machine}, Python {python}, NumPy {numpy}: {versions}.
+"""
+
+Block = tuple[int, np.ndarray]  # a scale byte and 32 codes
+
+
+class StaleNoteError(Exception):
+    """The notes do not fit the results: one explains what is not so, or a difference has none."""
+
+
+class _Notes:
+    """The notes of one table, numbered, and which of its cells each explains."""
+
+    def __init__(self, table: Sequence[Note]) -> None:
+        self.table = table
+        self.number = {
+            (column, row): i
+            for i, note in enumerate(table, 1)
+            for column in note.columns
+            for row in note.rows
+        }
+        self.marked: set[tuple[str, str]] = set()
+
+    def cell(self, column: str, row: str, text: str, mark: str) -> str:
+        """Return a cell, with its mark and the number of its note if it has a mark."""
+        if not mark:
+            return text
+        if (column, row) not in self.number:
+            raise StaleNoteError(f"{column}, {row}: {text} differs from mxref, and no note says why")
+        self.marked.add((column, row))
+        return f"**{mark}** {text} [{self.number[column, row]}]"
+
+    def explanations(self) -> str:
+        """Return the notes as a list; every cell of every note has been marked."""
+        for column, row in self.number.keys() - self.marked:
+            raise StaleNoteError(f"{column}, {row}: a note explains a difference that is none")
+        items = [f"[{i}] **{', '.join(note.columns)}.** {note.text}" for i, note in enumerate(self.table, 1)]
+        return "\n".join(f"| {item}" for item in items) + "\n"
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """Return the text that docs/peers.rst includes; StaleNoteError names a cell that the notes do not fit."""
+    versions = ", ".join(f"{name} {peer['version']}" for name, peer in results["peers"].items())
+    names = {"mxref ocp": dialect("ocp").spec, "mxref amd": dialect("amd").spec}
+    above = {"mxref ceil": OperandSpec(scale_rule=ScaleRule.CEIL), "mxref nvidia": dialect("nvidia").spec}
+    floor, even = ({name: spec} for name, spec in names.items())
+    sections = {
+        "The blocks": _block_list(),
+        "FLOOR": _block_table(results, floor, notes.FLOOR),
+        "EVEN": _block_table(results, even, notes.EVEN),
+        "CEIL and RCEIL": _block_table(results, above, notes.CEIL_RCEIL),
+        "Ties and zeros, one element at scale 1": _element_table(results),
+        "Code 7 at the ends of the scale": _decoder_table(results),
+        "Casts of floats to E8M0": _cast_table(results),
+        "On ordinary data": _normal(results),
+    }
+    body = [f"{title}\n{'-' * len(title)}\n\n{text}" for title, text in sections.items()]
+    header = HEADER.format(date=results["date"], versions=versions, **results["environment"])
+    return "\n".join([header, *body])
+
+
+# ---- whole blocks ----
+
+
+def _block_list() -> str:
+    rows = [[_raised(name), case.shown, case.catches] for name, case in cases.BLOCKS.items()]
+    return _table(["block", "starts with; zeros follow", "what it catches"], rows, (16, 32, 52))
+
+
+def _block_table(
+    results: Mapping[str, Any], references: Mapping[str, OperandSpec], explanations: Sequence[Note]
+) -> str:
+    """Return the table of the references, each followed by the peers of its rule."""
+    explained = _Notes(explanations)
+    columns: dict[str, list[str]] = {}
+    agreeing: dict[str, list[str]] = {row: [] for row in cases.BLOCKS}
+    peers = []
+    for name, spec in references.items():
+        columns[name] = [_block_text(row, block) for row, block in _reference_blocks(spec).items()]
+        for title, measured in _of_rule(results, spec.scale_rule):
+            peers.append(title)
+            columns[title] = []
+            ours = _reference_blocks(spec, measured["bfloat16"])
+            for row, stored in measured["stored"].items():
+                mark, text = _compare(row, stored, ours[row])
+                columns[title].append(explained.cell(title, row, text, mark))
+                if not mark:
+                    agreeing[row].append(title)
+    rows = [
+        [_raised(row), *(column[i] for column in columns.values()), _who(agreeing[row], peers)]
+        for i, row in enumerate(cases.BLOCKS)
+    ]
+    return _table(["block", *columns, "same bits"], rows) + "\n" + explained.explanations()
+
+
+def _of_rule(results: Mapping[str, Any], rule: ScaleRule) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    for peer in results["peers"].values():
+        for title, measured in peer["blocks"].items():
+            if measured["rule"] == rule:
+                yield title, measured
+
+
+def _reference_blocks(spec: OperandSpec, bfloat16: bool = False) -> dict[str, Block]:
+    q = quantize(as_seen(cases.block_array(), bfloat16), spec)
+    return dict(zip(cases.BLOCKS, zip(q.scales[:, 0].tolist(), unpack(q.codes), strict=True), strict=True))
+
+
+def _block_text(row: str, block: Block) -> str:
+    byte, codes = block
+    return f"``{byte:02X}:{''.join(f'{code:X}' for code in codes[: len(cases.BLOCKS[row].values)])}``"
+
+
+def _compare(row: str, stored: str, ours: Block) -> tuple[str, str]:
+    """Return the mark and the text of what a peer stored."""
+    byte, _, digits = stored.partition(" ")
+    if not digits:
+        return DIFFERS, stored
+    theirs = int(byte, 16), np.array([int(digit, 16) for digit in digits], np.uint8)
+    text = _block_text(row, theirs)
+    if theirs[0] == ours[0] and (theirs[1] == ours[1]).all():
+        return "", text
+    scales, codes = (np.array(pair) for pair in zip(theirs, ours, strict=True))
+    got, want = values_of(scales.astype(np.uint8), codes)
+    return SAME_VALUES if np.array_equal(got, want, equal_nan=True) else DIFFERS, text
+
+
+def _who(names: Sequence[str], everyone: Sequence[str]) -> str:
+    others = [name for name in everyone if name not in names]
+    if not others:
+        return "all"
+    if len(others) < len(names):
+        return f"all but {', '.join(others)}"
+    return ", ".join(names) or "none"
+
+
+def _raised(name: str) -> str:
+    """Return the name of a row or a column, its power of two as one; a hyphen would let it break."""
+    return re.sub(r"\^(-?\d+)", lambda match: f"\\ :sup:`{match[1].replace('-', '−')}`", name)
+
+
+# ---- elements, decoding, casts ----
+
+_ELEMENTS = "Codes of single elements, compared with `rne`; all values but 0.25+, -0 and -0.1 lie midway.\n"
+_DECODING = "What 6.0 becomes at the first and last scale bytes, compared with mxref in the same type.\n"
+_CASTING = """\
+mxref has no such cast: a scale rule takes the byte from the bits of amax.
+E8M0 has no zero, no sign and no infinity, so what becomes of them differs; **!** marks what is worth knowing.
+"""
+
+
+def _element_table(results: Mapping[str, Any]) -> str:
+    explained = _Notes(notes.ELEMENTS)
+    x = np.array(list(cases.ELEMENTS.values()), np.float32)
+    sign = np.where(np.signbit(x), E2M1_SIGN, 0)
+    ours = (round_magnitude(np.abs(x), Rounding.RNE) | sign).tolist()
+    rows = [["**mxref rne**", *(f"``{code:X}``" for code in ours)]]
+    for title, codes in _all(results, "elements"):
+        cells = []
+        for name, code, want in zip(cases.ELEMENTS, codes, ours, strict=True):
+            mark = "" if code == want else DIFFERS if (code | want) & 7 else SAME_VALUES
+            cells.append(explained.cell(title, name, f"``{code:X}``", mark))
+        rows.append([title, *cells])
+    return f"{_ELEMENTS}\n{_table(['value', *cases.ELEMENTS], rows)}\n{explained.explanations()}"
+
+
+def _decoder_table(results: Mapping[str, Any]) -> str:
+    explained = _Notes(notes.DECODERS)
+    bytes_ = [f"{byte:02X}" for byte in cases.SCALE_BYTES]
+    scales = np.array(cases.SCALE_BYTES, np.uint8)[:, None]
+    q = MXArray(pack(np.full((len(scales), 32), 7, np.uint8)), scales, (len(scales), 32), 1)
+    ours = {t: dequantize(q, t)[:, 0].astype(np.float64) for t in ("float64", "float32", "bfloat16")}
+    rows = [[f"**mxref {dtype}**", *map(_number, values)] for dtype, values in ours.items()]
+    for title, decoder in _all(results, "decoders"):
+        values = [float(value) for value in decoder["values"]]
+        cells = [
+            explained.cell(
+                title, name, _number(v), "" if np.array_equal(v, want, equal_nan=True) else DIFFERS
+            )
+            for name, v, want in zip(bytes_, values, ours[decoder["dtype"]], strict=True)
+        ]
+        rows.append([f"{title}, {decoder['dtype']}", *cells])
+    return f"{_DECODING}\n{_table(['scale byte', *bytes_], rows)}\n{explained.explanations()}"
+
+
+def _cast_table(results: Mapping[str, Any]) -> str:
+    """Without a reference to differ from, the notes say which cells they mark, and what those show."""
+    explained = _Notes(notes.CASTS)
+    wanted = {(c, r): note.shows for note in notes.CASTS for c in note.columns for r in note.rows}
+    rows = []
+    for title, codes in _all(results, "casts"):
+        cells = []
+        for name, code in zip(cases.CASTS, codes, strict=True):
+            shown = wanted.get((title, name))
+            mark = "!" if shown == f"{code:02X}" else ""
+            cells.append(explained.cell(title, name, f"``{code:02X}``", mark))
+        rows.append([title, *cells])
+    return f"{_CASTING}\n{_table(['value', *map(_raised, cases.CASTS)], rows)}\n{explained.explanations()}"
+
+
+def _all(results: Mapping[str, Any], kind: str) -> Iterable[tuple[str, Any]]:
+    for peer in results["peers"].values():
+        yield from peer[kind].items()
+
+
+def _number(value: float) -> str:
+    return f"``{value:.3g}``".replace("-", "−")  # a hyphen would let it break
+
+
+# ---- N(0, 1) ----
+
+
+def _normal(results: Mapping[str, Any]) -> str:
+    normal = results["normal"]
+    rows = []
+    for pair, share in normal["bytes"].items():
+        a, b = pair.split()
+        rows.append([f"`{a}`, `{b}`", f"{share:.1%}", f"{normal['values'][pair]:.1%}"])
+    table = _table(["rules", "blocks whose scale byte differs", "elements whose value differs"], rows)
+    same = {title: measured["normal"] for rule in ScaleRule for title, measured in _of_rule(results, rule)}
+    fewer = [f"{title} in {count:,}" for title, count in same.items() if count < PEER_NORMAL_BLOCKS]
+    exceptions = f", but {', '.join(fewer)}" if fewer else ""
+    return (
+        f"In {normal['blocks']:,} blocks of N(0, 1) in float32:\n\n{table}\n"
+        f"In all of the first {PEER_NORMAL_BLOCKS:,}, every peer above stores the byte and the values of mxref "
+        f"under its own rule{exceptions}.\n"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> str:
+    """Return a list-table."""
+    lines = [".. list-table::", "   :header-rows: 1"]
+    if widths:
+        lines.append(f"   :widths: {' '.join(map(str, widths))}")
+    lines.append("")
+    for row in (head, *rows):
+        for i, cell in enumerate(row):
+            lines.append(f"   {'*' if i == 0 else ' '} - {cell}")
+    return "\n".join(lines) + "\n"
