@@ -192,7 +192,7 @@ class ClauseResult:
     skipped: int = 0
     compared: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    """What was not declared, as `field: value`, and how many checks were skipped for it."""
+    """Each capability that was not declared, and how many checks were skipped for it."""
     failures: list[Failure] = field(default_factory=list)
     """The first failure."""
 
