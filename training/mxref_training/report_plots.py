@@ -67,7 +67,10 @@ def colours(arms: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def curves_svg(results: dict[str, Any]) -> str:
-    """Return validation loss over tokens beside the difference from the reference, as one SVG."""
+    """Return validation loss over tokens beside the difference from the reference, as one SVG.
+
+    The difference is drawn to the scale of the second half of the budget.
+    """
     with mpl.rc_context(_STYLE | {"svg.hashsalt": "curves"}):
         figure = Figure(figsize=(11.2, 4.5))
         loss, gap = figure.subplots(1, 2, width_ratios=(1, 1.08))
@@ -76,6 +79,7 @@ def curves_svg(results: dict[str, Any]) -> str:
         base = {run["pair"]: _finite(run["curve"]) for run in reference["runs"]}
         unit, unit_name = _token_unit(results["tokens"])
         ends: list[tuple[float, float, str, str]] = []
+        late = [0.0]
         for arm in results["arms"]:
             look = {"color": colour[arm["name"]], "zorder": 3}
             text = {"color": colour[arm["name"]], "fontsize": 8.5}
@@ -87,6 +91,8 @@ def curves_svg(results: dict[str, Any]) -> str:
                 theirs = dict(base.get(run["pair"], ()))
                 shared = [(t, v - theirs[t]) for t, v in points if t in theirs]
                 gap.plot([t / unit for t, _ in shared], [v for _, v in shared], **style)
+                if not run["diverged"]:
+                    late += [d for t, d in shared if t >= results["tokens"] / 2]
                 if not shared or run["pair"] != 0:
                     continue
                 last, name = shared[-1], names[arm["name"]]
@@ -116,6 +122,10 @@ def curves_svg(results: dict[str, Any]) -> str:
         if spread is not None:
             gap.axhspan(-spread, spread, color=BAND, zorder=0)
         _zoom(loss, [v for arm in results["arms"] for run in arm["runs"] for _, v in _finite(run["curve"])])
+        if max(late) > min(late):
+            # A loss that jumps for one early step would press the ends, which matter, into one line.
+            room = 0.5 * (max(late) - min(late))
+            gap.set_ylim(min(late) - room, max(late) + room)
         for axes in (loss, gap):
             axes.set_xlabel(f"{unit_name} tokens")
             axes.grid(axis="y")
