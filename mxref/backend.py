@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from mxref.errors import ShapeError, UnsupportedError
+from mxref.errors import BackendError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.gemm import OUT_DTYPES, check_gemm, gemm_profile
 from mxref.hadamard import SIZES, Rotation
@@ -71,11 +71,20 @@ class Capabilities:
 class Backend(ABC):
     """Four operations on the backend's own arrays, held to the reference bit for bit.
 
-    Implements: conformance.protocol
+    Implements: conformance.protocol, conformance.public
     """
 
     name: str
     capabilities: Capabilities
+
+    def __new__(cls, *_args: Any, **_named: Any) -> Self:
+        """Make a backend; BackendError names the methods that its class lacks."""
+        if missing := sorted(cls.__abstractmethods__):
+            raise BackendError(
+                f"backend class {cls.__name__} lacks {', '.join(missing)}: all four methods must exist; "
+                "one for which nothing is declared is never called and may raise NotImplementedError"
+            )
+        return super().__new__(cls)
 
     def quantize(
         self,

@@ -184,6 +184,10 @@ def _check_origin(
     origin: tuple[int, ...] | None,
     global_shape: tuple[int, ...] | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return origin and global shape, checked and with their defaults.
+
+    Implements: quantize.parts
+    """
     origin = tuple(origin) if origin is not None else (0,) * len(shape)
     if global_shape is None:
         if any(origin):

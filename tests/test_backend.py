@@ -1,14 +1,20 @@
 """The protocol: capabilities are promises, selection is explained, and nothing falls back silently."""
 
+import ast
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields, replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import mxref
 import oracle_random
+from conftest import EXTENSION, load_clauses
 from mxref import (
     Backend,
     BlockShape,
@@ -152,6 +158,11 @@ def test_a_plan_says_everything_that_a_backend_needs():
     assert random_integers(*place, plan.stream, spec.sr_bits).tolist() == want
     backend.quantize(x, OperandSpec(), axis=1, pad=True)
     assert (backend.seen.rotation, backend.seen.stream, backend.seen.length) == (None, None, 64)
+    backend.quantize(x, OperandSpec(hadamard=16), axis=1, pad=True)
+    assert (backend.seen.rotation, backend.seen.rotation.signs) == (Rotation(16), 0)
+    backend.capabilities = replace(backend.capabilities, native_sr=True)
+    backend.quantize(x, OperandSpec(rounding="sr"), axis=1, pad=True, rng=stream)
+    assert backend.seen.stream == stream
 
 
 @pytest.mark.clause("conformance.arrays", evidence="peer")
@@ -211,6 +222,72 @@ def test_one_file_is_a_backend(tmp_path, monkeypatch):
         get_backend(f"{path}:bakend")
     monkeypatch.syspath_prepend(tmp_path)
     assert get_backend("mine_backend:backend").name == "mine"
+
+
+UNFINISHED = """
+    from mxref import Backend, Capabilities
+
+    class Unfinished(Backend):
+        name, capabilities = "unfinished", Capabilities()
+        def _quantize(self, x, plan): ...
+        def _hadamard(self, x, rotation, axis): ...
+
+    def make(): return Unfinished()
+"""
+
+
+@pytest.mark.clause("conformance.protocol", evidence="known answer")
+@pytest.mark.parametrize(("name", "at_import"), [("backend", True), ("make", False), ("Unfinished", False)])
+def test_a_backend_without_a_method_is_refused_in_one_line(tmp_path, name, at_import):
+    path = tmp_path / "unfinished.py"
+    path.write_text(textwrap.dedent(UNFINISHED) + ("backend = Unfinished()\n" if at_import else ""))
+    with pytest.raises(
+        BackendError, match="class Unfinished lacks _dequantize, _scaled_gemm: all four"
+    ) as error:
+        get_backend(f"{path}:{name}")
+    assert "\n" not in str(error.value)
+
+
+SPEC = load_clauses().read_chapters(EXTENSION.parent.parent).clauses
+
+
+@pytest.mark.clause("conformance.public", evidence="known answer")
+def test_public_operations_have_the_signatures_of_the_specification():
+    written = re.findall(r"^ +(\w+)(\(.*\))$", SPEC["conformance.public"].text, re.MULTILINE)
+    assert len(written) == 6
+    for name, parameters in written:
+        scope = {}
+        exec(f"def f{parameters}: pass".replace("(", "(self, ", 1), scope)
+        want, got = (inspect.signature(f).parameters.values() for f in (scope["f"], getattr(Backend, name)))
+        assert [(p.name, p.kind, p.default) for p in got] == [(p.name, p.kind, p.default) for p in want]
+
+
+@pytest.mark.clause("conformance.names", evidence="known answer")
+def test_names_are_those_of_the_specification():
+    rows = re.findall(r"^`(\w+)` +([A-Z].*)$", SPEC["conformance.names"].text, re.MULTILINE)
+    assert len(rows) == 7
+    for enum, members in rows:
+        named = dict(re.findall(r'(\w+) `"([^"]+)"`', members))
+        assert {m.name: str(m) for m in getattr(mxref, enum)} == named
+        assert all(getattr(getattr(mxref, enum), name) == value for name, value in named.items())
+
+
+@pytest.mark.clause("conformance.capabilities", evidence="known answer")
+def test_capabilities_have_the_defaults_of_the_specification():
+    everything = {
+        "scale_rules": set(ScaleRule), "roundings": set(Rounding), "blocks": set(BlockShape),
+        "hadamard_sizes": {2, 4, 8, 16, 32, 64, 128, 256},
+        "in_dtypes": {"float32", "bfloat16", "float16"}, "gemm_dtypes": {"float32", "bfloat16"},
+    }  # fmt: skip
+    counts = {"both": 2, "all three": 3, "all four": 4, "all eight": 8}
+    rows = re.findall(r"^`(\w+)` .* {2,}(\S.*)$", SPEC["conformance.capabilities"].text, re.MULTILINE)
+    assert [name for name, _ in rows] == [f.name for f in fields(Capabilities)]
+    for name, default in rows:
+        if default in counts:
+            assert len(everything[name]) == counts[default]
+            assert getattr(Capabilities(), name) == everything[name]
+        else:
+            assert getattr(Capabilities(), name) == ast.literal_eval(default.strip("`")), name
 
 
 def test_missing_modules_and_files(tmp_path):

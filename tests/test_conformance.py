@@ -107,6 +107,38 @@ def test_narrow_declarations_are_asked_for_what_they_hold(fields):
         assert "random.index" in passed
 
 
+def _spread(array):
+    """Return the same array with a gap after every element in memory, and its rows in reverse."""
+    if array.size == 0:
+        return array
+    wide = np.full((*array.shape, 2), array.reshape(-1)[0])[::-1]
+    wide[..., 0] = array
+    return wide[..., 0]
+
+
+class Strided(ReferenceBackend):
+    name = "strided"
+
+    def _quantize(self, x, plan):
+        codes, scales = super()._quantize(x, plan)
+        return _spread(codes), _spread(scales)
+
+    def _dequantize(self, q, dtype):
+        return _spread(super()._dequantize(q, dtype))
+
+    def _hadamard(self, x, rotation, axis):
+        return _spread(super()._hadamard(x, rotation, axis))
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        return _spread(super()._scaled_gemm(a, b, profile, out_dtype))
+
+
+@pytest.mark.clause("conformance.protocol")
+def test_results_may_have_any_strides():
+    assert not _spread(np.ones((2, 3))).flags.c_contiguous
+    assert check(Strided(), level="quick").failing == ()
+
+
 class HardwareRandom(Staged):
     capabilities = with_capabilities(native_sr=True)
     bias = 0.0

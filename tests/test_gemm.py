@@ -73,6 +73,8 @@ def test_a_nan_block_spoils_its_row(profile):
     a = matrix([[(127, one), (255, zero)], [(127, one), (127, zero)]])
     out = scaled_gemm(a, matrix([[(127, one), (0, zero)]]), profile=profile)
     assert out.view(np.uint32).tolist() == [[0x7FC00000], [0x42000000]]
+    half = scaled_gemm(a, matrix([[(127, one), (0, zero)]]), profile=profile, out_dtype="bfloat16")
+    assert half.view(np.uint16).tolist() == [[0x7FC0], [0x4200]]
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.exact", evidence="known answer")

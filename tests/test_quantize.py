@@ -260,7 +260,6 @@ def test_empty_in_empty_out(shape):
         ({"spec": OperandSpec(hadamard=128)}, "axis 1 has length 64, not a multiple of 128"),
         ({"origin": (0, 32)}, "pass its global_shape too"),
         ({"origin": (0, 32), "global_shape": (50, 64)}, r"origin 32 \+ length 64 does not lie within"),
-        ({"origin": (0, 16), "global_shape": (50, 96)}, "must not straddle shards"),
         ({"origin": (0,), "global_shape": (50,)}, "must have the 2 axes"),
         ({"spec": OperandSpec(block="32x32")}, "block 32x32: axis 0"),
     ],
@@ -269,6 +268,35 @@ def test_shapes_that_do_not_fit_say_why(kwargs, message):
     spec = kwargs.pop("spec", OperandSpec())
     with pytest.raises(ShapeError, match=message):
         quantize(np.zeros((50, 64), np.float32), spec, **kwargs)
+
+
+@pytest.mark.clause("quantize.parts", evidence="known answer")
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize(
+    ("n", "length", "origin", "total"),
+    [(0, 64, 16, 96), (0, 32, 48, 96), (64, 64, 32, 128), (64, 128, 96, 256)],
+)
+def test_parts_that_would_cut_a_block_are_refused(n, length, origin, total, pad):
+    x = np.zeros((3, length), np.float32)
+    message = f"axis 1: .*straddle shards, so origin {origin} and length {length}"
+    with pytest.raises(ShapeError, match=message):
+        quantize(x, OperandSpec(hadamard=n), origin=(0, origin), global_shape=(3, total), pad=pad)
+
+
+@pytest.mark.clause("quantize.parts", evidence="known answer")
+def test_only_the_last_part_may_be_of_any_length_and_only_with_padding():
+    x, spec = np.zeros((3, 40), np.float32), OperandSpec()
+    with pytest.raises(ShapeError, match="axis 1: .*straddle shards, so origin 64 and length 40"):
+        quantize(x, spec, origin=(0, 64), global_shape=(3, 105), pad=True)
+    with pytest.raises(ShapeError, match="axis 1 has length 40, not a multiple of 32"):
+        quantize(x, spec, origin=(0, 64), global_shape=(3, 104))
+    assert quantize(x, spec, origin=(0, 64), global_shape=(3, 104), pad=True).length == 64
+
+
+@pytest.mark.clause("scale.block.tile", evidence="known answer")
+def test_a_tile_needs_two_axes():
+    with pytest.raises(ShapeError, match=r"block 32x32 needs two axes, got shape \(64,\)"):
+        quantize(np.zeros(64, np.float32), OperandSpec(block="32x32"))
 
 
 def test_sr_and_signs_need_a_stream():

@@ -28,7 +28,16 @@ ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 
 _DIRECTIVE = re.compile(r"^\.\. ([a-z-]+)::\s*(.*)$")
 _REFERENCE = re.compile(r":clause:`([^`]+)`")
-_UNMARKED_OK = {"informative", "worked", "bitfield", "drawing", "toctree", "clause-coverage", "clause"}
+_UNMARKED_OK = {
+    "informative",
+    "worked",
+    "bitfield",
+    "drawing",
+    "toctree",
+    "clause-coverage",
+    "conform-clauses",
+    "clause",
+}
 """Directives of a chapter that say themselves what they are; anything else outside a clause is refused."""
 
 _LOCK_HEADER = """\

@@ -26,6 +26,8 @@ from clauses import ROOT, Clause, Specification, load
 from spec_drawings import Bitfield, Drawing
 from spec_worked import Worked, table
 
+from mxref.conformance.model import CLAUSES
+
 FOLDER = "spec"
 """Where the chapters are among the documents."""
 
@@ -135,11 +137,7 @@ class ClauseRole(ReferenceRole):
     """A cross reference to a clause by its ID."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        reference = addnodes.pending_xref(
-            "", refdomain="", reftype="clause", reftarget=self.target, refdoc=self.env.docname, refwarn=True
-        )
-        reference += nodes.literal("", self.title, classes=["clause-link"])
-        return [reference], []
+        return [_clause_link(self.target, self.env.docname)], []
 
 
 def resolve_clause(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.Element) -> Any:
@@ -175,10 +173,7 @@ class Coverage(SphinxDirective):
 
     def _row(self, clause: Clause) -> list[list[nodes.Node]]:
         spec = specification()
-        target = addnodes.pending_xref(
-            "", refdomain="", reftype="clause", reftarget=clause.id, refdoc=self.env.docname, refwarn=True
-        )
-        target += nodes.literal("", clause.id)
+        target = _clause_link(clause.id, self.env.docname)
         tests = [
             nodes.paragraph(
                 "", f"{Path(test.file).stem}: {test.name.removeprefix('test_').replace('_', ' ')}"
@@ -193,6 +188,31 @@ class Coverage(SphinxDirective):
             tests,
             [nodes.paragraph("", kind) for kind in spec.evidence(clause.id)],
         ]
+
+
+class ConformClauses(SphinxDirective):
+    """Which clauses `mxref conform` reports under, and which it does not, each list in the order of the chapters."""
+
+    def run(self) -> list[nodes.Node]:
+        known = specification().clauses
+        out: list[nodes.Node] = []
+        for title, asked in (("Asked of a backend", True), ("Not asked", False)):
+            line = nodes.paragraph(classes=["clause-list"])
+            line += nodes.strong("", f"{title}: ")
+            listed = [clause_id for clause_id in known if (clause_id in CLAUSES) == asked]
+            for clause_id in listed:
+                line += _clause_link(clause_id, self.env.docname)
+                line += nodes.Text("." if clause_id == listed[-1] else ", ")
+            out.append(line)
+        return out
+
+
+def _clause_link(clause_id: str, document: str) -> nodes.Node:
+    reference = addnodes.pending_xref(
+        "", refdomain="", reftype="clause", reftarget=clause_id, refdoc=document, refwarn=True
+    )
+    reference += nodes.literal("", clause_id, classes=["clause-link"])
+    return reference
 
 
 def check(app: Sphinx) -> None:
@@ -213,6 +233,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("clause", ClauseDirective)
     app.add_directive("informative", Informative)
     app.add_directive("clause-coverage", Coverage)
+    app.add_directive("conform-clauses", ConformClauses)
     app.add_directive("bitfield", Bitfield)
     app.add_directive("drawing", Drawing)
     app.add_directive("worked", Worked)

@@ -13,6 +13,8 @@ from sphinx.util.docutils import SphinxDirective
 from mxref.formats import E2M1_MAGNITUDES
 
 WIDTH = 720
+LEGIBLE = 620
+"""No drawing is shown narrower than this, or its letters become too small; a small screen scrolls it instead."""
 FONT = "font-family='inherit' font-size='13'"
 
 
@@ -26,7 +28,8 @@ def _figure(svg: str, caption: str) -> list[nodes.Node]:
 
 def _svg(height: float, label: str, body: list[str], width: float = WIDTH) -> str:
     return (
-        f"<svg viewBox='0 0 {width:g} {height:g}' style='max-width:{width:g}px' role='img' aria-label='{escape(label)}'"
+        f"<svg viewBox='0 0 {width:g} {height:g}' role='img' aria-label='{escape(label)}'"
+        f" style='max-width:{width:g}px; min-width:{min(width, LEGIBLE):g}px'"
         f" {FONT}>{''.join(body)}</svg>"
     )
 

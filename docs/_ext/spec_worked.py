@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -18,11 +19,31 @@ from mxref.explain_text import notes, number, reason, scale_steps
 from mxref.formats import E2M1_MAGNITUDES, MXFP4
 from mxref.gemm import block_dots
 from mxref.hadamard import Rotation, draw_rotation, hadamard
-from mxref.packing import pack, unpack
-from mxref.philox import random_integers, stream_words
+from mxref.packing import pack
+from mxref.philox import SIGN_OPERAND, random_integers, stream_words
 from mxref.rounding import Rounding
+from mxref.scale import magnitude_bits
 
 Cell = str | nodes.Node | list[nodes.Node]
+
+
+_POWER = re.compile(r"2\^(-?\d+)")
+
+
+def formula(text: str) -> list[nodes.Node]:
+    """Return text with its powers of two set as the clauses set them."""
+    parts = _POWER.split(text)
+    out: list[nodes.Node] = []
+    for i, part in enumerate(parts):
+        if i % 2:
+            out += [nodes.Text("2"), nodes.superscript("", part)]
+        elif part:
+            out.append(nodes.Text(part))
+    return out
+
+
+def _after(text: str) -> nodes.paragraph:
+    return nodes.paragraph("", "", *formula(text), classes=["worked-after"])
 
 
 def table(
@@ -39,8 +60,8 @@ def table(
 
 def _entry(cell: Cell) -> nodes.entry:
     if isinstance(cell, str):
-        text = nodes.literal("", cell[1:]) if cell.startswith("`") else nodes.Text(cell)
-        cell = nodes.paragraph("", "", text)
+        text = [nodes.literal("", cell[1:])] if cell.startswith("`") else formula(cell)
+        cell = nodes.paragraph("", "", *text)
     return nodes.entry("", *(cell if isinstance(cell, list) else [cell]))
 
 
@@ -54,7 +75,7 @@ def spec_of(text: str) -> OperandSpec:
         else:
             integer = key in ("sr_bits", "zero_scale", "hadamard")
             spec = replace(
-                spec, **{key: int(value) if integer else value == "yes" if key == "prescale" else value}
+                spec, **{key: int(value) if integer else value == "true" if key == "prescale" else value}
             )
     return spec
 
@@ -123,12 +144,18 @@ class Worked(SphinxDirective):
         """Return the stream that the options name."""
         return Stream(*(self.integer(name) for name in ("seed", "step", "layer", "operand")))
 
+    def stream_line(self, of: str) -> nodes.paragraph:
+        """Return the stream that the options name, in words."""
+        s = self.stream()
+        seed = f"0x{s.seed:016x}" if s.seed > 0xFFFF else str(s.seed)
+        return _after(f"Stream: seed {seed}, step {s.step}, layer {s.layer}, operand {s.operand}{of}.")
+
     def block(self) -> list[nodes.Node]:
         """Return one block from its numbers to its bytes, step by step."""
         spec = spec_of(self.options.get("spec", ""))
         block = explain_block(_block(self.options["values"]), spec, self.stream())
         steps = nodes.bullet_list(
-            "", *(nodes.list_item("", nodes.paragraph("", s)) for s in scale_steps(block))
+            "", *(nodes.list_item("", nodes.paragraph("", "", *formula(s))) for s in scale_steps(block))
         )
         head = ["#", "x", "y", "bits of y", "v", "T", "r", "code", "P", "P · X", "why"]
         absent = {*(() if spec.rounding is Rounding.SR else ("T", "r")), *(() if block.rotation else ("y",))}
@@ -142,35 +169,46 @@ class Worked(SphinxDirective):
             rows.append([cell for cell, kept in zip(cells, keep, strict=True) if kept])
         stored = f"Stored: byte {block.scale.byte:02x}, codes {block.packed.hex(' ')}."
         unusual = [n for n in notes(block) if "padding" not in n]
-        after = [nodes.paragraph("", text, classes=["worked-after"]) for text in (stored, *unusual)]
+        after = [_after(text) for text in (stored, *unusual)]
+        place = f"; the block is row 0 and L = {MXFP4.k}, so # is the element's index"
         return [
+            *([self.stream_line(place)] if spec.rounding is Rounding.SR else []),
             steps,
             table([h for h, kept in zip(head, keep, strict=True) if kept], rows, ["numbers"]),
             *after,
         ]
 
     def dialects(self) -> list[nodes.Node]:
-        """Return one block under several treatments."""
-        x = _block(self.options["values"])
-        count = len(self.options["values"].split())
+        """Return blocks, each under several treatments."""
+        return [node for text in self.options["values"].split("|") for node in self._treated(text)]
+
+    def _treated(self, values: str) -> list[nodes.Node]:
+        x = _block(values)
+        count = len(values.split())
+        u = int(magnitude_bits(x).max())
+        amax = number(float(np.uint32(u).view(np.float32)))
+        fields = f"amax = {amax}, u = 0x{u:08x}, E = {u >> 23}, m = 0x{u & 0x7FFFFF:06x}."
+        given = _after(
+            f"Input: {', '.join(number(v) for v in x[0, :count])}, and {x.size - count} times +0; {fields}"
+        )
         rows = []
         for text in (part.strip() for part in self.options["specs"].split("|")):
             spec = spec_of(text)
             q = quantize(x, spec)
-            values = q.codes.tobytes()[: -(-count // 2)].hex(" ")
-            row = [f"`{text}", f"`{q.scales[0, 0]:02x}", f"`{values}", self._decoded(q, count)]
+            packed = q.codes.tobytes()[: -(-count // 2)].hex(" ")
+            row = [f"`{text}", f"`{q.scales[0, 0]:02x}", f"`{packed}", self._decoded(q, count)]
             if "zeros" in self.options:
                 zeros = quantize(np.zeros_like(x), spec)
                 row.append(f"`{zeros.scales[0, 0]:02x}")
             rows.append(row)
         head = ["treatment", "byte", "codes, packed", "values", "byte of a zero block"]
-        return [table(head[: len(rows[0])], rows, ["numbers"])]
+        return [given, table(head[: len(rows[0])], rows, ["numbers"])]
 
     @staticmethod
     def _decoded(q: MXArray, count: int) -> str:
         from mxref import dequantize
 
-        return "  ".join(number(v) for v in dequantize(q)[0, :count])
+        return ", ".join(number(v) for v in dequantize(q)[0, :count])
 
     def random(self) -> list[nodes.Node]:
         """Return the calls and integers of some elements, R = 16."""
@@ -203,7 +241,7 @@ class Worked(SphinxDirective):
             "word j",
             "r, R = 22",
         ]
-        return [nodes.paragraph("", where), table(head, rows, ["numbers"])]
+        return [self.stream_line(""), _after(f"Philox: {where}."), table(head, rows, ["numbers"])]
 
     def signs(self) -> list[nodes.Node]:
         """Return the signs of a GEMM under each policy."""
@@ -213,7 +251,11 @@ class Worked(SphinxDirective):
             rotation = draw_rotation(n, policy, stream)
             text = " ".join("-" if rotation.signs >> i & 1 else "+" for i in range(n))
             rows.append([f"`{policy.value}", f"`{rotation.signs:0{n // 4}x}", f"`{text}"])
-        return [table(["policy", "signs as a number", "d, from element 0 on"], rows, ["numbers"])]
+        head = ["policy", "signs as a number", "d, from element 0 on"]
+        return [
+            self.stream_line(f", so sign id {SIGN_OPERAND + stream.role}"),
+            table(head, rows, ["numbers"]),
+        ]
 
     def hadamard(self) -> list[nodes.Node]:
         """Return a group before and after its transform."""
@@ -241,7 +283,7 @@ class Worked(SphinxDirective):
         head = ["block", "byte of A", "byte of B", "dot", "s"]
         return [
             table(head, rows, ["numbers"]),
-            nodes.paragraph("", f"C in float32, {results}.", classes=["worked-after"]),
+            _after(f"C in float32, {results}."),
         ]
 
     @staticmethod
@@ -258,20 +300,64 @@ class Worked(SphinxDirective):
         return MXArray(packed, np.array([scales], np.uint8), (1, len(codes)), 1)
 
     def vectors(self) -> list[nodes.Node]:
-        """Return a whole block that anyone can make, and its bytes in several treatments."""
+        """Return blocks as float32 words and their bytes in several treatments, then zeros, NaN and a tile."""
         stream = self.stream()
-        halves = random_integers(np.array([0]), 0, MXFP4.k, MXFP4.k, stream, 16)
-        x = ((halves.astype(np.float64) - 32768) / 4096).astype(np.float32)
-        words = " ".join(f"{int(w):08x}" for w in x.view(np.uint32)[0])
+        x = np.concatenate([_block(text) for text in self.options["values"].split("|")], axis=1)
         treatments = (
-            "dialect=ocp", "dialect=amd", "dialect=nvidia", "rounding=rna", "rounding=rtz", "rounding=sr",
-            "rounding=sr, sr_bits=8", "rounding=sr, sr_bits=22", "rounding=sr, prescale=yes",
+            "dialect=ocp", "dialect=amd", "dialect=nvidia", "scale_rule=ceil", "rounding=rna", "rounding=rtz",
+            "rounding=sr", "rounding=sr, sr_bits=8", "rounding=sr, sr_bits=22", "rounding=sr, prescale=true",
             "dialect=amd, hadamard=16", "dialect=amd, hadamard=32, signs=fixed",
         )  # fmt: skip
-        rows = []
-        for text in treatments:
-            q = quantize(x, spec_of(text), rng=stream)
-            assert unpack(q.codes).shape == x.shape
-            rows.append([f"`{text}", f"`{q.scales[0, 0]:02x}", f"`{q.codes.tobytes().hex()}"])
-        bits = nodes.literal_block(words, words, classes=["wrap"], language="none")
-        return [bits, table(["treatment", "byte", "codes"], rows, ["numbers"], widths=[40, 8, 52])]
+        arrays = [quantize(x, spec_of(text), rng=stream) for text in treatments]
+        if len({q.codes.tobytes() + q.scales.tobytes() for q in arrays}) < len(arrays):
+            raise self.error("two treatments give the same bytes: choose blocks that tell them apart")
+        rows = [
+            [[_code(text)] + ([_after("sign id 6")] if "signs" in text else []), _stored(q)]
+            for text, q in zip(treatments, arrays, strict=True)
+        ]
+        zeros, spoiled = np.zeros((1, MXFP4.k), np.float32), x[:, : MXFP4.k].copy()
+        zeros[0, 1::2] = -0.0
+        spoiled[0, 5] = np.nan
+        tile = np.ldexp(x[:, : MXFP4.k], -np.arange(MXFP4.k)[:, None]).astype(np.float32)
+        special = [
+            ("+0 and -0 in turn", zeros, "dialect=ocp"),
+            ("+0 and -0 in turn", zeros, "dialect=amd"),
+            ("+0 and -0 in turn", zeros, "hadamard=32"),
+            ("block 0, element 5 a NaN", spoiled, "dialect=ocp"),
+        ]
+        others = [
+            [name, f"`{text}", _stored(quantize(values, spec_of(text)))] for name, values, text in special
+        ]
+        q = quantize(tile, spec_of("block=32x32"))
+        others += [
+            [f"row {i} of a tile: block 0 times 2^{-i}", "`block=32x32", [_code(_bytes(q, i, 0))]]
+            for i in (0, 1, 3)
+        ]
+        head = ["treatment", "byte and codes of blocks 0, 1 and 2"]
+        return [
+            *(self._words(i, block) for i, block in enumerate(x.reshape(-1, MXFP4.k))),
+            self.stream_line("; row 0, L = 96"),
+            table(head, rows, ["numbers"]),
+            _after(
+                "Special blocks, one row of one block each; the tile's 32 rows all have the byte of row 0."
+            ),
+            table(["input", "treatment", "byte and codes"], others, ["numbers"]),
+        ]
+
+    @staticmethod
+    def _words(i: int, block: NDArray[np.float32]) -> nodes.literal_block:
+        words = f"block {i}: " + " ".join(f"{int(w):08x}" for w in block.view(np.uint32))
+        return nodes.literal_block(words, words, classes=["wrap"], language="none")
+
+
+def _code(text: str) -> nodes.paragraph:
+    return nodes.paragraph("", "", nodes.literal("", text))
+
+
+def _bytes(q: MXArray, row: int, block: int) -> str:
+    half = MXFP4.k // 2
+    return f"{q.scales[row, block]:02x}  {q.codes[row, block * half : (block + 1) * half].tobytes().hex()}"
+
+
+def _stored(q: MXArray) -> list[nodes.Node]:
+    return [_code(_bytes(q, 0, block)) for block in range(q.scales.shape[1])]
