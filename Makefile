@@ -16,7 +16,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow lint format docs bench peers relock clean
+.PHONY: help env demo test exhaustive lint format docs bench peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,11 +34,11 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
-test: $(STAMP)  ## run the tests, but the slow ones and those that need a GPU
-	$(BIN)/pytest -m 'not slow and not gpu'
+test: $(STAMP)  ## prove the bits, and everything around them
+	$(BIN)/pytest -m 'not gpu'
 
-test-slow: $(STAMP)  ## run the slow tests
-	$(BIN)/pytest -m slow
+exhaustive: $(STAMP)  ## hold every float32 bit pattern to the exact oracle (an hour); table in runs/exhaustive
+	PYTHONPATH=tests $(BIN)/python -m exhaustive --out runs/exhaustive
 
 lint: $(STAMP)  ## check style and types
 	$(BIN)/ruff check .

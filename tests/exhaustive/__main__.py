@@ -1,0 +1,148 @@
+"""Run complete sweeps of the reference and of the Numba backend, and write what came of them.
+
+    PYTHONPATH=tests python -m exhaustive [--only a] [--every 1] [--out runs/exhaustive] [--machine TEXT]
+
+`make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+import os
+import platform
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import numba
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from exhaustive import decodes, dots, elements, halves, scales
+from exhaustive.sweep import Sweep, run
+
+PARTS = {"a": elements, "b": scales, "c": halves, "d": decodes, "e": dots}
+COLUMNS = ("part", "function", "domain", "cases", "faults", "seconds")
+
+
+def all_sweeps(parts: str = "abcde") -> Iterator[Sweep]:
+    """Yield the sweeps of the named parts."""
+    for part in parts:
+        yield from PARTS[part].sweeps()
+
+
+def machine_name() -> str:
+    """The processor as the system names it, and the number of its cores."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """The row of the table, as text."""
+    return [
+        f"{row[c]:,}" if c in ("cases", "faults") else f"{row[c]:.0f}" if c == "seconds" else row[c]
+        for c in COLUMNS
+    ]
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """The table as the documentation includes it."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([COLUMNS, *map(cells, rows)])
+    return out.getvalue()
+
+
+@click.command(help=__doc__)
+@click.option("--only", "parts", default="abcde", show_default=True, help="The parts to run.")
+@click.option(
+    "--every",
+    default=1,
+    show_default=True,
+    help="1 is complete; k takes every k-th chunk and all thresholds.",
+)
+@click.option(
+    "--out", default="runs/exhaustive", show_default=True, type=click.Path(file_okay=False, path_type=Path)
+)
+@click.option("--machine", help="What the record says about the hardware.  [default: from the system]")
+def main(parts: str, every: int, out: Path, machine: str | None) -> None:
+    unknown = sorted(set(parts) - set(PARTS))
+    if unknown or every < 1:
+        raise click.UsageError(f"--only takes letters of {''.join(PARTS)}, --every a number from 1 on")
+    out.mkdir(parents=True, exist_ok=True)
+    sweeps = list(all_sweeps(parts))
+    record: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine or machine_name(),
+        "threads": numba.get_num_threads(),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("mxref", "numpy", "ml_dtypes", "numba")},
+        "every": every,
+        "complete": False,
+        "rows": [],
+    }
+    console = Console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        whole = progress.add_task("all sweeps", total=len(sweeps))
+        for sweep in sweeps:
+            task = progress.add_task(f"{sweep.part} {sweep.function}", total=len(list(sweep.slice(every))))
+            result = run(sweep, every, partial(progress.advance, task))
+            progress.remove_task(task)
+            progress.advance(whole)
+            row = dict(zip(COLUMNS, (sweep.part, sweep.function, sweep.domain, sweep.cases), strict=False))
+            row |= {"faults": result.faults, "seconds": round(result.seconds, 1)}
+            if result.faults:
+                row["first"] = result.first
+            record["rows"].append(row)
+            progress.console.print(" | ".join(cells(row)), markup=False, highlight=False, soft_wrap=True)
+            replace_file(out / "results.json", json.dumps(record, indent=1) + "\n")
+    record["complete"] = every == 1 and set(parts) == set(PARTS)
+    replace_file(out / "results.json", json.dumps(record, indent=1) + "\n")
+    replace_file(out / "results.csv", as_csv(record["rows"]))
+
+    table = Table(*COLUMNS, title=f"{record['machine']}, {record['date']}")
+    for row in record["rows"]:
+        table.add_row(*cells(row))
+    console.print(table)
+    console.print(f"written: {out / 'results.json'} and {out / 'results.csv'}")
+    failed = [row for row in record["rows"] if row["faults"]]
+    for row in failed:
+        console.print(
+            f"{row['faults']:,} faults in {row['function']}, {row['domain']}; first: {row['first']}",
+            markup=False,
+        )
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

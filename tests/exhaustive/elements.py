@@ -1,0 +1,340 @@
+"""Part a: every float32 bit pattern through element rounding, alone and inside whole quantizations.
+
+A block's scale is fixed by its first element, the largest amax that a scale rule maps to a chosen byte; the
+other 31 elements sweep all magnitudes up to it, which are all that can meet this byte under the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from sys import modules
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import mxref
+import oracle
+import oracle_random
+from exhaustive.kernels import sr_codes, sr_edge, sr_integers
+from exhaustive.steps import code_steps, largest_amax
+from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
+from mxref import OperandSpec, Rounding, ScaleRule, Stream
+from mxref.rounding import round_magnitude
+
+DIRECT_CHUNK = 1 << 14
+"""Elements per call of the reference: its temporaries stay in the second-level cache."""
+ROWS = {"reference": 1 << 9, "numba": 1 << 13}
+"""Blocks per call of `quantize`."""
+
+STREAM = Stream(seed=0xC0FFEE123456789, step=70_001, layer=1_234_567, operand=4)
+KEY = np.array(
+    [
+        STREAM.seed & 0xFFFFFFFF,
+        STREAM.seed >> 32,
+        STREAM.layer << 8 & 0xFFFFFFFF | STREAM.operand,
+        STREAM.step,
+    ],
+    np.uint32,
+)
+ORACLE_STREAM = (STREAM.seed, STREAM.step, STREAM.layer, STREAM.operand)
+
+Quantize = Callable[..., mxref.MXArray]
+Round = Callable[..., Codes]
+
+
+# ---- the function that rounds, on every magnitude v ----
+
+
+@dataclass(frozen=True)
+class Random:
+    """Which integer each element gets under SR."""
+
+    name: str
+    fixed: int | None = None
+    up: bool | None = None
+    """For the two sides of the threshold: whether the integer is the first to go up or the last to stay."""
+
+
+def randoms(bits: int) -> dict[str, Random]:
+    """The choices of r that are swept, by name."""
+    top = (1 << bits) - 1
+    return {
+        "0": Random("r = 0", fixed=0),
+        "1": Random("r = 1", fixed=1),
+        "top": Random(f"r = {top}", fixed=top),
+        "philox": Random("r from Philox"),
+        "stays": Random("r = last that stays", up=False),
+        "goes": Random("r = first that goes up", up=True),
+    }
+
+
+def direct(
+    rounding: Rounding, bits: int = 16, choice: str = "", round_function: Round = round_magnitude
+) -> Sweep:
+    """`round_magnitude` on every finite magnitude; under SR with the integers `randoms(bits)[choice]`."""
+    span = Span(0, FLT_MAX, DIRECT_CHUNK)
+    label = {"rne": "RNE", "rna": "RNA", "rtz": "RTZ", "sr": f"SR, R = {bits}"}[rounding.value]
+    random = randoms(bits)[choice] if rounding is Rounding.SR else None
+    fixed = random.fixed if random else None
+    # v is |x| under X = 1, which is byte 127.
+    steps = code_steps(127, rounding.value, fixed, bits) if not random or fixed is not None else None
+    integers = np.full(span.size, fixed or 0, np.uint32) if random else None
+    offsets = np.arange(span.size, dtype=np.uint32)
+
+    def check(chunk: int) -> Finding | None:
+        base = span.base(chunk)
+        magnitudes = offsets + np.uint32(base)
+        if steps is not None:
+            want: Codes | int = steps.values(base, span.size)
+        else:
+            assert random is not None
+            assert integers is not None
+            want = np.empty(span.size, np.uint8)
+            if random.up is None:
+                sr_integers(base, KEY, bits, integers)
+                sr_codes(magnitudes, 127, integers, bits, want)
+            else:
+                sr_edge(magnitudes, 127, bits, random.up, integers, want)
+        got = round_function(magnitudes.view(np.float32), rounding, integers, bits)
+        return compare(got, want, lambda at: f"v = {base + at:#010x}")
+
+    edges = steps if steps is not None else code_steps(127, "rtz")
+    return Sweep(
+        "a",
+        "mxref.rounding.round_magnitude",
+        f"{label}{f', {random.name}' if random else ''}: all finite v",
+        span.cases,
+        span.chunks,
+        check,
+        tuple({c for s in edges.starts.tolist() for c in span.around(s)}),
+    )
+
+
+# ---- quantize, on every magnitude that can share a block with the pin ----
+
+
+def quantized(
+    subject: str,
+    quantize: Quantize,
+    rounding: Rounding,
+    rule: oracle.Rule,
+    byte: int,
+    *,
+    bits: int = 16,
+    both_signs: bool = True,
+    forced: bool = False,
+) -> Sweep:
+    """`quantize` under one scale byte, with both signs of every magnitude or with one that alternates.
+
+    `forced`: for byte 254, which no rule gives; the reference's `scale_code` is replaced by a constant.
+    """
+    pin = FLT_MAX if forced else largest_amax(byte, rule)
+    rows = ROWS[subject]
+    span = Span(0, pin, rows * 31)
+    passes = 2 if both_signs else 1
+    spec = OperandSpec(scale_rule=ScaleRule(rule), rounding=rounding, sr_bits=bits)
+    stochastic = rounding is Rounding.SR
+    steps = None if stochastic else code_steps(byte, rounding.value)
+    chunks = passes * span.chunks
+
+    offsets = np.arange(span.size, dtype=np.uint32).reshape(rows, 31)
+    negative = (offsets & np.uint32(1)).astype(bool)
+    patterns = np.empty((rows, 32), np.uint32)
+    patterns[:, 0] = pin
+    wide = patterns.reshape(-1, 256)
+    want = np.empty((rows, 32), np.uint8)
+    integers = np.empty(wide.size, np.uint32)
+
+    def check(chunk: int) -> Finding | None:
+        turn, index = divmod(chunk, span.chunks)
+        signs = negative ^ bool(turn)
+        base = span.base(index)
+        np.add(offsets, np.uint32(base), out=patterns[:, 1:])
+        if stochastic:
+            sr_integers(chunk * wide.size, KEY, bits, integers)
+            sr_codes(patterns.reshape(-1), byte, integers, bits, want.reshape(-1))
+        else:
+            assert steps is not None
+            values = steps.values(base, span.size)
+            want[:, 0] = steps.at(np.array([pin], np.uint32))[0]
+            want[:, 1:] = values if isinstance(values, int) else values.reshape(rows, 31)
+        want[:, 1:] |= signs.view(np.uint8) << np.uint8(3)
+        patterns[:, 1:] |= signs.astype(np.uint32) << np.uint32(31)
+        placement: dict[str, Any] = {}
+        if stochastic:
+            placement = {
+                "rng": STREAM,
+                "origin": (chunk * wide.shape[0], 0),
+                "global_shape": (chunks * wide.shape[0], 256),
+            }
+        with _forced_scale(byte) if forced else nullcontext():
+            q = quantize(wide.view(np.float32), spec, **placement)
+        return compare_blocks(q, byte, want, patterns)
+
+    edges = steps or code_steps(byte, "rtz")
+    near = {c for s in edges.starts.tolist() if s <= pin for c in span.around(s)}
+    label = {"rne": "RNE", "rna": "RNA", "rtz": "RTZ", "sr": f"SR, R = {bits}, r from Philox"}[rounding.value]
+    how = "scale_code replaced" if forced else f"rule {rule}"
+    signs = "both signs" if both_signs else "signs alternating"
+    return Sweep(
+        "a",
+        function_name(subject),
+        f"{label}, byte {byte} ({how}): all magnitudes up to {pin:#010x}, {signs}",
+        passes * span.cases,
+        chunks,
+        check,
+        tuple(c + turn * span.chunks for c in near for turn in range(passes)),
+    )
+
+
+def function_name(subject: str) -> str:
+    """How the table names the function `quantize` of a subject."""
+    return "mxref.quantize" if subject == "reference" else f"{subject}: quantize"
+
+
+def _forced_scale(byte: int) -> AbstractContextManager[Any]:
+    # `mxref.quantize` is a function that has the name of its module.
+    return mock.patch.object(
+        modules["mxref.quantize"], "scale_code", lambda amax, rule: np.full(amax.shape, byte, np.uint8)
+    )
+
+
+def compare_blocks(q: mxref.MXArray, byte: int, want: Codes, patterns: Patterns) -> Finding | None:
+    """Compare codes [N, 32] and the one scale byte of all blocks; `patterns` are the inputs, to name a fault."""
+    packed = q.codes.reshape(-1, 16)
+    if np.array_equal(packed, want[:, 0::2] | want[:, 1::2] << np.uint8(4)) and (q.scales == byte).all():
+        return None
+    wrong_scale = compare(q.scales.reshape(-1), byte, lambda at: f"scale of block {at}")
+    if wrong_scale is not None:
+        return wrong_scale
+    got = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(want.shape)
+    return compare(got, want, lambda at: f"x = {int(patterns.flat[at]):#010x}")
+
+
+# ---- what never reaches rounding ----
+
+
+def nonfinite(subject: str, quantize: Quantize) -> Sweep:
+    """Every NaN and infinity, each alone in a block of ones at a place that changes: byte 255 and codes 0."""
+    rows = ROWS[subject]
+    half = 0x800000 // rows
+    offsets = np.arange(rows, dtype=np.uint32)
+    patterns = np.full((rows, 32), 0x3F800000, np.uint32)
+    zeros = np.zeros((rows, 32), np.uint8)
+
+    def check(chunk: int) -> Finding | None:
+        sign, part = divmod(chunk, half)
+        patterns[:, chunk % 32] = offsets + np.uint32(sign << 31 | oracle.INF32 + part * rows)
+        q = quantize(patterns.reshape(-1, 256).view(np.float32), OperandSpec())
+        finding = compare_blocks(q, oracle.NAN_BYTE, zeros, patterns)
+        patterns[:, chunk % 32] = 0x3F800000
+        return finding
+
+    domain = "all 2^24 NaN and Inf patterns, each in a block of its own"
+    return Sweep("a", function_name(subject), domain, 2 * half * rows, 2 * half, check)
+
+
+# ---- the expected side of SR, against the oracle ----
+
+
+def formula() -> Sweep:
+    """The integer formula of SR and the random integers, against the scalar oracle: no part of mxref runs."""
+    rng = np.random.default_rng(2026)
+    steps = _threshold_cases()
+    draws = [
+        (int(m), int(b), int(r) & ((1 << bits) - 1), bits)
+        for bits in (16, 22)
+        for m, b, r in zip(
+            np.concatenate([rng.integers(0, FLT_MAX + 1, 5000), rng.integers(0x3A000000, 0x41000000, 25000)]),
+            np.concatenate([rng.integers(0, 255, 5000), np.full(25000, 127)]),
+            rng.integers(0, 1 << 22, 30000),
+            strict=True,
+        )
+    ]
+    indices = [8 * int(i) for i in rng.integers(0, 1 << 40, 200)]
+
+    def check(chunk: int) -> Finding | None:
+        if chunk == 2:
+            return _compare_integers(indices)
+        cases = (steps, draws)[chunk]
+        got = np.concatenate([_formula_code(*case) for case in cases])
+        want = np.array([_oracle_code(*case) for case in cases], np.uint8)
+        return compare(got, want, lambda at: f"(|x|, byte, r, R) = {cases[at]}")
+
+    return Sweep(
+        "a",
+        "the expected side of SR",
+        "against the oracle: every threshold +-1 ulp for R = 1 to 5 and every r; random for R = 16, 22",
+        len(steps) + len(draws) + 2 * 8 * len(indices),
+        3,
+        check,
+        (0, 1, 2),
+    )
+
+
+def _threshold_cases() -> list[tuple[int, int, int, int]]:
+    cases = []
+    for bits in range(1, 6):
+        for low, high in zip(oracle.GRID, oracle.GRID[1:], strict=False):
+            for t in range(1 << bits):
+                value = Fraction(low, 2) + Fraction(high - low, 2) * Fraction(t, 1 << bits)
+                at = oracle.round_f32(value)
+                near = {max(at + d, 0) for d in (-1, 0, 1)}
+                cases += [(p, 127, r, bits) for p in sorted(near) for r in range(1 << bits)]
+    return cases
+
+
+def _formula_code(magnitude: int, byte: int, r: int, bits: int) -> Codes:
+    code = np.empty(1, np.uint8)
+    sr_codes(np.array([magnitude], np.uint32), byte, np.array([r], np.uint32), bits, code)
+    return code
+
+
+def _oracle_code(magnitude: int, byte: int, r: int, bits: int) -> int:
+    scale = oracle.scale_value(byte)
+    assert scale is not None
+    return oracle.round_element(oracle.f32_value(magnitude) / scale, "sr", r, bits)
+
+
+def _compare_integers(indices: list[int]) -> Finding | None:
+    for bits in (16, 22):
+        got = np.empty(8, np.uint32)
+        for first in indices:
+            sr_integers(first, KEY, bits, got)
+            want = [oracle_random.sr_integer(*ORACLE_STREAM, first + j, bits) for j in range(8)]
+            if got.tolist() != want:
+                return Finding(1, f"integers of element {first}, R = {bits}: got {got.tolist()}, want {want}")
+    return None
+
+
+def sweeps() -> Iterator[Sweep]:
+    """Yield all sweeps of part a."""
+    yield formula()
+    deterministic = (Rounding.RNE, Rounding.RNA, Rounding.RTZ)
+    for rounding in deterministic:
+        yield direct(rounding)
+    for choice in randoms(16):
+        yield direct(Rounding.SR, 16, choice)
+    for choice in ("philox", "stays", "goes"):
+        yield direct(Rounding.SR, 22, choice)
+
+    reference, numba = mxref.quantize, mxref.get_backend("numba").quantize
+    yield nonfinite("reference", reference)
+    yield nonfinite("numba", numba)
+    pins: list[tuple[oracle.Rule, int]] = [
+        ("floor", 0), ("floor", 1), ("rceil", 126), ("floor", 127), ("floor", 252), ("even", 253),
+    ]  # fmt: skip
+    for rule, byte in pins:
+        for rounding in Rounding:
+            both = byte <= 1 or (byte in (127, 252) and rounding is Rounding.RNE)
+            if byte != 126 or rounding is Rounding.RNE:
+                yield quantized("reference", reference, rounding, rule, byte, both_signs=both)
+            yield quantized("numba", numba, rounding, rule, byte)
+        yield quantized("numba", numba, Rounding.SR, rule, byte, bits=22)
+    yield quantized("reference", reference, Rounding.SR, "floor", 127, bits=22, both_signs=False)
+    for rounding in deterministic:
+        yield quantized("reference", reference, rounding, "even", 254, both_signs=False, forced=True)
