@@ -23,7 +23,7 @@ pytest.importorskip("numba")
 
 import mxref_numba.scale
 from exhaustive import decodes, dots, elements, halves, scales
-from exhaustive.__main__ import COLUMNS, PARTS, all_sweeps, as_csv, main
+from exhaustive.__main__ import COLUMNS, PARTS, all_sweeps, as_csv, finished_rows, label, main
 from exhaustive.steps import code_steps, largest_amax, scale_steps
 from exhaustive.sweep import FLT_MAX, Span, Sweep, run
 
@@ -391,3 +391,17 @@ def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without
         *(f"{name} {number}" for name, number in record["versions"].items()),
     )
     assert [text for text in shown if text not in page] == []
+
+
+def test_a_stopped_run_goes_on_behind_its_last_sweep_and_no_other_run_does(tmp_path):
+    sweeps = list(all_sweeps("d"))
+    record = {"date": "d", "machine": "m", "threads": 1, "versions": {"numpy": "2"}, "every": 1}
+    rows = [label(sweep) | {"faults": 0, "seconds": 1.0} for sweep in sweeps[:2]]
+    path = tmp_path / "results.json"
+    assert finished_rows(path, record, sweeps) == []
+    path.write_text(json.dumps(record | {"complete": False, "rows": rows}))
+    assert finished_rows(path, record, sweeps) == rows
+    assert finished_rows(path, record | {"versions": {"numpy": "3"}}, sweeps) == []
+    assert finished_rows(path, record, sweeps[1:]) == []
+    path.write_text(json.dumps(record | {"complete": True, "rows": rows}))
+    assert finished_rows(path, record, sweeps) == []

@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests python -m exhaustive [--only a] [--every 1] [--out runs/exhaustive] [--machine TEXT]
 
-`make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle.
+`make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle. A run that was stopped
+goes on behind its last finished sweep when the same command is given on the same machine and versions.
 """
 
 from __future__ import annotations
@@ -60,6 +61,22 @@ def replace_file(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def label(sweep: Sweep) -> dict[str, Any]:
+    """What a row says of its sweep before it has run."""
+    return dict(zip(COLUMNS, (sweep.part, sweep.function, sweep.domain, sweep.cases), strict=False))
+
+
+def finished_rows(path: Path, record: dict[str, Any], sweeps: list[Sweep]) -> list[dict[str, Any]]:
+    """The rows of a stopped run that the given record continues: same machine, versions and first sweeps."""
+    if not path.exists():
+        return []
+    old = json.loads(path.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = old["rows"]
+    same_run = all(old[key] == record[key] for key in ("date", "machine", "threads", "versions", "every"))
+    same_sweeps = all(row | label(sweep) == row for row, sweep in zip(rows, sweeps, strict=False))
+    return rows if same_run and same_sweeps and not old["complete"] else []
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     """The row of the table, as text."""
     return [
@@ -103,7 +120,10 @@ def main(parts: str, every: int, out: Path, machine: str | None) -> None:
         "complete": False,
         "rows": [],
     }
+    record["rows"] = finished_rows(out / "results.json", record, sweeps)
     console = Console()
+    if record["rows"]:
+        console.print(f"{out} has {len(record['rows'])} of {len(sweeps)} sweeps already")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -112,14 +132,13 @@ def main(parts: str, every: int, out: Path, machine: str | None) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        whole = progress.add_task("all sweeps", total=len(sweeps))
-        for sweep in sweeps:
+        whole = progress.add_task("all sweeps", total=len(sweeps), completed=len(record["rows"]))
+        for sweep in sweeps[len(record["rows"]) :]:
             task = progress.add_task(f"{sweep.part} {sweep.function}", total=len(list(sweep.slice(every))))
             result = run(sweep, every, partial(progress.advance, task))
             progress.remove_task(task)
             progress.advance(whole)
-            row = dict(zip(COLUMNS, (sweep.part, sweep.function, sweep.domain, sweep.cases), strict=False))
-            row |= {"faults": result.faults, "seconds": round(result.seconds, 1)}
+            row = label(sweep) | {"faults": result.faults, "seconds": round(result.seconds, 1)}
             if result.faults:
                 row["first"] = result.first
             record["rows"].append(row)
