@@ -1,0 +1,232 @@
+"""Token arrays and loaders: every token once per epoch, in an order that survives a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data_files
+from data_files import documents, make_texts
+from mxref_training.data import Loader, Tokenizer, sequential_batches, tokenize
+from mxref_training.data.documents import survey
+from mxref_training.data.tokens import token_dtype
+from mxref_training.errors import DataError
+
+own_cache = data_files.own_cache
+tokenizer = data_files.tokenizer
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def test_tokens_are_the_documents_each_with_an_end(tokenizer: Tokenizer) -> None:
+    texts = make_texts(600, 3)
+    tokens = tokenize(documents(texts), tokenizer)
+    ends = np.flatnonzero(tokens.ids == tokenizer.eot)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    assert [tokenizer.decode(tokens.ids[a:b]) for a, b in zip(starts, ends, strict=True)] == texts
+    assert ends[-1] == len(tokens) - 1
+    assert tokens.ids.dtype == np.uint16
+    assert tokens.documents == 600
+    assert tokens.utf8_bytes == sum(len(text.encode()) for text in texts)
+    assert tokens.sha256 == hashlib.sha256(tokens.ids.tobytes()).hexdigest()
+    assert not tokens.ids.flags.writeable
+
+
+def test_token_dtype() -> None:
+    assert token_dtype(65_536) == np.uint16
+    assert token_dtype(65_537) == np.uint32
+
+
+def test_tokens_come_from_the_cache(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = make_texts(30)
+    first = tokenize(documents(texts), tokenizer)
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda *_: pytest.fail("tokenised again"))
+    assert tokenize(documents(texts), tokenizer).sha256 == first.sha256
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "facts"])
+def test_damaged_token_cache(tokenizer: Tokenizer, own_cache: Path, damage: str) -> None:
+    docs = documents(make_texts(30))
+    tokenize(docs, tokenizer)
+    (folder,) = (own_cache / "tokens").iterdir()
+    if damage == "facts":
+        (folder / "tokens.json").write_text("{}")
+    else:
+        data = bytearray((folder / "tokens.npy").read_bytes())
+        data[-9] ^= 1
+        (folder / "tokens.npy").write_bytes(data if damage == "flip" else data[:-100])
+    with pytest.raises(DataError, match=r"are damaged .*delete this folder"):
+        tokenize(docs, tokenizer)
+
+
+def test_text_that_changes_while_it_is_read(tokenizer: Tokenizer, own_cache: Path) -> None:
+    readings = iter([["one text"], ["another text"]])
+    docs = survey("moving", lambda: next(readings))
+    with pytest.raises(DataError, match="moving changed while it was read"):
+        tokenize(docs, tokenizer)
+    assert not list((own_cache / "tokens").iterdir())
+
+
+def test_a_large_corpus_shows_no_bar_without_a_terminal(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mxref_training.data.tokens._QUIET_BELOW", 0)
+    tokenize(documents(make_texts(30)), tokenizer)
+    assert capfd.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------- loader
+
+
+@pytest.mark.parametrize("seq_len", [1, 4, 10])
+def test_every_token_is_predicted_once_per_epoch(seq_len: int) -> None:
+    tokens = np.arange(41, dtype=np.uint16)
+    loader = Loader(tokens, seq_len, seed=3)
+    for epoch in range(3):
+        inputs, targets = zip(*(loader.next_batch(1) for _ in range(loader.windows)), strict=True)
+        assert sorted(np.concatenate(targets, axis=None)) == list(range(1, 41))
+        assert sorted(np.concatenate(inputs, axis=None)) == list(range(40))
+        assert loader.epoch == epoch + 1
+        assert loader.position == 0
+
+
+def test_leftover_tokens_move_from_epoch_to_epoch() -> None:
+    loader = Loader(np.arange(10 * 7 + 6), 10, seed=0)
+    seen: set[int] = set()
+    for _ in range(60):
+        for _ in range(loader.windows):
+            inputs, targets = loader.next_batch(1)
+            assert np.array_equal(targets, inputs + 1)
+            seen.update(targets[0].tolist())
+    assert seen == set(range(1, 76))
+
+
+def test_batches_are_int64_and_shifted_by_one() -> None:
+    inputs, targets = Loader(np.arange(1000, dtype=np.uint16), 16).next_batch(8)
+    assert inputs.shape == targets.shape == (8, 16)
+    assert inputs.dtype == targets.dtype == np.int64
+    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+    assert inputs.flags.c_contiguous
+    assert targets.flags.c_contiguous
+
+
+def samples(loader: Loader, sizes: list[int]) -> list[int]:
+    return [int(first) for size in sizes for first in loader.next_batch(size)[0][:, 0]]
+
+
+def test_order_does_not_depend_on_the_split() -> None:
+    tokens = np.arange(100 * 8 + 3)
+    whole = samples(Loader(tokens, 8, seed=5), [240])
+    assert samples(Loader(tokens, 8, seed=5), [1] * 240) == whole
+    assert samples(Loader(tokens, 8, seed=5), [7, 100, 3, 130]) == whole
+    ranks = [Loader(tokens, 8, seed=5) for _ in range(4)]
+    shared = [
+        int(first)
+        for _ in range(20)
+        for rank, loader in enumerate(ranks)
+        for first in loader.next_batch(3, rank, 4)[0][:, 0]
+    ]
+    assert shared == whole
+
+
+def test_order_is_shuffled_and_seeded() -> None:
+    tokens = np.arange(8 * 100 + 1)
+    loader = Loader(tokens, 8, seed=5)
+    first, second = samples(loader, [100]), samples(loader, [100])
+    assert sorted(first) == sorted(second)
+    assert first != sorted(first)
+    assert first != second
+    assert samples(Loader(tokens, 8, seed=6), [100]) != first
+    assert samples(Loader(tokens, 8, seed=2**64 - 1), [100]) != first
+
+
+def test_order_is_fixed_for_good() -> None:
+    # A pin: another order would break the resumption of runs, and every published one.
+    assert samples(Loader(np.arange(81), 8, seed=7), [10]) == [
+        8 * window for window in [7, 3, 0, 5, 2, 1, 6, 4, 8, 9]
+    ]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 99, 100, 250])
+def test_resuming_goes_on_with_the_next_sample(stop: int) -> None:
+    tokens = np.arange(8 * 100 + 5)
+    loader = Loader(tokens, 8, seed=1)
+    if stop:
+        loader.next_batch(stop)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = Loader(tokens.copy(), 8, seed=1)
+    resumed.load_state_dict(state)
+    assert samples(resumed, [60]) == samples(loader, [60])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": "0" * 64}, "was trained on data 0000000000000000"),
+        ({"seq_len": 16}, "sequence length 16, this run 8"),
+        ({"seed": 2}, "data seed 2, this run 1"),
+        ({"version": 9}, "version 9"),
+        ({"position": 100}, "window 100 of 100"),
+        ({"epoch": -1}, "damaged"),
+        ({"position": "x"}, "damaged"),
+        ({"seed": None}, "damaged"),
+    ],
+)
+def test_states_that_do_not_fit(change: dict[str, object], message: str) -> None:
+    loader = Loader(np.arange(8 * 100 + 1), 8, seed=1)
+    loader.next_batch(7)
+    with pytest.raises(DataError, match=message):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    assert loader.sample == 7
+    with pytest.raises(DataError, match="damaged"):
+        loader.load_state_dict({"version": 1})
+
+
+def test_resuming_on_other_data_is_refused() -> None:
+    tokens = np.arange(801)
+    state = Loader(tokens, 8).state_dict()
+    other = tokens.copy()
+    other[400] += 1
+    with pytest.raises(DataError, match="give the same data"):
+        Loader(other, 8).load_state_dict(state)
+
+
+def test_loader_refuses_what_it_cannot_do() -> None:
+    tokens = np.arange(100)
+    with pytest.raises(DataError, match=r"100 tokens, fewer than one window of 100 \+ 1"):
+        Loader(tokens, 100)
+    assert Loader(tokens, 99).windows == 1
+    with pytest.raises(DataError, match="at least 1"):
+        Loader(tokens, 0)
+    for seed in (-1, 1 << 64):
+        with pytest.raises(DataError, match="out of range"):
+            Loader(tokens, 8, seed=seed)
+    for batch, rank, world in ((0, 0, 1), (1, 1, 1), (1, -1, 2)):
+        with pytest.raises(DataError, match="no batch of"):
+            Loader(tokens, 8).next_batch(batch, rank, world)
+
+
+def test_sequential_batches_keep_order_and_the_last_part() -> None:
+    tokens = np.arange(8 * 7 + 4, dtype=np.uint16)
+    batches = list(sequential_batches(tokens, 8, 3))
+    assert [len(inputs) for inputs, _ in batches] == [3, 3, 1]
+    assert np.concatenate([targets for _, targets in batches], axis=None).tolist() == list(range(1, 57))
+    assert all(np.array_equal(targets, inputs + 1) for inputs, targets in batches)
+    limited = list(sequential_batches(tokens, 8, 3, limit_tokens=39))
+    assert sum(targets.size for _, targets in limited) == 32
+
+
+def test_sequential_batches_refuse() -> None:
+    tokens = np.arange(50)
+    for arguments, message in (
+        ((50, 1, None), "fewer than one window"),
+        ((8, 0, None), "evaluation batch of 0"),
+        ((8, 1, 7), "limit of 7 tokens is below one window of 8"),
+    ):
+        with pytest.raises(DataError, match=message):
+            list(sequential_batches(tokens, *arguments))

@@ -1,0 +1,134 @@
+"""Corpora: where training and validation text comes from, and how the two are kept apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import data_files
+from data_files import documents, make_texts, write
+from mxref.errors import MxrefError
+from mxref_training.data import builtin_corpus, open_corpus
+from mxref_training.errors import DataError
+
+own_cache = data_files.own_cache
+
+
+def test_paths_with_validation(tmp_path: Path) -> None:
+    train, val = make_texts(300, 1), make_texts(120, 2)
+    corpus = open_corpus(write(tmp_path / "t.jsonl", train), str(write(tmp_path / "v.jsonl", val)))
+    assert list(corpus.train_docs) == train
+    assert list(corpus.val_docs) == val
+    assert corpus.report.train.sha256 == documents(train).sha256
+    text = str(corpus.report)
+    assert "\n" not in text
+    for part in ("t.jsonl: 300 documents", "v.jsonl: 120 documents", documents(val).sha256[:16]):
+        assert part in text
+
+
+def test_a_path_alone_holds_some_documents_out(tmp_path: Path) -> None:
+    texts = make_texts(400)
+    corpus = open_corpus(write(tmp_path / "t.jsonl", [*texts, texts[7]]))
+    train, val = list(corpus.train_docs), list(corpus.val_docs)
+    assert len(set(val)) == 8
+    assert sorted(train + val) == sorted([*texts, texts[7]])
+    assert set(train).isdisjoint(val)
+    assert f"held out {len(val)} documents" in str(corpus.report)
+    again = open_corpus(write(tmp_path / "other.jsonl", [texts[7], *texts[::-1]]))
+    assert set(again.val_docs) == set(val)
+
+
+def test_one_document_cannot_be_split(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing to validate on"):
+        open_corpus(write(tmp_path / "t.jsonl", ["same", "same"]))
+    assert len(open_corpus(write(tmp_path / "t.jsonl", ["same", "other"])).val_docs) == 1
+
+
+def test_equal_training_and_validation_data_are_refused(tmp_path: Path) -> None:
+    texts = make_texts(100)
+    train, val = write(tmp_path / "t.jsonl", texts), write(tmp_path / "v.jsonl", texts)
+    for other in (train, val):
+        with pytest.raises(DataError, match="100 of 100 validation documents are in the training data"):
+            open_corpus(train, other)
+
+
+def test_overlap_at_the_limit(tmp_path: Path) -> None:
+    train, val = make_texts(500, 1), make_texts(300, 2)
+    path = write(tmp_path / "v.jsonl", val)
+    few = open_corpus(write(tmp_path / "few.jsonl", [*val[:2], *train, val[1]]), path)
+    assert list(few.train_docs) == train
+    assert few.report.dropped == 2
+    assert few.report.train.documents == 500
+    assert few.report.train.sha256 == documents(train).sha256
+    assert "dropped 2 documents" in str(few.report)
+    with pytest.raises(DataError, match="3 of 300 validation documents"):
+        open_corpus(write(tmp_path / "many.jsonl", [*train, *val[:3]]), path)
+
+
+def test_the_builtin_corpus_as_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = builtin_corpus(("click",), "[a-d]*.py")
+    monkeypatch.setattr("mxref_training.data.sources.builtin_corpus", lambda: small)
+    corpus = open_corpus("builtin")
+    assert corpus.train_docs.sha256 == small.report.train.sha256
+    assert corpus.val_docs.sha256 == small.report.val.sha256
+    assert str(small.report) in str(corpus.report)
+    mixed = open_corpus(write(tmp_path / "t.jsonl", make_texts(50)), "builtin")
+    assert mixed.val_docs.sha256 == small.report.val.sha256
+
+
+class FakeDatasets(types.ModuleType):
+    """Stands in for the package `datasets`, which the project does not depend on."""
+
+    calls = 0
+
+    def __init__(self, texts: dict[str, list[str]], error: Exception | None = None) -> None:
+        super().__init__("datasets")
+        self.__spec__ = types.SimpleNamespace(name="datasets")  # type: ignore[assignment]
+        self.texts, self.error = texts, error
+
+    def load_dataset(self, path: str, name: str, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
+        assert (path, name, streaming) == ("allenai/c4", "en", True)
+        self.calls += 1
+        if self.error:
+            raise self.error
+        return ({"text": text, "url": "u"} for text in self.texts[split])
+
+
+def test_c4_is_fetched_once_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDatasets({"train": make_texts(90, 1), "validation": make_texts(90, 2)})
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    for _ in range(2):
+        corpus = open_corpus("c4", c4_documents=50, c4_val_documents=20)
+        assert list(corpus.train_docs) == make_texts(90, 1)[:50]
+        assert list(corpus.val_docs) == make_texts(90, 2)[:20]
+    assert fake.calls == 2
+    with pytest.raises(DataError, match="ended after 90 of 91"):
+        open_corpus("c4", c4_documents=91)
+    with pytest.raises(DataError, match="budget of 0"):
+        open_corpus("c4", c4_documents=0)
+
+
+def test_c4_out_of_reach(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets({}, ConnectionError("no route to host")))
+    with pytest.raises(DataError, match=r"cannot fetch C4 .*no route to host.*`builtin`"):
+        open_corpus("c4")
+    assert not list((own_cache / "c4").iterdir())
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match="pip install datasets"):
+        open_corpus("c4")
+
+
+def test_the_data_side_does_not_need_torch() -> None:
+    code = "import sys, mxref_training.data; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_data_errors_are_errors_of_the_project() -> None:
+    assert issubclass(DataError, MxrefError)
+    assert issubclass(DataError, ValueError)
