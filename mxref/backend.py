@@ -14,7 +14,7 @@ from mxref.errors import BackendError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.gemm import OUT_DTYPES, check_gemm, gemm_profile
 from mxref.hadamard import SIZES, Rotation
-from mxref.mxarray import MXArray
+from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import Stream
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
 from mxref.recipe import GemmProfile, OperandSpec
@@ -157,6 +157,21 @@ class Backend(ABC):
             self.capabilities.require_prescale(self.name)
         return self._scaled_gemm(a, b, profile, out_dtype)
 
+    def prepare(self, q: MXArray, *, profile: GemmProfile = GemmProfile.ORDERED) -> MXArray:
+        """Return an operand that `scaled_gemm` reads faster as its right one: a weight that many GEMMs share.
+
+        Codes, scales and every result stay the same; the default has nothing to prepare.
+
+        Raises:
+            UnsupportedError: a profile that is not declared.
+
+        Implements: conformance.dual
+        """
+        profile = gemm_profile(profile)
+        self.capabilities.require(self.name, "gemm_profiles", profile)
+        layout = self._prepare(q, profile)
+        return PreparedArray.of(q, self.name, profile, layout) if layout else q
+
     def quantize_dual(
         self,
         x: Any,
@@ -165,16 +180,26 @@ class Backend(ABC):
         rngs: tuple[Stream | None, Stream | None] = (None, None),
         origin: tuple[int, ...] | None = None,
         global_shape: tuple[int, ...] | None = None,
+        pads: tuple[bool, bool] = (False, False),
     ) -> tuple[MXArray, MXArray]:
         """Return a matrix quantized along axis 1 and along axis 0; a backend may do it in one read.
 
+        Raises:
+            ShapeError: not a matrix; the rest as `quantize`.
+
         Implements: conformance.dual
         """
+        check_input(x)
+        if len(x.shape) != 2:
+            raise ShapeError(
+                f"quantize_dual takes a matrix, got shape {tuple(x.shape)}; reshape it to two axes"
+            )
         row, column = (
-            self.quantize(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape)
-            for spec, rng, axis in zip(specs, rngs, (1, 0), strict=True)
+            self.plan(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape, pad=pad)
+            for axis, spec, rng, pad in zip((1, 0), specs, rngs, pads, strict=True)
         )
-        return row, column
+        by_row, by_column = self._quantize_dual(x, row, column)
+        return row.array(*by_row), column.array(*by_column)
 
     def fake_quantize(
         self, x: Any, spec: OperandSpec, *, axis: int = -1, dtype: str = "float32", **placement: Any
@@ -183,7 +208,8 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
-        return self.dequantize(self.quantize(x, spec, axis=axis, **placement), dtype)
+        self.capabilities.require(self.name, "dequantize_dtypes", dtype)
+        return self._fake_quantize(x, self.plan(x, spec, axis=axis, **placement), dtype)
 
     def from_numpy(self, array: Any) -> Any:
         """Return a NumPy array as the backend's own kind of array.
@@ -214,3 +240,17 @@ class Backend(ABC):
     @abstractmethod
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
         """Return [M, N] of `out_dtype`."""
+
+    def _quantize_dual(
+        self, x: Any, row: QuantPlan, column: QuantPlan
+    ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Return what `_quantize` returns for both plans of a matrix, along axis 1 and along axis 0."""
+        return self._quantize(x, row), self._quantize(x, column)
+
+    def _fake_quantize(self, x: Any, plan: QuantPlan, dtype: str) -> Any:
+        """Return the values of the quantized `x`, in its shape; under `nonfinite = "raise"` errors go before."""
+        return self._dequantize(plan.array(*self._quantize(x, plan)), dtype)
+
+    def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[Any, ...]:
+        """Return the arrays of this backend that its GEMM reads in place of B's codes; none if it reads codes."""
+        return ()

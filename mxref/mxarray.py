@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +179,28 @@ class MXArray:
             meta["prescale"],
             rotation,
         )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PreparedArray(MXArray):
+    """An MXArray with the arrays that one backend's GEMM reads in its place; any other backend reads its codes.
+
+    Implements: conformance.dual
+    """
+
+    backend: str = ""
+    """Name of the backend that made `layout`."""
+    profile: str = ""
+    """GEMM profile for which it made it."""
+    layout: tuple[Any, ...] = ()
+    """Arrays of that backend."""
+
+    @classmethod
+    def of(cls, q: MXArray, backend: str, profile: str, layout: tuple[Any, ...]) -> PreparedArray:
+        """Return `q` with a layout; codes and scales are shared, not copied."""
+        own = {field.name: getattr(q, field.name) for field in fields(MXArray)}
+        return cls(**own, backend=backend, profile=profile, layout=layout)
+
+    def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:
+        """Return the layout if that backend made it for that profile, else nothing."""
+        return self.layout if (self.backend, self.profile) == (backend, profile) else ()

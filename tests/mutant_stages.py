@@ -769,19 +769,15 @@ class FakeInTheInputType(Staged):
 
 
 class DualFromQuantized(Staged):
-    def quantize_dual(self, x, specs, *, rngs=(None, None), origin=None, global_shape=None):
-        row = self.quantize(x, specs[0], axis=1, rng=rngs[0], origin=origin, global_shape=global_shape)
-        again = self.dequantize(row, "float32").astype(x.dtype)
-        return row, self.quantize(
-            again, specs[1], axis=0, rng=rngs[1], origin=origin, global_shape=global_shape
-        )
+    def _quantize_dual(self, x, row, column):
+        by_row = self._quantize(x, row)
+        again = self._dequantize(row.array(*by_row), "float32").astype(x.dtype)
+        return by_row, self._quantize(again, column)
 
 
 class DualOneStream(Staged):
-    def quantize_dual(self, x, specs, *, rngs=(None, None), origin=None, global_shape=None):
-        return super().quantize_dual(
-            x, specs, rngs=(rngs[0], rngs[0]), origin=origin, global_shape=global_shape
-        )
+    def _quantize_dual(self, x, row, column):
+        return super()._quantize_dual(x, row, replace(column, stream=row.stream))
 
 
 class BrokenArrays(Staged):
