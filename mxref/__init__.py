@@ -7,7 +7,7 @@ from mxref.formats import E2M1, E8M0, MXFP4, BlockShape, Nonfinite, OperandForma
 from mxref.gemm import scaled_gemm
 from mxref.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
 from mxref.linear import GemmRole, linear_gemm
-from mxref.mxarray import MXArray
+from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import Stream
 from mxref.quantize import dequantize, quantize
 from mxref.recipe import DIALECTS, GemmProfile, OperandSpec, Recipe, load_recipe
@@ -31,6 +31,7 @@ __all__ = [
     "Nonfinite",
     "OperandFormat",
     "OperandSpec",
+    "PreparedArray",
     "Recipe",
     "Rotation",
     "Rounding",

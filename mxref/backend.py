@@ -1,17 +1,19 @@
 """The backend protocol, and what a backend declares.
 
-A backend implements four operations. The public ones below check the request against the declared
-capabilities and resolve it; the underscored ones compute.
+A backend implements four operations, and may implement three more that save reading or preparing data
+twice. The public ones below check the request against the declared capabilities and resolve it; the
+underscored ones compute.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
 from mxref.errors import BackendError, ShapeError, UnsupportedError
-from mxref.formats import INPUT_DTYPES, BlockShape
+from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES, check_gemm, gemm_profile
 from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray, PreparedArray
@@ -148,27 +150,46 @@ class Backend(ABC):
         profile: GemmProfile = GemmProfile.ORDERED,
         out_dtype: str = "float32",
     ) -> Any:
-        """Return A B^T [M, N] from A [M, K] and B [N, K], both quantized along K; see `mxref.scaled_gemm`."""
+        """Return A B^T [M, N] from A [M, K] and B [N, K], both quantized along K; see `mxref.scaled_gemm`.
+
+        A layout of B that `prepare` of another backend or for another profile made is left aside.
+
+        Implements: conformance.dual
+        """
         profile = gemm_profile(profile)
         self.capabilities.require(self.name, "gemm_profiles", profile)
         self.capabilities.require(self.name, "gemm_dtypes", out_dtype)
         check_gemm(a, b, out_dtype)
         if a.prescale or b.prescale:
             self.capabilities.require_prescale(self.name)
+        if isinstance(b, PreparedArray) and not b.layout_for(self.name, profile):
+            b = b.plain()
         return self._scaled_gemm(a, b, profile, out_dtype)
 
     def prepare(self, q: MXArray, *, profile: GemmProfile = GemmProfile.ORDERED) -> MXArray:
         """Return an operand that `scaled_gemm` reads faster as its right one: a weight that many GEMMs share.
 
-        Codes, scales and every result stay the same; the default has nothing to prepare.
+        Codes, scales and every result stay the same; a backend that reads codes anyway returns `q` itself.
+        What is prepared must not be changed in place afterwards.
+
+        Args:
+            q: [N, K], quantized along its contraction axis.
+            profile: of the GEMMs to come; under any other the codes are read.
 
         Raises:
-            UnsupportedError: a profile that is not declared.
+            ShapeError: not a matrix.
+            UnsupportedError: a profile, or the prescale, that is not declared.
 
         Implements: conformance.dual
         """
         profile = gemm_profile(profile)
         self.capabilities.require(self.name, "gemm_profiles", profile)
+        if len(q.shape) != 2:
+            raise ShapeError(
+                f"prepare takes an operand of a GEMM, which has two axes, got shape {q.shape}; quantize it as a matrix"
+            )
+        if q.prescale:
+            self.capabilities.require_prescale(self.name)
         layout = self._prepare(q, profile)
         return PreparedArray.of(q, self.name, profile, layout) if layout else q
 
@@ -183,6 +204,14 @@ class Backend(ABC):
         pads: tuple[bool, bool] = (False, False),
     ) -> tuple[MXArray, MXArray]:
         """Return a matrix quantized along axis 1 and along axis 0; a backend may do it in one read.
+
+        Args:
+            x: [M, N].
+            specs: the treatments along axis 1 and along axis 0; so are `rngs` and `pads` ordered.
+            rngs: random streams.
+            origin: where `x` lies in the global tensor, for both.
+            global_shape: shape of that tensor.
+            pads: whether the block axis of each is filled up with zeros.
 
         Raises:
             ShapeError: not a matrix; the rest as `quantize`.
@@ -206,10 +235,36 @@ class Backend(ABC):
     ) -> Any:
         """Return the values that `x` has after quantization, in its own shape.
 
+        Args:
+            x: as in `quantize`.
+            spec: its treatment.
+            axis: the block axis.
+            dtype: of the values, as in `dequantize`.
+            placement: `rng`, `origin`, `global_shape` and `pad` of `quantize`.
+
+        Raises:
+            MxrefError: as `quantize` and `dequantize`.
+
         Implements: conformance.dual
         """
         self.capabilities.require(self.name, "dequantize_dtypes", dtype)
-        return self._fake_quantize(x, self.plan(x, spec, axis=axis, **placement), dtype)
+        plan = self.plan(x, spec, axis=axis, **placement)
+        if spec.nonfinite is Nonfinite.RAISE:
+            # The scales, which show a NaN block, are seen only when the two steps are taken one by one.
+            return self._dequantize(plan.array(*self._quantize(x, plan)), dtype)
+        return self._fake_quantize(x, plan, dtype)
+
+    def range_exceeded(self) -> bool:
+        """Return whether a result since the last call lies outside what its profile promises, and forget it.
+
+        A backend whose fast GEMM holds a narrower range than E8M0 keeps the answer on its device, so that
+        GEMMs never wait; asking waits. Who asks does over what was computed since, within `widened`.
+        """
+        return False
+
+    def widened(self) -> AbstractContextManager[None]:
+        """Return a context within which GEMMs take the widest range that the backend has, at its own speed."""
+        return nullcontext()
 
     def from_numpy(self, array: Any) -> Any:
         """Return a NumPy array as the backend's own kind of array.
@@ -239,7 +294,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
-        """Return [M, N] of `out_dtype`."""
+        """Return [M, N] of `out_dtype`; `b` is a PreparedArray only with this backend's layout for the profile."""
 
     def _quantize_dual(
         self, x: Any, row: QuantPlan, column: QuantPlan
@@ -248,9 +303,9 @@ class Backend(ABC):
         return self._quantize(x, row), self._quantize(x, column)
 
     def _fake_quantize(self, x: Any, plan: QuantPlan, dtype: str) -> Any:
-        """Return the values of the quantized `x`, in its shape; under `nonfinite = "raise"` errors go before."""
+        """Return the values of the quantized `x`, in its shape; never asked under `nonfinite = "raise"`."""
         return self._dequantize(plan.array(*self._quantize(x, plan)), dtype)
 
     def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[Any, ...]:
-        """Return the arrays of this backend that its GEMM reads in place of B's codes; none if it reads codes."""
+        """Return arrays of this backend that its GEMM reads in place of those of `q`; none if it reads codes."""
         return ()

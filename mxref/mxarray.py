@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -183,24 +183,36 @@ class MXArray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PreparedArray(MXArray):
-    """An MXArray with the arrays that one backend's GEMM reads in its place; any other backend reads its codes.
+    """An MXArray with the arrays that one backend's GEMM reads in its place; any other reads its codes.
+
+    A copy of which something was changed (`dataclasses.replace`) has no layout: it would be another array's.
 
     Implements: conformance.dual
     """
 
-    backend: str = ""
+    backend: str = field(default="", init=False)
     """Name of the backend that made `layout`."""
-    profile: str = ""
+    profile: str = field(default="", init=False)
     """GEMM profile for which it made it."""
-    layout: tuple[Any, ...] = ()
+    layout: tuple[Any, ...] = field(default=(), init=False)
     """Arrays of that backend."""
 
     @classmethod
     def of(cls, q: MXArray, backend: str, profile: str, layout: tuple[Any, ...]) -> PreparedArray:
         """Return `q` with a layout; codes and scales are shared, not copied."""
-        own = {field.name: getattr(q, field.name) for field in fields(MXArray)}
-        return cls(**own, backend=backend, profile=profile, layout=layout)
+        prepared = cls(**_own_fields(q))
+        for name, value in (("backend", backend), ("profile", profile), ("layout", layout)):
+            object.__setattr__(prepared, name, value)
+        return prepared
 
     def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:
         """Return the layout if that backend made it for that profile, else nothing."""
         return self.layout if (self.backend, self.profile) == (backend, profile) else ()
+
+    def plain(self) -> MXArray:
+        """Return the same array without a layout."""
+        return MXArray(**_own_fields(self))
+
+
+def _own_fields(q: MXArray) -> dict[str, Any]:
+    return {each.name: getattr(q, each.name) for each in fields(MXArray)}

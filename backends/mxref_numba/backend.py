@@ -1,4 +1,4 @@
-"""The backend: what it declares, and the kernels behind the four operations."""
+"""The backend: what it declares, and the kernels behind its operations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mxref.recipe import GemmProfile
 from mxref_numba.dequantize import dequantize
 from mxref_numba.gemm import MAX_BOUNDED_SCALE, scaled_gemm
 from mxref_numba.hadamard import hadamard
+from mxref_numba.path import KernelPath, choose
 from mxref_numba.quantize import quantize_planned
 
 
@@ -27,6 +28,16 @@ class NumbaBackend(Backend):
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )
+
+    def __init__(self, path: str = "auto") -> None:
+        """Choose the kernels: `auto` takes the fastest that the CPU can run.
+
+        Raises:
+            BackendError: a path that is unknown, or that the CPU cannot run.
+        """
+        self.path = choose(path)
+        if path == KernelPath.PORTABLE:
+            self.name = "numba-portable"
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         return quantize_planned(x, plan)
@@ -42,3 +53,5 @@ class NumbaBackend(Backend):
 
 
 backend = NumbaBackend()
+portable = NumbaBackend("portable")
+"""The same bits from plain Numba kernels, also where faster ones exist."""

@@ -176,6 +176,8 @@ class RunConfig:
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
     threads: int = 0
     """Threads of PyTorch; 0 leaves its default."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is where the backend computes."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every"):

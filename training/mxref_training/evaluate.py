@@ -47,9 +47,10 @@ def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
     place = context.token_origin, context.global_tokens
     census = context.census.copy()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    device = next(model.parameters()).device
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
         model.train(was_training)
@@ -83,12 +84,13 @@ def evaluate(
         limit: tokens to predict at most.
     """
     total, count = 0.0, 0
+    device = next(model.parameters()).device
     with undisturbed(model, context):
         context.global_tokens = limit // seq_len * seq_len
         for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
             context.token_origin = count
-            logits = model(torch.from_numpy(inputs))
-            total += cross_entropy(logits, torch.from_numpy(targets), reduction="sum").item()
+            logits = model(torch.from_numpy(inputs).to(device))
+            total += cross_entropy(logits, torch.from_numpy(targets).to(device), reduction="sum").item()
             count += targets.size
     return Evaluation(total / count, count)
 

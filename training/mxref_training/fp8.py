@@ -123,6 +123,11 @@ class Fp8Scales(nn.Module):
             with torch.no_grad():
                 self.amax[_INDEX[tensor]].copy_(torch.maximum(self.amax[_INDEX[tensor]], amax))
 
+    def restart(self) -> None:
+        """Forget this step's amax; the scales in force stay."""
+        if self.delayed:
+            self.amax.fill_(_UNSEEN)
+
     def advance(self) -> None:
         """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state."""
         if not self.delayed:

@@ -189,6 +189,12 @@ class MXLinear(nn.Linear):
         if OperandFormat.FP8 in self.formats.values():
             self.fp8.advance()
 
+    def restart(self) -> None:
+        """Forget this step's quantized weights and FP8 history: the step is done over."""
+        self._weights.clear()
+        if OperandFormat.FP8 in self.formats.values():
+            self.fp8.restart()
+
 
 class _LinearFunction(torch.autograd.Function):
     """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format."""

@@ -38,6 +38,7 @@ __all__ = [
     "check_stochastic_rounding",
     "convert",
     "expected_census",
+    "restart",
 ]
 
 _SR_COPIES = 4096
@@ -141,6 +142,13 @@ def advance(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, MXLinear):
             module.advance()
+
+
+def restart(model: nn.Module) -> None:
+    """Forget what the step has left in a converted model so far, so that it can be done over."""
+    for module in model.modules():
+        if isinstance(module, MXLinear):
+            module.restart()
 
 
 def expected_census(

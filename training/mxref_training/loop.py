@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
@@ -18,10 +17,22 @@ from mxref_training import linear, run_folder
 from mxref_training.checkpoint import Snapshot
 from mxref_training.config import TrainConfig
 from mxref_training.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.crossing import has_diverged
 from mxref_training.data import Loader
+from mxref_training.device import (
+    choose_device,
+    deterministic,
+    device_name,
+    generator_states,
+    set_generator_states,
+)
 from mxref_training.errors import CheckpointError, DivergedError
-from mxref_training.evaluate import cross_entropy, evaluate, first_nonfinite_gradient, first_nonfinite_output
+from mxref_training.evaluate import (
+    Evaluation,
+    cross_entropy,
+    evaluate,
+    first_nonfinite_gradient,
+    first_nonfinite_output,
+)
 from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.model import Llama, flops_per_token, parameter_count
 from mxref_training.optim import (
@@ -33,31 +44,14 @@ from mxref_training.optim import (
     require_float32_state,
     set_learning_rate,
 )
+from mxref_training.outcome import TrainResult, outcome
 from mxref_training.run_folder import RunFolder, changed_environment
-from mxref_training.telemetry import MetricsLog, ProgressSink, default_progress, read_lines, reporting
+from mxref_training.telemetry import MetricsLog, ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
 MAX_SKIPPED = 10
 """Steps in a row that may be skipped before the run counts as diverged."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run came to, all of it since step 0 however often it was resumed."""
-
-    losses: list[tuple[int, float]]
-    """Validation loss by step, in nats per token; NaN where it was not finite."""
-    final_loss: float
-    """The last of them; NaN before the first evaluation."""
-    train_losses: list[float]
-    """Training loss of every step that was logged and not skipped."""
-    seconds: float
-    """Spent in training steps."""
-    tokens: int
-    diverged: bool
-    """By the rule of `mxref_training.crossing.has_diverged`."""
-    skipped_steps: int
 
 
 def train(
@@ -95,14 +89,15 @@ def train(
     check_lengths(config, corpus)
     corpus.tokenizer.check_vocab(config.model.vocab)
     folder = RunFolder(Path(out), config.run.keep)
-    with _deterministic(config.run.threads), reporting(progress or default_progress()) as sink:
+    device = choose_device(config.run.device, backend)
+    with deterministic(device, config.run.threads), reporting(progress or default_progress()) as sink:
         wanted = run_folder.identity(config, recipe, backend, corpus)
         if not resume:
             folder.clear()
         record = folder.record()
         if record is not None:
             folder.require(wanted, record["identity"])
-            if changed := changed_environment(record):
+            if changed := changed_environment(record, device_name(device)):
                 sink.note(f"not the machine that began this run, so bits may differ: {', '.join(changed)}")
         step = (folder.store.latest() or 0) if record else 0
         if step > config.run.steps:
@@ -113,7 +108,7 @@ def train(
         if step == config.run.steps:
             sink.note(f"{folder.path} is finished: {step} steps")
         elif stop_after is None or step < stop_after:
-            run = _Run(config, recipe, folder, backend, corpus, wanted, sink)
+            run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
             if record is None:
                 facts = {
                     "label": label,
@@ -122,9 +117,9 @@ def train(
                     "parameters": parameter_count(config.model),
                     "flops_per_token": flops_per_token(config.model, config.run.seq_len),
                 }
-                folder.create(config, recipe, corpus, facts)
+                folder.create(config, recipe, corpus, device_name(device), facts)
             run.go(step, min(config.run.steps, stop_after or config.run.steps), label)
-        return _result(folder, config)
+        return outcome(folder, config)
 
 
 class _Run:
@@ -136,6 +131,7 @@ class _Run:
         recipe: Recipe,
         folder: RunFolder,
         backend: Backend,
+        device: torch.device,
         corpus: TokenCorpus,
         identity: dict[str, Any],
         sink: ProgressSink,
@@ -143,8 +139,9 @@ class _Run:
         linear.check_stochastic_rounding(backend, recipe)
         run = config.run
         self.config, self.recipe, self.folder = config, recipe, folder
+        self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
-        self.model = Llama(config.model, run.seed)
+        self.model = Llama(config.model, run.seed, device=device)
         self.context = linear.convert(self.model, recipe, backend=backend, seed=run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
@@ -185,7 +182,13 @@ class _Run:
         lr = learning_rate(self.config.optim, self.step, run.steps)
         set_learning_rate(self.optimizer, lr)
         self.context.step, self.context.global_tokens = self.step, run.step_tokens
-        loss, norm, problem = self._gradients()
+        batch = self.loader.next_batch(run.batch)
+        loss, norm, problem = self._gradients(batch)
+        widened = self.backend.range_exceeded()
+        if widened:
+            self._forget_gradients()
+            with self.backend.widened():
+                loss, norm, problem = self._gradients(batch)
         if problem:
             self.skipped_in_a_row += 1
         else:
@@ -202,10 +205,13 @@ class _Run:
             "lr": lr,
             "grad_norm": _finite(norm),
         }
+        if widened:
+            line["widened"] = True
+            self.sink.note(f"step {self.step} repeated: an operand left the range of the backend's fast GEMM")
         if problem:
             line["skipped"] = problem
             self.sink.note(f"step {self.step} skipped: {problem}")
-        if problem or self.step % run.log_every == 0 or self.step == run.steps:
+        if problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
             self.metrics.write(line)
         seconds = time.perf_counter() - began
         self.timing.write(
@@ -218,11 +224,12 @@ class _Run:
                 f"lower optim.lr = {self.config.optim.lr}, or take a recipe with more precision"
             )
 
-    def _gradients(self) -> tuple[float, float, str]:
-        """Fill `.grad`, clipped, from the next batch; return loss, norm, and what was not finite, if anything."""
+    def _gradients(self, batch: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[float, float, str]:
+        """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
         run = self.config.run
-        batch = self.loader.next_batch(run.batch)
-        all_inputs, all_targets = (torch.split(torch.from_numpy(side), run.sequences) for side in batch)
+        all_inputs, all_targets = (
+            torch.split(torch.from_numpy(side).to(self.device), run.sequences) for side in batch
+        )
         self.model.train()
         if not self.checked:
             self.context.reset_census()
@@ -240,6 +247,11 @@ class _Run:
             return total, norm, f"gradient norm {norm} from {first_nonfinite_gradient(self.model)}"
         return total, norm, ""
 
+    def _forget_gradients(self) -> None:
+        """Undo what `_gradients` left behind, so that the step can be done over."""
+        self.optimizer.zero_grad(set_to_none=True)
+        linear.restart(self.model)
+
     def _check_first(self) -> None:
         """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
         if not self.checked:
@@ -248,9 +260,27 @@ class _Run:
             self.checked = True
 
     def _validate(self) -> None:
-        run = self.config.run
         began = time.perf_counter()
-        found = evaluate(
+        found = self._evaluation()
+        widened = self.backend.range_exceeded()
+        if widened:
+            linear.restart(self.model)
+            with self.backend.widened():
+                found = self._evaluation()
+        linear.restart(self.model)
+        line = {
+            "step": self.step,
+            "tokens": self.step * self.config.run.step_tokens,
+            "val_loss": _finite(found.loss),
+            "val_perplexity": _finite(found.perplexity),
+        }
+        self.metrics.write(line | ({"widened": True} if widened else {}))
+        self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
+        self.sink.validation(self.step, found.loss)
+
+    def _evaluation(self) -> Evaluation:
+        run = self.config.run
+        return evaluate(
             self.model,
             self.context,
             self.corpus.val.ids,
@@ -258,16 +288,6 @@ class _Run:
             batch=run.sequences,
             limit=run.eval_tokens,
         )
-        self.metrics.write(
-            {
-                "step": self.step,
-                "tokens": self.step * run.step_tokens,
-                "val_loss": _finite(found.loss),
-                "val_perplexity": _finite(found.perplexity),
-            }
-        )
-        self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
-        self.sink.validation(self.step, found.loss)
 
     def _save(self) -> None:
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
@@ -285,7 +305,7 @@ class _Run:
         groups = {
             "model": tensors,
             "optimizer": optimizer_tensors(self.model, self.optimizer),
-            "rng": {"torch": torch.get_rng_state()},
+            "rng": generator_states(self.device),
         }
         self.folder.store.save(Snapshot(self.step, groups, state))
 
@@ -303,45 +323,12 @@ class _Run:
             first = str(err).splitlines()[-1].strip()
             raise CheckpointError(f"the checkpoint of step {step} does not fit the model: {first}") from err
         load_optimizer_tensors(self.model, self.optimizer, snapshot.tensors["optimizer"])
-        torch.set_rng_state(snapshot.tensors["rng"]["torch"])
+        set_generator_states(self.device, snapshot.tensors["rng"])
         self.loader.load_state_dict(state["loader"])
         self.step, self.skipped_in_a_row = step, int(state["skipped_in_a_row"])
         return int(state["metrics_bytes"]), int(state["timing_bytes"])
 
 
-@contextmanager
-def _deterministic(threads: int) -> Iterator[None]:
-    """Run the block with deterministic kernels, and on `threads` threads unless that is 0."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    torch.use_deterministic_algorithms(True)
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.set_num_threads(before[1])
-
-
 def _finite(value: float) -> float | None:
     """Return the value as JSON can hold it."""
     return value if math.isfinite(value) else None
-
-
-def _result(folder: RunFolder, config: TrainConfig) -> TrainResult:
-    lines = list(read_lines(folder.metrics))
-    losses = [
-        (x["step"], math.nan if x["val_loss"] is None else x["val_loss"]) for x in lines if "val_loss" in x
-    ]
-    steps = [line for line in lines if "lr" in line]
-    seconds = sum(line.get("seconds", 0.0) for line in read_lines(folder.timing))
-    tokens = max((line["tokens"] for line in lines), default=0)
-    return TrainResult(
-        losses=losses,
-        final_loss=losses[-1][1] if losses else math.nan,
-        train_losses=[line["loss"] for line in steps if "skipped" not in line],
-        seconds=seconds,
-        tokens=tokens,
-        diverged=has_diverged([(float(step), loss) for step, loss in losses]),
-        skipped_steps=sum("skipped" in line for line in steps),
-    )

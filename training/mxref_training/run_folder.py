@@ -116,9 +116,9 @@ class RunFolder:
             )
 
     def create(
-        self, config: TrainConfig, recipe: Recipe, corpus: TokenCorpus, facts: Mapping[str, Any]
+        self, config: TrainConfig, recipe: Recipe, corpus: TokenCorpus, device: str, facts: Mapping[str, Any]
     ) -> None:
-        """Write `config.toml`, `recipe.toml` and `run.json`; `facts` join the latter."""
+        """Write `config.toml`, `recipe.toml` and `run.json`; `facts` join the latter, and the device's name."""
         record = {
             "format": FORMAT,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -130,7 +130,7 @@ class RunFolder:
                 "val_tokens": len(corpus.val),
                 "report": corpus.report,
             },
-            **environment(),
+            **environment(device),
         }
         files = {
             "run.json": json.dumps(record, indent=1) + "\n",
@@ -158,9 +158,9 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
 
-def changed_environment(record: Mapping[str, Any]) -> list[str]:
+def changed_environment(record: Mapping[str, Any], device: str) -> list[str]:
     """Return what differs between the machine of a run so far and this one, as `torch 2.12 -> 2.13`."""
-    now = environment()
+    now = environment(device)
     return [
         f"{key} {theirs} -> {mine}"
         for part in ("versions", "hardware")

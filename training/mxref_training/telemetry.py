@@ -247,8 +247,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def environment() -> dict[str, Any]:
-    """Return the versions and the hardware that decide a run's bits."""
+def environment(device: str) -> dict[str, Any]:
+    """Return the versions and the hardware that decide a run's bits; `device` is the name of where it computes."""
     versions = {"python": platform.python_version()}
     for name in _VERSIONS_OF:
         try:
@@ -261,6 +261,7 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "device": device,
     }
     return {"versions": versions, "platform": platform.platform(), "hardware": hardware}
 

@@ -1,0 +1,126 @@
+"""Compiled kernels on disk: found again only while every source that could have shaped them is the same.
+
+Numba keeps a compiled function as long as its own file stays as it is, though kernels of other files are
+compiled into it; and it numbers files per function, so that two processes that compile at once can give
+one number to different code. Here a file is named by all that shaped it: the sources of this package and
+of the specification whose constants the kernels freeze, the versions of the compiler, the CPU, and the types.
+
+Where the files lie is still Numba's decision: NUMBA_CACHE_DIR, the package's own `__pycache__`, or the
+user's cache folder where the package cannot be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core.caching import FunctionCache, NullCache
+from numba.core.serialize import dumps
+
+_PACKAGES = ("mxref_numba", "mxref")
+_DIGEST = hashlib.sha256().digest_size
+_NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
+
+
+@cache
+def source_stamp() -> str:
+    """Return a digest of every module of this package and of `mxref` itself, as they were at the first call."""
+    digest = hashlib.sha256()
+    for package in _PACKAGES:
+        for file in sorted(resources.files(package).iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".py"):
+                digest.update(f"{package}/{file.name}\0".encode())
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+class _KernelFiles:
+    """The files of one kernel: `<kernel>.<sources>-<types, CPU and compiler>.kernel`, a digest and a pickle."""
+
+    def __init__(self, folder: Path, base: str) -> None:
+        self._folder, self._base = folder, base
+
+    def _path(self, key: Any) -> Path:
+        made_by = (key, numba.__version__, llvmlite.__version__)
+        name = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
+        return self._folder / f"{self._base}.{source_stamp()}-{name}.kernel"
+
+    def load(self, key: Any) -> Any:
+        """Return what was saved under the key, or None; a damaged file counts as none."""
+        try:
+            data = self._path(key).read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+            return None
+        saved_key, value = pickle.loads(data[_DIGEST:])
+        return value if saved_key == key else None
+
+    def save(self, key: Any, value: Any) -> None:
+        """Write a file, whole or not at all, and remove those of other sources; a full disk is a warning."""
+        payload = dumps((key, value))
+        path = self._path(key)
+        try:
+            handle, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=self._folder)
+            try:
+                with os.fdopen(handle, "wb") as f:
+                    f.write(hashlib.sha256(payload).digest() + payload)
+                os.replace(partial, path)
+            except OSError:
+                os.unlink(partial)
+                raise
+            self._remove(lambda sources: sources != source_stamp())
+        except OSError as err:
+            warnings.warn(
+                f"a compiled kernel could not be kept in {self._folder} ({err}), so the next process compiles it "
+                "again: make room there, or point NUMBA_CACHE_DIR to another folder",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def flush(self) -> None:
+        """Remove the kernel's files."""
+        self._remove(lambda _: True, self._base)
+
+    def _remove(self, unwanted: Callable[[str], bool], prefix: str = "") -> None:
+        for file in self._folder.glob(f"{prefix}*.kernel"):
+            if (named := _NAME.search(file.name)) and unwanted(named["sources"]):
+                file.unlink(missing_ok=True)
+
+
+class KernelCache(FunctionCache):
+    """Numba's cache of one function, with the files above; without a folder to write, RuntimeError."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file = _KernelFiles(Path(self.cache_path), self._impl.filename_base)
+
+
+def kernel_cache(function: Any) -> Any:
+    """Return the cache of a kernel, or one that keeps nothing, with a warning, where no folder can be written."""
+    try:
+        return KernelCache(function)
+    except RuntimeError as err:
+        _warn_uncached(str(err).partition(" for file ")[0])
+        return NullCache()
+
+
+@cache
+def _warn_uncached(reason: str) -> None:
+    warnings.warn(
+        f"Numba can keep no compiled kernel ({reason}), so every process compiles its own, for many seconds: "
+        "set NUMBA_CACHE_DIR to a folder that can be written",
+        RuntimeWarning,
+        stacklevel=2,
+    )

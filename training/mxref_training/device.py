@@ -1,0 +1,80 @@
+"""Where a run computes, and that it computes the same each time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from mxref.backend import Backend
+from mxref_training.errors import ConfigError
+
+
+def choose_device(wanted: str, backend: Backend) -> torch.device:
+    """Return the device of a run, which is one that the backend computes on.
+
+    Args:
+        wanted: `auto`, or what `torch.device` takes, as in `cpu` or `cuda:1`.
+        backend: `auto` is the first GPU if it computes on GPUs, else the CPU.
+
+    Raises:
+        ConfigError: no such device here, or the backend does not compute on it.
+    """
+    devices = backend.capabilities.devices
+    if wanted == "auto":
+        wanted = "cpu" if "cpu" in devices else min(devices)
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as err:
+        raise ConfigError(f"run.device = {wanted!r} is no device; take auto, cpu, cuda or cuda:N") from err
+    if device.type not in devices:
+        raise ConfigError(
+            f"run.device = {wanted!r}, but backend {backend.name!r} computes on {', '.join(sorted(devices))}; "
+            "set run.device = 'auto', or choose another backend"
+        )
+    if device.type == "cuda":
+        count, index = torch.cuda.device_count(), device.index or 0
+        if not 0 <= index < count:
+            raise ConfigError(f"run.device = {wanted!r}, but PyTorch sees {count} GPUs here")
+        device = torch.device("cuda", index)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is, as its maker calls it; the CPU is named elsewhere."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@contextmanager
+def deterministic(device: torch.device, threads: int) -> Iterator[None]:
+    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    if device.type == "cuda":
+        # cuBLAS reads it when it makes a handle; without it PyTorch refuses to call cuBLAS deterministically.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_num_threads(before[1])
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of PyTorch's generators, by name, for a checkpoint."""
+    states = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_generator_states(device: torch.device, states: dict[str, Tensor]) -> None:
+    """Give PyTorch's generators the states of a checkpoint; one from a CPU has none for a GPU."""
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
