@@ -8,6 +8,7 @@ underscored ones compute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -266,6 +267,18 @@ class Backend(ABC):
         """Return a context within which GEMMs take the widest range that the backend has, at its own speed."""
         return nullcontext()
 
+    def details(self) -> str:
+        """Return what runs here, in a line for people: kernels, threads, where compiled code is kept."""
+        return ""
+
+    def warm_up(self) -> Iterator[tuple[str, float]]:
+        """Compile ahead whatever the declared capabilities can ask for.
+
+        Yields:
+            An operation that is ready, and the seconds that it took; nothing where nothing is ever compiled.
+        """
+        yield from ()
+
     def from_numpy(self, array: Any) -> Any:
         """Return a NumPy array as the backend's own kind of array.
 
@@ -309,3 +322,15 @@ class Backend(ABC):
     def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[Any, ...]:
         """Return arrays of this backend that its GEMM reads in place of those of `q`; none if it reads codes."""
         return ()
+
+
+def within_range(backend: Backend, work: Callable[[], Any]) -> Any:
+    """Return what `work` gives, done over within `widened` if it left the backend's range.
+
+    Implements: gemm.bounded
+    """
+    result = work()
+    if backend.range_exceeded():
+        with backend.widened():
+            result = work()
+    return result

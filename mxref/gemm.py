@@ -166,7 +166,7 @@ def bounded_tolerance(
     Args:
         a: [M, K].
         b: [N, K].
-        error_class: `fp32` (eps = K * 2^-24, or (K + 2) * 2^-24 with a prescale) or `fp8-hopper` (eps = 2^-11).
+        error_class: `fp32` (eps = K * 2^-24, or (K + 2) * 2^-24 with a prescale) or `fp8-hopper` (eps = 2^-6).
         out_dtype: `bfloat16` adds one rounding to nearest.
 
     Implements: gemm.bounded, gemm.prescale
@@ -177,7 +177,7 @@ def bounded_tolerance(
     prescaled = int(a.prescale) + int(b.prescale)
     total *= (4 / 3) ** prescaled
     # Undoing the prescale errs twice more: in the multiply and in its constant.
-    eps = (a.length + 2 * (prescaled > 0)) * 2.0**-24 if error_class == "fp32" else 2.0**-11
+    eps = (a.length + 2 * (prescaled > 0)) * 2.0**-24 if error_class == "fp32" else 2.0**-6
     bound = eps * total + a.length * 2.0**-149
     if out_dtype == "bfloat16":
         bound = bound + (total + bound) * 2.0**-8 + 2.0**-133

@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError, ShapeError
 from mxref.formats import MXFP4, BlockShape
 from mxref.hadamard import Rotation
 
 _FORMAT = "mxref.mxarray.1"
+
+
+def on_host(array: Any) -> NDArray[Any]:
+    """Return an array of any library as a NumPy array, copied if it lies in the memory of a GPU."""
+    host: NDArray[Any] = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    return host
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +91,8 @@ class MXArray:
         same_meaning = self._meaning() == other._meaning()
         return bool(
             same_meaning
-            and np.array_equal(np.asarray(self.codes), np.asarray(other.codes))
-            and np.array_equal(np.asarray(self.scales), np.asarray(other.scales))
+            and np.array_equal(on_host(self.codes), on_host(other.codes))
+            and np.array_equal(on_host(self.scales), on_host(other.scales))
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -105,8 +112,8 @@ class MXArray:
                 f"H{self.rotation.n}" + (f" signs={self.rotation.signs:#x}" if self.rotation.signs else "")
             )
         head = f"MXArray(MXFP4 {self.shape}, axis={self.axis}, {', '.join(extra)}"
-        scales = np.asarray(self.scales).reshape(-1)
-        codes = np.asarray(self.codes).reshape(-1, MXFP4.k // 2)
+        scales = on_host(self.scales).reshape(-1)
+        codes = on_host(self.codes).reshape(-1, MXFP4.k // 2)
         lines = [
             f"  {scales[i]:02X}: " + "".join(f"{c & 15:x}{c >> 4:x}" for c in codes[i])
             for i in range(min(3, len(scales)))
@@ -127,7 +134,10 @@ class MXArray:
             "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": self.block.value,
             "prescale": self.prescale, "rotation": rotation,
         }  # fmt: skip
-        arrays = {"codes": np.ascontiguousarray(self.codes), "scales": np.ascontiguousarray(self.scales)}
+        arrays = {
+            name: np.ascontiguousarray(on_host(array))
+            for name, array in (("codes", self.codes), ("scales", self.scales))
+        }
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             if path.suffix == ".npz":

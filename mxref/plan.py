@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
 from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockShape, Nonfinite, OperandFormat
 from mxref.hadamard import Rotation, draw_rotation
-from mxref.mxarray import MXArray
+from mxref.mxarray import MXArray, on_host
 from mxref.philox import Stream
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
@@ -117,7 +117,7 @@ class QuantPlan:
         if self.spec.nonfinite is Nonfinite.RAISE:
             spoiled = scales == E8M0.nan_code
             if bool(spoiled.any()):
-                where = tuple(int(i) for i in np.argwhere(np.asarray(spoiled))[0])
+                where = tuple(int(i) for i in np.argwhere(on_host(spoiled))[0])
                 raise NonfiniteError(
                     f"NaN or Inf in {int(spoiled.sum())} blocks, the first at {where} of the scales (block axis last); "
                     "nonfinite = 'nan_block' would store them as NaN blocks"

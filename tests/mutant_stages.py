@@ -762,24 +762,6 @@ class RefusesWhatItDeclares(Staged):
         return super().plan(x, spec, **placement)
 
 
-class FakeInTheInputType(Staged):
-    def fake_quantize(self, x, spec, *, axis=-1, dtype="float32", **placement):
-        values = super().fake_quantize(x, spec, axis=axis, dtype=dtype, **placement)
-        return np.where(values == 0, np.zeros_like(values), values)
-
-
-class DualFromQuantized(Staged):
-    def _quantize_dual(self, x, row, column):
-        by_row = self._quantize(x, row)
-        again = self._dequantize(row.array(*by_row), "float32").astype(x.dtype)
-        return by_row, self._quantize(again, column)
-
-
-class DualOneStream(Staged):
-    def _quantize_dual(self, x, row, column):
-        return super()._quantize_dual(x, row, replace(column, stream=row.stream))
-
-
 class BrokenArrays(Staged):
     def from_numpy(self, array):
         return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array

@@ -21,6 +21,7 @@ from mxref import (
     Capabilities,
     GemmProfile,
     OperandSpec,
+    PreparedArray,
     Rounding,
     ScaleRule,
     Stream,
@@ -107,6 +108,87 @@ def test_quantize_dual_gives_both_orientations():
     )
     assert row == reference.quantize(X, specs[0], rng=Stream(1), origin=(64, 0), global_shape=(128, 64))
     assert column == reference.quantize(X, specs[1], axis=0, origin=(64, 0), global_shape=(128, 64))
+
+
+@pytest.mark.clause("conformance.dual", "quantize.padding")
+def test_quantize_dual_pads_each_orientation_on_its_own():
+    reference = get_backend("reference")
+    x, specs = X[:41, :50], (OperandSpec(hadamard=64), OperandSpec())
+    row, column = reference.quantize_dual(x, specs, pads=(True, True))
+    assert (row.length, column.length) == (64, 64)
+    assert row == reference.quantize(x, specs[0], pad=True)
+    assert column == reference.quantize(x, specs[1], axis=0, pad=True)
+    for pads, axis in (((True, False), 0), ((False, True), 1)):
+        with pytest.raises(ShapeError, match=f"axis {axis} has length"):
+            reference.quantize_dual(x, specs, pads=pads)
+    with pytest.raises(ShapeError, match=r"takes a matrix, got shape \(64,\)"):
+        reference.quantize_dual(X[0], specs)
+    with pytest.raises(UnsupportedError, match="hadamard_sizes"):
+        narrow.quantize_dual(X, specs)
+
+
+class Layered(ReferenceBackend):
+    """Its GEMM reads scales from a layout, and keeps what it was given."""
+
+    name = "layered"
+
+    def _prepare(self, q, profile):
+        return (q.scales.copy(),) if profile is GemmProfile.ORDERED else ()
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        self.seen = a, b
+        if isinstance(b, PreparedArray):
+            b = replace(b, scales=b.layout[0])
+        return super()._scaled_gemm(a, b, profile, out_dtype)
+
+
+@pytest.mark.clause("conformance.dual", "conformance.protocol")
+def test_a_prepared_operand_is_read_by_who_prepared_it_and_by_all_others_as_codes():
+    layered, reference = Layered(), get_backend("reference")
+    a, b = quantize(X), quantize(X[:32], OperandSpec(prescale=True))
+    prepared = layered.prepare(b, profile="ordered")
+    assert isinstance(prepared, PreparedArray)
+    assert prepared == b
+    assert prepared.codes is b.codes
+    for profile in ("ordered", "exact"):
+        want = reference.scaled_gemm(a, b, profile=profile)
+        np.testing.assert_array_equal(layered.scaled_gemm(a, prepared, profile=profile), want)
+        assert isinstance(layered.seen[1], PreparedArray) == (profile == "ordered")
+        np.testing.assert_array_equal(reference.scaled_gemm(a, prepared, profile=profile), want)
+    prepared.layout[0][:] = 255  # whoever reads it now gives NaN
+    assert np.isnan(layered.scaled_gemm(a, prepared)).all()
+    assert not np.isnan(layered.scaled_gemm(a, prepared, profile="exact")).any()
+    assert not np.isnan(reference.scaled_gemm(a, prepared)).any()
+    namesake = PreparedArray.of(b, "another", "ordered", prepared.layout)
+    assert not np.isnan(layered.scaled_gemm(a, namesake)).any()
+    assert layered.prepare(b, profile="exact") is b
+    assert reference.prepare(b) is b
+
+
+@pytest.mark.clause("conformance.dual", "conformance.unsupported", evidence="known answer")
+def test_prepare_refuses_what_the_gemm_would():
+    with pytest.raises(UnsupportedError, match="gemm_profiles"):
+        narrow.prepare(quantize(X), profile="exact")
+    with pytest.raises(UnsupportedError, match="prescale"):
+        narrow.prepare(quantize(X, OperandSpec(prescale=True)))
+    with pytest.raises(ShapeError, match=r"two axes, got shape \(2, 32, 64\)"):
+        narrow.prepare(quantize(X.reshape(2, 32, 64)))
+
+
+@pytest.mark.clause("conformance.dual", "scale.nonfinite")
+def test_fused_operations_refuse_nan_where_the_policy_does():
+    class Fused(ReferenceBackend):
+        def _fake_quantize(self, x, plan, dtype):
+            return np.zeros(x.shape, dtype)
+
+    bad = X.copy()
+    bad[3, 3] = np.nan
+    spec = OperandSpec(nonfinite="raise")
+    with pytest.raises(NonfiniteError, match="1 blocks"):
+        Fused().fake_quantize(bad, spec)
+    with pytest.raises(NonfiniteError, match="1 blocks"):
+        Fused().quantize_dual(bad, (OperandSpec(), spec))
+    assert not Fused().fake_quantize(bad, OperandSpec()).any()
 
 
 @pytest.mark.clause("conformance.protocol", evidence="known answer")
@@ -254,7 +336,7 @@ SPEC = load_clauses().read_chapters(EXTENSION.parent.parent).clauses
 @pytest.mark.clause("conformance.public", evidence="known answer")
 def test_public_operations_have_the_signatures_of_the_specification():
     written = re.findall(r"^ +(\w+)(\(.*\))$", SPEC["conformance.public"].text, re.MULTILINE)
-    assert len(written) == 6
+    assert len(written) == 9
     for name, parameters in written:
         scope = {}
         exec(f"def f{parameters}: pass".replace("(", "(self, ", 1), scope)

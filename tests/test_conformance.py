@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -131,6 +132,31 @@ class Strided(ReferenceBackend):
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         return _spread(super()._scaled_gemm(a, b, profile, out_dtype))
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_fault_of_one_orientation_says_which_and_where():
+    failure = check(
+        BY_NAME["dual without padding"].make(), level="quick", clauses={"conformance.dual"}
+    ).failures[0]
+    assert re.fullmatch(
+        r"along axis 0: not what quantize gives in \d+ of \d+ blocks, the first in stored row \d+, block \d+",
+        failure.message,
+    )
+    assert "True" in failure.request["pads"]
+    assert failure.request["along axis 0"].startswith("scale_rule=floor, rounding=rne")
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_fault_of_a_layout_is_not_one_of_the_gemm():
+    report = check(BY_NAME["layout loses NaN"].make(), level="quick", ops=["gemm"])
+    assert report.failing == ("conformance.dual",)
+    assert "B prepared" in report.failures[0].check
+    # A GEMM that is wrong by itself is not blamed on the layout as well.
+    assert (
+        "conformance.dual"
+        not in check(BY_NAME["NaN rows dropped"].make(), level="quick", ops=["gemm"]).failing
+    )
 
 
 @pytest.mark.clause("conformance.protocol")
@@ -588,3 +614,35 @@ def test_a_backend_of_torch_tensors_is_asked_with_tensors():
     assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
     (strides,) = [c for c in report.clauses if c.clause == "quantize.strides"]
     assert strides.reasons == {"arrays: numpy": 3}
+
+
+class Narrow(ReferenceBackend):
+    """Gives wrong `bounded` products unless it is widened, and admits it or not."""
+
+    def __init__(self, honest):
+        self.honest, self.wide, self.flag = honest, False, False
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        out = super()._scaled_gemm(a, b, profile, out_dtype)
+        if profile is not GemmProfile.BOUNDED or self.wide:
+            return out
+        self.flag = self.honest
+        return np.where(np.isnan(out), out, 1).astype(out.dtype)
+
+    def range_exceeded(self):
+        found, self.flag = self.flag, False
+        return found
+
+    @contextmanager
+    def widened(self):
+        self.wide = True
+        yield
+        self.wide = False
+
+
+@pytest.mark.clause("gemm.bounded")
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_result_out_of_range_counts_only_if_the_backend_did_not_say_so(honest):
+    report = check(Narrow(honest), ops=["gemm"], clauses=["gemm.bounded"], level="quick")
+    assert report.total("passed") + report.total("failed") > 10
+    assert report.ok is honest

@@ -1,9 +1,11 @@
 """MXArray: what it refuses, how it looks, and that saving loses nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from mxref import MXArray, OperandSpec, Stream, quantize
+from mxref import MXArray, OperandSpec, PreparedArray, Stream, quantize
 from mxref.errors import FileFormatError, ShapeError
 
 
@@ -67,6 +69,23 @@ def test_equality_sees_every_part():
     scales[0, 0] += 1
     assert q != MXArray(q.codes, scales, q.shape, q.axis)
     assert q != "q"
+
+
+@pytest.mark.clause("conformance.dual", evidence="known answer")
+def test_a_layout_goes_with_the_array_that_it_was_made_of_and_no_other(tmp_path):
+    q = _array()
+    prepared = PreparedArray.of(q, "mine", "ordered", (np.arange(3),))
+    assert prepared == q
+    assert repr(prepared) == repr(q)
+    assert [len(prepared.layout_for(*who)) for who in (("mine", "ordered"), ("mine", "exact"), ("its", "ordered"))] == [
+        1, 0, 0,
+    ]  # fmt: skip
+    assert replace(prepared, scales=q.scales.copy()).layout_for("mine", "ordered") == ()
+    assert type(prepared.plain()) is MXArray
+    assert prepared.plain().codes is q.codes
+    prepared.save(tmp_path / "q.npz")
+    assert type(MXArray.load(tmp_path / "q.npz")) is MXArray
+    assert MXArray.load(tmp_path / "q.npz") == q
 
 
 def test_repr_is_short_and_readable():

@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 _OWN = {
     "explain": "mxref.cli.explain:explain",
     "backends": "mxref.cli.backends:backends",
+    "warm-up": "mxref.cli.warm_up:warm_up",
     "conform": "mxref.cli.conform:conform",
     "vectors": "mxref.cli.vectors:vectors",
 }

@@ -57,6 +57,7 @@ def _plain(found: list[Candidate], chosen: str, why: str) -> dict[str, Any]:
             "problem": c.problem,
         }
         if c.backend is not None:
+            row["details"] = c.backend.details()
             row["capabilities"] = {
                 f.name: declared(c.backend.capabilities, f.name) for f in fields(Capabilities)
             }
@@ -81,6 +82,9 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
         table.add_row(mark, Text(c.name, style="bold"), Text(c.source, style=QUIET), state)
     out.print(table)
     out.print(Text.assemble("\nchosen: ", (chosen, "bold"), f", {why}"))
+    for c in found:
+        if c.backend is not None and (details := c.backend.details()):
+            out.print(Text.assemble((c.name, "bold"), f" runs {details}"), soft_wrap=True)
     usable = [c for c in found if c.backend is not None]
     if not usable:
         return

@@ -13,7 +13,19 @@ from dataclasses import replace
 from functools import lru_cache
 
 from mxref.backend import Backend, Capabilities
-from mxref.conformance import decode, gemm, hadamard, inputs, layout, protocol, random, sweep, vectors
+from mxref.conformance import (
+    decode,
+    fused,
+    gemm,
+    hadamard,
+    inputs,
+    layout,
+    prepared,
+    protocol,
+    random,
+    sweep,
+    vectors,
+)
 from mxref.conformance.model import (
     CLAUSES,
     Check,
@@ -39,7 +51,7 @@ __all__ = ["CLAUSES", "ClauseResult", "Failure", "Level", "Op", "Report", "check
 def _all_checks(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]:
     families = (
         protocol.checks, inputs.checks, decode.checks, sweep.checks, random.checks, hadamard.checks, layout.checks,
-        gemm.checks, vectors.checks,
+        gemm.checks, vectors.checks, fused.checks, prepared.checks,
     )  # fmt: skip
     return (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
 

@@ -157,7 +157,7 @@ def _hostile(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, str, M
     for i in range(6 if full else 2):
         a, b = (_tailed(rng, rows, 32 * (3 + 5 * i), 160) for rows in (8, 9))
         yield "gemm.ordered", f"heavy tails {i}", a, b
-        a, b = (_adversarial(rng, rows, 4 + i) for rows in (6, 7))
+        a, b = (adversarial(rng, rows, 4 + i) for rows in (6, 7))
         yield "gemm.ordered", f"adversarial scales {i}", a, b
 
 
@@ -169,7 +169,8 @@ def _tailed(rng: np.random.Generator, rows: int, k: int, top: int) -> MXArray:
     return MXArray(codes, scales.astype(np.uint8), (rows, k), 1)
 
 
-def _adversarial(rng: np.random.Generator, rows: int, blocks: int) -> MXArray:
+def adversarial(rng: np.random.Generator, rows: int, blocks: int) -> MXArray:
+    """Return drawn codes under extreme scales, a twentieth of them NaN."""
     codes = rng.integers(0, 256, (rows, 16 * blocks), np.uint8)
     scales = rng.choice(_EDGES, (rows, blocks)).astype(np.uint8)
     scales[rng.random(scales.shape) < 0.05] = 255

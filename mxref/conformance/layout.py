@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,20 +77,28 @@ def combinations(plan: Plan, specs: tuple[OperandSpec, ...] = ()) -> Iterator[Ch
         yield quantize_check("quantize.order", f"drawn combination {i}", request)
 
 
-def _drawn(rng: np.random.Generator, caps: Capabilities, specs: tuple[OperandSpec, ...]) -> Request:
-    def one_of(choices: Any, declared: Any = None) -> Any:
-        values = [c for c in choices if declared is None or c in declared] or list(choices)
-        return values[int(rng.integers(len(values)))]
+def _one_of(rng: np.random.Generator, choices: Any, declared: Any = None) -> Any:
+    values = [c for c in choices if declared is None or c in declared] or list(choices)
+    return values[int(rng.integers(len(values)))]
 
+
+def drawn_spec(rng: np.random.Generator, caps: Capabilities) -> OperandSpec:
+    """Return a drawn treatment, of what is declared wherever anything is."""
+    one_of = partial(_one_of, rng)
     native = {Rounding.SR} if caps.native_sr else set()
     hadamard = one_of([0, 0, 0, *SIZES], {0, *caps.hadamard_sizes})
-    spec = OperandSpec(
+    return OperandSpec(
         scale_rule=one_of(ScaleRule, caps.scale_rules), rounding=one_of(Rounding, caps.roundings - native),
         sr_bits=one_of([16, 16, 1, 8, 17, 22], range(1, caps.max_sr_bits + 1)),
         block=one_of([BlockShape.ROW] * 3 + [BlockShape.TILE], caps.blocks), zero_scale=one_of([0, 127]),
         prescale=one_of([False, False, True], {False, caps.prescale}), hadamard=hadamard,
         signs=one_of(SignPolicy) if hadamard else SignPolicy.NONE,
     )  # fmt: skip
+
+
+def _drawn(rng: np.random.Generator, caps: Capabilities, specs: tuple[OperandSpec, ...]) -> Request:
+    one_of = partial(_one_of, rng)
+    spec = drawn_spec(rng, caps)
     spec = one_of(specs) if specs else spec
     tile = spec.block is BlockShape.TILE
     unit = max(32, spec.hadamard)

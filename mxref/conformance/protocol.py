@@ -1,4 +1,4 @@
-"""Checks of the protocol itself: what is declared is meant, what is not is refused; fused operations."""
+"""Checks of the protocol itself: what is declared is meant, what is not is refused."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 
 from mxref.backend import Capabilities
-from mxref.conformance.crafted import any_bits, tame
-from mxref.conformance.decode import differs, drawn_array, given
+from mxref.conformance.crafted import any_bits
+from mxref.conformance.decode import DTYPES, drawn_array, given
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast, declares
-from mxref.conformance.request import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import DtypeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.gemm import OUT_DTYPES
-from mxref.hadamard import SIZES, SignPolicy
+from mxref.hadamard import SIZES
 from mxref.philox import Stream
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile
 from mxref.rounding import MAX_SR_BITS, Rounding
 from mxref.scale import ScaleRule
 
 STREAM = Stream(8, step=1, layer=3, operand=4)
-DECODED = ("float64", "float32", "bfloat16")
 MEMBERS: dict[str, tuple[Any, ...]] = {
     "scale_rules": tuple(ScaleRule), "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
-    "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DECODED,
+    "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DTYPES,
     "gemm_profiles": tuple(GemmProfile), "gemm_dtypes": OUT_DTYPES,
 }  # fmt: skip
 """Everything that a set of the capabilities can hold."""
@@ -41,12 +39,6 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield Check("conformance.unsupported", title, op, (), _refusal(plan, name, op, value))
     for name in ("float64", "int32"):
         yield _refused_type(plan, name)
-    rng = np.random.default_rng(plan.seed)
-    for i, (first, second) in enumerate(_pairs(plan)):
-        yield _dual(plan, f"treatments {i}", (first, second), rng)
-    for i, (spec, _) in enumerate(_pairs(plan)):
-        for dtype in DECODED:
-            yield _fake(plan, f"treatment {i}, {dtype}", spec, dtype, rng)
 
 
 def _capabilities(subject: Subject) -> Verdict:
@@ -165,76 +157,3 @@ def _refused_type(plan: Plan, name: str) -> Check:
         return Verdict(1, Failure("conventions.inputs", f"{name} refused", message))
 
     return Check("conventions.inputs", f"{name} refused", Op.QUANTIZE, (), run)
-
-
-def _pairs(plan: Plan) -> Iterator[tuple[OperandSpec, OperandSpec]]:
-    """Yield pairs of treatments, plain first: those of a row and of a column."""
-    base = plan.base
-    yield base, base
-    yield base, replace(base, zero_scale=127)
-    yield replace(base, scale_rule=ScaleRule.EVEN), replace(base, scale_rule=ScaleRule.RCEIL)
-    yield replace(base, rounding=Rounding.SR), replace(base, rounding=Rounding.SR)
-    yield base, replace(base, hadamard=32, signs=SignPolicy.PER_STEP)
-    yield replace(base, hadamard=16), replace(base, hadamard=16, prescale=True)
-    yield replace(base, block=BlockShape.TILE), replace(base, block=BlockShape.TILE)
-
-
-def _spec_needs(plan: Plan, *specs: OperandSpec) -> tuple[tuple[str, Any], ...]:
-    x = plan.cast(np.zeros((1,), np.float32))
-    return tuple(need for spec in specs for need in Request(x, spec).needs)
-
-
-def _dual(plan: Plan, title: str, specs: tuple[OperandSpec, OperandSpec], rng: np.random.Generator) -> Check:
-    x = plan.cast(rng.standard_normal((64, 96)))
-    x[:32, :32] = 0
-    x[40, 50] = np.nan
-    rngs = (STREAM, replace(STREAM, operand=5))
-
-    def run(subject: Subject) -> Verdict:
-        compared = 0
-        placements: tuple[dict[str, Any], ...] = ({}, {"origin": (64, 0), "global_shape": (192, 96)})
-        for where in placements:
-            pair = subject.backend.quantize_dual(subject.give(x.copy()), specs, rngs=rngs, **where)
-            for q, spec, stream, axis in zip(pair, specs, rngs, (1, 0), strict=True):
-                alone = subject.backend.quantize(subject.give(x.copy()), spec, axis=axis, rng=stream, **where)
-                got, want = (as_numpy(subject, each) for each in (q, alone))
-                wrong, count = all_of_it(Blocks.of(got), Blocks.of(want))
-                compared += count
-                if wrong.any() or got != want:
-                    message = (
-                        f"not what quantize gives along axis {axis} in {int(wrong.sum())} of {count} blocks"
-                    )
-                    return Verdict(
-                        compared, Failure("conformance.dual", title, message, {"specs": str(specs)})
-                    )
-        return Verdict(compared)
-
-    return Check(
-        "conformance.dual", f"quantize_dual, {title}", Op.QUANTIZE, _spec_needs(plan, *specs), run, specs[0]
-    )
-
-
-def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.Generator) -> Check:
-    x = plan.cast(tame(rng, (64, 64)) * rng.standard_normal((64, 64)))
-    x[3, 5] = np.inf
-    needs = (*_spec_needs(plan, spec), ("dequantize_dtypes", dtype))
-
-    def run(subject: Subject) -> Verdict:
-        compared = 0
-        for axis in (-1, 0):
-            arguments: dict[str, Any] = {"axis": axis, "rng": STREAM}
-            fake = subject.backend.fake_quantize(subject.give(x.copy()), spec, dtype=dtype, **arguments)
-            q = subject.backend.quantize(subject.give(x.copy()), spec, **arguments)
-            got, want = subject.take(fake), subject.take(subject.backend.dequantize(q, dtype))
-            compared += want.size
-            same = got.shape == want.shape and got.dtype == want.dtype
-            wrong = differs(got, want) if same else np.ones(want.shape, np.bool_)
-            if wrong.any():
-                message = f"fake_quantize differs from dequantize(quantize) in {int(wrong.sum())} of {want.size} values"
-                return Verdict(
-                    compared,
-                    Failure("conformance.dual", title, message, {"spec": str(spec), "axis": str(axis)}),
-                )
-        return Verdict(compared)
-
-    return Check("conformance.dual", f"fake_quantize, {title}", Op.QUANTIZE, needs, run, spec)

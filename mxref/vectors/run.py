@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend
+from mxref.backend import Backend, within_range
 from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
 from mxref.formats import E8M0, MXFP4
 from mxref.gemm import bounded_tolerance
@@ -216,7 +216,8 @@ def _gemm(record: Record, backend: Backend) -> dict[str, str]:
             raise UnsupportedError(
                 f"backend {backend.name!r} declares bounded_max_scale = {declared}, the record has {largest}"
             )
-    c = backend.scaled_gemm(_on(backend, a), _on(backend, b), profile=profile, out_dtype=record.inputs["out"])
+    left, right, out = _on(backend, a), _on(backend, b), record.inputs["out"]
+    c = within_range(backend, lambda: backend.scaled_gemm(left, right, profile=profile, out_dtype=out))
     return {"c": words_text(float_words(backend.to_numpy(c)))}
 
 

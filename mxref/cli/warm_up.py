@@ -1,0 +1,59 @@
+"""`mxref warm-up`: every kernel of a backend compiled ahead, so that no run waits for a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import click
+
+from mxref.discovery import choose, get_backend
+
+
+@click.command("warm-up")
+@click.option(
+    "--backend",
+    "name",
+    metavar="NAME",
+    help="A name, module:object or path/to/file.py:object; default as elsewhere.",
+)
+def warm_up(name: str | None) -> None:
+    """Compile every kernel of a backend ahead of its first use.
+
+    What is compiled is kept on disk and found by every later process, until the sources, the compiler or the
+    CPU change; `mxref backends` says where. A backend that compiles nothing says so.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from mxref.cli.style import BOX, HEAD, console
+
+    chosen, why = choose(name)
+    backend = get_backend(chosen)
+    click.echo(f"backend {backend.name}, {why}")
+    seconds = dict(_watched(backend.warm_up()))
+    if not seconds:
+        click.echo("it compiles nothing, so there is nothing to warm up")
+        return
+    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False)
+    table.add_column("operation")
+    table.add_column("seconds", justify="right")
+    for operation, taken in seconds.items():
+        table.add_row(Text(operation, style="bold"), f"{taken:.2f}")
+    out = console()
+    out.print(table)
+    out.print(f"\nready after {sum(seconds.values()):.1f} s: {backend.details()}", soft_wrap=True)
+
+
+def _watched(ready: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    """Yield what gets ready, and show on a terminal how long it has been going on and what came last."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+        task = progress.add_task("compiling")
+        for operation, seconds in ready:
+            progress.update(task, description=f"compiling; {operation} is ready")
+            yield operation, seconds
