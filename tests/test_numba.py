@@ -505,7 +505,7 @@ def test_inputs_are_not_copied(name: str) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < q.codes.nbytes + q.scales.nbytes + x.nbytes // 8
+    assert peak < q.codes.nbytes + q.scales.nbytes + x.nbytes // 4  # panels, whatever the size
 
 
 @pytest.mark.clause("conformance.unsupported", evidence="known answer")

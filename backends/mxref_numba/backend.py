@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,18 @@ from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
+from mxref_numba.compiled import running
 from mxref_numba.dequantize import dequantize
-from mxref_numba.gemm import MAX_BOUNDED_SCALE, scaled_gemm
+from mxref_numba.gemm import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.hadamard import hadamard
 from mxref_numba.path import KernelPath, choose
 from mxref_numba.quantize import quantize_planned
+from mxref_numba.vector.dequantize import dequantize as dequantize_vector
+from mxref_numba.vector.hadamard import hadamard as hadamard_vector
+from mxref_numba.vector.quantize import Quantized
+from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
+from mxref_numba.vector.quantize import quantize_planned as quantize_vector
+from mxref_numba.warmup import warm_up
 
 
 class NumbaBackend(Backend):
@@ -39,17 +47,41 @@ class NumbaBackend(Backend):
         if path == KernelPath.PORTABLE:
             self.name = "numba-portable"
 
+    def details(self) -> str:
+        """Return the kernels that run, how many threads they take, and where compiled ones are kept."""
+        return f"{self.path} kernels, {running()}"
+
+    def warm_up(self) -> Iterator[tuple[str, float]]:
+        """Compile every kernel, or find it in the cache, by running every declared variant on small arrays."""
+        return warm_up(self)
+
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        if self.path is KernelPath.AVX512:
+            return quantize_vector(x, plan)
         return quantize_planned(x, plan)
 
+    def _quantize_dual(
+        self, x: NDArray[Any], row: QuantPlan, column: QuantPlan
+    ) -> tuple[Quantized, Quantized]:
+        if self.path is KernelPath.AVX512:
+            return quantize_dual_vector(x, row, column)
+        return super()._quantize_dual(x, row, column)
+
     def _dequantize(self, q: MXArray, dtype: str) -> NDArray[Any]:
+        if self.path is KernelPath.AVX512:
+            return dequantize_vector(q, dtype)
         return dequantize(q, dtype)
 
     def _hadamard(self, x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
+        if self.path is KernelPath.AVX512:
+            return hadamard_vector(x, rotation, axis)
         return hadamard(x, rotation, axis)
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> NDArray[Any]:
-        return scaled_gemm(a, b, profile, out_dtype)
+        return scaled_gemm(a, b, profile, out_dtype, self.path)
+
+    def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[NDArray[Any], ...]:
+        return prepare(q, profile, self.path)
 
 
 backend = NumbaBackend()

@@ -9,6 +9,8 @@ Where the files lie is still Numba's decision: NUMBA_CACHE_DIR, the package's ow
 user's cache folder where the package cannot be written.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import hashlib
@@ -17,9 +19,10 @@ import pickle
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +31,29 @@ import numba
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.serialize import dumps
 
-_PACKAGES = ("mxref_numba", "mxref")
+CONSTANTS_FROM = ("formats", "hadamard", "philox", "rounding", "scale")
+"""Modules of `mxref` whose constants kernels freeze when they are compiled."""
+
 _DIGEST = hashlib.sha256().digest_size
 _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
 
 
 @cache
 def source_stamp() -> str:
-    """Return a digest of every module of this package and of `mxref` itself, as they were at the first call."""
+    """Return a digest of every module that can shape a kernel, as they were at the first call."""
     digest = hashlib.sha256()
-    for package in _PACKAGES:
-        for file in sorted(resources.files(package).iterdir(), key=lambda f: f.name):
-            if file.name.endswith(".py"):
-                digest.update(f"{package}/{file.name}\0".encode())
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    specification = [resources.files("mxref") / f"{name}.py" for name in CONSTANTS_FROM]
+    for file in [*_modules(resources.files("mxref_numba")), *specification]:
+        digest.update(hashlib.sha256(f"{file.name}\0".encode() + file.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def _modules(folder: Traversable) -> Iterator[Traversable]:
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".py"):
+            yield file
+        elif file.is_dir() and file.name.isidentifier() and file.name != "__pycache__":
+            yield from _modules(file)
 
 
 class _KernelFiles:
@@ -104,7 +115,7 @@ class KernelCache(FunctionCache):
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file = _KernelFiles(Path(self.cache_path), self._impl.filename_base)
+        self._cache_file: Any = _KernelFiles(Path(self.cache_path), self._impl.filename_base)
 
 
 def kernel_cache(function: Any) -> Any:
@@ -112,14 +123,16 @@ def kernel_cache(function: Any) -> Any:
     try:
         return KernelCache(function)
     except RuntimeError as err:
-        _warn_uncached(str(err).partition(" for file ")[0])
+        if "no locator available" not in str(err):
+            raise
+        _warn_uncached()
         return NullCache()
 
 
 @cache
-def _warn_uncached(reason: str) -> None:
+def _warn_uncached() -> None:
     warnings.warn(
-        f"Numba can keep no compiled kernel ({reason}), so every process compiles its own, for many seconds: "
+        "Numba finds no folder to keep compiled kernels in, so every process compiles its own, for many seconds: "
         "set NUMBA_CACHE_DIR to a folder that can be written",
         RuntimeWarning,
         stacklevel=2,

@@ -1,10 +1,15 @@
-"""How every kernel here is compiled.
+"""How every kernel here is compiled, kept on disk, and run on threads.
 
 No `fastmath`: float32 operations happen one by one, in the written order, and are not contracted.
-`gemm.py` alone says otherwise, where all products and sums are exact and contraction changes nothing.
+`gemm_portable.py` alone says otherwise, where all products and sums are exact and contraction changes nothing.
 
 Indices of inner loops are unsigned: a signed one that is not known to be positive may count from the end
 of the axis, and that test keeps a loop from being vectorised.
+
+Threads are Numba's, of the first layer that is there of tbb, omp and workqueue. On Linux that is omp: calls
+from several Python threads are safe, and PyTorch works on the same OpenMP pool, so the two never compete.
+Its price is that a forked process cannot use the pool, and is told so; workqueue has no such limit but
+aborts on concurrent calls, so these wait for each other.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -12,22 +17,77 @@ of the axis, and that test keeps a loop from being vectorised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+import os
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
+from numba import threading_layer  # type: ignore[attr-defined]
 
-kernel: Any = partial(numba.njit, cache=True, nogil=True, error_model="numpy")
-"""Decorator of functions that are called from kernels."""
+from mxref.errors import BackendError
+from mxref_numba.cache import kernel_cache
 
-parallel_kernel: Any = partial(numba.njit, cache=True, nogil=True, error_model="numpy", parallel=True)
-"""Decorator of entry points: thin, since parallel functions take long to compile."""
+KERNELS: list[Any] = []
+"""Every kernel of the package that is imported, in order."""
 
 _GRAIN = 1 << 15
 """Elements that are worth waking another thread."""
+
+
+def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        dispatcher._cache = kernel_cache(function)  # what cache=True does, with Numba's own class of cache
+        KERNELS.append(dispatcher)
+        return dispatcher
+
+    return decorate
+
+
+def kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Compile a function that is called from kernels; `options` are those of `numba.njit`."""
+    return _compiled(**options)(function) if function else _compiled(**options)
+
+
+def parallel_kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Compile an entry point, to be called within `team`: thin, since parallel functions take long to compile."""
+    return kernel(function, parallel=True, **options)
+
+
+class _Pool:
+    """What this process knows of the threads it shares."""
+
+    inherited = False
+    """Whether the process was forked from one whose OpenMP threads, which it does not have, were running."""
+    turns = threading.RLock()
+    """Held by the one caller at a time that the layer workqueue can serve."""
+
+
+def _after_fork() -> None:
+    _Pool.inherited = _Pool.inherited or started_layer() == "omp" or "torch" in sys.modules
+    _Pool.turns = threading.RLock()
+
+
+if sys.platform == "linux":  # only GNU OpenMP cannot be used behind a fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def started_layer() -> str:
+    """Return Numba's threading layer, or nothing while no parallel kernel has run."""
+    try:
+        return str(threading_layer())
+    except ValueError:
+        return ""
+
+
+def running() -> str:
+    """Return on what the kernels run, for people: threads and their layer, and the folder of compiled code."""
+    threads = numba.get_num_threads()
+    folder = KERNELS[0]._cache.cache_path or "kept nowhere, since no folder can be written"
+    return f"{threads} thread{'s'[: threads != 1]} ({threading_layer()}), compiled code in {folder}"
 
 
 def worker_count(elements: int) -> int:
@@ -35,15 +95,42 @@ def worker_count(elements: int) -> int:
     return max(1, min(numba.get_num_threads(), elements // _GRAIN))
 
 
-@contextmanager
-def team(elements: int) -> Iterator[int]:
-    """Give the number of shares, and run parallel kernels on no more threads than that within the context."""
-    workers, threads = worker_count(elements), numba.get_num_threads()
-    numba.set_num_threads(min(workers, threads))
-    try:
-        yield workers
-    finally:
-        numba.set_num_threads(threads)
+class _Team:
+    """A class and not a generator, since entering one costs less and small arrays are many."""
+
+    __slots__ = ("_alone", "_threads", "_workers")
+
+    def __init__(self, elements: int) -> None:
+        self._threads = numba.get_num_threads()
+        self._workers = worker_count(elements)
+        layer = threading_layer()
+        self._alone = layer == "workqueue"
+        if _Pool.inherited and layer == "omp":
+            raise BackendError(
+                "backend 'numba' cannot run in a process forked after OpenMP threads had started (by Numba or "
+                "PyTorch): start workers with multiprocessing.get_context('spawn'), or set "
+                "NUMBA_THREADING_LAYER=workqueue"
+            )
+
+    def __enter__(self) -> int:
+        if self._alone:
+            _Pool.turns.acquire()
+        numba.set_num_threads(min(self._workers, self._threads))
+        return self._workers
+
+    def __exit__(self, *_: object) -> None:
+        numba.set_num_threads(self._threads)
+        if self._alone:
+            _Pool.turns.release()
+
+
+def team(elements: int) -> _Team:
+    """Return a context that gives the number of shares, and runs parallel kernels on no more threads than that.
+
+    Raises:
+        BackendError: in a process that was forked from one that used OpenMP, where the kernel would kill it.
+    """
+    return _Team(elements)
 
 
 @kernel

@@ -53,11 +53,12 @@ def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
         x: float32, bfloat16 or float16, any shape and strides; the caller keeps it.
         axis: not negative.
     """
-    moved = np.moveaxis(x, axis, -1)
-    if moved.size == 0:
+    if x.size == 0:
         return
-    shape, strides = moved.shape, moved.strides
-    rows, step, leading = 1, 0, moved.ndim - 1
+    shape, strides = (
+        (*of_axes[:axis], *of_axes[axis + 1 :], of_axes[axis]) for of_axes in (x.shape, x.strides)
+    )
+    rows, step, leading = 1, 0, x.ndim - 1
     while leading > 0:
         length, stride = shape[leading - 1], strides[leading - 1]
         if length > 1:
@@ -66,13 +67,15 @@ def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
             step = step if rows > 1 else stride
             rows *= length
         leading -= 1
-    address, kind = moved.__array_interface__["data"][0], _KINDS[dtype_name(x)]
+    address, kind = x.__array_interface__["data"][0], _KINDS[dtype_name(x)]
     for i, index in enumerate(np.ndindex(shape[:leading])):
         start = address + sum(j * stride for j, stride in zip(index, strides, strict=False))
         yield Matrix(i * rows, rows, (start, step, strides[-1], shape[-1], kind))
 
 
-def _pointer_to(element: types.Type) -> Any:
+def pointer_to(element: types.Type) -> Any:
+    """Return the kernel function from an address, int64, to a pointer to elements of a type."""
+
     @intrinsic
     def pointer(typingctx, address):
         def generate(context, builder, signature, arguments):
@@ -83,8 +86,8 @@ def _pointer_to(element: types.Type) -> Any:
     return pointer
 
 
-_words_at = _pointer_to(types.uint32)
-_halves_at = _pointer_to(types.uint16)
+_words_at = pointer_to(types.uint32)
+_halves_at = pointer_to(types.uint16)
 
 
 @kernel

@@ -19,13 +19,10 @@ from mxref_numba.compiled import kernel, parallel_kernel, share, team
 from mxref_numba.hadamard import panel_signs, transform_row
 from mxref_numba.panels import HEIGHT, WIDTH, load_panel, matrices
 from mxref_numba.philox import random_integers, stream_key
-from mxref_numba.rounding import FRACTION_BITS, round_by, round_even
+from mxref_numba.rounding import CONSTANTS, FRACTION_BITS, round_by, round_even
 from mxref_numba.scale import BUMP_ABOVE, INFINITY, NAN_CODE, block_amax, inverse_scale, scale_code
 
 _BLOCKS = WIDTH // MXFP4.k
-
-_CONSTANT = {Rounding.RTZ: 0, Rounding.RNA: 1 << (FRACTION_BITS - 1)}
-"""The random integer that makes SR with all its bits the rounding mode."""
 
 
 @kernel
@@ -150,7 +147,7 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
         random_bits = spec.sr_bits
     policy = np.array([BUMP_ABOVE[spec.scale_rule], spec.zero_scale, random_bits], np.int64)
     global_rows = plan.global_rows() if plan.stream else np.empty(0, np.int64)
-    prescale, constant = np.float32(0.75 if spec.prescale else 1.0), _CONSTANT.get(spec.rounding, 0)
+    prescale, constant = np.float32(0.75 if spec.prescale else 1.0), CONSTANTS.get(spec.rounding, 0)
     n = plan.rotation.n if plan.rotation else 0
     signs, norm = panel_signs(plan.rotation), norm_factor(n) if n else np.float32(1.0)
     key = stream_key(plan.stream)

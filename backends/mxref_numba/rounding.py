@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from mxref.rounding import Rounding
 from mxref_numba.compiled import bits_of, kernel
 
 FRACTION_BITS = 22
+
+CONSTANTS = {Rounding.RTZ: 0, Rounding.RNA: 1 << (FRACTION_BITS - 1)}
+"""The random integer that makes SR with all its bits the rounding mode."""
 
 _ROUNDER = np.float32(1.5 * 2**23)
 _ROUNDER_BITS = np.int32(0x4B400000)

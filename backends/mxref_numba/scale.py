@@ -12,6 +12,7 @@ from mxref_numba.compiled import float_of, kernel
 BUMP_ABOVE = {"floor": 0x7FFFFF, "ceil": 0, "rceil": 0x400000, "even": 0x5FFFFF}
 """The exponent is one more than FLOOR's when the mantissa of amax exceeds this bound."""
 
+MANTISSA = 0x7FFFFF
 MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITY = np.int32(0x7F800000)
 NAN_CODE = np.uint8(255)

@@ -1,0 +1,261 @@
+"""The inner step of quantization: 128 consecutive elements to four scale codes and 64 bytes of element codes.
+
+Four blocks go together because then every part fits one vector of 512 bits: their amax and scales
+(four lanes each, which is also where their 16 bytes end up), and their packed codes.
+
+A step has two halves, *scales* and *codes*, and scales run one step ahead. Each half waits for itself, first on
+a chain of shuffles, then on a chain of roundings; side by side they keep the CPU busy, at the price of reading
+elements twice, the second time from the first-level cache. Between the halves, factors and what is finite wait
+on the stack.
+"""
+
+# Emitters work on IR values, which llvmlite does not annotate.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from mxref_numba.compiled import kernel
+from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, read_job
+from mxref_numba.vector.lanes import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    Lanes,
+    broadcast,
+    constant,
+    load,
+    prefetch,
+    splat,
+    vector_code,
+)
+from mxref_numba.vector.native import Native, numbers_at
+from mxref_numba.vector.philox import random_vectors
+from mxref_numba.vector.rounding import TOP_VALUE, round_by, round_even
+from mxref_numba.vector.scale import MAGNITUDE, largest, scale_codes, store_codes
+
+STEP = 128
+"""Elements of a step."""
+
+_AHEAD = 2048
+"""Bytes from a step to the elements that it asks for meanwhile."""
+
+_VECTORS = range(STEP // 16)
+_HALF = 128
+"""Bytes between the halves of a step: its factors, and all ones in the lanes of finite blocks."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """How elements of a type come and go; a block's are two neighbouring vectors of 16."""
+
+    bits: Callable[[ir.IRBuilder, Any], list[Lanes]]
+    """Load 128 elements as the bits of float32."""
+    pack: Callable[[list[Lanes]], Lanes]
+    """Make 64 bytes, in order, from such vectors of four bits."""
+    size: int
+    """Bytes of 128 elements."""
+
+
+def _float32_bits(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
+    return [load(builder, I32, 16, source, 64 * j) for j in _VECTORS]
+
+
+def _bfloat16_bits(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
+    # A word is an even element and its odd neighbour: two vectors without a conversion.
+    words = [load(builder, I32, 16, source, 64 * block) for block in range(4)]
+    return [half for word in words for half in (word << 16, word & 0xFFFF0000)]
+
+
+def _pack_consecutive(nibbles: list[Lanes]) -> Lanes:
+    """Pack eight vectors of 16 consecutive elements."""
+    # Instructions narrow two vectors within quarters: a quarter gets four elements of each of four vectors.
+    bytes_ = [
+        a.narrowed(b, I16).narrowed(c.narrowed(d, I16), I8) for a, b, c, d in (nibbles[:4], nibbles[4:])
+    ]
+    low, high = (b.pairs_summed((1, 16)) for b in bytes_)
+    words = low.narrowed(high, I8).cast(I16)
+    return words.pick([8 * quarter + j for j in _VECTORS for quarter in range(4)])
+
+
+def _pack_alternating(nibbles: list[Lanes]) -> Lanes:
+    """Pack the even and the odd elements of four blocks: a lane holds a pair of each block, in four bytes."""
+    pairs = nibbles[0]
+    for j, nibble in enumerate(nibbles[1:], 1):
+        pairs = pairs | (nibble << 4 * j)
+    return pairs.cast(I8).pick([4 * pair + block for block in range(4) for pair in range(16)])
+
+
+_FLOAT32 = _Source(_float32_bits, _pack_consecutive, 4 * STEP)
+_BFLOAT16 = _Source(_bfloat16_bits, _pack_alternating, 2 * STEP)
+
+_POLICY = (types.int32, types.int32, types.float32)
+
+
+def _scales(kind: _Source) -> Any:
+    """Return code for the first half: addresses of source, amax floor (int32 [16]), scale codes (4), and a half."""
+
+    @vector_code(*(types.int64,) * 4, *_POLICY)
+    def scales(builder, source, floor, codes, half, round_up, zero_scale, prescale):
+        for line in range(0, kind.size, 64):  # SR is too slow to keep the CPU's own prefetcher going
+            prefetch(builder, builder.add(source, ir.Constant(I64, _AHEAD + line)))
+        magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
+        amax = largest(magnitudes).call("umax", load(builder, I32, 16, floor))
+        stored, inverse, finite = scale_codes(amax, round_up, zero_scale)
+        store_codes(stored, codes)
+        # 0.75 * 2^-e is exact, so that one rounding gives fl32(0.75 * (|x| * 2^-e)).
+        (inverse * splat(builder, prescale, 16)).store(half)
+        ones = finite.choose(constant(builder, I32, [-1] * 16), constant(builder, I32, [0] * 16))
+        ones.store(builder.add(half, ir.Constant(I64, 64)))
+
+    return scales
+
+
+def _codes(kind: _Source, rounded: Callable[..., list[Lanes]], flipped: int = 0) -> Any:
+    """Return code for the second half: addresses of source, the half and packed codes (64 bytes), and for SR.
+
+    `rounded` gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer;
+    `flipped` are bits that it leaves flipped.
+    """
+
+    @vector_code(*(types.int64,) * 5, types.int32)
+    def codes(builder, source, half, packed, group, key, integer):
+        bits = kind.bits(builder, source)
+        factors = [broadcast(builder, F32, 16, half, 16 * block) for block in range(4)]
+        scaled = [(x.cast(F32) * factors[j // 2]).at_most(TOP_VALUE) for j, x in enumerate(bits)]
+        magnitudes = rounded(builder, scaled, group, key, integer)
+        nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
+        finite = load(builder, I32, 16, half, 64)
+        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & finite).store(packed)
+
+    return codes
+
+
+def _rounded_even(builder: Any, scaled: list[Lanes], *_: Any) -> list[Lanes]:
+    return [round_even(v) for v in scaled]
+
+
+def _rounded_by_constant(
+    builder: Any, scaled: list[Lanes], group: Any, key: Any, integer: Any
+) -> list[Lanes]:
+    same = splat(builder, integer, 16)
+    return [round_by(v, same) for v in scaled]
+
+
+def _rounded_randomly(per_call: int) -> Callable[..., list[Lanes]]:
+    def rounded(builder, scaled, group, key, integer):
+        random = random_vectors(builder, group, key, integer, STEP, per_call)
+        return [round_by(v, r) for v, r in zip(scaled, random, strict=True)]
+
+    return rounded
+
+
+_scales_float32, _scales_bfloat16 = _scales(_FLOAT32), _scales(_BFLOAT16)
+_even_float32, _even_bfloat16 = (_codes(kind, _rounded_even, flipped=4) for kind in (_FLOAT32, _BFLOAT16))
+_by_constant = _codes(_FLOAT32, _rounded_by_constant)
+_random_16, _random_32 = (_codes(_FLOAT32, _rounded_randomly(per_call)) for per_call in (8, 4))
+
+
+def _on_stack(typingctx):
+    """Return the address of two halves of a step on the stack, on a cache line."""
+
+    def generate(context, builder, *_):
+        room = cgutils.alloca_once(builder, ir.ArrayType(I8, 2 * _HALF))
+        room.align = 64
+        return builder.ptrtoint(room, I64)
+
+    return types.int64(), generate
+
+
+_halves: Any = intrinsic(_on_stack)
+
+
+def _steps(kind: _Source, groups: int, scales: Any, codes: Any) -> Any:
+    """Return a kernel that encodes the steps of a row, of which there is one at least."""
+    size = kind.size
+
+    @kernel(inline="always")
+    def encode(source, steps, floor, floor_step, packed, stored, group, policy, key, integer, room):
+        round_up, zero_scale, prescale = policy
+        scales(source, floor, stored, room, round_up, zero_scale, prescale)
+        for i in range(1, steps):
+            scales(
+                source + size * i, floor + floor_step * i, stored + 4 * i, room + _HALF * (i & 1),
+                round_up, zero_scale, prescale,
+            )  # fmt: skip
+            last = i - 1
+            codes(
+                source + size * last, room + _HALF * (last & 1), packed + 64 * last,
+                group + groups * last, key, integer,
+            )  # fmt: skip
+        last = steps - 1
+        codes(
+            source + size * last, room + _HALF * (last & 1), packed + 64 * last,
+            group + groups * last, key, integer,
+        )  # fmt: skip
+
+    return encode
+
+
+_row_even = _steps(_FLOAT32, 0, _scales_float32, _even_float32)
+_row_even_bfloat16 = _steps(_BFLOAT16, 0, _scales_bfloat16, _even_bfloat16)
+_row_by_constant = _steps(_FLOAT32, 0, _scales_float32, _by_constant)
+_row_random_16 = _steps(_FLOAT32, STEP // 8, _scales_float32, _random_16)
+_row_random_32 = _steps(_FLOAT32, STEP // 4, _scales_float32, _random_32)
+
+
+@vector_code(types.int64, types.int64)
+def _raise_amax(builder, source, floor):
+    top = largest([x & MAGNITUDE for x in _FLOAT32.bits(builder, source)])
+    top.call("umax", load(builder, I32, 16, floor)).store(floor)
+
+
+@Native
+def encode_rows(
+    source, source_step, half, rows, steps,
+    floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+):  # fmt: skip
+    """Encode `steps` times 128 elements of each row: float32, or bfloat16 if `half`, under RNE.
+
+    A name and its step are the address of the first row's elements, codes or scales, and the bytes to the next;
+    for `group`, the random group of the first element and the groups to the next row; for `floor`, int32 [16],
+    which raise the amax of a step's blocks, and the bytes to those of the next step.
+    """
+    round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
+    policy, room = (round_up, zero_scale, prescale), _halves()
+    for r in range(rows if steps else 0):
+        x, p, s, g = (
+            source + source_step * r,
+            packed + packed_step * r,
+            scales + scales_step * r,
+            group + group_step * r,
+        )
+        if rounding == EVEN and half:
+            _row_even_bfloat16(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
+        elif rounding == EVEN:
+            _row_even(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
+        elif rounding == CONSTANT:
+            _row_by_constant(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
+        elif rounding == RANDOM_16:
+            _row_random_16(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
+        else:
+            _row_random_32(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
+
+
+@Native
+def tile_amax(panel, height, width, pitch, floor):
+    """Set the amax floors of a panel's steps to the amax of whole tiles; rows are `pitch` bytes apart."""
+    carray(numbers_at(floor), (16,))[:] = 0
+    for r in range(height):
+        for i in range(-(-width // STEP)):
+            _raise_amax(panel + pitch * r + 4 * STEP * i, floor + 64 * i)

@@ -1,0 +1,152 @@
+"""The Hadamard transform of runs: sizes up to 16 inside vectors, the stages beyond between vectors.
+
+At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, where h is set in i, y[i ^ h] - y[i]: a
+shuffle and a fused multiply-add by +1 or -1, whose product is exact, so that it rounds as the sum does.
+"""
+
+# Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numpy.typing import NDArray
+
+from mxref.hadamard import Rotation
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import share
+from mxref_numba.panels import BFLOAT16, FLOAT32, matrices
+from mxref_numba.vector.jobs import (
+    PANEL,
+    PANEL_BYTES,
+    STAGED,
+    address_of,
+    flow_of,
+    panel_pitch,
+    read_job,
+    transform_of,
+    unit_of,
+)
+from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, splat, vector_code
+from mxref_numba.vector.native import Native, call_5, call_7, copy_bytes, numbers_at, run_native
+from mxref_numba.vector.sources import Source, bfloat16, float16, float32
+from mxref_numba.vector.turn import fill_panel
+
+_HEADER = 3
+_INSIDE = (1, 2, 4, 8, 16)
+
+
+def _inside(y: Lanes, n: int) -> Lanes:
+    h = 1
+    while h < n:
+        signs = constant(y.builder, F32, [-1.0 if lane & h else 1.0 for lane in range(16)])
+        y = y.call("fma", signs, y.pick([lane ^ h for lane in range(16)]))
+        h *= 2
+    return y
+
+
+def _stage(source: Source) -> Any:
+    @vector_code(types.int64, types.int64, types.int64, types.int64, types.float32)
+    def stage(builder, address, target, n, signs, factor):
+        d = load(builder, F32, 16, signs)
+        x = source(builder, address).cast(F32)
+        for size in _INSIDE:
+            with builder.if_then(builder.icmp_signed("==", n, ir.Constant(I64, size))):
+                y = x if size == 1 else _inside(x * d, size) * splat(builder, factor, 16)
+                y.store(target)
+
+    return stage
+
+
+_stage_float32, _stage_bfloat16, _stage_float16 = map(_stage, (float32, bfloat16, float16))
+
+
+@vector_code(types.int64, types.int64, types.float32)
+def _across(builder, first, second, factor):
+    s, t = (load(builder, F32, 16, address) for address in (first, second))
+    norm = splat(builder, factor, 16)
+    ((s + t) * norm).store(first)
+    ((s - t) * norm).store(second)
+
+
+@Native
+def stage_row(address, kind, target, count, job):
+    """Store a run of `count` elements, a multiple of 16 and of n, in float32, transformed by the job's rotation."""
+    n, signs, norm = read_job(job)[3]
+    inside = min(n, 16)
+    factor = norm if n <= 16 else np.float32(1.0)
+    if kind == FLOAT32:
+        for i in range(0, count, 16):
+            _stage_float32(address + 4 * i, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+    elif kind == BFLOAT16:
+        for i in range(0, count, 16):
+            _stage_bfloat16(address + 2 * i, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+    else:
+        for i in range(0, count, 16):
+            _stage_float16(address + 2 * i, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+    h = 16
+    while h < n:
+        factor = norm if 2 * h == n else np.float32(1.0)
+        for base in range(0, count, 2 * h):
+            for j in range(base, base + h, 16):
+                _across(target + 4 * j, target + 4 * (j + h), factor)
+        h *= 2
+
+
+@Native
+def _hadamard_share(arguments, worker, workers):
+    numbers = carray(numbers_at(arguments), (_HEADER,))
+    fill, stage, panel = numbers[0], numbers[1], numbers[2] + worker * PANEL_BYTES
+    job = arguments + 8 * _HEADER
+    layout, (out, _, rows, length), (flow, _), _, _, _, (unit_height, unit_width) = read_job(job)
+    address, row_step, column_step, _, kind = layout
+    pitch = panel_pitch(job)
+    across = -(-length // unit_width)
+    begin, end = share(-(-rows // unit_height) * across, worker, workers)
+    for task in range(begin, end):
+        row, column = task // across * unit_height, task % across * unit_width
+        height, width = min(unit_height, rows - row), min(unit_width, length - column)
+        whole = -(-width // 16) * 16
+        source, step = address + row * row_step + column * column_step, row_step
+        if flow >= PANEL:
+            call_7(fill, job, row, column, height, whole, panel, height * row_step)
+            source, step, kind = panel, pitch, FLOAT32
+        for r in range(height):
+            target = out + 4 * ((row + r) * length + column)
+            if whole == width:
+                call_5(stage, source + step * r, kind, target, width, job)
+            else:  # transformed in the panel, which holds zeros behind the row's end
+                call_5(stage, source + step * r, kind, panel + pitch * r, whole, job)
+                copy_bytes(panel + pitch * r, target, 4 * width)
+
+
+def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
+    """Return x with each group of n elements along `axis` multiplied by d and H_n.
+
+    Args:
+        x: float32, bfloat16 or float16, any shape and strides; the axis length is a multiple of n.
+        rotation: size and signs.
+        axis: not negative.
+
+    Returns:
+        float32 in the shape of x; in memory the transformed axis is the last.
+    """
+    length = x.shape[axis]
+    out = memory.empty((*x.shape[:axis], *x.shape[axis + 1 :], length), np.float32)
+    transform, _signs = transform_of(rotation)  # whose address the transform holds
+    for m in matrices(x, axis):
+        flow = flow_of(m)
+        if flow == STAGED and length % 16:
+            flow = PANEL
+        panel = np.empty(compiled.worker_count(m.rows * length) * PANEL_BYTES + memory.LINE, np.uint8)
+        place = address_of(out) + 4 * m.first_row * length, 0, m.rows, length
+        unit = unit_of(flow, rotation.n, False)
+        calls = fill_panel.address, stage_row.address, memory.aligned(panel)
+        numbers = *calls, *m.layout, *place, flow, 0, *transform, *(0,) * 11, *unit
+        run_native(_hadamard_share, np.array(numbers, np.int64), m.rows * length)
+    return np.moveaxis(out, -1, axis)

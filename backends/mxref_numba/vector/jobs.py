@@ -1,0 +1,213 @@
+"""What kernels need to know of a planned quantization: numbers and addresses.
+
+Kernels that take arrays are compiled anew for every type, layout and mutability; these are compiled once.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numpy.typing import NDArray
+
+from mxref.formats import MXFP4, BlockShape
+from mxref.hadamard import Rotation, norm_factor
+from mxref.plan import QuantPlan
+from mxref.rounding import Rounding
+from mxref_numba import memory
+from mxref_numba.compiled import float_of, kernel
+from mxref_numba.hadamard import panel_signs
+from mxref_numba.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
+from mxref_numba.philox import stream_key
+from mxref_numba.rounding import CONSTANTS, FRACTION_BITS
+from mxref_numba.scale import BUMP_ABOVE, MANTISSA
+from mxref_numba.vector.native import numbers_at
+from mxref_numba.vector.philox import round_table
+
+EVEN, CONSTANT, RANDOM_16, RANDOM_32 = range(4)
+"""Roundings: RNE; RNA and RTZ; SR with up to 16 bits; SR with more."""
+
+DIRECT, STAGED, PANEL, TURNED = range(4)
+"""How elements reach a step: as they are; converted or transformed; in a panel, gathered or turned."""
+
+PANEL_BYTES = 128 * 4 * (WIDTH // 2 + 16)
+"""Bytes of the largest panel or staged run."""
+RUN = 2048
+"""Elements that are staged at once of a row: 8 KiB of float32."""
+
+_PRESCALE = {False: 0x3F800000, True: 0x3F400000}
+"""Bits of 1 and 3/4."""
+
+JOB_SIZE = 27
+"""Numbers of a job."""
+
+
+@kernel(inline="always")
+def read_job(job):
+    """Return a job from the address of its numbers, int64 [27], in groups of what is used together.
+
+    (address, bytes between rows, bytes between columns, columns, type of the input), (addresses of codes and
+    scales, rows, columns), (flow, tiles), (Hadamard size or 1, address of signs, factor), (what carries into the
+    exponent, zero scale, prescale, rounding, integer, address of the Philox table), (address of row indices or 0,
+    first row, groups of a row, first column, elements per group), (rows and columns of a unit).
+    """
+    j = carray(numbers_at(job), (JOB_SIZE,))
+    return (
+        (j[0], j[1], j[2], j[3], j[4]),
+        (j[5], j[6], j[7], j[8]),
+        (j[9], j[10]),
+        (j[11], j[12], float_of(j[13])),
+        (np.int32(j[14]), np.int32(j[15]), float_of(j[16]), j[17], np.int32(j[18]), j[19]),
+        (j[20], j[21], j[22], j[23], j[24]),
+        (j[25], j[26]),
+    )
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Return where an array's first element lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def bits_of(value: np.float32) -> int:
+    """Return the bits of a float32."""
+    return int(value.view(np.int32))
+
+
+@lru_cache(64)
+def transform_of(rotation: Rotation | None) -> tuple[tuple[int, int, int], NDArray[np.float32]]:
+    """Return the numbers of a transform, as in a job, and the signs of a panel's width, which the caller keeps."""
+    signs = panel_signs(rotation)
+    n, norm = (rotation.n, norm_factor(rotation.n)) if rotation else (1, np.float32(1.0))
+    return (n, address_of(signs), bits_of(norm)), signs
+
+
+def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return values[:axis] + values[axis + 1 :]
+
+
+def flow_of(m: Matrix) -> int:
+    """Return how elements of a matrix get into staged rows."""
+    _, row_step, column_step, _, kind = m.layout
+    size = 4 if kind == FLOAT32 else 2
+    if column_step == size:
+        return STAGED
+    return TURNED if row_step == size else PANEL
+
+
+def unit_of(flow: int, n: int, tile: bool) -> tuple[int, int]:
+    """Return the rows and columns of a unit: what is staged, or encoded, at once.
+
+    Args:
+        flow: how elements get there.
+        n: Hadamard size.
+        tile: whether 32 rows belong together.
+    """
+    if flow == TURNED and n < WIDTH and not tile:
+        return 128, WIDTH // 2  # lines of half a kibibyte
+    if flow >= PANEL or tile:
+        return MXFP4.k, WIDTH
+    if flow == DIRECT:
+        return MXFP4.k, 16 * RUN  # nothing is staged
+    return 1, RUN
+
+
+@kernel(inline="always")
+def panel_pitch(job):
+    """Return the bytes between the rows of a panel: a power of two would make them compete for cache sets."""
+    return 4 * read_job(job)[6][1] + 64
+
+
+class Result:
+    """The result arrays of a planned quantization, and the jobs that fill them.
+
+    It keeps the tables whose addresses the jobs hold: it must outlive them.
+    """
+
+    def __init__(self, plan: QuantPlan) -> None:
+        spec = plan.spec
+        self._plan = plan
+        self.packed = memory.empty((*plan.rows_shape, plan.length // 2), np.uint8)
+        self.scales = memory.empty((*plan.rows_shape, plan.length // MXFP4.k), np.uint8)
+        self._rounding, self._per_call, integer = EVEN, 8, 0
+        self._table, self._rows, self._first_row = np.empty(0, np.uint64), np.empty(0, np.int64), 0
+        if plan.stream is not None:
+            self._rounding, self._per_call = (RANDOM_16, 8) if spec.sr_bits <= 16 else (RANDOM_32, 4)
+            integer = ((1 << spec.sr_bits) - 1) << (FRACTION_BITS - spec.sr_bits)
+            self._table = round_table(stream_key(plan.stream))
+            self._place_rows()
+        elif spec.rounding is not Rounding.RNE:
+            self._rounding, integer = CONSTANT, CONSTANTS[spec.rounding]
+        self._transform, self._signs = transform_of(plan.rotation)
+        self._policy = (
+            MANTISSA - BUMP_ABOVE[spec.scale_rule],
+            spec.zero_scale,
+            _PRESCALE[spec.prescale],
+            self._rounding,
+            integer,
+            address_of(self._table),
+        )
+
+    def _place_rows(self) -> None:
+        """Find the global indices of rows: consecutive ones from the first on, or one by one."""
+        plan = self._plan
+        consecutive, varied = True, False
+        for length, start, total in zip(
+            plan.rows_shape,
+            _without(plan.origin, plan.axis),
+            _without(plan.global_shape, plan.axis),
+            strict=True,
+        ):
+            consecutive &= total == length or not varied
+            varied |= length > 1
+            self._first_row = self._first_row * total + start
+        if not consecutive:
+            self._rows = plan.global_rows()
+
+    def jobs(self, x: NDArray[Any], *, whole: bool = True) -> Iterator[tuple[int, ...]]:
+        """Yield the numbers of a job, as `read_job` takes them, for each matrix that the input consists of.
+
+        Args:
+            x: the input that was planned; the caller keeps it.
+            whole: whether rows without a gap between them may be joined to one.
+        """
+        plan, length = self._plan, self._plan.length
+        codes, scales = address_of(self.packed), address_of(self.scales)
+        for m in matrices(x, plan.axis):
+            flow, rows, columns = self._flow(m), m.rows, length
+            address, row_step, column_step, held, kind = m.layout
+            if whole and flow <= STAGED and self._joins(m):
+                rows, columns, held = 1, rows * length, rows * length
+            yield (
+                *(address, row_step, column_step, held, kind),
+                *(codes + m.first_row * length // 2, scales + m.first_row * length // MXFP4.k, rows, columns),
+                *(flow, plan.spec.block is BlockShape.TILE),
+                *self._transform,
+                *self._policy,
+                address_of(self._rows) + 8 * m.first_row if self._rows.size else 0,
+                self._first_row + m.first_row,
+                *(plan.global_length // self._per_call, plan.first, self._per_call),
+                *unit_of(flow, self._transform[0], plan.spec.block is BlockShape.TILE),
+            )
+
+    def _flow(self, m: Matrix) -> int:
+        kind, flow = m.layout[4], flow_of(m)
+        if flow != STAGED:
+            return flow
+        if m.layout[3] != self._plan.length:
+            return PANEL
+        as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and self._rounding == EVEN)
+        in_steps = self._transform[0] == 1 and self._plan.spec.block is BlockShape.ROW
+        return DIRECT if as_it_is and in_steps else STAGED
+
+    def _joins(self, m: Matrix) -> bool:
+        """Return whether a matrix is one long row, in memory and in the random groups."""
+        _, row_step, column_step, columns, _ = m.layout
+        groups_join = self._table.size == 0 or (not self._rows.size and self._plan.global_length == columns)
+        return self._plan.spec.block is BlockShape.ROW and row_step == column_step * columns and groups_join

@@ -1,0 +1,219 @@
+"""Vector code in Python notation: `Lanes` is a vector value whose operators emit LLVM instructions.
+
+Integer lanes are unsigned unless a method says otherwise. Nothing is emitted with fast-math flags, so every
+float32 operation is rounded once, in the order in which it is written.
+"""
+
+# Emitters work on IR values, which llvmlite does not annotate.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+_NAMES = {F16: "f16", F32: "f32"}
+_CACHE_LINE = 64
+
+
+class Lanes:
+    """A vector of LLVM values under construction."""
+
+    def __init__(self, builder: ir.IRBuilder, value: Any) -> None:
+        self.builder, self.value = builder, value
+
+    @property
+    def element(self) -> Any:
+        """Type of one lane."""
+        return self.value.type.element
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        return int(self.value.type.count)
+
+    def _of(self, value: Any) -> Lanes:
+        return Lanes(self.builder, value)
+
+    def _operand(self, other: Any) -> Any:
+        if isinstance(other, Lanes):
+            return other.value
+        return ir.Constant(self.value.type, [other] * self.count)
+
+    def _emit(self, integer: str, floating: str, other: Any) -> Lanes:
+        name = integer if isinstance(self.element, ir.IntType) else floating
+        return self._of(getattr(self.builder, name)(self.value, self._operand(other)))
+
+    def __add__(self, other: Any) -> Lanes:
+        """Return the sum, modulo 2^n for integers."""
+        return self._emit("add", "fadd", other)
+
+    def __sub__(self, other: Any) -> Lanes:
+        """Return the difference."""
+        return self._emit("sub", "fsub", other)
+
+    def __mul__(self, other: Any) -> Lanes:
+        """Return the product."""
+        return self._emit("mul", "fmul", other)
+
+    def __and__(self, other: Any) -> Lanes:
+        """Return the bits that both have."""
+        return self._emit("and_", "", other)
+
+    def __or__(self, other: Any) -> Lanes:
+        """Return the bits that either has."""
+        return self._emit("or_", "", other)
+
+    def __xor__(self, other: Any) -> Lanes:
+        """Return the bits that one of both has."""
+        return self._emit("xor", "", other)
+
+    def __lshift__(self, other: Any) -> Lanes:
+        """Return the lanes shifted left."""
+        return self._emit("shl", "", other)
+
+    def __rshift__(self, other: Any) -> Lanes:
+        """Return the lanes shifted right, filled with zeros."""
+        return self._emit("lshr", "", other)
+
+    def compare(self, relation: str, other: Any) -> Lanes:
+        """Return one bit per lane: whether an unsigned integer relation holds."""
+        return self._of(self.builder.icmp_unsigned(relation, self.value, self._operand(other)))
+
+    def choose(self, yes: Any, no: Lanes) -> Lanes:
+        """Return, where these bits are set, `yes`, and elsewhere `no`."""
+        return self._of(self.builder.select(self.value, no._operand(yes), no.value))
+
+    def call(self, name: str, *others: Any) -> Lanes:
+        """Return what an LLVM intrinsic of lanes of one type gives, as in `umin`."""
+        lane = _NAMES.get(self.element) or f"i{self.element.width}"
+        vector = self.value.type
+        function = cgutils.get_or_insert_function(
+            self.builder.module,
+            ir.FunctionType(vector, [vector] * (1 + len(others))),
+            f"llvm.{name}.v{self.count}{lane}",
+        )
+        return self._of(self.builder.call(function, [self.value, *map(self._operand, others)]))
+
+    def cast(self, element: Any) -> Lanes:
+        """Return the same bits as lanes of another type."""
+        bits = self.count * _width(self.element)
+        return self._of(self.builder.bitcast(self.value, ir.VectorType(element, bits // _width(element))))
+
+    def convert(self, operation: str, element: Any) -> Lanes:
+        """Return the lanes converted one by one, as in `zext`."""
+        return self._of(getattr(self.builder, operation)(self.value, ir.VectorType(element, self.count)))
+
+    def pick(self, lanes: Sequence[int], other: Lanes | None = None) -> Lanes:
+        """Return chosen lanes; those of `other` are counted on from the last of these."""
+        second = other.value if other else ir.Constant(self.value.type, ir.Undefined)
+        index = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+        return self._of(self.builder.shuffle_vector(self.value, second, index))
+
+    def _call_x86(self, name: str, result: Any, *values: Any) -> Lanes:
+        """Return what an instruction gives that LLVM knows by its x86 name."""
+        function = cgutils.get_or_insert_function(
+            self.builder.module,
+            ir.FunctionType(result, [value.type for value in values]),
+            f"llvm.x86.avx512.{name}.512",
+        )
+        return self._of(self.builder.call(function, values))
+
+    def at_most(self, limit: float) -> Lanes:
+        """Return float32 magnitudes, those above `limit` as `limit`."""
+        lanes = self.value.type
+        smaller_magnitude_without_sign, all_lanes, as_rounded = 0b1010, 0xFFFF, 4
+        return self._call_x86(
+            "mask.range.ps", lanes, self.value, ir.Constant(lanes, [limit] * self.count),
+            ir.Constant(I32, smaller_magnitude_without_sign), ir.Constant(lanes, ir.Undefined),
+            ir.Constant(I16, all_lanes), ir.Constant(I32, as_rounded),
+        )  # fmt: skip
+
+    def narrowed(self, other: Lanes, element: Any) -> Lanes:
+        """Return lanes of half the width, four or eight of these and of `other` in turns; they must fit unsigned."""
+        name = {I16: "packusdw", I8: "packuswb"}[element]
+        return self._call_x86(name, ir.VectorType(element, 2 * self.count), self.value, other.value)
+
+    def pairs_summed(self, weights: tuple[int, int]) -> Lanes:
+        """Return, of each pair of bytes, the sum of both times their weights: int16."""
+        pairs = ir.Constant(self.value.type, list(weights) * (self.count // 2))
+        return self._call_x86("pmaddubs.w", ir.VectorType(I16, self.count // 2), self.value, pairs)
+
+    def look_up(self, index: Lanes) -> Lanes:
+        """Return, for each int32 index modulo 16, one of these sixteen float32."""
+        return self._call_x86("permvar.sf", self.value.type, self.value, index.value)
+
+    def store(self, address: Any, *, streaming: bool = False) -> None:
+        """Store all lanes at an address, int64; `streaming` past the caches, which needs a multiple of 64."""
+        pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
+        instruction = self.builder.store(self.value, pointer, align=_CACHE_LINE if streaming else 1)
+        if streaming:
+            one = self.builder.module.add_metadata([ir.Constant(I32, 1)])
+            instruction.set_metadata("nontemporal", one)
+
+
+def _width(element: Any) -> int:
+    return element.width if isinstance(element, ir.IntType) else {F16: 16, F32: 32}[element]
+
+
+def load(builder: ir.IRBuilder, element: Any, count: int, address: Any, offset: int = 0) -> Lanes:
+    """Return lanes from an address, int64, plus a constant number of bytes."""
+    place = builder.add(address, ir.Constant(I64, offset))
+    pointer = builder.inttoptr(place, ir.VectorType(element, count).as_pointer())
+    return Lanes(builder, builder.load(pointer, align=1))
+
+
+def splat(builder: ir.IRBuilder, scalar: Any, count: int) -> Lanes:
+    """Return a run-time value in every lane."""
+    vector = ir.VectorType(scalar.type, count)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return Lanes(builder, first).pick([0] * count)
+
+
+def broadcast(builder: ir.IRBuilder, element: Any, count: int, address: Any, offset: int = 0) -> Lanes:
+    """Return one value from an address, int64, plus a constant number of bytes, in every lane."""
+    return load(builder, element, 1, address, offset).pick([0] * count)
+
+
+def constant(builder: ir.IRBuilder, element: Any, values: Sequence[Any]) -> Lanes:
+    """Return given lanes."""
+    return Lanes(builder, ir.Constant(ir.VectorType(element, len(values)), list(values)))
+
+
+def prefetch(builder: ir.IRBuilder, address: Any) -> None:
+    """Ask for the cache line of an address, int64, which need not be readable."""
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32]), "llvm.prefetch.p0"
+    )
+    read, keep, data = (ir.Constant(I32, n) for n in (0, 3, 1))
+    builder.call(function, [pointer, read, keep, data])
+
+
+def vector_code(*parameters: types.Type) -> Callable[[Callable[..., None]], Any]:
+    """Make a function that kernels call from an emitter, which gets the builder and the arguments as IR values."""
+
+    def wrap(emit: Callable[..., None]) -> Any:
+        def generate(context, builder, _, arguments):
+            emit(builder, *arguments)
+            return context.get_dummy_value()
+
+        def function(typingctx, *arguments):
+            return types.void(*parameters), generate
+
+        # Numba wants to see one parameter after the other.
+        names = ["typingctx", *(f"a{i}" for i in range(len(parameters)))]
+        function.__signature__ = Signature(  # type: ignore[attr-defined]
+            [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        )
+        return intrinsic(function)
+
+    return wrap

@@ -1,0 +1,93 @@
+"""Kernels that call each other by address.
+
+Numba compiles a kernel again into every kernel that calls it. Those here take integers only, numbers and
+addresses, and are called as C functions, so that each is compiled once.
+"""
+
+# Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numpy.typing import NDArray
+
+from mxref_numba import compiled
+from mxref_numba.compiled import kernel, parallel_kernel
+from mxref_numba.panels import pointer_to
+from mxref_numba.vector.lanes import I64, vector_code
+
+numbers_at, bytes_at, floats_at = (
+    pointer_to(element) for element in (types.int64, types.uint8, types.float32)
+)
+
+
+class Native:
+    """A kernel of int64 arguments that gives nothing, and allocates nothing: it has no way to fail."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._kernel = kernel(function)
+        self._types = (types.int64,) * len(signature(function).parameters)
+
+    @cached_property
+    def address(self) -> int:
+        """Where its C function lies; the first use compiles it or finds it in the cache."""
+        made = self._kernel.get_compile_result(types.void(*self._types))
+        name = made.fndesc.llvm_cfunc_wrapper_name
+        address: int = made.library.get_pointer_to_function(name)
+        return address
+
+    @cached_property
+    def call(self) -> Any:
+        """The C function for Python, which lets other threads run meanwhile."""
+        return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * len(self._types))(self.address)
+
+
+def _caller(count: int) -> Any:
+    @vector_code(*(types.int64,) * (1 + count))
+    def call(builder, address, *arguments):
+        function = ir.FunctionType(ir.VoidType(), [I64] * count)
+        builder.call(builder.inttoptr(address, function.as_pointer()), arguments)
+
+    return call
+
+
+call_3, call_5, call_7, call_9, call_14 = map(_caller, (3, 5, 7, 9, 14))
+
+
+@kernel(inline="always")
+def copy_bytes(source, target, count):
+    """Copy memory from address to address."""
+    data, out = carray(bytes_at(source), (count,)), carray(bytes_at(target), (count,))
+    for i in range(np.uint64(count)):
+        out[i] = data[i]
+
+
+@parallel_kernel
+def run_shares(function, arguments, workers):
+    """Call a `Native` with (address of its arguments, worker, workers) for each worker, on as many threads."""
+    for worker in numba.prange(workers):
+        call_3(function, arguments, worker, workers)
+
+
+def run_native(native: Native, arguments: NDArray[np.int64], elements: int) -> None:
+    """Call a kernel with (address of its arguments, worker, workers), once for each share of the work.
+
+    There are `worker_count(elements)` shares; a single one runs in the calling thread.
+    """
+    address: int = arguments.__array_interface__["data"][0]
+    if compiled.worker_count(elements) == 1:
+        native.call(address, 0, 1)
+        return
+    with compiled.team(elements) as workers:
+        run_shares(native.address, address, workers)

@@ -1,0 +1,250 @@
+"""Quantization in one pass, on vectors of 512 bits.
+
+The inner step, in `encode.py`, takes 128 consecutive elements to 64 bytes of codes and four scale codes
+without leaving registers. Everything else here brings elements to it, so that one step serves every layout:
+
+    float32 or bfloat16 rows, as they are  ------------------------------------->  encode steps
+    rows that need more (float16, Hadamard)  --->  stage_row  --->  scratch  --->  encode steps
+    columns, and other strides  --->  turn, or gather  --->  stage_row in place -->  encode steps
+
+A *unit* is what is staged at once, small enough for the first-level cache: part of one row, or, where rows
+must be turned or share tiles, a panel of 32 or 128 rows. The codes of a unit go straight to the result.
+SR needs nothing but an element's position, so Philox runs inside the step. Tiles take a pass over the panel
+that collects the amax of its rows, four blocks at a time, before the steps encode it.
+Both axes of a matrix go together: sixteen lines are quantized as rows, and at once turned into the panel of
+the other axis while the caches still hold them.
+
+Kernels know a quantization as a *job*: 27 numbers, some of them addresses (`jobs.py`). They call each other
+by address, so that each is compiled once (`native.py`).
+
+Files, in the order of the work: `sources.py` (types), `turn.py`, `hadamard.py`, `scale.py`, `philox.py`,
+`rounding.py`, `encode.py` (the step), this file (units, threads). `lanes.py` is the notation they share.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numpy.typing import NDArray
+
+from mxref.formats import BlockShape
+from mxref.plan import QuantPlan
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import kernel, share
+from mxref_numba.panels import BFLOAT16, FLOAT32
+from mxref_numba.vector.encode import STEP, encode_rows, tile_amax
+from mxref_numba.vector.hadamard import stage_row
+from mxref_numba.vector.jobs import (
+    DIRECT,
+    JOB_SIZE,
+    PANEL,
+    PANEL_BYTES,
+    STAGED,
+    TURNED,
+    Result,
+    panel_pitch,
+    read_job,
+)
+from mxref_numba.vector.native import (
+    Native,
+    call_5,
+    call_7,
+    call_9,
+    call_14,
+    copy_bytes,
+    numbers_at,
+    run_native,
+)
+from mxref_numba.vector.turn import SIDE, fill_panel
+
+Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
+_PART = (256, 512)
+"""Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
+_ROOM, _FLOOR, _ZEROS, _RUN_AT = 0, 4 * STEP + 128, 4 * STEP + 256, 4 * STEP + 320
+_PANEL = _RUN_AT + 4 * STEP
+"""Where a worker's scratch holds: a step and its results; the amax floors of two steps; zeros; a run; a panel."""
+_HEADER = 13
+"""Numbers of a share before its jobs: see `_run`."""
+
+
+@kernel(inline="always")
+def _encode_last(encode, source, half, rest, floor, packed, scales, group, job, room):
+    # A step reads 128 elements and writes 68 bytes: the last blocks of a row borrow the space.
+    codes = room + 4 * STEP
+    copy_bytes(source, room, (2 if half else 4) * rest)
+    call_14(encode, room, 0, half, 1, 1, floor, 0, codes, 0, codes + 64, 0, group, 0, job)
+    copy_bytes(codes, packed, rest // 2)
+    copy_bytes(codes + 64, scales, rest // 32)
+
+
+@Native
+def _quantize_unit(calls, job, row, height, column, width, panel, scratch, filled):
+    # `filled`: whether the panel holds the elements already.
+    numbers = carray(numbers_at(calls), (4,))
+    encode, fill, stage, amax = numbers[0], numbers[1], numbers[2], numbers[3]
+    layout, (packed, scales, _, length), (flow, tile), (n, _, _), _, random, _ = read_job(job)
+    address, row_step, column_step, _, kind = layout
+    pitch = panel_pitch(job)
+    source, step, source_kind = address + row * row_step + column * column_step, row_step, kind
+    if flow >= PANEL:
+        if not filled:
+            call_7(fill, job, row, column, height, width, panel, height * row_step)
+        source, step, source_kind = panel, pitch, FLOAT32
+    if flow != DIRECT:
+        if flow == STAGED or n > 1:
+            for r in range(height):
+                call_5(stage, source + step * r, source_kind, panel + pitch * r, width, job)
+        source, step, source_kind = panel, pitch, FLOAT32
+    half, floor, floor_step = int(source_kind == BFLOAT16), scratch + _ZEROS, 0
+    if tile:
+        floor, floor_step = scratch + _FLOOR, 64
+        call_5(amax, panel, height, width, pitch, floor)
+
+    row_indices, first_row, row_groups, first_column, per_call = random
+    place, first_group = row * length + column, (first_column + column) // per_call
+    packed, scales, packed_step, scales_step = (
+        packed + place // 2,
+        scales + place // 32,
+        length // 2,
+        length // 32,
+    )
+    steps, rest = width // STEP, width % STEP
+    once = 1 if row_indices else height  # rows whose groups are evenly apart
+    for r in range(0, height, once):
+        index = (
+            carray(numbers_at(row_indices), (row + r + 1,))[row + r] if row_indices else first_row + row + r
+        )
+        group = index * row_groups + first_group
+        call_14(
+            encode, source + step * r, step, half, once, steps, floor, floor_step,
+            packed + packed_step * r, packed_step, scales + scales_step * r, scales_step, group, row_groups, job,
+        )  # fmt: skip
+        if rest:
+            for last in range(r, r + once):
+                _encode_last(
+                    encode, source + step * last + (2 if half else 4) * steps * STEP, half, rest,
+                    floor + floor_step * steps,
+                    packed + packed_step * last + 64 * steps, scales + scales_step * last + 4 * steps,
+                    group + row_groups * (last - r) + steps * STEP // per_call, job, scratch + _ROOM,
+                )  # fmt: skip
+
+
+@kernel(inline="always")
+def _place(task, down, across, turned):
+    """Return row and column of a task, such that consecutive tasks are neighbours in the memory of the input."""
+    if turned:
+        return task % down, task // down
+    return task // across, task % across
+
+
+@kernel(inline="always")
+def _quantize_part(calls, unit, job, top, bottom, left, right, scratch):
+    """Quantize rows from `top` and columns from `left` on, as far as there are any, unit by unit."""
+    _, (_, _, rows, length), (flow, _), _, _, _, (height, width) = read_job(job)
+    bottom, right = min(bottom, rows), min(right, length)
+    down, across = max(-(-(bottom - top) // height), 0), max(-(-(right - left) // width), 0)
+    for task in range(down * across):
+        r, c = _place(task, down, across, flow == TURNED)
+        r, c = top + r * height, left + c * width
+        call_9(
+            unit,
+            calls,
+            job,
+            r,
+            min(height, bottom - r),
+            c,
+            min(width, right - c),
+            scratch + _PANEL,
+            scratch,
+            0,
+        )
+
+
+@kernel(inline="always")
+def _quantize_both(calls, unit, fill, by_row, by_column, top, left, scratch):
+    # A panel of the column job is filled from few lines at a time; the row job takes them while they are near.
+    _, (_, _, rows, _), (flow, _), _, _, _, _ = read_job(by_row)
+    layout, (_, _, columns, length), _, _, _, _, (height, width) = read_job(by_column)
+    height, width = min(height, columns - left), min(width, length - top)
+    panel, at_once = scratch + _PANEL, SIDE if flow == DIRECT else 1
+    for line in range(0, width, SIDE):
+        for r in range(top + line, min(top + line + SIDE, rows), at_once):
+            count = min(at_once, rows - r)
+            call_9(unit, calls, by_row, r, count, left, height, scratch + _RUN_AT, scratch, 0)
+        ahead = SIDE * layout[2]
+        call_7(fill, by_column, left, top + line, height, min(SIDE, width - line), panel + 4 * line, ahead)
+    call_9(unit, calls, by_column, left, height, top, width, panel, scratch, 1)
+
+
+@Native
+def _quantize_share(arguments, worker, workers):
+    numbers = carray(numbers_at(arguments), (_HEADER,))
+    part_height, part_width, down, across = numbers[0], numbers[1], numbers[2], numbers[3]
+    jobs, together, unit = numbers[4], numbers[5], numbers[8]
+    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 4)
+    carray(numbers_at(scratch + _ZEROS), (8,))[:] = 0
+    first, second = arguments + 8 * _HEADER, arguments + 8 * (_HEADER + JOB_SIZE)
+    turned = read_job(first)[2][0] == TURNED
+    begin, end = share(down * across, worker, workers)
+    for task in range(begin, end):
+        r, c = _place(task, down, across, turned)
+        top, left = r * part_height, c * part_width
+        if together:
+            _quantize_both(calls, unit, numbers[10], first, second, top, left, scratch)
+            continue
+        for i in range(jobs):
+            bottom, right = top + part_height, left + part_width
+            if i:  # the second job sees the matrix from its other axis
+                _quantize_part(calls, unit, second, left, right, top, bottom, scratch)
+            else:
+                _quantize_part(calls, unit, first, top, bottom, left, right, scratch)
+
+
+def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> Quantized:
+    """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32] of a planned quantization."""
+    result = Result(plan)
+    for job in result.jobs(x):
+        _run((job,), job[7], job[8], job[-2:], PANEL_BYTES)
+    return result.packed, result.scales
+
+
+def quantize_dual(x: NDArray[Any], row: QuantPlan, column: QuantPlan) -> tuple[Quantized, Quantized]:
+    """Return what `quantize_planned` returns for both axes of a matrix, reading it once.
+
+    The usual case, rows as they are and columns turned, goes sixteen lines at a time. Any other goes by parts
+    of the matrix, which are quantized along one axis, then along the other.
+    """
+    by_row, by_column = Result(row), Result(column)
+    for first, second in zip(by_row.jobs(x, whole=False), by_column.jobs(x, whole=False), strict=True):
+        rows, columns = max(row.rows, column.length), max(row.length, column.rows)
+        plain = row.spec.block is column.spec.block is BlockShape.ROW
+        if plain and first[9] <= STAGED and second[9] == TURNED and max(row.unit, column.unit) <= STEP:
+            jobs = first, (*second[:-2], STEP, STEP)
+            _run(jobs, rows, columns, (STEP, STEP), 2 * PANEL_BYTES, together=True)
+        else:
+            _run((first, second), rows, columns, _PART, PANEL_BYTES)
+    return (by_row.packed, by_row.scales), (by_column.packed, by_column.scales)
+
+
+def _run(
+    jobs: tuple[tuple[int, ...], ...],
+    rows: int,
+    columns: int,
+    part: tuple[int, ...],
+    panel_bytes: int,
+    together: bool = False,
+) -> None:
+    """Quantize a matrix part by part, with room for a panel, as one or two jobs say."""
+    size = _PANEL + panel_bytes
+    scratch = np.empty(compiled.worker_count(rows * columns) * size + memory.LINE, np.uint8)
+    parts = -(-rows // part[0]), -(-columns // part[1])
+    natives = _quantize_unit, encode_rows, fill_panel, stage_row, tile_amax
+    header = *part, *parts, len(jobs), together, memory.aligned(scratch), size, *(n.address for n in natives)
+    arguments = np.array([*header, *(number for job in jobs for number in job)], np.int64)
+    run_native(_quantize_share, arguments, rows * columns)
