@@ -13,7 +13,15 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from mxref import GemmRole, OperandFormat, Stream, get_backend, quantize, scaled_gemm  # noqa: E402
+from mxref import (  # noqa: E402
+    GemmRole,
+    OperandFormat,
+    PreparedArray,
+    Stream,
+    get_backend,
+    quantize,
+    scaled_gemm,
+)
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
 from mxref.linear import OPERANDS  # noqa: E402
 from mxref.packing import unpack  # noqa: E402
@@ -222,19 +230,29 @@ def test_all_bf16_is_torchs_own_bf16_linear(dtype):
 
 
 def recorder(base):
-    """Return a backend that does as another and keeps the operands' codes by operand id."""
+    """Return a backend that does as another and keeps the operands' codes by operand id, and each read's ids."""
 
     class Recorder(type(get_backend(base))):
         name = "recorder"
 
         def __init__(self):
             super().__init__()
-            self.seen = {}
+            self.seen, self.reads = {}, []
 
         def quantize(self, x, spec, *, rng=None, **kwargs):
             q = super().quantize(x, spec, rng=rng, **kwargs)
-            self.seen.setdefault(rng.operand, []).append(q)
+            self.keep((rng,), (q,))
             return q
+
+        def quantize_dual(self, x, specs, *, rngs=(None, None), **kwargs):
+            pair = super().quantize_dual(x, specs, rngs=rngs, **kwargs)
+            self.keep(rngs, pair)
+            return pair
+
+        def keep(self, rngs, arrays):
+            self.reads.append(tuple(rng.operand for rng in rngs))
+            for rng, q in zip(rngs, arrays, strict=True):
+                self.seen.setdefault(rng.operand, []).append(q)
 
     return Recorder()
 
@@ -297,6 +315,110 @@ def test_weights_are_quantized_once_per_step_and_version():
     # The same version at another step draws other bits.
     assert not np.array_equal(watched.seen[1][3].codes, watched.seen[1][4].codes)
     assert np.array_equal(watched.seen[1][4].codes, watched.seen[1][5].codes)
+
+
+def reads_of(recipe, change=lambda model, x: None, micro_batches=1):
+    watched = recorder("reference")
+    model, _ = build(recipe, watched)
+    x, dy = tensors()
+    change(model, x)
+    for _ in range(micro_batches):
+        model(x).backward(dy)
+    return watched.reads
+
+
+def test_what_two_gemms_read_in_mxfp4_is_read_once():
+    assert reads_of(recipe_of({})) == [(0, 5), (1, 3), (2, 4)]
+    assert reads_of(recipe_of({}), micro_batches=2) == [(0, 5), (1, 3), (2, 4), (0, 5), (2, 4)]
+    assert reads_of(formats("mxfp4", "bf16", "mxfp4")) == [(0, 5), (1,), (4,)]
+    assert reads_of(formats("fp8", "mxfp4", "mxfp4")) == [(5,), (2, 4), (3,)]
+    assert reads_of(recipe_of({}), lambda model, x: x.requires_grad_(False)) == [(0, 5), (1,), (4,)]
+    assert reads_of(recipe_of({}), lambda model, x: model.requires_grad_(False)) == [(0,), (1, 3), (2,)]
+
+
+def test_evaluation_makes_only_what_fprop_reads():
+    watched = recorder("reference")
+    model, _ = build(recipe_of({}), watched)
+    x, dy = tensors()
+    with torch.no_grad():
+        model(x)
+        model(x)
+    assert watched.reads == [(0,), (1,), (0,)]
+    model(x).backward(dy)
+    # W as Fprop reads it is there already.
+    assert watched.reads[3:] == [(0, 5), (2, 4), (3,)]
+
+
+@pytest.mark.clause("random.index")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sr_along_the_features_alone_lets_a_micro_batch_begin_anywhere(backend):
+    recipe = recipe_of({"fprop": {"x": {"rounding": "sr"}}, "dgrad": {"dy": {"rounding": "sr"}}})
+    model, context = build(recipe, backend)
+    x, dy = tensors(tokens=41)
+    assert_composed(model, context, recipe, x, dy, origin=41, total=123)
+
+
+class Laying(ReferenceBackend):
+    """Its GEMM reads a layout of B, whose parts share memory with B and with each other."""
+
+    name = "laying"
+
+    def __init__(self):
+        self.prepared, self.read = [], 0
+
+    def _prepare(self, q, profile):
+        self.prepared.append(tuple(q.shape))
+        scales = q.scales.copy()
+        return q.codes, scales, scales[:1]
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        if isinstance(b, PreparedArray):
+            self.read += 1
+            codes, scales, first = b.layout
+            assert np.array_equal(scales[:1], first)
+            assert type(b.codes) is type(codes)
+            b = replace(b, codes=codes, scales=scales)
+        return super()._scaled_gemm(a, b, profile, out_dtype)
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_weight_is_prepared_once_for_all_gemms_of_a_step():
+    recipe = recipe_of(TABLES["SR everywhere"])
+    results = []
+    for backend in (Laying(), get_backend("reference")):
+        model, context = build(recipe, backend)
+        context.global_tokens = 3 * TOKENS
+        for context.step in range(2):
+            x, dy = tensors(seed=context.step)
+            for context.token_origin in range(0, 3 * TOKENS, TOKENS):
+                y = model(x)
+                y.backward(dy)
+            with torch.no_grad():
+                model(x)
+            if context.step == 0:
+                advance(model)
+        results.append((y, x.grad, model.layer.weight.grad))
+        if isinstance(backend, Laying):
+            assert backend.prepared == [(OUT, IN), (IN, OUT)] * 2
+            # Fprop and Dgrad; what Wgrad reads is of one micro-batch alone.
+            assert backend.read == 2 * (3 + 1 + 3)
+            assert [len(kept) for _, kept in model.layer._weights.values()] == [5, 5]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_weight_that_one_gemm_reads_is_not_prepared_for_it():
+    backend = Laying()
+    model, context = build(recipe_of({}), backend)
+    x, dy = tensors()
+    for total in (None, TOKENS):
+        context.global_tokens = total
+        model(x).backward(dy)
+    assert backend.prepared == []
+    advance(model)
+    with torch.no_grad():
+        for _ in range(2):
+            model(x)
+    assert (backend.prepared, backend.read) == ([(OUT, IN)], 2)
 
 
 def test_a_backward_draws_the_bits_of_its_forwards_step():
@@ -406,6 +528,22 @@ def test_census_of_a_faithful_model():
         expected_census(model, recipe, without_dgrad=["one"])
 
 
+def test_census_of_a_layer_that_several_depths_share():
+    recipe = recipe_of({"keep_bf16": ["4"]})
+    model = chain()
+    model.insert(3, model[2])  # layer "2" runs twice
+    model.insert(4, nn.ReLU())
+    recipe = recipe_of({"keep_bf16": ["6"]})
+    context = convert(model, recipe, backend=get_backend("reference"), seed=0)
+    assert model[2] is model[3]
+    run_chain(model)
+    with pytest.raises(ConfigError, match=r"fprop in mxfp4: 6 ran, 4 expected.* named in `calls`"):
+        check_census(context, model, recipe, micro_batches=2)
+    check_census(context, model, recipe, micro_batches=2, calls={"2": 2})
+    with pytest.raises(ConfigError, match="calls: no linear layer is named '3'"):
+        expected_census(model, recipe, calls={"3": 2})
+
+
 def test_census_catches_a_layer_that_runs_in_another_precision():
     recipe = recipe_of({"keep_bf16": []})
 
@@ -439,6 +577,12 @@ class Fault(ReferenceBackend):
 
     def quantize(self, x, spec, **kwargs):
         return self.fault(super().quantize, x, spec, **kwargs)
+
+    def quantize_dual(self, x, specs, *, rngs, pads, **place):
+        return tuple(
+            self.quantize(x, spec, axis=axis, rng=rng, pad=pad, **place)
+            for spec, axis, rng, pad in zip(specs, (1, 0), rngs, pads, strict=True)
+        )
 
 
 def does_nothing(quantize, x, spec, **kwargs):
@@ -519,6 +663,25 @@ def test_signs_that_change_do_not_hide_bits_that_do_not():
 
     with pytest.raises(ConfigError, match="same bits for another step"):
         check_stochastic_rounding(OneStep(), recipe_of(SR_TABLES["per step"]))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_stochastic_rounding_that_is_wrong_only_for_both_orientations_is_caught(native):
+    class OneStream(ReferenceBackend):
+        name = "one stream"
+
+        def _quantize_dual(self, x, row, column):
+            column = replace(column, spec=replace(column.spec, rounding="rne"), stream=None)
+            return super()._quantize_dual(x, row, column)
+
+    backend = OneStream()
+    if native:
+        backend.capabilities = replace(backend.capabilities, native_sr=True)
+    message = "wgrad.* times the spread" if native else "wgrad.dy .* draws other bits where both orientations"
+    with pytest.raises(ConfigError, match=message):
+        check_stochastic_rounding(backend, recipe_of({"wgrad": {"dy": {"rounding": "sr"}}}))
+    alone = {"dgrad": {"format": "bf16"}, "wgrad": {"dy": {"rounding": "sr"}}}
+    check_stochastic_rounding(backend, recipe_of(alone))
 
 
 @pytest.mark.clause("rounding.native_sr")
@@ -662,8 +825,16 @@ def samples():
     yield ops.quantize, (x[:41].bfloat16().t(), ops.step_place(0), key, rotated, 0, stream, True)
     a = ops.quantize(x, place, key, spec, 1, stream, True)
     b = ops.quantize(x[:32], place, key, spec, 1, stream, False)
-    for out in ("float32", "bfloat16"):
-        yield ops.scaled_gemm, (*a, *b, key, spec, spec, 64, "ordered", out, "fprop", 0)
+    other = ops.stream_words(SEED, 2, 5)
+    yield ops.quantize_dual, (x, place, key, spec, rotated, stream, other, False)
+    yield ops.quantize_dual, (x[:, :41].t(), ops.step_place(0), key, spec, rotated, stream, other, True)
+    laying = ops.register_backend(Laying())
+    for name in (key, laying):
+        yield ops.prepare, (*b, name, spec, 64, "ordered")
+        layout = ops.prepare(*b, name, spec, 64, "ordered")
+        assert len(layout) == 3 * (name == laying)
+        for out in ("float32", "bfloat16"):
+            yield ops.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", 0)
     yield ops.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", 0)
 
 
@@ -683,7 +854,7 @@ def test_operators_refuse_what_does_not_fit():
     stream, place = ops.stream_words(0, 0, 0), ops.step_place(0)
     q = ops.quantize(torch.ones(32, 32), place, key, plain, 1, stream, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
-        ops.scaled_gemm(*q, *q, key, plain, rotated, 32, "ordered", "float32", "fprop", 0)
+        ops.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", 0)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
         ops.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, True)
     other = Fault(does_nothing)
@@ -694,13 +865,21 @@ def test_operators_refuse_what_does_not_fit():
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's own tracer does
-@pytest.mark.parametrize("table", [TABLES["SR everywhere"], {"all": {"format": "fp8"}}], ids=["mxfp4", "fp8"])
-def test_compiled_in_one_graph_for_all_steps(table):
+@pytest.mark.parametrize(
+    ("table", "backend"),
+    [
+        (TABLES["SR everywhere"], ReferenceBackend),
+        ({}, Laying),
+        ({"all": {"format": "fp8"}}, ReferenceBackend),
+    ],
+    ids=["mxfp4", "mxfp4 with a layout", "fp8"],
+)
+def test_compiled_in_one_graph_for_all_steps(table, backend):
     recipe = recipe_of(table)
     torch._dynamo.reset()
     results = []
     for compiled in (False, True):
-        model, context = build(recipe)
+        model, context = build(recipe, backend())
         run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
         steps = []
         for step in range(4):

@@ -30,7 +30,20 @@ BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec
 """The recipe of the layers that `keep_bf16` names."""
 
 Operand = tuple[torch.Tensor, ...]
-"""An operand as its GEMM reads it: (bf16,), (fp8, fl32(1 / scale)) or (codes, scale codes)."""
+"""An operand as its GEMM reads it: (bf16,), (fp8, fl32(1 / scale)) or (codes, scale codes).
+
+A weight in MXFP4 that several GEMMs read may have the backend's layout of it after them.
+"""
+
+_FP8 = "fp8"
+"""Where a layer keeps its weight in FP8, which all roles read alike; in MXFP4 each role has its own."""
+
+READERS = {
+    "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
+    "w": ((GemmRole.FPROP, 1), (GemmRole.DGRAD, 1)),
+    "dy": ((GemmRole.DGRAD, 0), (GemmRole.WGRAD, 0)),
+}
+"""The two GEMMs that read a tensor, along axis 1 and along axis 0, and which of their operands it is."""
 
 
 @dataclass
@@ -96,20 +109,13 @@ class MXLinear(nn.Linear):
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
         else:
-            x8 = self.shared_fp8("x", tokens, (GemmRole.FPROP,), observe=False)
-            y = self.fprop(tokens, self.weight, place, x8, observe=False)
+            role = GemmRole.FPROP
+            x8 = self.shared_fp8("x", tokens, (role,), observe=False)
+            a = self.operands("x", tokens, place, (role,), x8)[role]
+            w = self.weight_operand(role, self.weight, place, None)
+            y = self.gemm(role, a, w, self.in_features, x.dtype)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    def fprop(
-        self, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, x8: Operand, observe: bool
-    ) -> torch.Tensor:
-        """Return Y [tokens, out] in the type of `x`; `x8` is from `shared_fp8`."""
-        role = GemmRole.FPROP
-        a = self.operand(role, 0, x, place, x8)
-        return self.gemm(
-            role, a, self.weight_operand(role, weight, place, observe), self.in_features, x.dtype
-        )
 
     def shared_fp8(
         self, tensor: str, t: torch.Tensor, roles: Collection[GemmRole], observe: bool = True
@@ -125,46 +131,94 @@ class MXLinear(nn.Linear):
             self.fp8.observe(tensor, amax)
         return data, inverse
 
-    def operand(
-        self, role: GemmRole, which: int, t: torch.Tensor, place: torch.Tensor, fp8: Operand = ()
-    ) -> Operand:
-        """Return a role's first (0) or second (1) operand, made from its source; `fp8` is it in FP8."""
-        format = self.formats[role]
-        if format is OperandFormat.FP8:
-            return fp8
-        if format is OperandFormat.BF16:
-            return (t.to(torch.bfloat16),)
-        operand = OPERANDS[role][which]
-        stream = ops.stream_words(self.context.seed, self.index, operand.id)
-        spec, key = self.spec_texts[role][which], self.context.backend_key
-        codes, scales = ops.quantize(t, place, key, spec, operand.axis, stream, operand.tensor != "w")
-        return codes, scales
+    def operands(
+        self,
+        tensor: str,
+        t: torch.Tensor,
+        place: torch.Tensor,
+        roles: Collection[GemmRole],
+        fp8: Operand = (),
+    ) -> dict[GemmRole, Operand]:
+        """Return X, W or dY as each of the roles reads it, made from its source; `fp8` is it in FP8."""
+        made: dict[GemmRole, Operand] = {}
+        quantized, bf16 = [], None
+        for role, which in READERS[tensor]:
+            if role not in roles:
+                continue
+            if self.formats[role] is OperandFormat.MXFP4:
+                quantized.append((role, which))
+            elif self.formats[role] is OperandFormat.FP8:
+                made[role] = fp8
+            else:
+                bf16 = t.to(torch.bfloat16) if bf16 is None else bf16
+                made[role] = (bf16,)
+        given, tokens = (t, place, self.context.backend_key), tensor != "w"
+        specs = [self.spec_texts[role][which] for role, which in quantized]
+        streams = [
+            ops.stream_words(self.context.seed, self.index, OPERANDS[role][which].id)
+            for role, which in quantized
+        ]
+        if len(quantized) == 2:
+            both = ops.quantize_dual(*given, *specs, *streams, tokens)
+            made |= {quantized[0][0]: both[:2], quantized[1][0]: both[2:]}
+        elif quantized:
+            ((role, which),) = quantized
+            made[role] = ops.quantize(*given, *specs, OPERANDS[role][which].axis, *streams, tokens)
+        return made
 
     def weight_operand(
-        self, role: GemmRole, weight: torch.Tensor, place: torch.Tensor, observe: bool
+        self,
+        role: GemmRole,
+        weight: torch.Tensor,
+        place: torch.Tensor,
+        tokens: int | None,
+        ahead: Collection[GemmRole] = (),
     ) -> Operand:
-        """Return W as the role reads it, made once per optimizer step and version of the weight."""
+        """Return W as the role reads it, made once per optimizer step and version of the weight.
+
+        Args:
+            role: Fprop or Dgrad.
+            weight: float32 [outputs, inputs].
+            place: where the micro-batch lies in training.
+            tokens: of the micro-batch; None in evaluation, of which FP8's history takes no note.
+            ahead: roles that will read W in this step too; theirs is made from the same read of it.
+        """
         format = self.formats[role]
         if format is OperandFormat.BF16:
             return (weight.to(torch.bfloat16),)
-        slot = "fp8" if format is OperandFormat.FP8 else role.value
         # A compiled graph cannot ask for a tensor's version: it makes the operand anew.
-        key = None
+        key, again = None, False
         if not torch.compiler.is_compiling():
-            key = int(place[0]), weight._version, weight.data_ptr()
-        cached = self._weights.get(slot)
-        if key is not None and cached is not None and cached[0] == key:
-            made = cached[1]
-        else:
-            made = self.fp8.quantize("w", weight) if slot == "fp8" else self.operand(role, 1, weight, place)
+            step, _, total = place.tolist()
+            key = step, weight._version, weight.data_ptr()
+            # One GEMM alone gains nothing from a layout: it would make the same on its way.
+            again = tokens is None or tokens < total
+        if format is OperandFormat.FP8:
+            made = self._weights[_FP8][1] if self._keeps(_FP8, key) else self.fp8.quantize("w", weight)
             if key is not None:
-                self._weights[slot] = key, made
-        if slot == "fp8":
+                self._weights[_FP8] = key, made
             data, inverse, amax = made
-            if observe:
+            if tokens is not None:
                 self.fp8.observe("w", amax)
             return data, inverse
-        return made
+        if key is None:
+            return self.operands("w", weight, place, (role,))[role]
+        if not self._keeps(role.value, key):
+            mxfp4 = (each for each in ahead if self.formats[each] is OperandFormat.MXFP4)
+            wanted = [role, *(each for each in mxfp4 if not self._keeps(each.value, key))]
+            for each, quantized in self.operands("w", weight, place, wanted).items():
+                self._weights[each.value] = key, self.prepared(each, quantized) if again else quantized
+        return self._weights[role.value][1]
+
+    def _keeps(self, slot: str, key: tuple[int, int, int] | None) -> bool:
+        """Return whether what is kept of the weight is of that step and version."""
+        return key is not None and slot in self._weights and self._weights[slot][0] == key
+
+    def prepared(self, role: GemmRole, quantized: Operand) -> Operand:
+        """Return W in MXFP4 with the layout that the backend's GEMM reads, if it has one."""
+        length = self.in_features if role is GemmRole.FPROP else self.out_features
+        treatment = self.context.backend_key, self.spec_texts[role][1], length, self.recipe.gemm.value
+        return (*quantized, *ops.prepare(*quantized, *treatment))
 
     def gemm(self, role: GemmRole, a: Operand, b: Operand, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return one GEMM from its two operands, [M, N] of `dtype`; `length` is its contraction length."""
@@ -172,7 +226,10 @@ class MXLinear(nn.Linear):
         if format is OperandFormat.MXFP4:
             profile, name = self.recipe.gemm.value, str(dtype).removeprefix("torch.")
             treatment = (context.backend_key, *self.spec_texts[role], length, profile, name)
-            product: torch.Tensor = ops.scaled_gemm(*a, *b, *treatment, role.value, context.tally)
+            (codes, scales, *layout) = b
+            product: torch.Tensor = ops.scaled_gemm(
+                *a, codes, scales, layout, *treatment, role.value, context.tally
+            )
             return product
         # The contraction axis goes last, as MXFP4 operands are stored.
         rows, columns = (
@@ -204,12 +261,15 @@ class _LinearFunction(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
     ) -> torch.Tensor:
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        x8 = layer.shared_fp8("x", x, [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])])
-        kept = layer.operand(GemmRole.WGRAD, 1, x, place, x8) if needs_dw else ()
+        roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
+        made = layer.operands("x", x, place, roles, layer.shared_fp8("x", x, roles))
+        kept = made.get(GemmRole.WGRAD, ())
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, weight if needs_dx else None, *kept)
         ctx.layer, ctx.dtypes = layer, (x.dtype, weight.dtype)
-        return layer.fprop(x, weight, place, x8, observe=True)
+        ahead = [GemmRole.DGRAD] if needs_dx else []
+        w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
+        return layer.gemm(GemmRole.FPROP, made[GemmRole.FPROP], w, layer.in_features, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
@@ -218,13 +278,13 @@ class _LinearFunction(torch.autograd.Function):
         x_dtype, w_dtype = ctx.dtypes
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         roles = [*([GemmRole.DGRAD] if needs_dx else []), *([GemmRole.WGRAD] if needs_dw else [])]
-        dy8 = layer.shared_fp8("dy", dy, roles)
+        made = layer.operands("dy", dy, place, roles, layer.shared_fp8("dy", dy, roles))
         dx = dw = None
         if needs_dx:
             role = GemmRole.DGRAD
-            w = layer.weight_operand(role, weight, place, observe=True)
-            dx = layer.gemm(role, layer.operand(role, 0, dy, place, dy8), w, layer.out_features, x_dtype)
+            w = layer.weight_operand(role, weight, place, dy.shape[0])
+            dx = layer.gemm(role, made[role], w, layer.out_features, x_dtype)
         if needs_dw:
             role = GemmRole.WGRAD
-            dw = layer.gemm(role, layer.operand(role, 0, dy, place, dy8), x, dy.shape[0], w_dtype)
+            dw = layer.gemm(role, made[role], x, dy.shape[0], w_dtype)
         return dx, dw, None, None

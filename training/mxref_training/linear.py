@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from mxref.rounding import Rounding
 from mxref.scale import scale_exponent
 from mxref_training import ops
 from mxref_training.errors import ConfigError
-from mxref_training.layer import BF16_RECIPE, MXLinear, StepContext
+from mxref_training.layer import BF16_RECIPE, READERS, MXLinear, StepContext
 
 __all__ = [
     "MXLinear",
@@ -152,7 +153,12 @@ def restart(model: nn.Module) -> None:
 
 
 def expected_census(
-    model: nn.Module, recipe: Recipe, micro_batches: int = 1, *, without_dgrad: Collection[str] = ()
+    model: nn.Module,
+    recipe: Recipe,
+    micro_batches: int = 1,
+    *,
+    without_dgrad: Collection[str] = (),
+    calls: Mapping[str, int] = MappingProxyType({}),
 ) -> ops.Census:
     """Return the GEMMs that forward and backward of one optimizer step run, by role and format.
 
@@ -165,17 +171,18 @@ def expected_census(
         micro_batches: forward and backward passes of the step.
         without_dgrad: names of layers whose input needs no gradient, such as a first layer fed with data;
             Dgrad is not run for them. (In a language model the embedding needs gradients, so there is none.)
+        calls: how often a layer runs in one forward pass, by its first name, for those that do not run once:
+            a block that several depths share runs at each of them.
 
     Raises:
-        ConfigError: a name in `without_dgrad` that is no linear layer.
+        ConfigError: a name in `without_dgrad` or `calls` that is no linear layer.
     """
     linears = _linears(model)
-    for name in without_dgrad:
-        if name not in linears:
-            first = next(iter(linears), "")
-            raise ConfigError(
-                f"without_dgrad: no linear layer is named {name!r}; the first is named {first!r}"
-            )
+    for what, names in (("without_dgrad", without_dgrad), ("calls", calls)):
+        for name in names:
+            if name not in linears:
+                first = next(iter(linears), "")
+                raise ConfigError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
     census: ops.Census = Counter()
     for name, linear in linears.items():
         for role in GemmRole:
@@ -185,7 +192,7 @@ def expected_census(
                 GemmRole.WGRAD: linear.weight.requires_grad,
             }[role]
             format = OperandFormat.BF16 if _kept(name, recipe) else recipe.format(role)
-            census[role, format] += micro_batches * runs
+            census[role, format] += micro_batches * calls.get(name, 1) * runs
     return +census
 
 
@@ -196,12 +203,13 @@ def check_census(
     micro_batches: int = 1,
     *,
     without_dgrad: Collection[str] = (),
+    calls: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Raise ConfigError unless exactly the GEMMs of one optimizer step ran since the census was reset.
 
     Arguments are those of `expected_census`; the message names every role and format that differs.
     """
-    expected = expected_census(model, recipe, micro_batches, without_dgrad=without_dgrad)
+    expected = expected_census(model, recipe, micro_batches, without_dgrad=without_dgrad, calls=calls)
     differences = [
         f"{role.value} in {format.value}: {context.census[role, format]} ran, {expected[role, format]} expected"
         for role in GemmRole
@@ -211,7 +219,8 @@ def check_census(
     if differences:
         raise ConfigError(
             f"the GEMMs that ran are not the recipe's ({'; '.join(differences)}): a layer that convert has not "
-            "replaced, or whose forward is bypassed, runs in another precision"
+            "replaced, or whose forward is bypassed, runs in another precision; one that does not run once in "
+            "a forward pass is to be named in `calls`"
         )
 
 
@@ -219,7 +228,8 @@ def check_stochastic_rounding(backend: Backend, recipe: Recipe) -> None:
     """Round a known block many times for each SR operand of the recipe, through the operator that training uses.
 
     Checked are the mean (unbiased to 6 standard errors), the spread, that other steps and operands draw
-    other bits, and that a micro-batch draws the bits of its place in the step.
+    other bits, and that a micro-batch draws the bits of its place in the step: for an operand by itself,
+    and beside the one that training makes in the same read, if there is one.
 
     Raises:
         ConfigError: an SR that does not round stochastically, or not as a function of its stream and place.
@@ -229,23 +239,38 @@ def check_stochastic_rounding(backend: Backend, recipe: Recipe) -> None:
         if recipe.format(role) is not OperandFormat.MXFP4:
             continue
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            if spec.rounding is Rounding.SR:
-                problem = _sr_problem(backend, spec, operand.axis, Stream(0, 1, 2, operand.id))
-                if problem:
-                    raise ConfigError(
-                        f"stochastic rounding of {role.value}.{operand.tensor} by backend {backend.name!r} {problem}; "
-                        "choose another backend or rounding = 'rne'"
-                    )
+            if spec.rounding is not Rounding.SR:
+                continue
+            stream, beside = Stream(0, 1, 2, operand.id), _beside(recipe, role, operand.tensor)
+            problem = _sr_problem(backend, spec, operand.axis, stream, None)
+            if beside and not problem:
+                check = _sr_problem if backend.capabilities.native_sr else _dual_problem
+                problem = check(backend, spec, operand.axis, stream, beside)
+            if problem:
+                raise ConfigError(
+                    f"stochastic rounding of {role.value}.{operand.tensor} by backend {backend.name!r} {problem}; "
+                    "choose another backend or rounding = 'rne'"
+                )
 
 
-def _sr_problem(backend: Backend, spec: OperandSpec, axis: int, stream: Stream) -> str:
+def _beside(recipe: Recipe, role: GemmRole, tensor: str) -> tuple[OperandSpec, int] | None:
+    """Return treatment and stream id of the operand that is made in one read with a role's, if there is one."""
+    for other, which in READERS[tensor]:
+        if other is not role and recipe.format(other) is OperandFormat.MXFP4:
+            return recipe.operands(other)[which], OPERANDS[other][which].id
+    return None
+
+
+def _sr_problem(
+    backend: Backend, spec: OperandSpec, axis: int, stream: Stream, beside: tuple[OperandSpec, int] | None
+) -> str:
     """Return what is wrong with a backend's SR of an operand, or an empty string."""
     length = 2 * math.lcm(MXFP4.k, spec.hadamard or 1)
     row = np.random.default_rng(0).standard_normal(length).astype(np.float32)
     device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
     copies = torch.from_numpy(np.tile(row, (_SR_COPIES, 1))).to(device)  # [copies, K]
     x = copies if axis == 1 else copies.t()
-    codes, scales = _round(backend, x, spec, axis, stream)  # [copies, K], [copies, K / 32]
+    codes, scales = _round(backend, x, spec, axis, stream, beside)  # [copies, K], [copies, K / 32]
 
     values = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream)) if spec.hadamard else row
     exponent = np.repeat(scale_exponent(scales[0]), MXFP4.k)
@@ -270,25 +295,49 @@ def _sr_problem(backend: Backend, spec: OperandSpec, axis: int, stream: Stream) 
 
     # Signs that change with the step would change the codes even under an SR that does not.
     spec = replace(spec, hadamard=0, signs=SignPolicy.NONE)
-    codes, _ = _round(backend, x, spec, axis, stream)
+    codes, _ = _round(backend, x, spec, axis, stream, beside)
     for name in ("seed", "step", "layer", "operand"):
         other = replace(stream, **{name: (getattr(stream, name) + 1) % 6})
-        if np.array_equal(_round(backend, x, spec, axis, other)[0], codes):
+        if np.array_equal(_round(backend, x, spec, axis, other, beside)[0], codes):
             return f"draws the same bits for another {name}"
     first = x.shape[0] // 2
-    part, _ = _round(backend, x, spec, axis, stream, first)
+    part, _ = _round(backend, x, spec, axis, stream, beside, first)
     whole = codes[first:] if axis == 1 else codes[:, first:]
     if not backend.capabilities.native_sr and not np.array_equal(part, whole):
         return "draws other bits for a micro-batch than for the same tokens of the whole batch"
     return ""
 
 
+def _dual_problem(
+    backend: Backend, spec: OperandSpec, axis: int, stream: Stream, beside: tuple[OperandSpec, int]
+) -> str:
+    """Return that SR differs where a second operand is made in the same read, or an empty string."""
+    device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal((512, 512)).astype(np.float32)).to(device)
+    alone, both = (_round(backend, x, spec, axis, stream, other, first=256) for other in (None, beside))
+    if all(np.array_equal(a, b) for a, b in zip(alone, both, strict=True)):
+        return ""
+    return "draws other bits where both orientations of a tensor are made at once"
+
+
 def _round(
-    backend: Backend, x: torch.Tensor, spec: OperandSpec, axis: int, stream: Stream, first: int = 0
+    backend: Backend,
+    x: torch.Tensor,
+    spec: OperandSpec,
+    axis: int,
+    stream: Stream,
+    beside: tuple[OperandSpec, int] | None,
+    first: int = 0,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return the codes, one per byte, and scale codes of `x` from token `first` on, as that part of `x`."""
     words = ops.stream_words(stream.seed, stream.layer, stream.operand)
-    place = ops.step_place(stream.step, first, x.shape[0])
-    key = ops.register_backend(backend)
-    codes, scales = ops.quantize(x[first:], place, key, ops.spec_text(spec), axis, words, True)
+    given = x[first:], ops.step_place(stream.step, first, x.shape[0]), ops.register_backend(backend)
+    if beside is None:
+        codes, scales = ops.quantize(*given, ops.spec_text(spec), axis, words, True)
+    else:
+        other = ops.stream_words(stream.seed, stream.layer, beside[1])
+        texts, streams = (ops.spec_text(spec), ops.spec_text(beside[0])), (words, other)
+        order = 1 if axis == 1 else -1  # the one along axis 1 goes first
+        both = ops.quantize_dual(*given, *texts[::order], *streams[::order], True)
+        codes, scales = both[:2] if axis == 1 else both[2:]
     return unpack(codes.cpu().numpy()), scales.cpu().numpy()

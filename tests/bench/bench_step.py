@@ -1,0 +1,173 @@
+"""Time the optimizer steps of small models, split by phase and by what the time goes to.
+
+    NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python tests/bench/bench_step.py \
+        [--model demo] [--recipe mxfp4] [--steps 10] [--backend numba] [--json FILE] [--against FILE]
+
+Times are processor time of the process, which with one thread is what a quiet machine's clock shows; a row is the
+step that took the least, and `wall` the least by the clock. `quantize` holds everything that
+makes an operand of a GEMM in MXFP4 or FP8, layouts of weights included; `rest` is PyTorch's own work: attention,
+norms, casts to BF16, the embedding, the loss. `--against` takes the JSON of another run, of another checkout say,
+and adds how many times faster this one is.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import mxref
+from mxref_training import linear, ops
+from mxref_training.config import TrainConfig, find_recipe, load_config
+from mxref_training.evaluate import cross_entropy
+from mxref_training.fp8 import Fp8Scales
+from mxref_training.model import Llama
+from mxref_training.optim import clip_gradients, make_optimizer
+
+PHASES = ("forward", "backward", "optimizer")
+PARTS = ("quantize", "gemm")
+TIMED = {"quantize": ("quantize", "quantize_dual", "prepare"), "gemm": ("scaled_gemm", "dense_gemm")}
+WIDE = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 4, "ffn": 1536}
+
+
+def config_of(name: str) -> TrainConfig:
+    """Return a preset, or for `wide` the demo's steps with a model four times as wide."""
+    config = load_config("demo" if name == "wide" else name)
+    return replace(config, model=replace(config.model, **WIDE)) if name == "wide" else config
+
+
+class Clock:
+    """Seconds by phase and part, from functions that are timed where training looks them up."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[tuple[str, str]] = Counter()
+        self.phase, self.began = "", 0.0
+        for part, names in TIMED.items():
+            for name in names:
+                if hasattr(ops, name):
+                    setattr(ops, name, self._timed(part, getattr(ops, name)))
+        Fp8Scales.quantize = self._timed("quantize", Fp8Scales.quantize)
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **named: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args, **named)
+            finally:
+                self.seconds[self.phase, part] += time.process_time() - began
+
+        return timed
+
+    def enter(self, phase: str) -> None:
+        """End one phase and begin another; the phase `""` is not timed."""
+        now = time.process_time()
+        self.seconds[self.phase, "all"] += now - self.began
+        self.phase, self.began = phase, now
+
+
+def steps_of(
+    config: TrainConfig, recipe: str, backend: mxref.Backend, steps: int, clock: Clock
+) -> dict[str, Any]:
+    """Return the split of the fastest of the steps, in milliseconds; the first two make caches and are not counted."""
+    run = config.run
+    model = Llama(config.model, run.seed)
+    context = linear.convert(model, find_recipe(recipe), backend=backend, seed=run.seed)
+    optimizer = make_optimizer(model, config.optim)
+    generator = torch.Generator().manual_seed(0)
+    fastest: dict[str, Any] = {}
+    wall = []
+    for step in range(steps + 2):
+        tokens = torch.randint(config.model.vocab, (run.batch, run.seq_len + 1), generator=generator)
+        context.step, context.global_tokens = step, run.step_tokens
+        clock.seconds.clear()
+        began = time.perf_counter()
+        for number, part in enumerate(tokens.split(run.sequences)):
+            clock.enter("forward")
+            context.token_origin = number * run.sequences * run.seq_len
+            loss = cross_entropy(model(part[:, :-1]), part[:, 1:]) / run.micro_batches
+            clock.enter("backward")
+            loss.backward()
+        clock.enter("optimizer")
+        clip_gradients(model.parameters(), config.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        linear.advance(model)
+        clock.enter("")
+        wall.append(1e3 * (time.perf_counter() - began))
+        ms = {key: 1e3 * seconds for key, seconds in clock.seconds.items()}
+        total = sum(ms[phase, "all"] for phase in PHASES)
+        if step >= 2 and (not fastest or total < fastest["ms"]):
+            fastest = {"ms": total} | {phase: ms[phase, "all"] for phase in PHASES}
+            fastest |= {f"{p} {part}": ms.get((p, part), 0.0) for p in PHASES[:2] for part in PARTS}
+            fastest |= {part: sum(ms.get((p, part), 0.0) for p in PHASES) for part in PARTS}
+            fastest["rest"] = total - fastest["optimizer"] - fastest["quantize"] - fastest["gemm"]
+    return fastest | {"wall_ms": min(wall[2:]), "tokens": run.step_tokens}
+
+
+def report(title: str, rows: list[dict[str, Any]], against: list[dict[str, Any]]) -> None:
+    """Print the rows, and where there are rows of another run how many times faster these are."""
+    before = {(row["model"], row["recipe"]): row for row in against}
+    columns = {
+        "ms": "ms", "wall": "wall_ms", "fwd": "forward", "quantize": "forward quantize", "gemm": "forward gemm",
+        "bwd": "backward", " quantize": "backward quantize", " gemm": "backward gemm", "optim": "optimizer",
+        "all quantize": "quantize", "all gemm": "gemm", "rest": "rest",
+    }  # fmt: skip
+    table = Table("model", "recipe", title=title)
+    for column in (*columns, *(("x", "quantize x", "gemm x") if before else ())):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = [row["model"], row["recipe"], *(f"{row[key]:.1f}" for key in columns.values())]
+        other = before.get((row["model"], row["recipe"]))
+        if other:
+            cells += [
+                f"{other[key] / row[key]:.2f}" if row[key] else "" for key in ("ms", "quantize", "gemm")
+            ]
+        table.add_row(*cells)
+    Console().print(table)
+
+
+@click.command(help=__doc__)
+@click.option("--model", "models", multiple=True, default=("tiny", "demo", "wide"), show_default=True)
+@click.option(
+    "--recipe", "recipes", multiple=True, default=("bf16", "fp8", "mxfp4", "mxfp4_h16"), show_default=True
+)
+@click.option("--steps", default=10, show_default=True, help="Steps that are timed, after two that are not.")
+@click.option("--backend", "name", default="numba", show_default=True)
+@click.option("--json", "out", type=click.Path(dir_okay=False), help="Also write the numbers here.")
+@click.option("--against", type=click.Path(dir_okay=False, exists=True), help="The JSON of another run.")
+def main(
+    models: tuple[str, ...],
+    recipes: tuple[str, ...],
+    steps: int,
+    name: str,
+    out: str | None,
+    against: str | None,
+) -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    backend, clock = mxref.get_backend(name), Clock()
+    rows = [
+        {"model": model, "recipe": recipe} | steps_of(config_of(model), recipe, backend, steps, clock)
+        for model in models
+        for recipe in recipes
+    ]
+    other = json.loads(Path(against).read_text(encoding="utf-8"))["rows"] if against else []
+    report(f"one optimizer step, {name}, milliseconds, 1 thread", rows, other)
+    if out:
+        machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
+        about = {"machine": machine, "backend": name, "code": str(Path(linear.__file__).parent)}
+        Path(out).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What operators are given by name or number: backends, treatments, random streams, places and censuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections import Counter
+from functools import lru_cache
+
+import torch
+
+from mxref.backend import Backend
+from mxref.errors import BackendError
+from mxref.formats import OperandFormat
+from mxref.linear import GemmRole
+from mxref.recipe import OperandSpec
+from mxref.tomlio import build, nearest, to_table
+
+Census = Counter[tuple[GemmRole, OperandFormat]]
+"""How often each GEMM ran, by role and by the format of its operands."""
+
+_backends: dict[str, Backend] = {}
+_tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+
+def register_backend(backend: Backend) -> str:
+    """Return the key by which operators find the backend: its name, numbered if another one has it."""
+    for number in itertools.count(1):
+        key = backend.name if number == 1 else f"{backend.name}#{number}"
+        if _backends.setdefault(key, backend) is backend:
+            return key
+    raise AssertionError("unreachable: the count does not end")
+
+
+def backend_of(key: str) -> Backend:
+    """Return the backend of a key; BackendError if there is none."""
+    if key not in _backends:
+        raise BackendError(
+            f"backend {key!r} is not registered{nearest(key, _backends)}; see register_backend"
+        )
+    return _backends[key]
+
+
+def register_census(census: Census) -> int:
+    """Return the handle under which GEMM operators count into `census`, for as long as it lives."""
+    handle = next(_handles)
+    _tallies[handle] = census
+    return handle
+
+
+def count(tally: int, role: str, format: OperandFormat) -> None:
+    """Count a GEMM that ran into the census of a handle; 0, or one that no longer lives, counts nowhere."""
+    if (census := _tallies.get(tally)) is not None:
+        census[GemmRole(role), format] += 1
+
+
+def spec_text(spec: OperandSpec) -> str:
+    """Return a spec as the compact JSON that operators take."""
+    return json.dumps(to_table(spec), sort_keys=True, separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def parse_spec(text: str) -> OperandSpec:
+    """Return the spec of `spec_text`; RecipeError on a key or value that does not exist."""
+    return build(OperandSpec, json.loads(text), "operand spec")
+
+
+def stream_words(seed: int, layer: int, operand: int) -> list[int]:
+    """Return a random stream without its step; the seed is split in two because operators take signed ones."""
+    return [seed & 0xFFFFFFFF, seed >> 32, layer, operand]
+
+
+def step_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
+    """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1.
+
+    It travels as a tensor because `torch.compile` would compile anew for every step given as an integer.
+    """
+    return torch.tensor([step, token_origin, -1 if global_tokens is None else global_tokens])
