@@ -1,0 +1,133 @@
+"""The backend: what it declares, and the kernels behind the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mxref.backend import Backend, Capabilities
+from mxref.errors import BackendError
+from mxref.formats import Nonfinite
+from mxref.hadamard import Rotation
+from mxref.mxarray import MXArray
+from mxref.plan import QuantPlan
+from mxref.recipe import GemmProfile
+from mxref_triton.block import Output
+from mxref_triton.dequantize import dequantize
+from mxref_triton.gemm import CLASSES, MAX_SCALES, RangeFlag, bounded_way, prepared_layout, scaled_gemm
+from mxref_triton.gfx950_check import native_roundings
+from mxref_triton.launch import DEVICE, INTERPRETED
+from mxref_triton.quantize import quantize, quantize_dual
+from mxref_triton.transform import hadamard
+
+
+class TritonBackend(Backend):
+    """Quantization on torch tensors of one device: a GPU's, or the CPU's under Triton's interpreter.
+
+    ROCm's torch calls its device "cuda" too.
+    """
+
+    name = "triton"
+    capabilities = Capabilities(
+        gemm_profiles=frozenset({GemmProfile.ORDERED, GemmProfile.BOUNDED}),
+        devices=frozenset({DEVICE}),
+        arrays="torch",
+    )
+
+    def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:
+        """Take how `bounded` GEMMs are computed and who rounds.
+
+        Args:
+            bounded: see `mxref_triton.gemm.bounded_way`.
+            conversions: see `mxref_triton.gfx950_check.native_roundings`.
+        """
+        self.native, self._conversions = native_roundings(conversions)
+        self._way = bounded_way(bounded)
+        self._flag = RangeFlag()
+        self._widened = 0
+        self.capabilities = replace(
+            type(self).capabilities, bounded_class=CLASSES[self._way], bounded_max_scale=MAX_SCALES[self._way]
+        )
+
+    def details(self) -> str:
+        """Return which kernels are used here."""
+        return f"on {DEVICE}, {self._conversions}; bounded GEMMs by {self._way}"
+
+    def range_exceeded(self) -> bool:
+        """Return whether an operand of a `bounded` GEMM since the last call was out of range; waits for the GPU."""
+        return self._flag.take()
+
+    @contextmanager
+    def widened(self) -> Iterator[None]:
+        """Return a context in which `ordered`, which has no range and is a member of every class, answers `bounded`."""
+        self._widened += 1
+        try:
+            yield
+        finally:
+            self._widened -= 1
+
+    def from_numpy(self, array: NDArray[Any]) -> torch.Tensor:
+        """Return a NumPy array as a tensor of this backend's device."""
+        array = np.array(array)  # torch wants writable memory
+        if array.dtype == ml_dtypes.bfloat16:
+            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(array)
+        return tensor.to(DEVICE)
+
+    def to_numpy(self, array: torch.Tensor) -> NDArray[Any]:
+        """Return a tensor as a NumPy array, bfloat16 as ml_dtypes.bfloat16."""
+        array = array.detach().cpu()
+        if array.dtype == torch.bfloat16:
+            # A view of another type keeps the strides of the first.
+            return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return array.numpy()
+
+    def _quantize(self, x: torch.Tensor, plan: QuantPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize(x, plan, native=self.native).codes_and_scales()
+
+    def _quantize_dual(
+        self, x: torch.Tensor, row: QuantPlan, column: QuantPlan
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        by_row, by_column = quantize_dual(x, row, column, native=self.native)
+        return by_row.codes_and_scales(), by_column.codes_and_scales()
+
+    def _fake_quantize(self, x: torch.Tensor, plan: QuantPlan, dtype: str) -> Any:
+        if dtype != "bfloat16" or plan.spec.nonfinite is Nonfinite.RAISE:
+            return super()._fake_quantize(x, plan, dtype)
+        return quantize(x, plan, Output.VALUES, self.native).values()
+
+    def _dequantize(self, q: MXArray, dtype: str) -> torch.Tensor:
+        return dequantize(q, dtype)
+
+    def _hadamard(self, x: torch.Tensor, rotation: Rotation, axis: int) -> torch.Tensor:
+        return hadamard(x, rotation, axis)
+
+    def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> torch.Tensor:
+        if self._widened:
+            profile = GemmProfile.ORDERED
+        return scaled_gemm(a, b, profile, out_dtype, self._way, self._flag, self.name)
+
+    def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[torch.Tensor, ...]:
+        return prepared_layout(q, profile, self._way)
+
+
+def backend() -> TritonBackend:
+    """Return the backend.
+
+    Raises:
+        BackendError: there is neither a GPU nor TRITON_INTERPRET=1.
+    """
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise BackendError(
+            "backend 'triton' needs a GPU that torch sees, and there is none; "
+            "TRITON_INTERPRET=1 runs it on the CPU, slowly, for tests"
+        )
+    return TritonBackend()

@@ -1,0 +1,259 @@
+"""One unit from elements to packed codes and scale bytes, all of it in the registers of one thread."""
+
+# Triton infers the types of kernels; their tuples grow.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+import triton
+import triton.language as tl
+
+from mxref.formats import MXFP4, BlockShape
+from mxref.hadamard import norm_factor
+from mxref.philox import elements_per_call
+from mxref.recipe import OperandSpec
+from mxref.rounding import Rounding
+from mxref.scale import ScaleRule
+from mxref_triton.gfx950 import nearest_word, stochastic_word
+from mxref_triton.hadamard import butterflies, flip_signs, multiplied
+from mxref_triton.philox import philox
+from mxref_triton.registers import bits_of
+from mxref_triton.rounding import decode_element, encode_word, value_scale
+from mxref_triton.scale import (
+    CARRIES,
+    amax_bits_of,
+    inverse_scale,
+    is_finite,
+    over_tile,
+    scale_code,
+    stored_code,
+)
+
+MAX_FUSED_HADAMARD = 64
+"""Largest transform that one thread does in registers, before it quantizes; longer ones go through memory."""
+
+_RANDOM_CONSTANT = {Rounding.RNE: -1, Rounding.RTZ: 0, Rounding.RNA: 1 << 21, Rounding.SR: 0}
+"""What SR's random integer of 22 bits is in the other modes; -1 for RNE, which has its own arithmetic."""
+
+
+class Output(StrEnum):
+    """What a kernel writes."""
+
+    CODES = "codes"
+    """Packed codes and scale codes."""
+    VALUES = "values"
+    """The bfloat16 values that these stand for, and scale codes."""
+    TRANSFORMED = "transformed"
+    """Float32 after the Hadamard transform, before any quantization."""
+
+
+@dataclass(frozen=True, eq=False)
+class Treatment:
+    """What is done to an operand, as kernels are compiled for it; equal ones are one object."""
+
+    kind: str
+    """Type of the input: float32, bfloat16 or float16."""
+    carry: int
+    """The scale rule, as what is added to amax's bits."""
+    zero: int
+    """Scale code of an all-zero block."""
+    constant: int
+    """What is added to the fraction of a gap, of 22 bits; -1 for RNE."""
+    random_bits: int
+    """R for SR, else 0."""
+    prescale: bool
+    saturates: bool
+    """Whether RNE may give a code of 8, which has to be brought back to 7: above 7 times the scale."""
+    n: int
+    """Size of the Hadamard transform that the kernel does, else 0."""
+    signed: bool
+    """Whether signs come before it."""
+    norm: float
+    """Factor after it, when it has to be a multiplication of its own, else 1."""
+    folded_norm: float
+    """Factor after it, when it can be part of the division by the scale, else 1."""
+    tile: bool
+    """Whether a block is 32x32."""
+    native: bool
+    """Whether the conversions of gfx950 round, RNE or SR."""
+    output: Output
+
+    @property
+    def unit(self) -> int:
+        """Elements of a unit."""
+        return self.n if self.output is Output.TRANSFORMED else max(MXFP4.k, self.n)
+
+    @property
+    def blocks(self) -> int:
+        """Scale codes of a unit, as many as are written."""
+        return 0 if self.output is Output.TRANSFORMED else self.unit // MXFP4.k
+
+    @property
+    def calls(self) -> int:
+        """Philox calls of a unit."""
+        return self.unit // elements_per_call(self.random_bits)
+
+    @property
+    def words_in(self) -> int:
+        """32-bit words of a unit as it is read."""
+        return self.unit if self.kind == "float32" else self.unit // 2
+
+    @property
+    def words_out(self) -> int:
+        """32-bit words of a unit as it is written."""
+        return self.unit * {Output.CODES: 1, Output.VALUES: 4, Output.TRANSFORMED: 8}[self.output] // 8
+
+
+@cache
+def treatment(
+    spec: OperandSpec,
+    kind: str,
+    n: int,
+    signed: bool,
+    output: Output,
+    norm: float | None = None,
+    native: frozenset[Rounding] = frozenset(),
+) -> Treatment:
+    """Return how kernels treat an operand.
+
+    Args:
+        spec: its treatment in the recipe.
+        kind: type of the input.
+        n: size of the Hadamard transform that the kernel does, 0 for none.
+        signed: whether signs come before it.
+        output: what is written.
+        norm: factor after the transform; default that of its size.
+        native: roundings for which the conversions of gfx950 are used, where there is no prescale.
+    """
+    if norm is None:
+        norm = float(norm_factor(n)) if n else 1.0
+    # An element of 16 bits is a multiple of 2^-133, and so are sums of them: a norm that is a power of two from 1/8
+    # on is exact then, and rounds nothing when it is multiplied with the scale first. Float32 may lose bits here.
+    folds = kind != "float32" and n in (4, 16, 64) and output is not Output.TRANSFORMED
+    return Treatment(
+        kind=kind,
+        carry=CARRIES[spec.scale_rule],
+        zero=spec.zero_scale,
+        constant=_RANDOM_CONSTANT[spec.rounding],
+        random_bits=spec.sr_bits if spec.rounding is Rounding.SR else 0,
+        prescale=spec.prescale,
+        saturates=spec.scale_rule is ScaleRule.FLOOR and not spec.prescale,
+        n=n,
+        signed=signed,
+        norm=1.0 if folds else norm,
+        folded_norm=norm if folds else 1.0,
+        tile=spec.block is BlockShape.TILE,
+        native=spec.rounding in native and not spec.prescale,
+        output=output,
+    )
+
+
+_VALUES = tl.constexpr(Output.VALUES.value)
+_TRANSFORMED = tl.constexpr(Output.TRANSFORMED.value)
+
+
+@triton.jit
+def transform(values, signs_low, signs_high, P: tl.constexpr):
+    """Return the elements of a unit after signs and Hadamard transform, but for a norm that folds into the scale."""
+    UNIT: tl.constexpr = P.unit
+    N: tl.constexpr = P.n
+    NORM: tl.constexpr = P.norm
+    if P.signed:
+        values = flip_signs(values, signs_low, signs_high, UNIT, N)
+    if N:
+        values = butterflies(values, UNIT, N)
+    if NORM != 1.0:
+        values = multiplied(values, NORM, UNIT)
+    return values
+
+
+@triton.jit
+def _random_words(group, key, index: tl.constexpr, P: tl.constexpr):
+    """Return the random words of the eight elements `index` of a unit whose first call has number `group`."""
+    if P.random_bits == 0:
+        return ()
+    elif P.random_bits <= 16:
+        return philox(group + index, key[0], key[1], key[2], key[3])
+    else:
+        low = philox(group + 2 * index, key[0], key[1], key[2], key[3])
+        high = philox(group + (2 * index + 1), key[0], key[1], key[2], key[3])
+        return low + high
+
+
+@triton.jit
+def _decoded(word, code):
+    """Return the eight elements of a word as four words of two bfloat16 values."""
+    scale = value_scale(code)
+    out = ()
+    for i in tl.static_range(4):
+        low = decode_element(word, 2 * i, scale) >> 16
+        high = decode_element(word, 2 * i + 1, scale) & 0xFFFF0000
+        out = out + (tl.where(code == 255, 0x7FC07FC0, low | high),)
+    return out
+
+
+@triton.jit
+def _all_bits(values):
+    out = ()
+    for i in tl.static_range(len(values)):
+        out = out + (bits_of(values[i]),)
+    return out
+
+
+@triton.jit
+def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    CARRY: tl.constexpr = P.carry
+    ZERO: tl.constexpr = P.zero
+    FOLDED_NORM: tl.constexpr = P.folded_norm
+    words = ()
+    codes = ()
+    for block in tl.static_range(P.unit // 32):
+        amax_bits = amax_bits_of(values, 32 * block, FOLDED_NORM)
+        if P.tile:
+            amax_bits = over_tile(amax_bits, ROWS, COLUMNS)
+        code = scale_code(amax_bits, CARRY)
+        factor = inverse_scale(code)
+        if FOLDED_NORM != 1.0:
+            factor = factor * FOLDED_NORM
+        stored = stored_code(code, amax_bits, ZERO)
+        keep = tl.where(is_finite(amax_bits), 0xFFFFFFFF, 0).to(tl.uint32)
+        codes = codes + (stored,)
+        for i in tl.static_range(4):
+            random = _random_words(group, key, 4 * block + i, P)
+            if not P.native:
+                word = encode_word(values, 32 * block + 8 * i, factor, keep, random, P)
+            elif P.random_bits:
+                word = stochastic_word(values, 32 * block + 8 * i, factor, random) & keep
+            else:
+                word = nearest_word(values, 32 * block + 8 * i, factor) & keep
+            if P.output == _VALUES:
+                words = words + _decoded(word, stored.to(tl.int32))
+            else:
+                words = words + (word,)
+    return words, codes
+
+
+@triton.jit
+def encode_unit(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return what a unit is stored as.
+
+    Args:
+        values: its elements after `transform`, a tuple of float32 [B].
+        group: for SR, the number of its first Philox call, int64 [B]; else None.
+        key: seed and stream, four words; else None.
+        P: the treatment.
+        ROWS: for 32x32 tiles, units lie row-major in ROWS x COLUMNS, and 32 rows share a scale.
+        COLUMNS: see ROWS.
+
+    Returns:
+        Words of codes, bfloat16 values or float32, a tuple of uint32 [B], and scale bytes, one uint8 [B] per block.
+    """
+    if P.output == _TRANSFORMED:
+        return _all_bits(values), ()
+    else:
+        return _quantized(values, group, key, P, ROWS, COLUMNS)

@@ -1,0 +1,145 @@
+"""Quantization along an axis that is not contiguous: each thread owns one or two lines and reads them step by step.
+
+Thread t of a program owns unit t, whose elements lie `step` apart; its neighbours own the neighbouring lines, so that
+each of the 32 loads of a warp is one piece of memory. A program covers several units of every line: their codes are
+side by side in the transposed output, and turn around in shared memory only when they are packed, a quarter of
+the bytes that came in.
+"""
+
+# Triton infers the types of kernels; their tuples grow.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mxref_triton.block import encode_unit, transform
+from mxref_triton.registers import float_at, join_last, tile_index
+
+
+@triton.jit
+def _load_line(
+    x, offsets, step, element, length, mask, P: tl.constexpr, STEP: tl.constexpr, PADDED: tl.constexpr
+):
+    """Return the elements of units whose first ones lie at `offsets`; those from `length` on are zeros."""
+    UNIT: tl.constexpr = P.unit
+    KIND: tl.constexpr = P.kind
+    out = ()
+    pointer = x + offsets
+    for j in tl.static_range(UNIT):
+        exists = (element + j < length) & mask if PADDED else mask
+        if STEP:  # a constant becomes part of the load instruction
+            out = out + (float_at(pointer + j * STEP, exists, KIND),)
+        else:
+            out = out + (float_at(pointer, exists, KIND),)
+            pointer += step
+    return out
+
+
+@triton.jit
+def _store_lines(
+    pointer, tensors, lines, across, mask, OUT: tl.constexpr, UNITS: tl.constexpr, LINES: tl.constexpr
+):
+    """Store OUT tensors per unit, transposed: lines are `across` apart, and their units side by side."""
+    joined = tl.reshape(join_last(tensors, 0, 1, OUT), [UNITS, LINES, OUT])
+    turned = tl.reshape(tl.permute(joined, (1, 0, 2)), [LINES, UNITS * OUT])
+    place = tl.arange(0, UNITS * OUT)[None, :]
+    target = pointer + (lines[:, None] * across + place)
+    if mask is None:
+        tl.store(target, turned)
+    else:
+        tl.store(target, turned, mask=mask[0][:, None] & (place < mask[1] * OUT))
+
+
+@triton.jit
+def column_units(
+    x, codes, scales,
+    line, unit, lines, units, length, stride, step,
+    signs_low, signs_high, group, groups, key,
+    P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, STEP: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Quantize UNITS units of each of LINES lines.
+
+    Args:
+        x: pointer to the elements, 16-bit ones as int16: `stride` apart between lines, `step` along the block axis.
+        codes: int32 pointer to packed codes, or to bfloat16 values, [lines, units].
+        scales: uint8 pointer to scale codes, [lines, units].
+        line: first line, an int64 scalar.
+        unit: first unit of each line, an int64 scalar.
+        lines: number of lines of the whole.
+        units: units per line of the whole.
+        length: elements of a line; the rest of the last unit is padding.
+        stride: see x.
+        step: see x.
+        signs_low: bits 0 to 31 of the signs before the Hadamard transform.
+        signs_high: bits 32 to 63.
+        group: number of the first Philox call of line 0.
+        groups: calls per line.
+        key: seed and stream, four words.
+        P: the treatment.
+        LINES: see above.
+        UNITS: see above.
+        STEP: `step` as a constant, or 0.
+        MASKED: whether lines or units may end within these.
+        PADDED: whether a unit may end after `length`; MASKED has to be set then.
+        WIDE: whether offsets between the units need 64 bits.
+    """
+    BLOCKS: tl.constexpr = P.blocks
+    OUT: tl.constexpr = P.words_out
+    i = tl.arange(0, LINES * UNITS)
+    c = i % LINES
+    u = i // LINES
+    own = tl.arange(0, LINES)
+    mask = None
+    store_mask = None
+    if MASKED:
+        mask = (line + c < lines) & (unit + u < units)
+        store_mask = (line + own < lines, units - unit)
+    if WIDE:
+        c = c.to(tl.int64)
+        u = u.to(tl.int64)
+        own = own.to(tl.int64)
+    base = x + (line * stride + unit * P.unit * step)
+    element = (unit + u) * P.unit
+    values = _load_line(base, c * stride + u * P.unit * step, step, element, length, mask, P, STEP, PADDED)
+    values = transform(values, signs_low, signs_high, P)
+    first = None
+    if P.random_bits:
+        first = (line + c) * groups + (unit + u) * P.calls + group
+    out, stored = encode_unit(values, first, key, P, UNITS * LINES, 1)
+    target = codes + (line * units + unit) * OUT
+    words = ()
+    for k in tl.static_range(OUT):
+        words = words + (out[k].to(tl.int32, bitcast=True),)
+    _store_lines(target, words, own, units * OUT, store_mask, OUT, UNITS, LINES)
+    if BLOCKS:
+        target = scales + (line * units + unit) * BLOCKS
+        _store_lines(target, stored, own, units * BLOCKS, store_mask, BLOCKS, UNITS, LINES)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "lines", "length",
+        "signs_low", "signs_high", "group", "seed_low", "seed_high", "stream_low", "stream_high",
+    ]
+)  # fmt: skip
+def quantize_columns(
+    x, codes, scales,
+    lines, units, length, stride, step,
+    signs_low, signs_high, group, groups, seed_low, seed_high, stream_low, stream_high,
+    P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, BAND: tl.constexpr, STEP: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Quantize lines of any strides, LINES x UNITS units per program; arguments as in `column_units`."""
+    down, across = tile_index(BAND)
+    line = across * LINES
+    unit = down * UNITS
+    key = (seed_low, seed_high, stream_low, stream_high)
+    x = x.to(tl.pointer_type(tl.int32 if P.kind == "float32" else tl.int16))
+    column_units(
+        x, codes, scales, line, unit, lines, units, length, stride, step,
+        signs_low, signs_high, group, groups, key, P, LINES, UNITS, STEP, MASKED, PADDED, WIDE,
+    )  # fmt: skip

@@ -1,0 +1,209 @@
+"""Scaled GEMM: which kernels answer which profile, and where `bounded` at FP8 rate ends."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+
+from mxref.errors import RecipeError, UnsupportedError
+from mxref.mxarray import MXArray, PreparedArray
+from mxref.recipe import GemmProfile
+from mxref_triton.dequantize import dequantize
+from mxref_triton.fold import HIGHEST_TOP, Folded, fold
+from mxref_triton.gfx950 import is_gfx950
+from mxref_triton.gfx950_gemm import MAX_SCALE, multiply
+from mxref_triton.launch import INTERPRETED, check_device
+from mxref_triton.memory import asking
+from mxref_triton.ordered import UNPRESCALE, ordered
+from mxref_triton.rows import rows_of
+
+
+class BoundedWay(StrEnum):
+    """How `bounded` GEMMs are computed."""
+
+    FP8 = "fp8"
+    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`; see `mxref_triton.fold`.
+
+    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`.
+    """
+    BF16 = "bf16"
+    """Operands decoded to BF16, multiplied into float32: class `fp32`."""
+    MFMA = "mfma"
+    """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.gfx950_gemm`."""
+
+
+CLASSES = {BoundedWay.FP8: "fp8-hopper", BoundedWay.BF16: "fp32", BoundedWay.MFMA: "fp32"}
+"""Error class of `bounded`."""
+
+MAX_SCALES = {BoundedWay.FP8: HIGHEST_TOP, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE}
+"""Largest scale code of `bounded`: for BF16 the largest at which every element fits, 6 * 2^125."""
+
+_FP8_UNIT = 16
+"""What cuBLAS wants N and K to be multiples of in FP8."""
+
+SHORTEST_FP8 = 512
+"""Smallest K multiplied in FP8: on less, folding takes as long as it saves."""
+
+LEAST_FOLDED_WORK = 1 << 30
+"""Multiplications from which `ordered` gains by folding its operands first."""
+
+
+class RangeFlag:
+    """Whether an operand of a `bounded` GEMM was outside its range: one word per device, written by kernels."""
+
+    def __init__(self) -> None:
+        self._words: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Return the device's word, int32 [1]."""
+        if device not in self._words:
+            self._words[device] = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._words[device]
+
+    def take(self) -> bool:
+        """Return whether any word was set, after all work in flight, and clear them."""
+        found = False
+        for device, word in self._words.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            found |= bool(word.item())
+            word.zero_()
+        return found
+
+
+def bounded_way(name: str) -> BoundedWay:
+    """Return how `bounded` is computed: `auto` is FP8 where the current GPU is a Hopper, MFMA on gfx950, else BF16.
+
+    Raises:
+        RecipeError: none of the three nor `auto`.
+        UnsupportedError: MFMA on another GPU than gfx950.
+    """
+    gpu = torch.device("cuda")
+    if name == "auto":
+        if INTERPRETED:
+            return BoundedWay.BF16
+        if is_gfx950(gpu):
+            return BoundedWay.MFMA
+        return BoundedWay.FP8 if _is_hopper(gpu) else BoundedWay.BF16
+    try:
+        way = BoundedWay(name)
+    except ValueError:
+        raise RecipeError(f"bounded = {name!r} is not one of auto, {', '.join(BoundedWay)}") from None
+    if way is BoundedWay.MFMA and not (INTERPRETED or is_gfx950(gpu)):
+        raise UnsupportedError("bounded = 'mfma' needs a gfx950 GPU, and this is none; take bounded = 'auto'")
+    return way
+
+
+def scaled_gemm(
+    a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str, way: BoundedWay, flag: RangeFlag, name: str
+) -> torch.Tensor:
+    """Return A B^T of A [M, K] and B [N, K], checked operands, under `ordered` or `bounded`.
+
+    Args:
+        a: left operand.
+        b: right operand, perhaps with a layout from `prepare`.
+        profile: one of the two.
+        out_dtype: `float32` or `bfloat16`.
+        way: how `bounded` is computed.
+        flag: is set where `bounded` meets an operand outside its range.
+        name: of the backend whose layouts these are.
+    """
+    _check_devices(a, b)
+    layout = b.layout_for(name, profile) if isinstance(b, PreparedArray) else ()
+    fp8 = way is BoundedWay.FP8
+    if profile is GemmProfile.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
+        folded = None
+        if _folds_ordered(a, b):
+            folded = fold(a, None), Folded.of(layout) if layout else fold(b, None)
+        return ordered(a, b, out_dtype, folded)
+    word = flag.on(a.codes.device)
+    if layout:
+        # What was out of range when B was prepared is so in each of its GEMMs.
+        torch.maximum(word, layout[-1], out=word)
+    if fp8:
+        return _fp8(a, fold(a, word), Folded.of(layout) if layout else fold(b, word), b.prescale, out_dtype)
+    if way is BoundedWay.MFMA:
+        _flag_scales(a, way, word)
+        _flag_scales(b, way, word)
+        return multiply(a, b, out_dtype)
+    return _bf16(a, _decoded(a, word), layout[0] if layout else _decoded(b, word), b.prescale, out_dtype)
+
+
+def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
+    """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
+    exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
+    if profile is GemmProfile.BOUNDED and way is BoundedWay.BF16:
+        return _decoded(q, exceeded), exceeded
+    if not _is_hopper(q.codes.device):
+        return ()
+    return *fold(q, exceeded).layout, exceeded
+
+
+def _check_devices(a: MXArray, b: MXArray) -> None:
+    """Raise UnsupportedError unless all four arrays lie together where kernels run."""
+    device = a.codes.device
+    for t in (a.codes, a.scales, b.codes, b.scales):
+        check_device(t)
+        if t.device != device:
+            raise UnsupportedError(
+                f"backend 'triton' multiplies operands of one device, got {device} and {t.device}; "
+                f"move them together: codes.to({str(device)!r}), scales.to({str(device)!r})"
+            )
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )
+
+
+def _folds_ordered(a: MXArray, b: MXArray) -> bool:
+    work = a.scales.shape[0] * b.scales.shape[0] * a.length
+    return work >= LEAST_FOLDED_WORK and _is_hopper(a.codes.device)
+
+
+def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
+    m, n = a.scales.shape[0], b.scales.shape[0]
+    whole = m > 0 and n > 0 and n % _FP8_UNIT == 0
+    return whole and a.length >= SHORTEST_FP8 and _is_hopper(a.codes.device)
+
+
+def _fp8(a: MXArray, left: Folded, right: Folded, b_prescaled: bool, out_dtype: str) -> torch.Tensor:
+    factor = UNPRESCALE[int(a.prescale) + int(b_prescaled)]
+    scale = left.scale * factor if factor != 1 else left.scale
+    dtype: torch.dtype = getattr(torch, out_dtype)
+    m, n = left.values.shape[0], right.values.shape[0]
+    with asking(m * n * dtype.itemsize, left.values.device):
+        # Fast accumulation would keep 14 bits of the sum for all of K.
+        return torch._scaled_mm(
+            left.values, right.values.t(), scale_a=scale, scale_b=right.scale.view(1, n),
+            out_dtype=dtype, use_fast_accum=False,
+        )  # fmt: skip
+
+
+def _flag_scales(q: MXArray, way: BoundedWay, exceeded: torch.Tensor) -> None:
+    # NaN blocks, 255, wrap to 0.
+    exceeded |= (q.scales + 1 > MAX_SCALES[way] + 1).any()
+
+
+def _decoded(q: MXArray, exceeded: torch.Tensor) -> torch.Tensor:
+    """Return the values of an operand in bfloat16 [rows, K], exact for scale codes up to 252."""
+    _flag_scales(q, BoundedWay.BF16, exceeded)
+    codes, scales = rows_of(q)
+    return dequantize(MXArray(codes, scales, (codes.shape[0], q.length), 1), "bfloat16")
+
+
+def _bf16(
+    a: MXArray, left: torch.Tensor, right: torch.Tensor, b_prescaled: bool, out_dtype: str
+) -> torch.Tensor:
+    with asking(left.shape[0] * right.shape[0] * 4, left.device):
+        if left.device.type == "cpu":  # torch's CPU has no product of BF16 with float32 output
+            out = left.float() @ right.float().T
+        else:
+            out = torch.mm(left, right.T, out_dtype=torch.float32)
+    if a.prescale or b_prescaled:
+        out *= UNPRESCALE[int(a.prescale) + int(b_prescaled)]
+    return out.to(getattr(torch, out_dtype))

@@ -1,0 +1,85 @@
+"""Tests on a GPU: skipped where there is none, and summed up in a file that the documentation shows."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+_record: dict[str, Any] = {"tests": [], "cases": {}}
+
+
+def has_gpu() -> bool:
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = None if has_gpu() else pytest.mark.skip(reason="no GPU that torch sees, or no triton")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if missing:
+                item.add_marker(missing)
+
+
+def pytest_configure() -> None:
+    _record["start"] = time.monotonic()
+
+
+@pytest.fixture
+def cases(record_property: Callable[[str, object], None]) -> Callable[[int], None]:
+    """Tell the summary how many cases a test compared; properties reach it from other processes too."""
+    return lambda number: record_property("cases", int(number))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
+        name = report.nodeid.rpartition("/")[2]
+        _record["tests"].append(
+            {"test": name, "outcome": report.outcome, "seconds": round(report.duration, 2)}
+        )
+        count = sum(number for key, number in report.user_properties if key == "cases")
+        if count:
+            test = name.partition("[")[0]
+            _record["cases"][test] = _record["cases"].get(test, 0) + count
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # A worker of pytest-xdist reports to the process that started it.
+    if not _record["tests"] or not has_gpu() or hasattr(session.config, "workerinput"):
+        return
+    import torch
+    import triton
+
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True, text=True, check=False,
+    ).stdout.split() if not torch.version.hip else []  # fmt: skip
+    outcomes = [t["outcome"] for t in _record["tests"]]
+    summary = {
+        "date": datetime.date.today().isoformat(),
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver[0] if driver else "",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "counts": {o: outcomes.count(o) for o in ("passed", "failed", "skipped")},
+        "seconds": round(time.monotonic() - _record["start"], 1),
+        "cases": _record["cases"],
+        "tests": _record["tests"],
+    }
+    out = Path(os.environ.get("OUT") or "runs/gpu")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "tests.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

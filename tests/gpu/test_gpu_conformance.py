@@ -1,0 +1,96 @@
+"""The whole specification on the GPU: the conformance suite, and the fast CPU backend as a second witness."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mxref import OperandSpec, Stream, get_backend  # noqa: E402
+from mxref.conformance import checks_of, run_check  # noqa: E402
+from mxref.conformance.model import Subject  # noqa: E402
+from mxref.conformance.report import failure_text  # noqa: E402
+from mxref.errors import MxrefError  # noqa: E402
+
+LEVEL = os.environ.get("MXREF_GPU_LEVEL", "quick")
+"""`full` asks for every combination, each of which is a kernel to compile: minutes."""
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+SHARES = 64
+"""Into how many tests the suite is cut, so that processes side by side compile its kernels."""
+
+
+@pytest.mark.clause(
+    "conformance.capabilities", "conformance.arrays", "conformance.protocol", "conformance.dual"
+)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_conformance(share, cases):
+    backend = get_backend("triton")
+    subject, results = Subject(backend), {}
+    for each in checks_of(backend.capabilities, level=LEVEL)[share::SHARES]:
+        run_check(each, subject, results)
+    failures = [failure for result in results.values() for failure in result.failures]
+    assert not failures, "\n\n".join(map(failure_text, failures))
+    assert sum(result.passed for result in results.values()) > 5
+    cases(sum(result.compared for result in results.values()))
+
+
+SPECS = {
+    "rne": OperandSpec(),
+    "even": OperandSpec(scale_rule="even", zero_scale=127),
+    "H16": OperandSpec(hadamard=16),
+    "H32, signs": OperandSpec(hadamard=32, signs="per_step_layer"),
+    "SR": OperandSpec(rounding="sr"),
+    "SR, 20 bits": OperandSpec(rounding="sr", sr_bits=20),
+    "tseng": OperandSpec(rounding="sr", prescale=True, hadamard=64, signs="per_step_layer"),
+    "tiles": OperandSpec(block="32x32"),
+}
+STREAM = Stream(seed=0x0123456789ABCDEF, step=70_000, layer=300, operand=4)
+
+
+def heavy_tailed(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Student-t(3), magnitudes of many binades, some zeros and NaN."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_t(3, (rows, columns)).astype(np.float32)
+    x *= np.exp2(rng.integers(-30, 30, (rows, 1))).astype(np.float32)
+    x[rng.random(x.shape) < 1e-5] = np.nan
+    x[rows // 2, : columns // 2] = 0
+    return torch.from_numpy(x).to(dtype)
+
+
+@pytest.mark.clause("random.index", "random.elements", "quantize.axis", "quantize.strides")
+@pytest.mark.parametrize(("name", "axis"), list(product(SPECS, (-1, 0))))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_matrices_are_those_of_the_cpu_kernels(name, axis, dtype, cases):
+    """Eight million elements, many times over: as many as no reference could give."""
+    try:
+        numba = get_backend("numba")
+    except MxrefError as err:
+        pytest.skip(str(err))
+    triton = get_backend("triton")
+    x = heavy_tailed(2048, 4096 + 64, dtype)
+    placement = {"axis": axis, "rng": STREAM, "origin": (64, 0), "global_shape": (4096, 4160)}
+    want = numba.quantize(triton.to_numpy(x), SPECS[name], **placement)
+    got = triton.quantize(x.cuda(), SPECS[name], **placement)
+    assert np.array_equal(got.scales.cpu().numpy(), want.scales)
+    assert np.array_equal(got.codes.cpu().numpy(), want.codes)
+    cases(x.numel())
+
+
+@pytest.mark.clause("conformance.dual")
+@pytest.mark.parametrize("name", SPECS)
+def test_both_orientations_at_once_are_the_two_alone(name, cases):
+    triton = get_backend("triton")
+    x = heavy_tailed(1024, 2048, torch.bfloat16).cuda()
+    pair = triton.quantize_dual(x, (SPECS[name], SPECS[name]), rngs=(STREAM, STREAM))
+    for q, axis in zip(pair, (1, 0), strict=True):
+        alone = triton.quantize(x, SPECS[name], axis=axis, rng=STREAM)
+        assert torch.equal(q.codes, alone.codes)
+        assert torch.equal(q.scales, alone.scales)
+        cases(x.numel())

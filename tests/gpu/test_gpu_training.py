@@ -1,0 +1,133 @@
+"""Training on the GPU: its operators under torch's own checks, compiled, and the same losses as the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch import nn  # noqa: E402
+
+from mxref import MXArray, get_backend  # noqa: E402
+from mxref.backend import Backend  # noqa: E402
+from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.reference import ReferenceBackend  # noqa: E402
+from mxref_training import ops  # noqa: E402
+from mxref_training.linear import advance, check_stochastic_rounding, convert  # noqa: E402
+from mxref_triton import TritonBackend  # noqa: E402
+from training_setup import CONFIG, change, metrics, run  # noqa: E402
+
+TABLES = {
+    "rne": {"dialect": "amd"},
+    "h16": {"dialect": "amd", "all": {"hadamard": 16}},
+    "SR, signs": {"all": {"rounding": "sr", "hadamard": 32, "signs": "per_step_layer"}},
+    "tseng backward": {"dialect": "tseng", "fprop": {"format": "bf16", "hadamard": 0, "signs": "none"}},
+}
+
+
+def recipe_of(table: dict[str, Any]) -> Any:
+    return recipe_from_table({"gemm": "ordered", **table})
+
+
+class Bridge(ReferenceBackend):
+    """The reference on GPU tensors, through the CPU: what torch itself computes stays on the GPU."""
+
+    name = "bridge"
+    capabilities = replace(ReferenceBackend.capabilities, arrays="torch", devices=frozenset({"cuda"}))
+    from_numpy = TritonBackend.from_numpy
+    to_numpy = TritonBackend.to_numpy
+
+    def _host(self, q: MXArray) -> MXArray:
+        return MXArray(
+            self.to_numpy(q.codes), self.to_numpy(q.scales), q.shape, q.axis, q.block, q.prescale, q.rotation
+        )
+
+    def _quantize(self, x: Any, plan: Any) -> Any:
+        return tuple(self.from_numpy(t) for t in super()._quantize(self.to_numpy(x), plan))
+
+    def _dequantize(self, q: MXArray, dtype: str) -> Any:
+        return self.from_numpy(super()._dequantize(self._host(q), dtype))
+
+    def _hadamard(self, x: Any, rotation: Any, axis: int) -> Any:
+        return self.from_numpy(super()._hadamard(self.to_numpy(x), rotation, axis))
+
+    def _scaled_gemm(self, a: MXArray, b: MXArray, profile: Any, out_dtype: str) -> Any:
+        return self.from_numpy(super()._scaled_gemm(self._host(a), self._host(b), profile, out_dtype))
+
+
+@pytest.mark.clause("gemm.ordered")
+@pytest.mark.parametrize("name", TABLES)
+def test_losses_are_the_references(name, tmp_path, cases):
+    """Three steps: every loss and gradient norm as with the reference in place of the kernels."""
+    recipe = recipe_of(TABLES[name])
+    logs = []
+    backends: list[Backend] = [Bridge(), get_backend("triton")]
+    for backend in backends:
+        run(tmp_path / backend.name, recipe, change(CONFIG, steps=3, eval_every=3), backend=backend)
+        logs.append(metrics(tmp_path / backend.name))
+    assert logs[0] == logs[1]
+    assert logs[0].count(b"grad_norm") == 3
+    cases(3)
+
+
+@pytest.mark.parametrize("profile", ["ordered", "bounded"])
+def test_operators_pass_torchs_own_checks(profile):
+    key = ops.register_backend(get_backend("triton"))
+    place, stream, other = ops.step_place(1, 32, 128), ops.stream_words(7, 2, 0), ops.stream_words(7, 2, 5)
+    spec, rotated = (
+        ops.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
+    )
+    x = torch.randn(64, 512, device="cuda")
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (ops.quantize, (x, place, key, spec, 1, stream, True)),
+        (ops.quantize, (x[:41].bfloat16().t(), ops.step_place(0), key, rotated, 0, stream, True)),
+        (ops.quantize_dual, (x, place, key, spec, rotated, stream, other, False)),
+    ]
+    a = ops.quantize(x, place, key, spec, 1, stream, True)
+    b = ops.quantize(x[:32], place, key, spec, 1, stream, False)
+    calls.append((ops.prepare, (*b, key, spec, 512, profile)))
+    layout = ops.prepare(*b, key, spec, 512, profile)
+    calls += [
+        (ops.scaled_gemm, (*a, *b, held, key, spec, spec, 512, profile, out, "fprop", 0))
+        for out in ("float32", "bfloat16")
+        for held in ([], layout)
+    ]
+    for op, arguments in calls:
+        torch.library.opcheck(op, arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("profile", ["ordered", "bounded"])
+def test_compiled_in_one_graph(profile, compiler):
+    recipe = recipe_of({"dialect": "amd", "gemm": profile, "all": {"hadamard": 16}})
+    results = []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"layer": nn.Linear(512, 256, bias=False)}).cuda()
+        context = convert(model, recipe, backend=get_backend("triton"), seed=5)
+        layer = model["layer"]
+        forward = torch.compile(layer, fullgraph=True, backend=compiler) if compiled else layer
+        found = []
+        for i in range(3):
+            context.step = i
+            x = torch.randn(256, 512, generator=torch.Generator().manual_seed(i)).bfloat16().cuda()
+            x.requires_grad_()
+            model.zero_grad()
+            with torch.compiler.set_stance("fail_on_recompile" if compiled and i else "default"):
+                y = forward(x)
+            y.float().square().sum().backward()
+            found.append((y.detach(), x.grad, layer.weight.grad))
+            advance(model)
+        results.append(found)
+    for eager, graph in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(eager, graph, strict=True))
+
+
+def test_stochastic_rounding_passes_the_check_before_a_run():
+    check_stochastic_rounding(get_backend("triton"), recipe_of(TABLES["SR, signs"]))

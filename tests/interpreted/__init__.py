@@ -1,0 +1,1 @@
+"""Tests whose kernels run under the interpreter of Triton."""

@@ -1,0 +1,175 @@
+"""The GEMM of gfx950 in Triton's interpreter, with its matrix instruction emulated, and who rounds where."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from interpreted.gemm_operands import bits, drawn, on
+from mxref import GemmProfile
+from mxref.conformance import check
+from mxref.conformance.report import failure_text
+from mxref.errors import BackendError, RecipeError
+from mxref.gemm import bounded_tolerance, scaled_gemm
+from mxref_triton import TritonBackend, gfx950_gemm
+from mxref_triton.gfx950_gemm import COMPUTE_UNITS, TILES, multiply
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value|underflow) encountered:RuntimeWarning"
+)
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.prescale", "gemm.output")
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(64, 64, 128), (1, 1, 32), (65, 130, 96), (37, 3, 416), (130, 64, 160)]
+)
+def test_edges_of_every_axis(m, n, k, out):
+    rng = np.random.default_rng(m)
+    a, b = replace(drawn(rng, m, k), prescale=m == 65), drawn(rng, n, k)
+    exact = scaled_gemm(a, b, profile="exact").astype(np.float64)
+    got = TritonBackend().to_numpy(multiply(on("cpu", a), on("cpu", b), out))
+    assert got.shape == (m, n)
+    assert (np.abs(got.astype(np.float64) - exact) <= bounded_tolerance(a, b, "fp32", out)).all()
+
+
+@pytest.mark.clause("gemm.nan")
+@pytest.mark.parametrize(("out", "nan"), [("float32", 0x7FC00000), ("bfloat16", 0x7FC0)])
+def test_a_nan_block_spoils_its_row_or_column_with_the_canonical_nan(out, nan):
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 5, 96), drawn(rng, 70, 96)
+    a.scales[3, 2] = b.scales[66, 0] = 255
+    got = bits(multiply(on("cpu", a), on("cpu", b), out))
+    spoiled = np.zeros((5, 70), bool)
+    spoiled[3] = spoiled[:, 66] = True
+    assert ((got == nan) == spoiled).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 32), (3, 0, 32), (4, 5, 0)])
+def test_empty(shape):
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    got = multiply(on("cpu", drawn(rng, m, k)), on("cpu", drawn(rng, n, k)), "float32")
+    assert got.shape == (m, n)
+    assert not bits(got).any()
+
+
+def test_a_product_is_added_to_a_gradient_in_place():
+    rng = np.random.default_rng(0)
+    a, b = on("cpu", drawn(rng, 66, 64)), on("cpu", replace(drawn(rng, 9, 64), prescale=True))
+    product = multiply(a, b, "float32")
+    gradient = torch.from_numpy(rng.standard_normal((66, 9)).astype(np.float32))
+    want = gradient + product
+    got = multiply(a, b, "float32", onto=gradient)
+    assert got is gradient
+    assert (bits(got) == bits(want)).all()
+
+
+@pytest.mark.clause("gemm.bounded")
+def test_the_backend_takes_it_and_notices_scales_beyond_its_range():
+    backend = TritonBackend(bounded="mfma")
+    assert backend.capabilities.bounded_class == "fp32"
+    assert backend.capabilities.bounded_max_scale == gfx950_gemm.MAX_SCALE
+    assert "bounded GEMMs by mfma" in backend.details()
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 4, 64, 100, 110), drawn(rng, 5, 64, 100, 110)
+    b.scales[0, 0] = 255
+    left, right = on("cpu", a), on("cpu", b)
+    plain = bits(backend.scaled_gemm(left, right, profile="bounded"))
+    assert (plain == bits(multiply(left, right, "float32"))).all()
+    assert not backend.range_exceeded()
+    # Codes are read as they are, so there is nothing to prepare.
+    assert backend.prepare(right, profile="bounded") is right
+    right.scales[1, 1] = gfx950_gemm.MAX_SCALE + 1
+    backend.scaled_gemm(left, right, profile="bounded")
+    assert backend.range_exceeded()
+
+
+@pytest.mark.clause("conformance.capabilities")
+def test_conformance_of_the_gemm():
+    backend = TritonBackend(bounded="mfma")
+    # `ordered` does not depend on it.
+    backend.capabilities = replace(backend.capabilities, gemm_profiles=frozenset({GemmProfile.BOUNDED}))
+    report = check(backend, ops=["gemm"], level="quick", shrink=False)
+    assert report.ok, "\n\n".join(failure_text(f) for f in report.failures)
+    assert report.total("passed") > 10
+
+
+def test_the_largest_tile_that_gives_every_compute_unit_work_is_taken(monkeypatch):
+    monkeypatch.setattr(gfx950_gemm, "INTERPRETED", False)
+    assert gfx950_gemm.tile_for(4096, 4096) == gfx950_gemm.tile_for(2048, 4096) == TILES[0]
+    assert gfx950_gemm.tile_for(2048, 3840) == gfx950_gemm.tile_for(2048, 2048) == TILES[1]
+    assert gfx950_gemm.tile_for(2048, 1920) == gfx950_gemm.tile_for(1, 1) == TILES[2]
+    for tile, m, n in ((TILES[0], 2048, 4096), (TILES[1], 2048, 2048)):
+        assert m * n == tile.rows * tile.columns * COMPUTE_UNITS
+
+
+def test_tuning_times_every_tile_once_per_shape(monkeypatch):
+    monkeypatch.setattr(gfx950_gemm, "TUNES", True)
+    monkeypatch.setattr(gfx950_gemm, "_fastest", {})
+    timed = []
+
+    def bench(run):
+        timed.append(bits(run()))
+        return {0: 3.0, 1: 1.0, 2: 2.0}[(len(timed) - 1) % 3]
+
+    monkeypatch.setattr("triton.testing.do_bench", bench)
+    rng = np.random.default_rng(0)
+    a, b = on("cpu", drawn(rng, 40, 64)), on("cpu", drawn(rng, 40, 64))
+    got = bits(multiply(a, b, "float32"))
+    multiply(a, b, "float32")
+    assert len(timed) == 3
+    assert all((t == got).all() for t in timed)
+    assert gfx950_gemm._fastest == {(40, 40, 64, "float32"): TILES[1]}
+    multiply(a, b, "bfloat16")
+    assert len(timed) == 6
+
+
+def test_conversions_are_portable_here():
+    assert TritonBackend().native == TritonBackend(conversions="portable").native == frozenset()
+    assert "portable conversions" in TritonBackend().details()
+    with pytest.raises(BackendError, match="conversions = 'native' needs a gfx950 GPU, and this is none"):
+        TritonBackend(conversions="native")
+    with pytest.raises(RecipeError, match="conversions = 'hip' is not one of auto, native, portable"):
+        TritonBackend(conversions="hip")
+
+
+def test_stochastic_conversions_need_a_gfx950():
+    from mxref_triton import gfx950_sr
+
+    with pytest.raises(BackendError, match="'triton-native-sr' needs a gfx950 GPU"):
+        gfx950_sr.backend()
+    declared = gfx950_sr.NativeStochasticBackend().capabilities
+    assert declared.native_sr
+    assert not declared.prescale
+    assert declared.max_sr_bits == 16
+
+
+@pytest.mark.parametrize(
+    ("wrong", "asked", "native", "said"),
+    [
+        (None, "auto", {"rne"}, "gave the reference's bits"),
+        (None, "native", {"rne"}, "gave the reference's bits"),
+        (
+            "0x3f800000 / 2^0 became code 1, not 2",
+            "auto",
+            set(),
+            "portable conversions: those of this gfx950 are not",
+        ),
+    ],
+)
+def test_a_gfx950_answers_for_its_conversions_first(wrong, asked, native, said, monkeypatch):
+    from mxref_triton import gfx950_check
+
+    monkeypatch.setattr(gfx950_check, "INTERPRETED", False)
+    monkeypatch.setattr(gfx950_check, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(gfx950_check, "first_difference", lambda convert: wrong)
+    roundings, words = gfx950_check.native_roundings(asked)
+    assert {r.value for r in roundings} == native
+    assert said in words
+    assert gfx950_check.native_roundings("portable") == (frozenset(), "portable conversions")
+    if wrong:
+        assert wrong in words
+        with pytest.raises(BackendError, match="not the reference's: 0x3f800000"):
+            gfx950_check.native_roundings("native")
