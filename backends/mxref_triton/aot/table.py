@@ -1,0 +1,184 @@
+"""The table of what is compiled: operations of the backend, as training calls them, on shapes of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from mxref.formats import BlockShape
+from mxref.hadamard import SignPolicy
+from mxref.mxarray import MXArray
+from mxref.philox import Stream
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.rounding import Rounding
+from mxref.scale import ScaleRule
+from mxref_triton.backend import TritonBackend
+from mxref_triton.gfx950_check import launch_conversion
+from mxref_triton.gfx950_gemm import multiply
+
+SIDE = 16384
+"""Rows and columns of every matrix but those whose edges are odd."""
+_ODD = (SIDE - 24, SIDE - 32)
+_STREAM = Stream(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation whose launches are compiled."""
+
+    name: str
+    run: Callable[[TritonBackend], object]
+    elements: int
+    """Elements that the operation reads, or for a GEMM writes."""
+    native: frozenset[Rounding] = frozenset()
+    """Roundings by gfx950's own conversions."""
+    gfx950_only: bool = False
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the machines that the case is compiled for."""
+        return ("gfx950",) if self.native or self.gfx950_only else ("gfx950", "sm_90")
+
+    def launch(self) -> None:
+        """Let the backend launch the case's kernels."""
+        backend = TritonBackend(conversions="portable")
+        # The device would have to answer for its conversions first.
+        backend.native = self.native
+        self.run(backend)
+
+
+def _input(dtype: str, shape: tuple[int, int]) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+
+
+def _quantize(
+    spec: OperandSpec, axis: int, dtype: str, shape: tuple[int, int], pad: bool, backend: TritonBackend
+) -> object:
+    return backend.quantize(_input(dtype, shape), spec, axis=axis, rng=_STREAM, pad=pad)
+
+
+def _fake(spec: OperandSpec, axis: int, backend: TritonBackend) -> object:
+    return backend.fake_quantize(
+        _input("bfloat16", (SIDE, SIDE)), spec, axis=axis, dtype="bfloat16", rng=_STREAM
+    )
+
+
+def _dual(specs: tuple[OperandSpec, OperandSpec], shape: tuple[int, int], backend: TritonBackend) -> object:
+    return backend.quantize_dual(_input("bfloat16", shape), specs, rngs=(_STREAM, _STREAM))
+
+
+def _hadamard(n: int, axis: int, backend: TritonBackend) -> object:
+    return backend.hadamard(_input("bfloat16", (SIDE, SIDE)), n, axis=axis)
+
+
+def operand(rows: int, length: int, prescale: bool = False) -> MXArray:
+    """Return an operand of a GEMM, [rows, length], without data."""
+    codes = torch.empty((rows, length // 2), dtype=torch.uint8, device="cuda")
+    scales = torch.empty((rows, length // 32), dtype=torch.uint8, device="cuda")
+    return MXArray(codes, scales, (rows, length), 1, prescale=prescale)
+
+
+def _dequantize(dtype: str, backend: TritonBackend) -> object:
+    return backend.dequantize(operand(SIDE, SIDE), dtype)
+
+
+def _onto(backend: TritonBackend) -> object:
+    gradient = torch.empty((8192, 8192), dtype=torch.float32, device="cuda")
+    return multiply(operand(8192, 8192), operand(8192, 8192), "float32", onto=gradient)
+
+
+def _check(rounding: Rounding, backend: TritonBackend) -> None:
+    n = 1 << 16
+    words = [torch.empty(shape, dtype=torch.int32, device="cuda") for shape in ((n, 8), (n, 4), (n,))]
+    factors = torch.empty(n, dtype=torch.float32, device="cuda")
+    launch_conversion(words[0], factors, words[1], words[2], rounding is Rounding.SR)
+
+
+def _gemm(
+    shape: tuple[int, int, int], profile: GemmProfile, out_dtype: str, prescale: bool, backend: TritonBackend
+) -> object:
+    m, n, k = shape
+    return backend.scaled_gemm(operand(m, k, prescale), operand(n, k), profile=profile, out_dtype=out_dtype)
+
+
+_BASE = OperandSpec(scale_rule=ScaleRule.EVEN)
+_H16 = replace(_BASE, hadamard=16)
+_SR16 = replace(_BASE, rounding=Rounding.SR, sr_bits=16)
+_RNE = {
+    "rne": _BASE,
+    "rne.h16": _H16,
+    "rne.h16.signs": replace(_H16, signs=SignPolicy.PER_STEP),
+    "rne.h32": replace(_BASE, hadamard=32),
+    "rne.h64": replace(_BASE, hadamard=64),
+    "rne.floor": replace(_BASE, scale_rule=ScaleRule.FLOOR),
+    "rne.tile": replace(_BASE, block=BlockShape.TILE),
+}
+_SR = {
+    "sr16": _SR16,
+    "sr16.h16": replace(_SR16, hadamard=16),
+    "sr16.h16.prescale": replace(_SR16, hadamard=16, signs=SignPolicy.PER_STEP, prescale=True),
+    "sr22": replace(_SR16, sr_bits=22),
+}
+
+
+def _cases() -> Iterator[Case]:
+    whole = (SIDE, SIDE)
+    area = SIDE * SIDE
+    for name, spec in {**_RNE, **_SR}.items():
+        for axis, orientation in ((1, "row"), (0, "column")):
+            yield Case(
+                f"{orientation}.{name}", partial(_quantize, spec, axis, "bfloat16", whole, False), area
+            )
+    for dtype in ("float16", "float32"):
+        for name in ("rne", "rne.h16"):
+            yield Case(f"row.{name}.{dtype}", partial(_quantize, _RNE[name], 1, dtype, whole, False), area)
+    yield Case("column.rne.float32", partial(_quantize, _RNE["rne"], 0, "float32", whole, False), area)
+    for name in ("rne", "sr16.h16"):
+        spec = {**_RNE, **_SR}[name]
+        yield Case(f"row.{name}.odd", partial(_quantize, spec, 1, "bfloat16", _ODD, False), _ODD[0] * _ODD[1])
+    # 16360 rows are no whole number of blocks: the last one is padded.
+    yield Case(
+        "column.rne.odd", partial(_quantize, _RNE["rne"], 0, "bfloat16", _ODD, True), _ODD[0] * _ODD[1]
+    )
+    yield Case("row.rne.values", partial(_fake, _RNE["rne"], 1), area)
+    for left, right in (("rne", "rne"), ("rne.h16", "rne.h16"), ("rne", "rne.h16"), ("rne", "sr16.h16")):
+        specs = ({**_RNE, **_SR}[left], {**_RNE, **_SR}[right])
+        yield Case(f"dual.{left}+{right}", partial(_dual, specs, whole), area)
+    for n in (16, 64):
+        yield Case(f"hadamard.{n}", partial(_hadamard, n, 1), area)
+    for dtype in ("bfloat16", "float32"):
+        yield Case(f"dequantize.{dtype}", partial(_dequantize, dtype), area)
+    for name in ("rne", "rne.h16"):
+        for axis, orientation in ((1, "row"), (0, "column")):
+            run = partial(_quantize, _RNE[name], axis, "bfloat16", whole, False)
+            yield Case(f"native.{orientation}.{name}", run, area, frozenset({Rounding.RNE}))
+    yield Case(
+        "native.dual.rne+rne.h16", partial(_dual, (_RNE["rne"], _RNE["rne.h16"]), whole), area,
+        frozenset({Rounding.RNE}),
+    )  # fmt: skip
+    run = partial(_quantize, _SR["sr16.h16"], 1, "bfloat16", whole, False)
+    yield Case("native.row.sr16.h16", run, area, frozenset({Rounding.SR}))
+    for name, rounding in (("rne", Rounding.RNE), ("sr", Rounding.SR)):
+        yield Case(f"native.check.{name}", partial(_check, rounding), 1 << 19, frozenset({rounding}))
+    for profile in (GemmProfile.ORDERED, GemmProfile.BOUNDED):
+        for out_dtype in ("float32", "bfloat16"):
+            yield _gemm_case(f"{profile}.{out_dtype}", (8192, 8192, 8192), profile, out_dtype)
+    for side in (2048, 1024):
+        yield _gemm_case(f"bounded.float32.{side}", (side, side, 8192), GemmProfile.BOUNDED, "float32")
+    yield Case("gemm.bounded.onto", _onto, 8192 * 8192, gfx950_only=True)
+    yield _gemm_case("bounded.odd", (8168, 8152, 8160), GemmProfile.BOUNDED, "float32", prescale=True)
+
+
+def _gemm_case(
+    name: str, shape: tuple[int, int, int], profile: GemmProfile, out_dtype: str, prescale: bool = False
+) -> Case:
+    run = partial(_gemm, shape, profile, out_dtype, prescale)
+    return Case(f"gemm.{name}", run, shape[0] * shape[1])
+
+
+def cases() -> dict[str, Case]:
+    """Return the table by name."""
+    return {case.name: case for case in _cases()}

@@ -1,0 +1,187 @@
+"""`python -m mxref_triton.projection.measure`: the rates that the projection assumes, measured on the GPU at hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+
+from mxref.errors import MxrefError
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.scale import ScaleRule
+from mxref_training.config import ModelConfig, load_config
+from mxref_triton.backend import TritonBackend, backend
+from mxref_triton.gfx950 import is_gfx950
+from mxref_triton.projection.assumptions import Assumption, Assumptions, Machine
+from mxref_triton.projection.counted import ROTATIONS
+from mxref_triton.projection.roofline import CODES
+
+_REPEATS = 10
+_CALLS = 8
+_INPUTS = 2
+"""Sets of inputs taken in turns, together larger than a cache."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Something that was timed."""
+
+    name: str
+    seconds: float
+    amount: float
+    """Bytes, or multiplications and additions."""
+    unit: str
+    assumption: str
+    """Name of the assumption that it measures, or empty."""
+
+    @property
+    def per_second(self) -> float:
+        """Amount per second."""
+        return self.amount / self.seconds
+
+
+def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of the linear layers, those of one shape once."""
+    narrow = model.kv_heads * model.head_dim
+    return {
+        "q, o": (model.width, model.width),
+        "k, v": (narrow, model.width),
+        "gate, up": (model.ffn, model.width),
+        "down": (model.width, model.ffn),
+    }
+
+
+def rates(used: TritonBackend, device: torch.device, tokens: int, model: ModelConfig) -> Iterator[Rate]:
+    """Yield rates of a copy, of dual quantizations and of forward products, in MXFP4 and in BF16.
+
+    Args:
+        used: the backend.
+        device: where it computes.
+        tokens: rows of activations.
+        model: whose linear layers give the shapes.
+    """
+    source = [_normal((tokens, model.width), device) for _ in range(_INPUTS)]
+    target = torch.empty_like(source[0])
+    elements = float(source[0].numel())
+    yield Rate("copy", _seconds(lambda i: target.copy_(source[i]), device), 4 * elements, "B", "memory_share")
+    for rotation, n in ROTATIONS.items():
+        spec = OperandSpec(scale_rule=ScaleRule.EVEN, hadamard=n)
+
+        def both(i: int, spec: OperandSpec = spec) -> Any:
+            return used.quantize_dual(source[i], (spec, spec))
+
+        yield Rate(f"quantize X, {rotation}", _seconds(both, device), (2 + 2 * CODES) * elements, "B", "")
+    for name, (outputs, inputs) in linear_shapes(model).items():
+        x = [_normal((tokens, inputs), device) for _ in range(_INPUTS)]
+        w = _normal((outputs, inputs), device)
+        flops = 2.0 * tokens * outputs * inputs
+        bf16 = _seconds(lambda i, x=x, w=w: torch.mm(x[i], w.T), device)  # type: ignore[misc]
+        yield Rate(f"BF16 product, {name}", bf16, flops, "FLOP", "bf16_share")
+        spec = OperandSpec(scale_rule=ScaleRule.EVEN, hadamard=16)
+        a, b = [used.quantize(t, spec) for t in x], used.quantize(w, spec)
+
+        def multiply(i: int, a: Any = a, b: Any = b) -> Any:
+            return used.scaled_gemm(a[i], b, profile=GemmProfile.BOUNDED, out_dtype="bfloat16")
+
+        yield Rate(f"MXFP4 product, {name}", _seconds(multiply, device), flops, "FLOP", "fp4_share")
+
+
+def _normal(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+
+def _seconds(work: Callable[[int], object], device: torch.device) -> float:
+    """Return the least time of a call; on a GPU that of a captured graph, which leaves Python's launches out."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for i in range(_INPUTS):
+            work(i)
+        return (time.perf_counter() - begin) / _INPUTS
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for i in range(_INPUTS):
+            work(i)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(_CALLS):
+            work(i % _INPUTS)
+    best = float("inf")
+    for _ in range(_REPEATS):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize(device)
+        best = min(best, (time.perf_counter() - begin) / _CALLS)
+    return best
+
+
+def share(rate: Rate, machine: Machine) -> float:
+    """Return a rate as a share of the MI355X's peak that its assumption is a share of."""
+    if rate.unit == "B":
+        return rate.per_second / machine.memory.value
+    return rate.per_second / machine.matrix_flops(rate.assumption.removesuffix("_share"))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--tokens", type=click.IntRange(32), default=32768, show_default=True, help="Rows of activations."
+)
+@click.option(
+    "--json",
+    "path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write them there.",
+)
+@click.option(
+    "--set",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a key of the preset, as model.ffn=512.",
+)
+def main(tokens: int, path: Path | None, changes: tuple[str, ...]) -> None:
+    """Measure the rates that the projection assumes, at the linear layers of Llama 3.1 8B.
+
+    Shares are of an MI355X's peaks, so they are shown on a gfx950 alone.
+    """
+    try:
+        used = backend()
+        model = load_config("llama31_8b", changes).model
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = list(rates(used, device, tokens, model))
+    except MxrefError as err:
+        raise click.ClickException(str(err)) from None
+    machine, assumed, known = Machine(), Assumptions(), device.type == "cuda" and is_gfx950(device)
+    table = Table("what", "ms", "rate", "share", "assumed", title=used.details(), title_justify="left")
+    for rate in found:
+        a: Assumption | None = getattr(assumed, rate.assumption) if rate.assumption else None
+        table.add_row(
+            rate.name, f"{rate.seconds * 1e3:.3f}", f"{rate.per_second / 1e12:.3g} T{rate.unit}/s",
+            f"{share(rate, machine):.3f}" if known else "", f"{a.nominal:g} ({a.low:g} to {a.high:g})" if a else "",
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+    if path:
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+        head = {
+            "gpu": gpu,
+            "torch": torch.__version__,
+            "hip": torch.version.hip,
+            "triton": triton.__version__,
+        }
+        record = head | {"backend": used.details(), "rates": [asdict(rate) for rate in found]}
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

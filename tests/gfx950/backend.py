@@ -1,0 +1,20 @@
+"""The Triton backend on the software model, for the conformance suite and by hand:
+
+    PYTHONPATH=tests TRITON_CACHE_DIR=/tmp/triton mxref conform --backend gfx950.backend:backend --quick
+
+All kernels are compiled for gfx950, which takes seconds each, and executed here; importing this module makes the
+model Triton's device for the rest of the process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gfx950.driver import load_package, on_model
+
+_active = on_model()
+_active.__enter__()
+backend: Any = load_package(Path(__file__).parents[2] / "backends")["backend"].TritonBackend(
+    bounded="bf16", conversions="portable"
+)

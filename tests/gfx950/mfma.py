@@ -1,0 +1,169 @@
+"""Matrix instructions, where their result does not depend on the order and the width of the hardware's sums.
+
+Those are not documented. So a result is given only if every partial sum in any order is a float32: all products
+and the addend are multiples of some 2^q, q >= -149, and their magnitudes add up to at most 2^(q + 24). Anything
+else is refused. Subnormal sources count with their value (MFMA flushes none since CDNA3).
+
+Lane l of 64 holds row (of A) or column (of B) l % N, N = 16 or 32, and neighbouring elements along K, first those of
+lanes 0 .. N-1, and so on. Register r of the result holds, for 16x16, row 4 * (l / 16) + r of column l % 16; for
+32x32, row 8 * (r / 4) + 4 * (l / 32) + r % 4 of column l % 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gfx950 import fp4
+from gfx950.assembly import Instruction
+from gfx950.errors import Gfx950Error
+from gfx950.operands import Operand
+from gfx950.registers import LANES, Group
+from gfx950.sources import Handler, check_modifiers
+from gfx950.valu_tables import U32
+
+Elements = Callable[[np.ndarray], np.ndarray]
+
+
+def words(group: Group, operand: Operand) -> np.ndarray:
+    """Return all registers of an operand, uint32 [n, 64, registers]."""
+    return np.stack([group.vector32(operand, part) for part in range(operand.count)], axis=-1)
+
+
+def halves(data: np.ndarray) -> np.ndarray:
+    """Return the 16-bit halves of words, low first, as uint16 [..., 2 * registers]."""
+    return np.ascontiguousarray(data).view(np.uint16)
+
+
+def from_f32(data: np.ndarray) -> np.ndarray:
+    """Return float32 elements in float64."""
+    return data.view(np.float32).astype(np.float64)
+
+
+def from_f16(data: np.ndarray) -> np.ndarray:
+    """Return float16 elements in float64."""
+    return halves(data).view(np.float16).astype(np.float64)
+
+
+def from_bf16(data: np.ndarray) -> np.ndarray:
+    """Return bfloat16 elements in float64."""
+    return (halves(data).astype(U32) << U32(16)).view(np.float32).astype(np.float64)
+
+
+def from_fp4(data: np.ndarray) -> np.ndarray:
+    """Return E2M1 elements, eight to a word, low nibble first, in float64."""
+    return fp4.decode((data[..., None] >> (U32(4) * np.arange(8, dtype=U32))) & U32(15)).reshape(
+        *data.shape[:-1], -1
+    )
+
+
+def matrix(elements: np.ndarray, n: int) -> np.ndarray:
+    """Return [waves, n, K] from what the lanes hold, [waves, 64, K / groups]."""
+    waves, _, each = elements.shape
+    return elements.reshape(waves, LANES // n, n, each).transpose(0, 2, 1, 3).reshape(waves, n, -1)
+
+
+def rows_and_columns(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of every result, [64, registers]."""
+    lane, register = np.arange(LANES)[:, None], np.arange(n * n // LANES)[None, :]
+    row = 4 * (lane // n) + register if n == 16 else 8 * (register // 4) + 4 * (lane // n) + register % 4
+    return row, np.broadcast_to(lane % n, row.shape)
+
+
+def lowest_bit(x: np.ndarray) -> np.ndarray:
+    """Return the exponent of the lowest set bit of float64 numbers; a large number for 0."""
+    fraction, exponent = np.frexp(x)
+    whole = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
+    lowest = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    return np.where(x == 0, 1 << 20, exponent - 53 + lowest)
+
+
+def exact_sum(products: np.ndarray, addend: np.ndarray) -> np.ndarray:
+    """Return addend + products summed over the last axis, float32, or raise if an order could matter."""
+    terms = np.concatenate([products, addend[..., None]], axis=-1)
+    special = ~np.isfinite(terms).all(axis=-1)
+    with np.errstate(invalid="ignore"):
+        total = terms.sum(axis=-1)
+        finite = np.where(special[..., None], 0, terms)
+        unit = np.minimum(lowest_bit(finite).min(axis=-1), 1 << 20)
+        size = np.abs(finite).sum(axis=-1)
+        fits = (size == 0) | (
+            (unit >= -149) & (size <= np.ldexp(1.0, np.minimum(unit, 104) + 24)) & (size < 2.0**128)
+        )
+    if not fits.all():
+        raise Gfx950Error("a sum that may depend on the hardware's order or width is not modelled")
+    # -0 only if all terms are: the order cannot matter, but NumPy starts at +0.
+    negative = (terms == 0).all(axis=-1) & np.signbit(terms).all(axis=-1)
+    return np.where(negative, -0.0, total).astype(np.float32)
+
+
+def multiply(
+    group: Group, destination: Operand, a: np.ndarray, b: np.ndarray, third: Operand, n: int
+) -> None:
+    """Write A B + C for A [waves, n, K] and B transposed, [waves, n, K]."""
+    if not group.all_on:
+        raise Gfx950Error("a matrix instruction with disabled lanes is not modelled")
+    row, column = rows_and_columns(n)
+    count = n * n // LANES
+    if destination.count != count or third.count not in (1, count):
+        raise Gfx950Error(f"the result takes {count} registers")
+    for register in range(count):
+        c = third if third.kind in ("int", "float") else None
+        bits = group.vector32(third) if c else group.vector32(third, register)
+        addend = np.broadcast_to(bits, (group.count, LANES)).view(np.float32).astype(np.float64)
+        products = a[:, row[:, register]] * b[:, column[:, register]]
+        group.write_vector(destination, register, exact_sum(products, addend).view(U32), None)
+
+
+def plain(n: int, k: int, elements: Elements) -> Handler:
+    """Return v_mfma_f32_<n>x<n>x<k>_<type>."""
+
+    def run(group: Group, instruction: Instruction) -> None:
+        check_modifiers(instruction, frozenset())
+        destination, first, second, third = instruction.operands
+        a, b = (matrix(elements(words(group, o)), n) for o in (first, second))
+        if a.shape[2] != k or b.shape[2] != k:
+            raise Gfx950Error(f"{a.shape[2]} and {b.shape[2]} elements along K, not {k}")
+        multiply(group, destination, a, b, third, n)
+
+    return run
+
+
+def scaled(n: int, k: int) -> Handler:
+    """Return v_mfma_scale_f32_<n>x<n>x<k>_f8f6f4 for E2M1 times E2M1, the format that is modelled."""
+
+    def run(group: Group, instruction: Instruction) -> None:
+        check_modifiers(instruction, frozenset({"op_sel", "op_sel_hi", "cbsz", "blgp"}))
+        if instruction.modifiers.get("cbsz", 0) != 4 or instruction.modifiers.get("blgp", 0) != 4:
+            raise Gfx950Error("formats other than E2M1 times E2M1 are not modelled")
+        destination, first, second, third, *scales = instruction.operands
+        low = instruction.modifiers.get("op_sel", (0, 0, 0))
+        high = instruction.modifiers.get("op_sel_hi", (0, 0, 0))
+        assert isinstance(low, tuple)
+        assert isinstance(high, tuple)
+        factors = []
+        for number, (operand, scale) in enumerate(zip((first, second), scales, strict=True)):
+            elements = from_fp4(words(group, operand))
+            byte = low[number] + 2 * high[number]
+            code = (np.broadcast_to(group.vector32(scale), (group.count, LANES)) >> U32(8 * byte)) & U32(0xFF)
+            power = np.where(code == 255, np.nan, np.ldexp(1.0, code.astype(np.int64) - 127))
+            factors.append(matrix(elements * power[..., None], n))
+        if any(f.shape[2] != k for f in factors):
+            raise Gfx950Error(f"{factors[0].shape[2]} elements along K, not {k}")
+        multiply(group, destination, factors[0], factors[1], third, n)
+
+    return run
+
+
+KINDS: dict[str, tuple[Elements, tuple[tuple[int, int], ...]]] = {
+    "f32": (from_f32, ((16, 4), (32, 2))),
+    "f16": (from_f16, ((16, 16), (32, 8), (16, 32), (32, 16))),
+    "bf16": (from_bf16, ((16, 16), (32, 8), (16, 32), (32, 16))),
+}
+HANDLERS: dict[str, Handler] = {
+    f"v_mfma_f32_{n}x{n}x{k}_{kind}": plain(n, k, elements)
+    for kind, (elements, shapes) in KINDS.items()
+    for n, k in shapes
+}
+HANDLERS |= {f"v_mfma_scale_f32_{n}x{n}x{k}_f8f6f4": scaled(n, k) for n, k in ((16, 128), (32, 64))}

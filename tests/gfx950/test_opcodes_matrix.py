@@ -1,0 +1,228 @@
+"""Scaled conversions and matrix instructions."""
+
+import numpy as np
+import pytest
+
+from gfx950.bench import OLD, f16, f32, machine, vector
+from gfx950.errors import Gfx950Error
+from gfx950.machine import Machine
+
+HIGH = OLD << 32
+ONE = f32(1)
+NAN, INF = 0x7FC00000, 0x7F800000
+
+# Quotients on and beside every tie of E2M1, and their codes.
+NEAREST = {
+    0.0: 0, 0.2499: 0, 0.25: 0, 0.2501: 1, 0.5: 1, 0.75: 2, 0.7499: 1, 1.0: 2, 1.25: 2, 1.2501: 3, 1.5: 3, 1.75: 4,
+    2.0: 4, 2.5: 4, 2.5001: 5, 3.0: 5, 3.5: 6, 3.4999: 5, 4.0: 6, 5.0: 6, 5.0001: 7, 6.0: 7, 7.0: 7, 1e30: 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("exponent", [-20, 0, 20])
+def test_conversion_to_e2m1(sign: int, exponent: int) -> None:
+    quotients = list(NEAREST)
+    cases = [
+        (f32(sign * q * 2.0**exponent), f32(-sign * q * 2.0**exponent), f32(1.75 * 2.0**exponent))
+        for q in quotients
+    ]
+    got = vector("v_cvt_scalef32_pk_fp4_f32 {d}, {a}, {b}, {c}", cases)
+    low, high = (0, 8) if sign > 0 else (8, 0)
+    want = [HIGH | (OLD & ~0xFF) | (NEAREST[q] | low) | (NEAREST[q] | high) << 4 for q in quotients]
+    assert got == want, "only the exponent of the scale counts"
+
+
+@pytest.mark.parametrize(
+    ("select", "shift"), [("0,0,0,0", 0), ("0,0,1,0", 8), ("0,0,0,1", 16), ("0,0,1,1", 24)]
+)
+def test_conversion_writes_one_byte(select: str, shift: int) -> None:
+    line = f"v_cvt_scalef32_pk_fp4_f32 {{d}}, {{a}}, {{b}}, {{c}} op_sel:[{select}]"
+    want = OLD & ~(0xFF << shift) & 0xFFFFFFFF | 0xC2 << shift
+    assert vector(line, [(ONE, f32(-2), ONE)]) == [HIGH | want]
+
+
+@pytest.mark.parametrize(
+    ("line", "case", "byte"),
+    [
+        (
+            "v_cvt_scalef32_pk_fp4_f32 {d}, {a}, {b}, {c}",
+            (f32(2.0**-127), f32(-(2.0**-126)), 0x007FFFFF),
+            0xC2,
+        ),
+        ("v_cvt_scalef32_pk_fp4_f32 {d}, {a}, {b}, {c}", (INF, f32(-(2.0**-149)), ONE), 0x87),
+        ("v_cvt_scalef32_pk_fp4_bf16 {d}, {a}, {b}", (0x40C0BF80, ONE), 0x7A),
+        ("v_cvt_scalef32_pk_fp4_f16 {d}, {a}, {b}", (f16(6) << 16 | f16(-1), ONE), 0x7A),
+    ],
+)
+def test_conversion_at_the_edges(line: str, case: tuple[int, ...], byte: int) -> None:
+    assert vector(line, [case]) == [HIGH | OLD & ~0xFF | byte]
+
+
+def test_conversion_refuses_a_nan_scale() -> None:
+    with pytest.raises(Gfx950Error, match="which is NaN"):
+        vector("v_cvt_scalef32_pk_fp4_f32 {d}, {a}, {b}, {c}", [(ONE, ONE, INF)])
+
+
+def test_conversion_from_e2m1() -> None:
+    got = vector(
+        "v_cvt_scalef32_pk_f32_fp4 {D}, {a}, {b} op_sel:[0,1,0]",
+        [(0x00F10000, f32(4)), (0x00980000, f32(0.5))],
+    )
+    assert got == [f32(2) | f32(-24) << 32, f32(-0.0) | f32(-0.25) << 32]
+    assert vector("v_cvt_scalef32_pk_bf16_fp4 {d}, {a}, {b}", [(0xF1, f32(2))]) == [HIGH | 0xC1403F80]
+    assert vector("v_cvt_scalef32_pk_f16_fp4 {d}, {a}, {b}", [(0xF1, f32(2))]) == [
+        HIGH | f16(-12) << 16 | f16(1)
+    ]
+    with pytest.raises(Gfx950Error, match="outside the range"):
+        vector("v_cvt_scalef32_pk_f16_fp4 {d}, {a}, {b}", [(0x7, f32(2.0**20))])
+
+
+def product(
+    line: str, a: dict[tuple[int, int], int], b: dict[tuple[int, int], int], c: dict[tuple[int, int], int]
+) -> Machine:
+    """Execute with {(register, lane): pattern}: A from v8, B from v24, C from v40, which is also the result."""
+    m = machine([line])
+    m.state.vgpr[8:62] = 0
+    for first, values in ((8, a), (24, b), (40, c)):
+        for (register, lane), value in values.items():
+            m.state.vgpr[first + register, 0, lane] = value
+    m.run(10)
+    return m
+
+
+def nonzero(m: Machine, count: int) -> dict[tuple[int, int], float]:
+    """Return {(register, lane): value} of the result."""
+    result = m.state.vgpr[40 : 40 + count, 0].view(np.float32)
+    return {(int(r), int(lane)): float(result[r, lane]) for r, lane in np.argwhere(result != 0)}
+
+
+# Element (row 5, k) of A is 2 and (k, column 9) of B is 3, placed by hand; element (5, 9) of C is 1.
+PLACED = {
+    # k = 6: lanes 16..31 hold k = 4..7, two to a register.
+    "v_mfma_f32_16x16x16_f16 v[40:43], v[8:9], v[24:25], v[40:43]": (f16, (1, 21, 0), (1, 25, 0), (1, 25), 4),
+    "v_mfma_f32_16x16x16_bf16 v[40:43], v[8:9], v[24:25], v[40:43]": (
+        None,
+        (1, 21, 0),
+        (1, 25, 0),
+        (1, 25),
+        4,
+    ),
+    # k = 27: lanes 48..63 hold k = 24..31.
+    "v_mfma_f32_16x16x32_f16 v[40:43], v[8:11], v[24:27], v[40:43]": (
+        f16,
+        (1, 53, 16),
+        (1, 57, 16),
+        (1, 25),
+        4,
+    ),
+    "v_mfma_f32_16x16x32_bf16 v[40:43], v[8:11], v[24:27], v[40:43]": (
+        None,
+        (1, 53, 16),
+        (1, 57, 16),
+        (1, 25),
+        4,
+    ),
+    # k = 6: lanes 32..63 hold k = 4..7. Row 5 is in register 1 of the lanes from 32 on.
+    "v_mfma_f32_32x32x8_f16 v[40:55], v[8:9], v[24:25], v[40:55]": (f16, (1, 37, 0), (1, 41, 0), (1, 41), 16),
+    "v_mfma_f32_32x32x8_bf16 v[40:55], v[8:9], v[24:25], v[40:55]": (
+        None,
+        (1, 37, 0),
+        (1, 41, 0),
+        (1, 41),
+        16,
+    ),
+    "v_mfma_f32_32x32x16_f16 v[40:55], v[8:11], v[24:27], v[40:55]": (
+        f16,
+        (1, 37, 0),
+        (1, 41, 0),
+        (1, 41),
+        16,
+    ),
+    "v_mfma_f32_32x32x16_bf16 v[40:55], v[8:11], v[24:27], v[40:55]": (
+        None,
+        (1, 37, 0),
+        (1, 41, 0),
+        (1, 41),
+        16,
+    ),
+    # k = 2 and k = 1: one element a lane.
+    "v_mfma_f32_16x16x4_f32 v[40:43], v8, v24, v[40:43]": (f32, (0, 37, 0), (0, 41, 0), (1, 25), 4),
+    "v_mfma_f32_32x32x2_f32 v[40:55], v8, v24, v[40:55]": (f32, (0, 37, 0), (0, 41, 0), (1, 41), 16),
+}
+
+
+@pytest.mark.parametrize("line", PLACED)
+def test_matrix_layouts(line: str) -> None:
+    code, (a_reg, a_lane, a_shift), (b_reg, b_lane, b_shift), result, count = PLACED[line]
+    encode = code or (lambda x: f32(x) >> 16)
+    a, b = {(a_reg, a_lane): encode(2) << a_shift}, {(b_reg, b_lane): encode(3) << b_shift}
+    assert nonzero(product(line, a, b, {result: ONE}), count) == {result: 7.0}
+    # A neighbour along K finds no partner.
+    assert nonzero(product(line, a, {(b_reg, (b_lane + 32) % 64): encode(3)}, {}), count) == {}
+
+
+FP4 = "cbsz:4 blgp:4"
+SCALED = f"v_mfma_scale_f32_16x16x128_f8f6f4 v[40:43], v[8:11], v[24:27], v[40:43], v60, v61 op_sel_hi:[{{}}] {FP4}"
+WIDE = f"v_mfma_scale_f32_32x32x64_f8f6f4 v[40:55], v[8:11], v[24:27], v[40:55], v60, v61 op_sel_hi:[0,0,0] {FP4}"
+
+
+def scaled(
+    line: str, a: dict[tuple[int, int], int], b: dict[tuple[int, int], int], scales: tuple[int, int]
+) -> Machine:
+    """Execute with the scale registers v60 and v61 full of a word each."""
+    m = machine([line])
+    m.state.vgpr[8:56] = 0
+    for first, values in ((8, a), (24, b)):
+        for (register, lane), value in values.items():
+            m.state.vgpr[first + register, 0, lane] = value
+    m.state.vgpr[60], m.state.vgpr[61] = scales
+    m.run(10)
+    return m
+
+
+def test_scaled_matrix() -> None:
+    # Row 5, k = 77 = 64 + 13: lane 37, register 1, nibble 5; the codes are 1.5 and -4.
+    a, b = {(1, 37): 3 << 20}, {(1, 41): 14 << 20}
+    m = scaled(SCALED.format("0,0,0"), a, b, (0xFFFFFF80, 0xFFFFFF7E))
+    assert nonzero(m, 4) == {(1, 25): -6.0}
+    m = scaled(SCALED.format("1,0,0"), a, b, (0xFF81FFFF, 0xFFFFFF7E))
+    assert nonzero(m, 4) == {(1, 25): -12.0}
+    m = scaled(SCALED.format("0,0,0"), a, b, (0xFF, 127))
+    assert np.isnan(m.state.vgpr[41, 0, 25].view(np.float32))
+    assert nonzero(scaled(WIDE, a, b, (127, 127)), 16) == {(1, 41): -6.0}
+
+
+LINE = "v_mfma_f32_16x16x16_f16 v[40:43], v[8:9], v[24:25], v[40:43]"
+PAIR = {(0, 0): f16(1) | f16(2.0**-14) << 16}
+
+
+def test_sums_that_depend_on_the_order_are_refused() -> None:
+    ones = {(0, 0): f16(1) | f16(1) << 16}
+    assert nonzero(product(LINE, PAIR, ones, {}), 4) == {(0, 0): 1 + 2.0**-14}
+    product(LINE, {(0, 0): f16(2.0**10) | f16(2.0**-13) << 16}, ones, {})
+    for a, c in (({(0, 0): f16(2.0**11) | f16(2.0**-14) << 16}, {}), (PAIR, {(0, 0): f32(2.0**20)})):
+        with pytest.raises(Gfx950Error, match="order or width"):
+            product(LINE, a, ones, c)
+
+
+def test_what_matrices_do_not_have() -> None:
+    with pytest.raises(Gfx950Error, match="disabled lanes"):
+        machine(["s_mov_b64 exec, 1", LINE]).run(10)
+    with pytest.raises(Gfx950Error, match="other than E2M1"):
+        scaled(SCALED.format("0,0,0").replace("cbsz:4", "cbsz:0"), {}, {}, (127, 127))
+    with pytest.raises(Gfx950Error, match="takes 4 registers"):
+        machine([LINE.replace("v[40:43], v[8:9]", "v[40:41], v[8:9]")]).run(10)
+
+
+def test_a_constant_addend_and_accumulation_registers() -> None:
+    m = machine(["v_mfma_f32_16x16x16_f16 a[0:3], v[8:9], v[24:25], 1.0", "v_accvgpr_read_b32 {d}, a3"])
+    m.state.vgpr[8:32] = 0
+    m.run(10)
+    assert (m.state.vgpr[0] == ONE).all()
+
+
+def test_subnormal_sources_and_negative_zero_count() -> None:
+    m = product(LINE, {(0, 0): 1}, {(0, 0): f16(2)}, {})
+    assert nonzero(m, 4) == {(0, 0): 2.0**-23}
+    m = product(LINE, {}, {}, {(0, 0): 0x80000000})
+    assert int(m.state.vgpr[40, 0, 0]) == 0, "-0 plus sixteen products of +0"

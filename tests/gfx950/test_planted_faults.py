@@ -1,0 +1,73 @@
+"""Faults planted in a copy of the kernels' source: the model must see each of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
+
+from gfx950.driver import load_package, on_model
+from gfx950.errors import Gfx950Error
+from gfx950.inputs import matrix
+from gfx950.test_kernels import BACKENDS, RECIPES, SHAPE, quantized
+from mxref.rounding import Rounding
+
+# name: (file, what stands there once, what is put there instead, recipe)
+WRONG_BITS = {
+    "ties go away from zero": ("block.py", "Rounding.RNE: -1", "Rounding.RNE: 1 << 21", "plain"),
+    "the carry out of exponent 2 is lost": (
+        "scale.py",
+        "(amax_bits + carry) >> 23",
+        "(amax_bits + tl.where((amax_bits >> 23) == 2, 0, carry)) >> 23",
+        "plain",
+    ),
+    "nibbles are swapped": ("rounding.py", "values[START + i]", "values[START + (i ^ 1)]", "plain"),
+    "Inf is taken for a number": ("scale.py", "amax_bits < _INFINITY", "amax_bits <= _INFINITY", "plain"),
+    "a stage of the transform is missing": ("hadamard.py", "if H == N:", "if 2 * H == N:", "hadamard"),
+    "Philox has nine rounds": ("philox.py", "static_range(10)", "static_range(9)", "stochastic"),
+}
+
+
+def planted(folder: Path, file: str, there: str, instead: str) -> Any:
+    """Return the backend with one piece of its text, found once, replaced."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(BACKENDS / "mxref_triton", folder / "mxref_triton", ignore=ignored)
+    path = folder / "mxref_triton" / file
+    source = path.read_text()
+    assert source.count(there) == 1, (
+        f"{file} has no {there!r} any more, or several: plant this fault elsewhere"
+    )
+    path.write_text(source.replace(there, instead))
+    package = load_package(folder)
+    with on_model():
+        return package["backend"].TritonBackend(bounded="bf16", conversions="portable")
+
+
+@pytest.mark.parametrize("fault", WRONG_BITS)
+def test_wrong_bits_are_seen(fault: str, tmp_path: Path) -> None:
+    file, there, instead, recipe = WRONG_BITS[fault]
+    backend = planted(tmp_path, file, there, instead)
+    wrong, launched = quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES[recipe], -1)
+    assert wrong > 0
+    assert launched == ["quantize_rows"]
+
+
+def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
+    backend = planted(
+        tmp_path, "row.py", "tl.store(target, stored[block], mask=mask)", "tl.store(target, stored[block])"
+    )
+    with pytest.raises(Gfx950Error, match=r"buffer_store_.*access of \d bytes at offset"):
+        quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1)
+
+
+def test_a_missing_wait_state_is_seen(tmp_path: Path) -> None:
+    instead = '_NEAREST = (lambda text: tl.constexpr(text.replace("s_nop 0", "")))('
+    backend = planted(tmp_path, "gfx950.py", "_NEAREST = tl.constexpr(", instead)
+    backend.native = frozenset({Rounding.RNE})
+    with pytest.raises(Gfx950Error, match="s_nop 0 is missing"):
+        quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1)

@@ -1,0 +1,279 @@
+"""Kernels compiled for machines that are not here, counted, and held to their budgets; nothing is run."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from mxref.errors import RecipeError
+from mxref.rounding import Rounding, round_magnitude
+from mxref_triton.aot import amdgcn, page
+from mxref_triton.aot.budgets import Budget, check, read_budgets
+from mxref_triton.aot.counts import loop_of
+from mxref_triton.aot.table import cases
+from mxref_triton.gfx950_check import DIVISORS, first_difference
+
+# What carries a budget of its own on gfx950, and two kernels on sm_90; `make aot` compiles the whole table.
+GFX950 = (
+    "row.rne", "row.rne.h16", "row.sr16.h16", "column.rne.h16", "native.row.rne", "native.row.rne.h16",
+    "native.row.sr16.h16", "native.dual.rne+rne.h16", "gemm.bounded.bfloat16", "gemm.bounded.odd",
+)  # fmt: skip
+SM_90 = ("row.rne", "row.rne.h16")
+
+
+def compile_table(target, names, folder):
+    command = [sys.executable, "-m", "mxref_triton.aot", "--target", target, "--check", "--jobs", "2"]
+    command += [part for name in names for part in ("--only", name)]
+    command += ["--json", folder / "counts.json", "--keep", folder]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done, json.loads((folder / "counts.json").read_text())["records"]
+
+
+@pytest.fixture(scope="session")
+def gfx950(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gfx950")
+    return folder, *compile_table("gfx950", GFX950, folder)
+
+
+@pytest.mark.timeout(600)
+def test_budgets_hold_on_gfx950(gfx950):
+    _, done, records = gfx950
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {r["case"] for r in records} == set(GFX950)
+    assert all(r["target"] == "gfx950" and r["spills"] == r["scratch"] == 0 for r in records)
+    assert "never run there" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_budgets_hold_on_sm_90(tmp_path):
+    done, records = compile_table("sm_90", SM_90, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {r["case"] for r in records} == set(SM_90)
+    assert all(r["pipes"]["fma"] and r["pipes"]["alu"] for r in records)
+
+
+def test_goals_of_gfx950(gfx950):
+    """The goals as numbers of this file, so that a budget that is raised does not hide one that is missed."""
+    counts = {r["case"]: r["alu_per_element"] for r in gfx950[2]}
+    assert counts["row.rne"] <= 16
+    assert counts["row.rne.h16"] <= 24
+    assert counts["native.row.rne.h16"] <= 12
+
+
+@pytest.mark.timeout(600)
+def test_conversions_wait_between_bytes_of_a_register(gfx950):
+    for name, per_thread in (("native.row.rne.quantize_rows", 64), ("native.row.sr16.h16.quantize_rows", 32)):
+        lines = amdgcn.lines_of((gfx950[0] / f"{name}.gfx950.amdgcn").read_text())
+        found = [i for i, (m, _) in enumerate(lines) if m.startswith("v_cvt_scalef32")]
+        assert len(found) == per_thread / 2  # an instruction converts two elements
+        for i, j in itertools.pairwise(found):
+            before, after = (lines[k][1].split(",")[0] for k in (i, j))
+            assert before != after or "s_nop" in {m for m, _ in lines[i + 1 : j]}
+        selects = [re.search(r"op_sel:\[0,0,(\d),(\d)\]", lines[i][1]).groups() for i in found]
+        assert selects == [("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")] * (len(found) // 4)
+
+
+@pytest.mark.timeout(600)
+def test_scales_lie_where_the_matrix_cores_read_them(gfx950):
+    """Lane l of 16x16x128 holds the scale of row l % 16 and block l // 16, for the right operand as for the left."""
+    text = (gfx950[0] / "gemm.bounded.bfloat16._multiply.gfx950.ttgir").read_text()
+    layouts = dict(re.findall(r"^(#linear\d*) = #ttg\.linear<\{(.*)\}>", text, re.MULTILINE))
+    dots = [line for line in text.splitlines() if "tt.dot_scaled" in line]
+    assert dots
+    for line in dots:
+        scales = re.findall(r"tensor<\d+x4xi8, (#linear\d*)>", line)
+        assert len(scales) == 2
+        for name in scales:
+            assert "lane = [[1, 0], [2, 0], [4, 0], [8, 0], [0, 1], [0, 2]]" in layouts[name]
+    assembly = (gfx950[0] / "gemm.bounded.bfloat16._multiply.gfx950.amdgcn").read_text()
+    matrix = [o for m, o in amdgcn.lines_of(assembly) if m.startswith("v_mfma_scale")]
+    # Both operands are E2M1: format 4.
+    assert matrix
+    assert all("cbsz:4" in o and "blgp:4" in o for o in matrix)
+
+
+def test_table_is_of_a_reviewable_size_and_every_budget_names_a_case():
+    table = cases()
+    assert len(table) <= 60
+    kernels = {"gemm.ordered": "_ordered", "gemm.bounded": "_multiply"}
+    for target in ("gfx950", "sm_90"):
+        for budget in read_budgets():
+            if budget.target not in (target, "*"):
+                continue
+            records = (
+                {"case": n, "kernel": kernels.get(n.rsplit(".", 1)[0], "quantize_rows"), "target": target}
+                for n, c in table.items()
+                if target in c.targets
+            )
+            assert any(budget.matches(r) for r in records), budget
+
+
+RECORD = {
+    "case": "row.rne", "kernel": "quantize_rows", "target": "gfx950", "elements_per_thread": 32.0,
+    "registers": {"vgpr": 60, "agpr": 4, "sgpr": 20}, "shared": 512, "spills": 0, "scratch": 0, "occupancy": 5,
+    "alu": 320, "loop_alu": 0, "loop_matrix": 0, "mnemonics": {"v_add_f32": 320}, "loop_mnemonics": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limits", "excess"),
+    [
+        ({"max_alu": 10.0}, None),
+        ({"max_alu": 9.9}, "alu 10 > 9.9"),
+        ({"max_vgpr": 63}, "vgpr 64 > 63"),
+        ({"max_shared": 511}, "shared 512 > 511"),
+        ({"min_occupancy": 6}, "occupancy 5 < 6"),
+        ({"required": ("v_add",)}, None),
+        ({"required": ("v_mfma",)}, "no v_mfma in the code"),
+        ({"forbidden": ("v_add",)}, "v_add_f32 is there"),
+    ],
+)
+def test_what_exceeds_a_budget_is_named(limits, excess):
+    found = check([RECORD], [Budget("row.*", **limits)])
+    assert found == ([f"gfx950 row.rne quantize_rows: {excess}"] if excess else [])
+
+
+def test_spills_and_scratch_exceed_the_real_budgets():
+    spilled = RECORD | {"spills": 3, "scratch": 12}
+    found = check([spilled], read_budgets(), whole=False)
+    assert [line.split(": ")[1] for line in found] == ["spills 3 > 0", "scratch 12 > 0"]
+
+
+def test_what_a_loop_needs_must_be_in_the_loop():
+    record = RECORD | {"mnemonics": {"v_mfma_scale": 2}, "loop_mnemonics": {"v_add_f32": 3}, "loop_alu": 3}
+    assert check([record], [Budget("*", required=("v_mfma",))]) == [
+        "gfx950 row.rne quantize_rows: no v_mfma in the loop"
+    ]
+
+
+def test_a_budget_for_nothing_is_an_error():
+    with pytest.raises(RecipeError, match="no kernel matches case 'colum"):
+        check([RECORD], [Budget("colum.*", max_alu=1.0)])
+
+
+def test_a_misspelt_limit_is_an_error(tmp_path):
+    path = tmp_path / "budgets.toml"
+    path.write_text('[[budget]]\ncase = "*"\nmax_spils = 0\n')
+    with pytest.raises(RecipeError, match=r"budgets.toml.*max_spils.*max_spills"):
+        read_budgets(path)
+
+
+def test_the_longest_innermost_loop_is_found():
+    lines = amdgcn.lines_of(
+        "k:\n.LBB0_1:\n\tv_a v0\n.LBB0_2:\n\tv_b v0\n\tv_c v1\n\ts_cbranch_scc1 .LBB0_2\n\tv_d v0\n"
+        "\ts_cbranch_scc0 .LBB0_1\n.LBB0_3:\nv_e v0\n\ts_branch .LBB0_4\n.LBB0_4:\n\ts_endpgm\n.Lfunc_end0:\n\tv_f v0\n"
+    )
+    assert [m for m, _ in loop_of(lines, ("s_cbranch", "s_branch")) if m] == ["v_b", "v_c", "s_cbranch_scc1"]
+    # Inline assembly may begin a line without space; what follows the end is no code.
+    assert [m for m, _ in lines if m.startswith("v_")] == ["v_a", "v_b", "v_c", "v_d", "v_e"]
+
+
+def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text(
+        "import os, torch\n"
+        "torch.version.hip = 'ahead of time'\n"
+        "from mxref_triton.aot import absent, table, worker\n"
+        "absent.become(absent.MACHINES['gfx950'])\n"
+        "bad = table.Case('bad', lambda backend: os.abort(), 1)\n"
+        "wrong = table.Case('wrong', lambda backend: 1 / 0, 1)\n"
+        "good = table.cases()['dequantize.bfloat16']\n"
+        "for r in worker.results([bad, wrong, good], absent.MACHINES['gfx950'], 1, None):\n"
+        "    print(r['case'], r.get('error', len(r.get('records', ()))))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "OPENBLAS_NUM_THREADS": "1"
+    }
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
+    bad, wrong, good = done.stdout.splitlines()
+    assert bad.startswith("bad the compiler ended with exit code -6")
+    assert wrong == "wrong ZeroDivisionError: division by zero"
+    assert good == "dequantize.bfloat16 1"
+
+
+def words_of(values, factors, spoil=None):
+    """Return what conversions give that are the reference's, but for `spoil`."""
+    with np.errstate(all="ignore"):
+        wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
+    magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)
+    codes = round_magnitude(magnitude.ravel(), Rounding.RNE).reshape(magnitude.shape)
+    codes |= np.signbit(values).astype(np.uint8) << 3
+    if spoil is not None:
+        codes = spoil(values, magnitude, codes.copy())
+    return (codes.astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
+
+
+def spoiled(where, code):
+    def spoil(values, magnitude, codes):
+        return np.where(where(values, magnitude), code(codes), codes).astype(np.uint8)
+
+    return lambda values, factors: words_of(values, factors, spoil)
+
+
+def test_the_check_of_the_conversions_passes_the_reference():
+    assert first_difference(words_of) is None
+    assert first_difference(words_of, stochastic=True) is None
+    assert {0, 127, 253} <= set(DIVISORS)
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        (lambda v, m: (v == 0) & np.signbit(v), lambda c: c & 7),
+        (lambda v, m: m == 2.5, lambda c: (c & 8) | 5),
+        (lambda v, m: (np.abs(v) < 2.0**-126) & (v != 0), lambda c: c & 8),
+        (lambda v, m: m == np.nextafter(np.float32(0.25), np.float32(1)), lambda c: c & 8),
+        (lambda v, m: m == 8, lambda c: c ^ 1),
+        (lambda v, m: (v.view(np.uint32) == 0xC0FF0000) & (m == 3.984375), lambda c: c ^ 8),
+    ],
+    ids=["-0", "tie", "subnormal", "above a tie", "saturation", "one pattern under one divisor"],
+)
+def test_the_check_of_the_conversions_finds_one_wrong_bit(where, code):
+    difference = first_difference(spoiled(where, code))
+    assert difference is not None
+    assert difference.got not in difference.wanted
+    assert "became code" in str(difference)
+
+
+def test_stochastic_conversions_must_stay_at_the_neighbours():
+    up = spoiled(lambda v, m: m < 0.25, lambda c: (c & 8) | 1)
+    assert str(first_difference(up, stochastic=True)).endswith("became code 1, not 0")
+    past = spoiled(lambda v, m: m == 2.5, lambda c: (c & 8) | 6)
+    assert first_difference(past, stochastic=True).wanted in ((4, 5), (12, 13))
+
+
+def test_the_recorded_table_is_that_of_the_recorded_counts():
+    recorded = page.documents()
+    assert [d["triton"] for d in recorded] == ["3.6.0", "3.7.1", "3.9.0"]
+    assert page.TABLE.read_text() == page.render(recorded)
+    for document in recorded:
+        found = document["records"]
+        names = {name for name, case in cases().items() if "gfx950" in case.targets}
+        assert {r["case"] for r in found} == names
+        assert not any(r["spills"] or r["scratch"] for r in found)
+
+
+def test_recording_replaces_the_counts_of_a_release(tmp_path):
+    (tmp_path / "data").mkdir()
+    short = RECORD | {"alu_per_element": 10.04, "notable": ["v_mfma"]}
+    for alu in (10.04, 8.0):
+        document = {"triton": "3.10.0", "date": "2026-01-02", "records": [short | {"alu_per_element": alu}]}
+        document["records"].append(short | {"target": "sm_90"})
+        (tmp_path / "counts.json").write_text(json.dumps(document))
+        page.record(tmp_path / "counts.json", tmp_path)
+    text = (tmp_path / "gfx950_table.inc").read_text()
+    assert text.startswith("Counted with Triton 3.10.0 on 2026-01-02.")
+    assert text.count("`row.rne`") == 1
+    assert "- 8.0, 64, 5\n" in text
+    assert "- 10.0, " not in text
