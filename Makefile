@@ -6,6 +6,8 @@
 #   make help                        the rest
 
 PYTHON ?= python3
+GPU_PYTHON ?= python3
+GPU_JOBS ?=
 MXREF_BACKEND ?= numba
 OUT ?= runs/demo
 DATA ?= builtin
@@ -16,7 +18,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test exhaustive lint format docs bench peers relock clean
+.PHONY: help env demo test test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +39,12 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest -m 'not gpu'
 
+test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
+	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS)) tests/gpu
+
+bench-gpu:  ## time the kernels on this machine's GPU; the bits are checked first; numbers in runs/gpu
+	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu --json runs/gpu/bench.json
+
 exhaustive: $(STAMP)  ## hold every float32 bit pattern to the exact oracle (an hour); table in runs/exhaustive
 	PYTHONPATH=tests $(BIN)/python -m exhaustive --out runs/exhaustive
 
@@ -49,8 +57,15 @@ docs: $(STAMP)  ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
 
-bench: $(STAMP)  ## time the backends against their peers; the bits are checked first
-	NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_cpu.py
+bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a minute; RECORD=1: into docs/performance.rst)
+	PYTHONPATH=tests $(BIN)/python -m bench.bench_cpu --backend '$(MXREF_BACKEND)' $(if $(QUICK),--quick) $(if $(RECORD),--record)
+
+warm-up: $(STAMP)  ## compile every kernel of the backend ahead of its first use
+	$(BIN)/mxref warm-up --backend '$(MXREF_BACKEND)'
+
+aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/gfx950.rst)
+	$(BIN)/python -m mxref_triton.aot --check --json runs/aot.json
+	$(if $(RECORD),$(BIN)/python -m mxref_triton.aot.page runs/aot.json)
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .

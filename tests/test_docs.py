@@ -57,7 +57,7 @@ def test_explained_block_is_what_the_command_prints():
 
 
 def test_every_command_that_is_shown_exists():
-    shown = re.findall(r"^ *\$ (?:\S+=\S+ )?mxref (\w+)", "".join(map(text, PAGES)), re.MULTILINE)
+    shown = re.findall(r"^ *\$ (?:\S+=\S+ )?mxref (\w[\w-]*)", "".join(map(text, PAGES)), re.MULTILINE)
     assert len(shown) > 10
     known = main.list_commands(None)
     assert set(shown) <= set(known)

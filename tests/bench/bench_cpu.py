@@ -1,140 +1,168 @@
-"""Time CPU backends against copying the same array, in one run; no number is printed before the bits agree.
+"""Time a CPU backend: its operations against copying the same array, its GEMMs against PyTorch, its peers.
 
-    python tests/bench/bench_cpu.py [--size 4096] [--repeats 7] [--backend numba] [--json FILE]
+    PYTHONPATH=tests python -m bench.bench_cpu [--quick] [--record]
 
-`make bench` sets one thread for Numba and BLAS. A ratio of 1 means as fast as the peer, on minimum times.
+No number is printed before the bits agree. Each number of threads gets a process of its own, since thread
+pools are made once; within it everything runs in turns with what it is compared with, and a ratio is that of
+the fastest runs: 1 is as fast as the other, 2 twice as fast.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-import statistics
+import os
+import re
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
-import ml_dtypes
-import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import mxref
-from mxref import OperandSpec, Stream
+from bench import machine
+from bench.render import page_files, show
+from mxref.errors import MxrefError
 
-SPECS = {
-    "quantize float32": ("float32", OperandSpec(), -1),
-    "quantize bfloat16": ("bfloat16", OperandSpec(), -1),
-    "quantize + H16": ("float32", OperandSpec(hadamard=16), -1),
-    "quantize + SR": ("float32", OperandSpec(rounding="sr"), -1),
-    "quantize along axis 0": ("float32", OperandSpec(), 0),
-    "quantize 32x32": ("float32", OperandSpec(block="32x32"), -1),
-}
-
-
-def repeat(work: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Return minimum and median seconds of `work`, which has run before."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), statistics.median(seconds)
+ROOT = Path(__file__).parents[2]
+PORTABLE = "mxref_numba.backend:portable"
+PORTABLE_GEMM_SIZE = 2048
+"""Largest GEMM of the portable kernels, which take seconds."""
+COMPARED_SIZE = 4096
+"""Size at which peers and the portable kernels are timed, or the largest one below."""
 
 
-def inputs(size: int) -> dict[str, np.ndarray]:
-    """Return heavy-tailed matrices: zeros and constants would flatter a quantizer."""
-    x = np.random.default_rng(0).standard_t(3, (size, size)).astype(np.float32)
-    return {"float32": x, "bfloat16": x.astype(ml_dtypes.bfloat16)}
-
-
-def check_bits(backend: mxref.Backend, x: dict[str, np.ndarray]) -> None:
-    """Exit unless the backend gives the reference's bits on a slab of the timed data."""
-    reference = mxref.get_backend("reference")
-    stream = Stream(1)
-    for name, (dtype, spec, axis) in SPECS.items():
-        slab = x[dtype][:256, :512]
-        if backend.quantize(slab, spec, axis=axis, rng=stream) != reference.quantize(
-            slab, spec, axis=axis, rng=stream
-        ):
-            raise SystemExit(f"{backend.name}: {name} differs from the reference; nothing is timed")
-    q = reference.quantize(x["float32"][:128, :512], OperandSpec())
-    if not np.array_equal(
-        backend.scaled_gemm(q, q, profile="ordered"), reference.scaled_gemm(q, q, profile="ordered")
-    ):
-        raise SystemExit(f"{backend.name}: scaled_gemm differs from the reference; nothing is timed")
+def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text) or "0" in text.split(","):
+        raise click.BadParameter(f"{text!r} is not a list of positive numbers like 1024,2048")
+    return [int(n) for n in text.split(",")]
 
 
 @click.command(help=__doc__)
-@click.option("--size", default=4096, show_default=True, help="Rows and columns of the matrix.")
-@click.option("--gemm-size", default=1024, show_default=True, help="M, N and K of the GEMM.")
-@click.option("--repeats", default=7, show_default=True)
+@click.option("--quick", is_flag=True, help="One thread, small matrices, short turns: under a minute.")
+@click.option(
+    "--sizes", default="1024,2048,4096,8192", callback=_numbers, help="Rows and columns of matrices."
+)
+@click.option("--gemm-sizes", default="1024,2048,4096", callback=_numbers, help="M, N and K of GEMMs.")
+@click.option("--threads", default="1,2", callback=_numbers, help="Numbers of threads.")
+@click.option("--seconds", default=0.8, show_default=True, help="Time for each row.")
+@click.option("--peers/--no-peers", default=True, help="Time other packages too.")
 @click.option("--backend", "name", default="numba", show_default=True)
-@click.option("--json", "out", type=click.Path(dir_okay=False), help="Also write the numbers here.")
-def main(size: int, gemm_size: int, repeats: int, name: str, out: str | None) -> None:
+@click.option("--json", "out", type=click.Path(path_type=Path), default=ROOT / "runs/bench_cpu.json")
+@click.option("--record", is_flag=True, help="Write the numbers, table and plot of docs/performance.rst.")
+@click.option("--worker", hidden=True, type=click.Path(path_type=Path))
+def main(
+    quick: bool, sizes: list[int], gemm_sizes: list[int], threads: list[int], seconds: float, peers: bool,
+    name: str, out: Path, record: bool, worker: Path | None,
+) -> None:  # fmt: skip
+    if quick:
+        sizes, gemm_sizes, threads, seconds, peers = [1024, 2048], [1024], [1], 0.2, False
+    if worker:
+        try:
+            found = list(_work(name, peers, sizes, gemm_sizes, threads[0], seconds))
+        except MxrefError as err:
+            raise click.ClickException(str(err)) from None
+        worker.write_text(json.dumps(found), encoding="utf-8")
+        return
+    start = time.perf_counter()
+    here = machine.describe()
+    if not here["quiet"]:
+        click.echo(
+            f"warning: other work takes {here['busy_share']:.0%} of this machine (load average "
+            f"{here['load_average'][0]}); these numbers are worth little",
+            err=True,
+        )
+    results: dict[str, Any] = {
+        "machine": here,
+        "backend": name,
+        "quick": quick,
+        "absent_peers": machine.ABSENT_PEERS,
+        "rows": [],
+    }
+    for count in threads:
+        arguments = [f"--sizes={_list(sizes)}", f"--gemm-sizes={_list(gemm_sizes)}", f"--seconds={seconds}"]
+        arguments += [
+            f"--threads={count}",
+            f"--backend={name}",
+            "--peers" if peers and count == 1 else "--no-peers",
+        ]
+        results["rows"] += _in_process(count, arguments)
+        click.echo(f"{count} thread{'s'[: count != 1]}: {time.perf_counter() - start:.0f} s", err=True)
+    results["seconds"] = round(time.perf_counter() - start)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    show(results)
+    click.echo(f"{out}, after {results['seconds']} s")
+    if record:
+        for path in page_files(results, ROOT / "docs"):
+            click.echo(path)
+
+
+def _list(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _in_process(threads: int, arguments: list[str]) -> list[dict[str, Any]]:
+    """Return the rows that a process with so many threads measures."""
+    environment = os.environ | {variable: str(threads) for variable in machine.THREAD_VARIABLES}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")])
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "rows.json")
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.bench_cpu", *arguments, f"--worker={file}"], env=environment
+        )
+        if done.returncode:
+            raise SystemExit(done.returncode)
+        rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        return rows
+
+
+def _work(
+    name: str, peers: bool, sizes: list[int], gemm_sizes: list[int], threads: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    from bench import operations, products
+
     backend = mxref.get_backend(name)
-    x = inputs(size)
-    check_bits(backend, x)
-    rows: list[dict[str, Any]] = []
+    compared = max((size for size in sizes if size <= COMPARED_SIZE), default=sizes[0])
+    backends = [backend]
+    if name == "numba" and "portable" not in backend.details():
+        backends.append(mxref.get_backend(PORTABLE))
+    try:
+        for b in backends:
+            whole = b is backend
+            for size in sizes if whole else [compared] * (threads == 1):
+                yield from _tagged("operation", operations.measure(b, size, seconds, threads))
+            for size in gemm_sizes:
+                if whole or (threads == 1 and size <= PORTABLE_GEMM_SIZE):
+                    rows = products.measure(b, size, seconds, threads)
+                    yield from _tagged("gemm", (row for row in rows if whole or row["backend"] == b.name))
+    except operations.BitsDiffer as err:
+        raise click.ClickException(str(err)) from None
+    if peers:
+        from bench import packages
 
-    def measure(label: str, peer: str, work: Callable[[], Any], peer_work: Callable[[], Any]) -> None:
-        work()
-        peer_work()
-        (best, median), (peer_best, _) = repeat(work, repeats), repeat(peer_work, repeats)
-        rows.append(
-            {"operation": label, "peer": peer, "min_ms": 1e3 * best, "median_ms": 1e3 * median}
-            | {"peer_min_ms": 1e3 * peer_best, "ratio": peer_best / best}
-        )
+        yield from _tagged("peer", packages.measure(backend, compared, seconds, threads))
+    if threads == 1:
+        yield from _calls(name, backend)
 
-    for label, (dtype, spec, axis) in SPECS.items():
-        source, target = x[dtype], np.empty_like(x[dtype])
-        measure(
-            label,
-            "np.copyto",
-            lambda s=source, p=spec, a=axis: backend.quantize(s, p, axis=a, rng=Stream(1)),
-            lambda s=source, t=target: np.copyto(t, s),
-        )
-    q = backend.quantize(x["float32"], OperandSpec())
-    wide = np.empty_like(x["float32"])
-    measure(
-        "dequantize float32",
-        "np.copyto",
-        lambda: backend.dequantize(q),
-        lambda: np.copyto(wide, x["float32"]),
-    )
-    square = np.ascontiguousarray(x["float32"][:gemm_size, :gemm_size])
-    qa = backend.quantize(square, OperandSpec())
-    for profile in ("ordered", "bounded"):
-        measure(
-            f"scaled_gemm {profile} {gemm_size}",
-            "np.matmul f32",
-            lambda p=profile: backend.scaled_gemm(qa, qa, profile=p),
-            lambda: square @ square.T,
-        )
 
-    table = Table(
-        "operation",
-        "min ms",
-        "median ms",
-        "peer",
-        "peer min ms",
-        "ratio",
-        title=f"{name}, {size} x {size}, 1 thread",
-    )
-    for row in rows:
-        numbers = (f"{row[k]:.2f}" for k in ("min_ms", "median_ms"))
-        table.add_row(
-            row["operation"], *numbers, row["peer"], f"{row['peer_min_ms']:.2f}", f"{row['ratio']:.2f}"
-        )
-    Console().print(table)
-    if out:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-        }
-        with open(out, "w", encoding="utf-8") as f:
-            json.dump({"machine": machine, "numpy": np.__version__, "rows": rows}, f, indent=1)
+def _calls(name: str, backend: mxref.Backend) -> Iterator[dict[str, Any]]:
+    from bench import calls
+
+    for label, microseconds in calls.overheads(backend).items():
+        yield {"kind": "overhead", "operation": label, "microseconds": microseconds}
+    if name == "numba":
+        for label, milliseconds in calls.first_calls(name, processes=5).items():
+            yield {"kind": "first call", "operation": label, "milliseconds": milliseconds}
+
+
+def _tagged(kind: str, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return ({"kind": kind, **row} for row in rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,160 @@
+"""Every operation on matrices, timed against copying the same matrix; the bits of what is timed are checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+import mxref
+from bench.timing import in_turns
+from mxref import Backend, MXArray, OperandSpec, ScaleRule, Stream
+
+SLAB = 64
+"""Rows (columns, along axis 0) at either end whose bits are compared with the reference."""
+PLAIN, H16, H32 = OperandSpec(), OperandSpec(hadamard=16), OperandSpec(hadamard=32)
+SR = OperandSpec(rounding="sr")  # type: ignore[arg-type]
+STREAM = Stream(seed=1, step=2)
+REFERENCE = mxref.get_backend("reference")
+
+Matrix = NDArray[Any]
+
+
+class BitsDiffer(Exception):
+    """A backend that is not right is not timed."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table."""
+
+    label: str
+    run: Callable[[Backend, Matrix, MXArray], Any]
+    """Of the backend, the matrix, and the matrix quantized along axis 1."""
+    check: Callable[[Any, Matrix, slice], tuple[Any, Any]]
+    """Of the result, the matrix, and a slab: the result's part and the reference's."""
+    dtype: str = "float32"
+    copied: str = "input"
+    """Which array `np.copyto` copies: the larger one."""
+
+
+def _quantize(label: str, spec: OperandSpec, dtype: str = "float32", axis: int = 1) -> Operation:
+    def check(q: MXArray, x: Matrix, slab: slice) -> tuple[Any, Any]:
+        return _parts(q, slab), _expected(x, spec, axis, slab)
+
+    return Operation(label, lambda b, x, _: b.quantize(x, spec, axis=axis, rng=_stream(spec)), check, dtype)
+
+
+def _dual(label: str, specs: tuple[OperandSpec, OperandSpec]) -> Operation:
+    def check(found: tuple[MXArray, MXArray], x: Matrix, slab: slice) -> tuple[Any, Any]:
+        expected = [_expected(x, spec, axis, slab) for spec, axis in zip(specs, (1, 0), strict=True)]
+        return [_parts(q, slab) for q in found], expected
+
+    return Operation(label, lambda b, x, _: b.quantize_dual(x, specs), check)
+
+
+def _values(label: str, run: Callable[[Backend, Matrix, MXArray], Any], dtype: str, copied: str) -> Operation:
+    def check(values: Matrix, x: Matrix, slab: slice) -> tuple[Any, Any]:
+        expected = REFERENCE.fake_quantize(x[slab], PLAIN, dtype=dtype)
+        return _bits(values[slab]), _bits(expected)
+
+    return Operation(label, run, check, copied=copied)
+
+
+def _check_hadamard(values: Matrix, x: Matrix, slab: slice) -> tuple[Any, Any]:
+    return _bits(values[slab]), _bits(REFERENCE.hadamard(x[slab], 16))
+
+
+OPERATIONS = (
+    _quantize("quantize float32", PLAIN),
+    _quantize("quantize bfloat16", PLAIN, "bfloat16"),
+    *(_quantize(f"quantize {rule}", OperandSpec(scale_rule=rule)) for rule in ScaleRule if rule != "floor"),
+    _quantize("quantize H16", H16),
+    _quantize("quantize bfloat16 H16", H16, "bfloat16"),
+    _quantize("quantize H32", H32),
+    _quantize("quantize SR", SR),
+    _quantize("quantize H16 SR", replace(H16, rounding=SR.rounding)),
+    _quantize("quantize axis 0", PLAIN, axis=0),
+    _quantize("quantize 32x32", OperandSpec(block="32x32")),  # type: ignore[arg-type]
+    _dual("quantize_dual", (PLAIN, PLAIN)),
+    _dual("quantize_dual H16", (H16, H16)),
+    _values("fake_quantize", lambda b, x, _: b.fake_quantize(x, PLAIN), "float32", "input"),
+    _values("dequantize float32", lambda b, _, q: b.dequantize(q), "float32", "result"),
+    _values("dequantize bfloat16", lambda b, _, q: b.dequantize(q, "bfloat16"), "bfloat16", "result"),
+    Operation("hadamard 16", lambda b, x, _: b.hadamard(x, 16), _check_hadamard),
+)
+
+
+def inputs(size: int) -> dict[str, Matrix]:
+    """Return heavy-tailed matrices: zeros and constants would flatter a quantizer."""
+    x = np.random.default_rng(0).standard_t(3, (size, size)).astype(np.float32)
+    return {"float32": x, "bfloat16": x.astype(ml_dtypes.bfloat16)}
+
+
+def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for every operation, each timed for about so many seconds.
+
+    Raises:
+        BitsDiffer: a result that is not the reference's.
+    """
+    matrices = inputs(size)
+    quantized = backend.quantize(matrices["float32"], PLAIN)
+    for operation in OPERATIONS:
+        x = matrices[operation.dtype]
+        result = operation.run(backend, x, quantized)
+        check_bits(backend.name, operation, result, x)
+        source = _raw(x if operation.copied == "input" else result)
+        target = np.empty_like(source)
+        ours, copy = in_turns(
+            seconds,
+            lambda o=operation, x=x: o.run(backend, x, quantized),
+            lambda s=source, t=target: np.copyto(t, s),
+        )
+        yield {
+            "operation": operation.label, "backend": backend.name, "size": size, "threads": threads,
+            **asdict(ours), "copy_ms": copy.min_ms, "copy_cpu_ms": copy.cpu_ms,
+            "ratio": copy.min_ms / ours.min_ms, "cpu_ratio": copy.cpu_ms / ours.cpu_ms,
+            "gb_per_s": source.nbytes / ours.min_ms / 1e6,
+        }  # fmt: skip
+
+
+def check_bits(name: str, operation: Operation, result: Any, x: Matrix) -> None:
+    """Raise BitsDiffer unless the result is the reference's at both ends."""
+    for slab in (slice(0, SLAB), slice(len(x) - SLAB, len(x))):
+        found, expected = operation.check(result, x, slab)
+        if not _same(found, expected):
+            raise BitsDiffer(f"{name}: {operation.label} differs from the reference; nothing is timed")
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(found, (list, tuple)):
+        return all(_same(f, e) for f, e in zip(found, expected, strict=True))
+    return bool(np.array_equal(found, expected))
+
+
+def _parts(q: MXArray, slab: slice) -> tuple[Matrix, Matrix]:
+    return q.codes[slab], q.scales[slab]
+
+
+def _expected(x: Matrix, spec: OperandSpec, axis: int, slab: slice) -> tuple[Matrix, Matrix]:
+    """Return the reference's codes and scales of a slab of rows (columns, along axis 0) in its place."""
+    origin = (slab.start, 0) if axis == 1 else (0, slab.start)
+    part = x[slab] if axis == 1 else x[:, slab]
+    q = REFERENCE.quantize(part, spec, axis=axis, rng=_stream(spec), origin=origin, global_shape=x.shape)
+    return q.codes, q.scales
+
+
+def _stream(spec: OperandSpec) -> Stream | None:
+    return STREAM if spec.rounding == "sr" else None
+
+
+def _raw(x: Matrix) -> Matrix:
+    """Return an array as integers: NumPy copies a bfloat16 array element by element."""
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+_bits = _raw

@@ -1,0 +1,65 @@
+"""Scaled GEMMs against PyTorch's in float32 and bfloat16, of the same shape; their bits are checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.operations import PLAIN, REFERENCE, BitsDiffer, inputs
+from bench.timing import in_turns
+from mxref import Backend, GemmProfile
+from mxref.gemm import bounded_tolerance
+
+ROWS, COLUMNS = 8, 48
+"""The corner of the result that is compared: the reference takes its time."""
+
+
+def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each profile, prepared or not, and for PyTorch's products in the same turns.
+
+    Raises:
+        BitsDiffer: a result that is not the reference's, or, under `bounded`, outside its bound.
+    """
+    x = inputs(size)["float32"]
+    q = backend.quantize(x, PLAIN)
+    works = {}
+    for profile in (GemmProfile.ORDERED, GemmProfile.BOUNDED):
+        if profile in backend.capabilities.gemm_profiles:
+            _check(backend, profile, x, q)
+            prepared = backend.prepare(q, profile=profile)
+            works[f"scaled_gemm {profile}"] = lambda p=profile: backend.scaled_gemm(q, q, profile=p)
+            if prepared is not q:
+                works[f"scaled_gemm {profile}, B prepared"] = lambda p=profile, b=prepared: (
+                    backend.scaled_gemm(q, b, profile=p)
+                )
+    wide = torch.from_numpy(x)
+    half = wide.to(torch.bfloat16)
+    works["torch.mm float32"] = lambda: wide @ wide.T
+    works["torch.mm bfloat16"] = lambda: half @ half.T
+    timings = dict(zip(works, in_turns(seconds * len(works), *works.values()), strict=True))
+    float32, bfloat16 = (timings[f"torch.mm {dtype}"].min_ms for dtype in ("float32", "bfloat16"))
+    for label, timing in timings.items():
+        yield {
+            "operation": label, "size": size, "threads": threads,
+            "backend": "torch" if label.startswith("torch") else backend.name,
+            **asdict(timing), "gflop_per_s": 2 * size**3 / timing.min_ms / 1e6,
+            "ratio": bfloat16 / timing.min_ms, "ratio_float32": float32 / timing.min_ms,
+        }  # fmt: skip
+
+
+def _check(backend: Backend, profile: GemmProfile, x: Any, q: Any) -> None:
+    a, b = (REFERENCE.quantize(x[:rows], PLAIN) for rows in (ROWS, COLUMNS))
+    found = backend.scaled_gemm(q, q, profile=profile)[:ROWS, :COLUMNS]
+    expected = REFERENCE.scaled_gemm(a, b, profile=profile)
+    if profile is GemmProfile.ORDERED:
+        right = np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+    else:
+        exact = REFERENCE.scaled_gemm(a, b, profile=GemmProfile.EXACT)
+        tolerance = bounded_tolerance(a, b, backend.capabilities.bounded_class)
+        right = bool((np.abs(found.astype(np.float64) - exact) <= tolerance).all())
+    if not right:
+        raise BitsDiffer(f"{backend.name}: scaled_gemm {profile} is not the reference's; nothing is timed")

@@ -1,0 +1,218 @@
+"""The results as a table in the terminal, and as the tables and the plot of docs/performance.rst.
+
+`PYTHONPATH=tests python -m bench.render FILE.json` writes the tables and the plot anew from recorded numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.goals import COPY_RATIO, FIRST_CALL_MS, MM_RATIO
+
+Rows = list[dict[str, Any]]
+
+TABLES, PLOT = "performance_tables.inc", "_static/performance.svg"
+MAIN_SIZE = 4096
+
+
+def of_kind(results: dict[str, Any], kind: str, **fields: Any) -> Rows:
+    """Return the rows of a kind whose fields have these values."""
+    return [
+        row
+        for row in results["rows"]
+        if row["kind"] == kind and all(row.get(name) == value for name, value in fields.items())
+    ]
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print every row in one table."""
+    headings = ("operation", "by", "size", "thr", "min ms", "median", "cpu", "rate", "ratio to", "ratio")
+    table = Table(*headings, "in CPU time", "goal", title=_headline(results), title_justify="left", box=None)
+    for row in results["rows"]:
+        table.add_row(*_line(row))
+    console = Console(markup=False, highlight=False)
+    Console(markup=False, highlight=False, width=max(console.width, 160)).print(table)
+    for row in of_kind(results, "peer"):
+        if note := row.get("failed") or row["note"]:
+            print(f"{row['backend']}: {note}")
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["kind"] == "overhead":
+        return row["operation"], "a call on 32 x 32", "32", "1", f"{row['microseconds'] / 1e3:.4f}"
+    if row["kind"] == "first call":
+        return row["operation"], "a new process", "64", "1", f"{row['milliseconds']:.1f}"
+    head = (row["operation"], row["backend"], str(row["size"]), str(row["threads"]))
+    if "failed" in row:
+        return *head, "failed"
+    rate = f"{row['gflop_per_s']:.0f} GFLOP/s" if row["kind"] == "gemm" else f"{row['gb_per_s']:.2f} GB/s"
+    against = {"operation": "copyto", "gemm": "mm bf16", "peer": "mxref"}[row["kind"]]
+    ratio = 1 / row["ratio"] if row["kind"] == "peer" else row["ratio"]
+    times = (f"{row[name]:.2f}" for name in ("min_ms", "median_ms", "cpu_ms"))
+    cpu = f"{row['cpu_ratio']:.2f}" if "cpu_ratio" in row and row["threads"] == 1 else ""
+    return *head, *times, rate, against, f"{ratio:.2g}" if ratio < 0.095 else f"{ratio:.2f}", cpu, _goal(row)
+
+
+def _goal(row: dict[str, Any]) -> str:
+    goals = {"operation": COPY_RATIO, "gemm": MM_RATIO}.get(row["kind"], {})
+    meant = row["threads"] == 1 and not row["backend"].endswith("-portable")
+    goal = goals.get(row["operation"]) if meant else None
+    return "" if goal is None else f"{goal:.2f}"
+
+
+def _headline(results: dict[str, Any]) -> str:
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
+    noise = "quiet" if machine["quiet"] else f"NOT QUIET: others took {machine['busy_share']:.0%}"
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {noise}, {machine['date']}; "
+        f"Python {machine['python']}, {versions}"
+    )
+
+
+def page_files(results: dict[str, Any], docs: Path) -> list[Path]:
+    """Write the numbers, tables and plot of the page, and return the files.
+
+    Raises:
+        SystemExit: numbers that do not have what the page shows.
+    """
+    if not of_kind(results, "operation", size=MAIN_SIZE, threads=1) or not of_kind(results, "peer"):
+        raise SystemExit(f"the page shows {MAIN_SIZE} x {MAIN_SIZE} and peers: record a whole run")
+    hardware = re.sub(r"[^a-z0-9]+", "-", results["machine"]["processor"].partition(";")[0].lower()).strip(
+        "-"
+    )
+    data = docs / "data" / f"bench_cpu_{hardware}_{results['machine']['date']}.json"
+    data.parent.mkdir(exist_ok=True)
+    data.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return [data, *pages(data, docs)]
+
+
+def pages(data: Path, docs: Path) -> list[Path]:
+    """Write the tables and the plot of recorded numbers, and return the files."""
+    from bench.plot import plot
+
+    results = json.loads(data.read_text(encoding="utf-8"))
+    tables, figure = docs / TABLES, docs / PLOT
+    tables.write_text(tables_text(results, data.name), encoding="utf-8")
+    figure.write_text(plot(results, MAIN_SIZE), encoding="utf-8")
+    return [tables, figure]
+
+
+def tables_text(results: dict[str, Any], source: str) -> str:
+    """Return the tables of the page as reStructuredText."""
+    sections = {
+        f"Operations, {MAIN_SIZE} x {MAIN_SIZE}, one thread": _operations(results),
+        "Sizes and threads": _sizes(results),
+        "GEMMs": _gemms(results),
+        "Other packages": _peers(results),
+        "Calls": _calls(results),
+    }
+    head = (
+        f".. Written by `make bench RECORD=1` from data/{source}; never by hand.\n\n{_headline(results)}.\n"
+    )
+    return "\n".join([head, *(f"{t}\n{'-' * len(t)}\n\n{body}" for t, body in sections.items())])
+
+
+def _operations(results: dict[str, Any]) -> str:
+    portable = {
+        row["operation"]: row["ratio"]
+        for row in of_kind(results, "operation", size=MAIN_SIZE, backend="numba-portable")
+    }
+    rows = [
+        (
+            row["operation"], f"{row['min_ms']:.2f}", f"{row['median_ms']:.2f}", f"{row['gb_per_s']:.1f}",
+            f"{row['ratio']:.2f}", _goal(row), f"{portable[row['operation']]:.2f}" if portable else "",
+        )
+        for row in of_kind(results, "operation", size=MAIN_SIZE, threads=1, backend=results["backend"])
+    ]  # fmt: skip
+    headings = ("operation", "ms", "median", "GB/s", "x copy", "goal", "portable, x copy")
+    return _table(headings, rows)
+
+
+def _sizes(results: dict[str, Any]) -> str:
+    rows = of_kind(results, "operation", backend=results["backend"])
+    columns = sorted({(row["threads"], row["size"]) for row in rows})
+    found = {(row["operation"], row["threads"], row["size"]): row["ratio"] for row in rows}
+    body = [
+        (operation, *(f"{found[operation, *column]:.2f}" for column in columns))
+        for operation in dict.fromkeys(row["operation"] for row in rows)
+    ]
+    names = [f"{size}, {threads} thr." for threads, size in columns]
+    return (
+        "Times the speed of `np.copyto`, which always takes one thread.\n\n"
+        + _table(("operation", *names), body)
+    )  # fmt: skip
+
+
+def _gemms(results: dict[str, Any]) -> str:
+    body = [
+        (
+            row["operation"], row["backend"], str(row["size"]), str(row["threads"]), f"{row['min_ms']:.1f}",
+            f"{row['gflop_per_s']:.0f}", f"{row['ratio_float32']:.2f}", f"{row['ratio']:.2f}", _goal(row),
+        )
+        for row in of_kind(results, "gemm")
+    ]  # fmt: skip
+    headings = (
+        "product",
+        "by",
+        "M = N = K",
+        "threads",
+        "ms",
+        "GFLOP/s",
+        "x mm float32",
+        "x mm bfloat16",
+        "goal",
+    )
+    return _table(headings, body)
+
+
+def _peers(results: dict[str, Any]) -> str:
+    same = {True: "yes", False: "no", None: "makes no MXFP4"}
+    body = []
+    for row in of_kind(results, "peer"):
+        head = (row["backend"], row["version"], f"{row['size']}\\ :sup:`2`")
+        if "failed" in row:
+            body.append((*head, "failed", "", "", f"`{row['failed']}`"))
+            continue
+        numbers = (f"{row['ns_per_element']:.2f}", f"{row['ratio']:.1f}")
+        body.append((*head, *numbers, same[row["same_bits"]], row["note"]))
+    body += [(name, "", "", "", "", "", why) for name, why in results["absent_peers"].items()]
+    headings = ("package", "version", "size", "ns per element", "times mxref's", "same bits", "")
+    return "Quantization of float32 with FLOOR and RNE, on one thread.\n\n" + _table(headings, body)
+
+
+def _calls(results: dict[str, Any]) -> str:
+    overhead = [(r["operation"], f"{r['microseconds']:.1f}") for r in of_kind(results, "overhead")]
+    first = of_kind(results, "first call")
+    steps = [(row["operation"], f"{row['milliseconds']:.0f}", "") for row in first]
+    ms = {row["operation"]: row["milliseconds"] for row in first}
+    quantize = ms["numba's own tables"] + ms["first quantize"]
+    steps.append(
+        ("first call in all: Numba's tables, then quantize", f"{quantize:.0f}", f"{FIRST_CALL_MS:.0f}")
+    )
+    return (
+        "A call on a 32 x 32 array:\n\n"
+        + _table(("call", "microseconds"), overhead)
+        + "\nA new process, kernels on disk, in this order:\n\n"
+        + _table(("step", "ms", "goal"), steps)
+    )
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [".. list-table::", "   :header-rows: 1", "   :class: performance", ""]
+    for row in (headings, *rows):
+        lines += [f"   {'  -' if i else '* -'} {cell}".rstrip() for i, cell in enumerate(row)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for path in pages(Path(sys.argv[1]), Path(__file__).parents[2] / "docs"):
+        print(path)
