@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from mxref import OperandSpec, Stream, get_backend  # noqa: E402
 from mxref.conformance import checks_of, run_check  # noqa: E402
-from mxref.conformance.model import Subject  # noqa: E402
+from mxref.conformance.model import Check, Subject  # noqa: E402
 from mxref.conformance.report import failure_text  # noqa: E402
 from mxref.errors import MxrefError  # noqa: E402
 
@@ -26,6 +26,13 @@ SHARES = 64
 """Into how many tests the suite is cut, so that processes side by side compile its kernels."""
 
 
+def share_of(checks: list[Check], share: int) -> list[Check]:
+    """Return one share of the checks; those that need the same, and so the same kernels, stay together."""
+    needs = list(dict.fromkeys((each.op, each.needs) for each in checks))
+    mine = set(needs[share::SHARES])
+    return [each for each in checks if (each.op, each.needs) in mine]
+
+
 @pytest.mark.clause(
     "conformance.capabilities", "conformance.arrays", "conformance.protocol", "conformance.dual"
 )
@@ -33,11 +40,12 @@ SHARES = 64
 def test_conformance(share, cases):
     backend = get_backend("triton")
     subject, results = Subject(backend), {}
-    for each in checks_of(backend.capabilities, level=LEVEL)[share::SHARES]:
+    for each in share_of(checks_of(backend.capabilities, level=LEVEL), share):
         run_check(each, subject, results)
     failures = [failure for result in results.values() for failure in result.failures]
     assert not failures, "\n\n".join(map(failure_text, failures))
-    assert sum(result.passed for result in results.values()) > 5
+    if not any(result.passed for result in results.values()):
+        pytest.skip("the backend declares nothing that these checks need")
     cases(sum(result.compared for result in results.values()))
 
 

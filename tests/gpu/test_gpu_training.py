@@ -101,6 +101,7 @@ def test_operators_pass_torchs_own_checks(profile):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch 2.11 itself
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("profile", ["ordered", "bounded"])
 def test_compiled_in_one_graph(profile, compiler):
