@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import RecipeError, ShapeError
-from mxref.philox import SIGN_OPERAND, Stream, stream_words
+from mxref.philox import SIGN_OPERAND, Stream, first_bits
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -67,10 +68,13 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
         )
     step = 0 if policy is SignPolicy.FIXED else stream.step
     layer = stream.layer if policy is SignPolicy.PER_STEP_LAYER else 0
-    sign_stream = Stream(stream.seed, step, layer, SIGN_OPERAND + stream.role)
-    words = stream_words(np.arange(-(-n // 128)), sign_stream).reshape(-1)
-    bits = sum(int(word) << 32 * i for i, word in enumerate(words))
-    return Rotation(n, bits & (1 << n) - 1)
+    return _drawn(n, Stream(stream.seed, step, layer, SIGN_OPERAND + stream.role))
+
+
+# Both operands of a GEMM ask for the same, and so does each micro-batch.
+@lru_cache(maxsize=4096)
+def _drawn(n: int, stream: Stream) -> Rotation:
+    return Rotation(n, first_bits(n, stream))
 
 
 def norm_factor(n: int) -> np.float32:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def on_host(array: Any) -> NDArray[Any]:
     """Return an array of any library as a NumPy array, copied if it lies in the memory of a GPU."""
     host: NDArray[Any] = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
     return host
+
+
+@lru_cache(maxsize=64)
+def _holds_codes(dtype: Any) -> bool:
+    return str(dtype).endswith("uint8")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,27 +57,30 @@ class MXArray:
     """The Hadamard transform that the elements carry."""
 
     def __post_init__(self) -> None:
-        if not -len(self.shape) <= self.axis < len(self.shape):
-            raise ShapeError(f"MXArray: axis {self.axis} is out of range for shape {self.shape}")
-        object.__setattr__(self, "axis", self.axis % len(self.shape))
-        for name, array in (("codes", self.codes), ("scales", self.scales)):
-            if not str(array.dtype).endswith("uint8"):
-                raise ShapeError(f"MXArray: {name} must be uint8 codes, got {array.dtype}")
-        rows, length = self.rows_shape, 2 * int(self.codes.shape[-1])
-        if length % MXFP4.k or length < self.shape[self.axis]:
+        shape, axis = self.shape, self.axis
+        if not -len(shape) <= axis < len(shape):
+            raise ShapeError(f"MXArray: axis {axis} is out of range for shape {shape}")
+        if axis < 0:
+            axis += len(shape)
+            object.__setattr__(self, "axis", axis)
+        codes, scales = tuple(self.codes.shape), tuple(self.scales.shape)
+        for name, dtype in (("codes", self.codes.dtype), ("scales", self.scales.dtype)):
+            if not _holds_codes(dtype):
+                raise ShapeError(f"MXArray: {name} must be uint8 codes, got {dtype}")
+        rows, length = self.rows_shape, 2 * int(codes[-1])
+        if length % MXFP4.k or length < shape[axis]:
             raise ShapeError(
-                f"MXArray: codes {tuple(self.codes.shape)} hold {length} elements along the block axis, "
-                f"which must be a multiple of {MXFP4.k} "
-                f"and cover the {self.shape[self.axis]} of axis {self.axis} of shape {self.shape}"
+                f"MXArray: codes {codes} hold {length} elements along the block axis, "
+                f"which must be a multiple of {MXFP4.k} and cover the {shape[axis]} of axis {axis} of shape {shape}"
             )
-        for name, array, last in (
-            ("codes", self.codes, length // 2),
-            ("scales", self.scales, length // MXFP4.k),
+        for name, found, expected in (
+            ("codes", codes, (*rows, length // 2)),
+            ("scales", scales, (*rows, length // MXFP4.k)),
         ):
-            if tuple(array.shape) != (*rows, last):
+            if found != expected:
                 raise ShapeError(
-                    f"MXArray: {name} have shape {tuple(array.shape)}, expected {(*rows, last)} for shape {self.shape} "
-                    f"with block axis {self.axis} stored last"
+                    f"MXArray: {name} have shape {found}, expected {expected} for shape {shape} "
+                    f"with block axis {axis} stored last"
                 )
 
     @property
@@ -210,9 +219,9 @@ class PreparedArray(MXArray):
     @classmethod
     def of(cls, q: MXArray, backend: str, profile: str, layout: tuple[Any, ...]) -> PreparedArray:
         """Return `q` with a layout; codes and scales are shared, not copied."""
-        prepared = cls(**_own_fields(q))
-        for name, value in (("backend", backend), ("profile", profile), ("layout", layout)):
-            object.__setattr__(prepared, name, value)
+        prepared = object.__new__(cls)
+        # What `q` was checked for when it was made still holds.
+        vars(prepared).update(vars(q), backend=backend, profile=profile, layout=layout)
         return prepared
 
     def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,14 @@ from numpy.typing import NDArray
 from mxref.errors import RecipeError
 from mxref.rounding import MAX_SR_BITS
 
-_MULTIPLIER = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_LOW = np.uint64(0xFFFFFFFF)
+_LOW = 0xFFFFFFFF
+_LIMITS = {"seed": 1 << 64, "step": 1 << 32, "layer": 1 << 24, "operand": 9}
+
+_Words = tuple[Any, Any, Any, Any]
+"""Four 32-bit words: Python's integers, or arrays of uint64."""
 
 SIGN_OPERAND = 6
 """Operand id of Fprop's Hadamard signs; Dgrad's is 7 and Wgrad's 8."""
@@ -40,8 +45,7 @@ class Stream:
     operand: int = 0
 
     def __post_init__(self) -> None:
-        limits = {"seed": 1 << 64, "step": 1 << 32, "layer": 1 << 24, "operand": 9}
-        for name, limit in limits.items():
+        for name, limit in _LIMITS.items():
             value = getattr(self, name)
             if not 0 <= value < limit:
                 raise RecipeError(f"random stream: {name} = {value} is outside 0 .. {limit - 1}")
@@ -70,18 +74,17 @@ def philox4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.
     Implements: random.philox
     """
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
+    return np.stack(_rounds((c0, c1, c2, c3), key), axis=-1).astype(np.uint32)
+
+
+def _rounds(counter: _Words, key: tuple[int, int]) -> _Words:
+    c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
         p0, p1 = _MULTIPLIER[0] * c0, _MULTIPLIER[1] * c2
-        shift = np.uint64(32)
-        c0, c1, c2, c3 = (
-            (p1 >> shift) ^ c1 ^ np.uint64(k0),
-            p1 & _LOW,
-            (p0 >> shift) ^ c3 ^ np.uint64(k1),
-            p0 & _LOW,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _LOW, (p0 >> 32) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
 
 
 def stream_words(group: NDArray[np.int64], stream: Stream) -> NDArray[np.uint32]:
@@ -89,13 +92,21 @@ def stream_words(group: NDArray[np.int64], stream: Stream) -> NDArray[np.uint32]
 
     Implements: random.counter
     """
-    counter = np.empty((*group.shape, 4), np.uint32)
     g = group.astype(np.uint64)
-    counter[..., 0] = g & _LOW
-    counter[..., 1] = g >> np.uint64(32)
-    counter[..., 2] = stream.word & 0xFFFFFFFF
-    counter[..., 3] = stream.word >> 32
-    return philox4x32(counter, (stream.seed & 0xFFFFFFFF, stream.seed >> 32))
+    return np.stack(np.broadcast_arrays(*_group_words(g, stream)), axis=-1).astype(np.uint32)
+
+
+def first_bits(count: int, stream: Stream) -> int:
+    """Return the first `count` random bits of a stream: bit 32 w + i is bit i of word w, in the order of groups."""
+    groups = range(-(-count // 128))
+    words: list[int] = [word for group in groups for word in _group_words(group, stream)]
+    return sum(word << 32 * i for i, word in enumerate(words)) & (1 << count) - 1
+
+
+def _group_words(group: Any, stream: Stream) -> _Words:
+    """Return the words of a group index, Python's integer or an array of uint64."""
+    word, seed = int(stream.word), int(stream.seed)  # NumPy's own integers would overflow
+    return _rounds((group & _LOW, group >> 32, word & _LOW, word >> 32), (seed & _LOW, seed >> 32))
 
 
 def elements_per_call(bits: int) -> int:

@@ -7,7 +7,9 @@ place and refused with the same words everywhere.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
 from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockShape, Nonfinite, OperandFormat
-from mxref.hadamard import Rotation, draw_rotation
+from mxref.hadamard import Rotation, SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, on_host
 from mxref.philox import Stream
 from mxref.recipe import OperandSpec
@@ -24,7 +26,12 @@ from mxref.rounding import Rounding
 
 def dtype_name(x: Any) -> str:
     """Return the name of an array's data type without its library's prefix, as in `bfloat16`."""
-    return str(x.dtype).rpartition(".")[2]
+    return _name(x.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def check_input(x: Any) -> None:
@@ -36,8 +43,7 @@ def check_input(x: Any) -> None:
         raise DtypeError(
             f"expected an array, got {type(x).__name__}; make one with numpy.asarray(x, numpy.float32)"
         )
-    name = dtype_name(x)
-    if name not in INPUT_DTYPES or not getattr(x.dtype, "isnative", True):
+    if dtype_name(x) not in INPUT_DTYPES or not getattr(x.dtype, "isnative", True):
         raise DtypeError(
             f"input type {x.dtype} is not taken: it would be narrowed silently, and that decides ties; "
             f"cast it yourself, as in x.astype(numpy.float32) (taken: {', '.join(INPUT_DTYPES)})"
@@ -153,6 +159,40 @@ def plan_quantize(
 
     Implements: quantize.axis, quantize.length, quantize.padding, scale.block.tile
     """
+    shape = tuple(shape)
+    origin, global_shape = _integers("origin", origin), _integers("global_shape", global_shape)
+    plan = _without_bits(shape, spec, axis, origin, global_shape, pad)
+    bits: dict[str, Any] = {}
+    if spec.rounding is Rounding.SR:
+        if rng is None:
+            raise RecipeError(
+                "rounding = 'sr' needs a random stream: pass rng=Stream(seed, step, layer, operand)"
+            )
+        bits["stream"] = rng
+    if spec.signs is not SignPolicy.NONE:
+        bits["rotation"] = draw_rotation(spec.hadamard, spec.signs, rng)
+    return replace(plan, **bits) if bits else plan
+
+
+def _integers(name: str, values: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return a tuple of Python's integers, so that equal ones make the same plan."""
+    try:
+        return None if values is None else tuple(index(value) for value in values)
+    except TypeError:
+        raise ShapeError(f"{name} must hold an integer for each axis, got {values!r}") from None
+
+
+# A model asks for the same few plans at every step.
+@lru_cache(maxsize=1024)
+def _without_bits(
+    shape: tuple[int, ...],
+    spec: OperandSpec,
+    axis: int,
+    origin: tuple[int, ...] | None,
+    global_shape: tuple[int, ...] | None,
+    pad: bool,
+) -> QuantPlan:
+    """Return a plan without what its random stream decides: that, and the signs of its Hadamard transform."""
     if spec.format is not OperandFormat.MXFP4:
         raise RecipeError(f"quantize makes MXFP4, but the operand's format is {spec.format.value}")
     if not -len(shape) <= axis < len(shape):
@@ -168,13 +208,8 @@ def plan_quantize(
     origin, global_shape = _check_origin(shape, axis, unit, origin, global_shape)
     if spec.block is BlockShape.TILE:
         _check_tiles(shape, axis, origin)
-    if spec.rounding is Rounding.SR and rng is None:
-        raise RecipeError(
-            "rounding = 'sr' needs a random stream: pass rng=Stream(seed, step, layer, operand)"
-        )
-    rotation = draw_rotation(spec.hadamard, spec.signs, rng) if spec.hadamard else None
-    stream = rng if spec.rounding is Rounding.SR else None
-    return QuantPlan(spec, tuple(shape), axis, length, rotation, stream, origin, global_shape, unit)
+    rotation = Rotation(spec.hadamard) if spec.hadamard else None
+    return QuantPlan(spec, shape, axis, length, rotation, None, origin, global_shape, unit)
 
 
 def _check_origin(
@@ -188,14 +223,14 @@ def _check_origin(
 
     Implements: quantize.parts
     """
-    origin = tuple(origin) if origin is not None else (0,) * len(shape)
+    if origin is None:
+        origin = (0,) * len(shape)
     if global_shape is None:
         if any(origin):
             raise ShapeError(
                 f"origin {origin} says where the input lies in a larger tensor: pass its global_shape too"
             )
-        global_shape = tuple(shape)
-    global_shape = tuple(global_shape)
+        global_shape = shape
     if len(origin) != len(shape) or len(global_shape) != len(shape):
         raise ShapeError(
             f"origin {origin} and global_shape {global_shape} must have the {len(shape)} axes of shape {shape}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -17,19 +15,31 @@ class DeviceMemoryError(MxrefError, MemoryError):
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return an uninitialized tensor; DeviceMemoryError if there is no room for it."""
-    with asking(math.prod(shape) * dtype.itemsize, device):
-        return torch.empty(shape, dtype=dtype, device=device)
-
-
-@contextmanager
-def asking(size: int, device: torch.device) -> Iterator[None]:
-    """Turn torch's own error inside the block, which allocates `size` bytes, into DeviceMemoryError."""
     try:
-        yield
+        return torch.empty(shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as err:
-        free, total = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        raise DeviceMemoryError(
-            f"{device}: {size:,} bytes asked for, {free:,} of {total:,} free and {cached:,} cached in pieces; take a "
-            "smaller micro-batch, or quantize slices of rows with origin= and global_shape=, which changes no bit"
-        ) from err
+        raise _no_room(math.prod(shape) * dtype.itemsize, device) from err
+
+
+# A class: entering a generator's context takes longer than allocating does.
+class asking:
+    """A context that turns torch's own error inside the block, which allocates `size` bytes, into DeviceMemoryError."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._asked = size, device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, err: BaseException | None, _trace: object) -> None:
+        if isinstance(err, torch.OutOfMemoryError):
+            raise _no_room(*self._asked) from err
+
+
+def _no_room(size: int, device: torch.device) -> DeviceMemoryError:
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return DeviceMemoryError(
+        f"{device}: {size:,} bytes asked for, {free:,} of {total:,} free and {cached:,} cached in pieces; take a "
+        "smaller micro-batch, or quantize slices of rows with origin= and global_shape=, which changes no bit"
+    )

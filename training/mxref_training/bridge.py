@@ -22,7 +22,8 @@ def to_backend(tensor: torch.Tensor, backend: Backend) -> Any:
     Raises:
         ConfigError: a tensor on a device that the backend cannot read.
     """
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.device.type not in backend.capabilities.devices:
         devices = ", ".join(sorted(backend.capabilities.devices))
         raise ConfigError(

@@ -52,16 +52,20 @@ def device_name(device: torch.device) -> str:
 def deterministic(device: torch.device, threads: int) -> Iterator[None]:
     """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0."""
     before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if device.type == "cuda":
         # cuBLAS reads it when it makes a handle; without it PyTorch refuses to call cuBLAS deterministically.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    # Else every new tensor is filled with NaN first: one more kernel, and one more pass over memory, for each of them.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if threads:
         torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         torch.set_num_threads(before[1])
 
 

@@ -85,13 +85,15 @@ class Fp8Scales(nn.Module):
     """The scales of a linear layer's three tensors, and under delayed scaling their history.
 
     Buffers, float32 [3] in the order of `FORMATS`: `scale`, in force during this step, and `amax`, the
-    largest so far in this step. Under current scaling there are none.
+    largest so far in this step; and, never saved, `limits`, the largest magnitudes of the formats. Under
+    current scaling there are none.
 
     Implements: fp8.delayed, fp8.current
     """
 
     scale: torch.Tensor
     amax: torch.Tensor
+    limits: torch.Tensor
 
     def __init__(self, scaling: Fp8Scaling, device: torch.device | None = None) -> None:
         super().__init__()
@@ -99,6 +101,9 @@ class Fp8Scales(nn.Module):
         if self.delayed:
             self.register_buffer("scale", torch.empty(3, dtype=torch.float32, device=device))
             self.register_buffer("amax", torch.empty(3, dtype=torch.float32, device=device))
+            # Made here once: a tensor of Python's numbers is copied to a GPU while the CPU waits.
+            limits = torch.empty(3, dtype=torch.float32, device=device)
+            self.register_buffer("limits", limits, persistent=False)
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -106,6 +111,8 @@ class Fp8Scales(nn.Module):
         if self.delayed:
             self.scale.fill_(_NO_SCALE)
             self.amax.fill_(_UNSEEN)
+            for limit, format in zip(self.limits, FORMATS.values(), strict=True):
+                limit.fill_(format.max_value)
 
     def quantize(self, tensor: str, x: torch.Tensor) -> Fp8Tensor:
         """Return `x` in FP8 under the scale in force; the history is not touched (see `observe`)."""
@@ -135,7 +142,6 @@ class Fp8Scales(nn.Module):
         with torch.no_grad():
             previous = torch.where(self.scale != _NO_SCALE, self.scale, 1.0)
             seen = ~(self.amax < 0)  # a NaN has been seen
-            limits = self.amax.new_tensor([format.max_value for format in FORMATS.values()])
-            new = scale_from_amax(self.amax, limits, previous)
+            new = scale_from_amax(self.amax, self.limits, previous)
             self.scale.copy_(torch.where(seen, new, self.scale))
             self.amax.fill_(_UNSEEN)

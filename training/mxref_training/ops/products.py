@@ -15,10 +15,10 @@ from mxref.formats import OperandFormat
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref_training.bridge import from_backend, to_backend
-from mxref_training.ops.registry import backend_of, count, parse_spec
+from mxref_training.ops.registry import backend_of, count, fake, operator, parse_spec
 
 
-@torch.library.custom_op("mxref::prepare", mutates_args=())
+@operator
 def prepare(
     codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
@@ -52,7 +52,7 @@ def prepare(
     return layout
 
 
-@prepare.register_fake
+@fake(prepare)
 def _(
     codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
@@ -71,7 +71,7 @@ def _(
     return [codes.new_empty(t.shape, dtype=t.dtype) for t in (from_backend(part, impl) for part in layout)]
 
 
-@torch.library.custom_op("mxref::scaled_gemm", mutates_args=())
+@operator
 def scaled_gemm(
     a_codes: torch.Tensor,
     a_scales: torch.Tensor,
@@ -124,7 +124,7 @@ def scaled_gemm(
     return from_backend(out, impl)
 
 
-@scaled_gemm.register_fake
+@fake(scaled_gemm)
 def _(
     a_codes: torch.Tensor,
     a_scales: torch.Tensor,
@@ -166,7 +166,7 @@ def _decode(q: torch.Tensor) -> torch.Tensor:
     return _values(q.dtype).index_select(0, codes).view(q.shape)
 
 
-@torch.library.custom_op("mxref::dense_gemm", mutates_args=())
+@operator
 def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
     """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
 
@@ -195,7 +195,7 @@ def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> t
     return out
 
 
-@dense_gemm.register_fake
+@fake(dense_gemm)
 def _(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
     dtype = torch.bfloat16 if a.dtype is torch.bfloat16 else torch.float32
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)

@@ -15,10 +15,10 @@ from mxref.philox import Stream
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref_training.bridge import from_backend, to_backend
-from mxref_training.ops.registry import backend_of, parse_spec
+from mxref_training.ops.registry import backend_of, fake, operator, parse_spec
 
 
-@torch.library.custom_op("mxref::quantize", mutates_args=())
+@operator
 def quantize(
     x: torch.Tensor,
     place: torch.Tensor,
@@ -59,7 +59,7 @@ def quantize(
     return _tensors(q, impl)
 
 
-@quantize.register_fake
+@fake(quantize)
 def _(
     x: torch.Tensor,
     place: torch.Tensor,
@@ -72,7 +72,7 @@ def _(
     return _empty(x, spec, axis)
 
 
-@torch.library.custom_op("mxref::quantize_dual", mutates_args=())
+@operator
 def quantize_dual(
     x: torch.Tensor,
     place: torch.Tensor,
@@ -117,7 +117,7 @@ def quantize_dual(
     return (*_tensors(pair[0], impl), *_tensors(pair[1], impl))
 
 
-@quantize_dual.register_fake
+@fake(quantize_dual)
 def _(
     x: torch.Tensor,
     place: torch.Tensor,

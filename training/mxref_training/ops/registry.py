@@ -6,7 +6,9 @@ import itertools
 import json
 import weakref
 from collections import Counter
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 
@@ -23,6 +25,37 @@ Census = Counter[tuple[GemmRole, OperandFormat]]
 _backends: dict[str, Backend] = {}
 _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
+
+
+def operator(function: Callable[..., Any]) -> torch._ops.OpOverload:
+    """Return a function as the operator `mxref::<its name>`: no argument is changed, no result shares memory.
+
+    `torch.library.custom_op` makes the same, and adds three times as much to a call: it looks at each result for
+    shared memory, and has an autograd formula to raise an error. Here tests look, and only `autograd.Function` calls.
+    """
+
+    @cache
+    def untraced() -> Callable[..., Any]:
+        # Importing the compiler takes seconds.
+        found: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return found
+
+    def kernel(*arguments: Any) -> Any:
+        return untraced()(*arguments)
+
+    name = function.__name__
+    schema = torch.library.infer_schema(function, mutates_args=())
+    torch.library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
+    overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
+    overload.__doc__ = function.__doc__
+    return overload
+
+
+def fake(of: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of the function that gives an operator's results without values, as compilers ask for."""
+    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.library.register_fake(of)
+    return decorator
 
 
 def register_backend(backend: Backend) -> str:
