@@ -21,17 +21,16 @@ from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 from mxref_triton.gfx950 import nearest_word, stochastic_word
 from mxref_triton.hadamard import butterflies, flip_signs, multiplied
+from mxref_triton.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of
+from mxref_triton.hopper import encode_word as encode_packed
 from mxref_triton.philox import philox
-from mxref_triton.registers import bits_of
+from mxref_triton.registers import bits_of, floats_of, halves_of
 from mxref_triton.rounding import decode_element, encode_word, value_scale
 from mxref_triton.scale import (
     CARRIES,
     amax_bits_of,
-    inverse_scale,
-    is_finite,
     over_tile,
-    scale_code,
-    stored_code,
+    scaling,
 )
 
 MAX_FUSED_HADAMARD = 64
@@ -81,6 +80,8 @@ class Treatment:
     """Whether a block is 32x32."""
     native: bool
     """Whether the conversions of gfx950 round, RNE or SR."""
+    packed: bool
+    """Whether RNE is done on two elements at once, as `hopper` does."""
     output: Output
 
     @property
@@ -97,6 +98,17 @@ class Treatment:
     def calls(self) -> int:
         """Philox calls of a unit."""
         return self.unit // elements_per_call(self.random_bits)
+
+    @property
+    def direct(self) -> bool:
+        """Whether elements are rounded as they are read, packed bfloat16."""
+        return self.packed and self.kind == "bfloat16" and not self.n and not self.tile
+
+    @property
+    def two_lines(self) -> bool:
+        """Whether a thread takes two lines at once where elements of 16 bits lie side by side across lines."""
+        short = self.kind != "float32" and self.unit == MXFP4.k and not self.random_bits
+        return short and not self.tile and self.output is not Output.TRANSFORMED
 
     @property
     def words_in(self) -> int:
@@ -118,6 +130,7 @@ def treatment(
     output: Output,
     norm: float | None = None,
     native: frozenset[Rounding] = frozenset(),
+    packed: bool = False,
 ) -> Treatment:
     """Return how kernels treat an operand.
 
@@ -129,6 +142,7 @@ def treatment(
         output: what is written.
         norm: factor after the transform; default that of its size.
         native: roundings for which the conversions of gfx950 are used, where there is no prescale.
+        packed: whether there is packed bfloat16 arithmetic, which RNE to codes then uses where there is no prescale.
     """
     if norm is None:
         norm = float(norm_factor(n)) if n else 1.0
@@ -149,6 +163,7 @@ def treatment(
         folded_norm=norm if folds else 1.0,
         tile=spec.block is BlockShape.TILE,
         native=spec.rounding in native and not spec.prescale,
+        packed=packed and spec.rounding is Rounding.RNE and not spec.prescale and output is Output.CODES,
         output=output,
     )
 
@@ -158,7 +173,7 @@ _TRANSFORMED = tl.constexpr(Output.TRANSFORMED.value)
 
 
 @triton.jit
-def transform(values, signs_low, signs_high, P: tl.constexpr):
+def _transformed(values, signs_low, signs_high, P: tl.constexpr):
     """Return the elements of a unit after signs and Hadamard transform, but for a norm that folds into the scale."""
     UNIT: tl.constexpr = P.unit
     N: tl.constexpr = P.n
@@ -207,25 +222,26 @@ def _all_bits(values):
 
 @triton.jit
 def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    CARRY: tl.constexpr = P.carry
-    ZERO: tl.constexpr = P.zero
-    FOLDED_NORM: tl.constexpr = P.folded_norm
     words = ()
     codes = ()
+    if P.packed:
+        magnitudes, signed = pairs_of(values, P.unit)
     for block in tl.static_range(P.unit // 32):
-        amax_bits = amax_bits_of(values, 32 * block, FOLDED_NORM)
+        if P.packed:
+            amax_bits = amax_bits_of_pairs(magnitudes, 16 * block)
+        else:
+            amax_bits = amax_bits_of(values, 32 * block)
         if P.tile:
             amax_bits = over_tile(amax_bits, ROWS, COLUMNS)
-        code = scale_code(amax_bits, CARRY)
-        factor = inverse_scale(code)
-        if FOLDED_NORM != 1.0:
-            factor = factor * FOLDED_NORM
-        stored = stored_code(code, amax_bits, ZERO)
-        keep = tl.where(is_finite(amax_bits), 0xFFFFFFFF, 0).to(tl.uint32)
+        factor, keep, stored = scaling(amax_bits, P)
+        if P.packed:
+            both = factors(factor, factor)
         codes = codes + (stored,)
         for i in tl.static_range(4):
             random = _random_words(group, key, 4 * block + i, P)
-            if not P.native:
+            if P.packed:
+                word = encode_packed(magnitudes, signed, 16 * block + 4 * i, both, keep)
+            elif not P.native:
                 word = encode_word(values, 32 * block + 8 * i, factor, keep, random, P)
             elif P.random_bits:
                 word = stochastic_word(values, 32 * block + 8 * i, factor, random) & keep
@@ -239,11 +255,15 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
 
 
 @triton.jit
-def encode_unit(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def encode_unit(
+    values, signs_low, signs_high, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Return what a unit is stored as.
 
     Args:
-        values: its elements after `transform`, a tuple of float32 [B].
+        values: its elements, a tuple of float32 [B].
+        signs_low: bits 0 to 31 of the signs before the Hadamard transform.
+        signs_high: bits 32 to 63.
         group: for SR, the number of its first Philox call, int64 [B]; else None.
         key: seed and stream, four words; else None.
         P: the treatment.
@@ -253,7 +273,44 @@ def encode_unit(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS
     Returns:
         Words of codes, bfloat16 values or float32, a tuple of uint32 [B], and scale bytes, one uint8 [B] per block.
     """
+    values = _transformed(values, signs_low, signs_high, P)
     if P.output == _TRANSFORMED:
         return _all_bits(values), ()
     else:
         return _quantized(values, group, key, P, ROWS, COLUMNS)
+
+
+@triton.jit
+def encode_words(
+    words, signs_low, signs_high, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Return what a unit is stored as, from words of neighbouring elements; the rest as in `encode_unit`."""
+    KIND: tl.constexpr = P.kind
+    if P.direct:
+        return encode_pairs(words, P)
+    else:
+        values = floats_of(words, P.words_in, KIND)
+        return encode_unit(values, signs_low, signs_high, group, key, P, ROWS, COLUMNS)
+
+
+@triton.jit
+def encode_two_lines(words, signs_low, signs_high, P: tl.constexpr):
+    """Return what two units are stored as, one in the lower halves of words, one in the upper; no unit has randomness.
+
+    Args:
+        words: a tuple of uint32 [B], one for each element.
+        signs_low: and signs_high and P as in `encode_unit`.
+        signs_high: see signs_low.
+        P: see signs_low.
+
+    Returns:
+        Words and scale bytes of the lower unit, then of the upper, two tuples.
+    """
+    KIND: tl.constexpr = P.kind
+    if P.direct:
+        return encode_two(words, P)
+    else:
+        low, high = halves_of(words, P.unit, KIND)
+        low_words, low_scales = encode_unit(low, signs_low, signs_high, None, None, P, 1, 1)
+        high_words, high_scales = encode_unit(high, signs_low, signs_high, None, None, P, 1, 1)
+        return low_words + high_words, low_scales + high_scales

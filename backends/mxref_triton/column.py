@@ -1,7 +1,8 @@
 """Quantization along an axis that is not contiguous: each thread owns one or two lines and reads them step by step.
 
 Thread t of a program owns unit t, whose elements lie `step` apart; its neighbours own the neighbouring lines, so that
-each of the 32 loads of a warp is one piece of memory. A program covers several units of every line: their codes are
+each of the 32 loads of a warp is one piece of memory. Elements of 16 bits that lie side by side across lines are read
+as words, and a thread owns the units of both lines. A program covers several units of every line: their codes are
 side by side in the transposed output, and turn around in shared memory only when they are packed, a quarter of
 the bytes that came in.
 """
@@ -15,36 +16,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.block import encode_unit, transform
-from mxref_triton.registers import float_at, join_last, tile_index
+from mxref_triton.block import encode_two_lines, encode_unit
+from mxref_triton.registers import floats_alone, join_last, load_bits, tile_index
 
 
 @triton.jit
-def _load_line(
-    x, offsets, step, element, length, mask, P: tl.constexpr, STEP: tl.constexpr, PADDED: tl.constexpr
+def _load_lines(
+    x, offsets, step, element, length, mask, UNIT: tl.constexpr, STEP: tl.constexpr, PADDED: tl.constexpr
 ):
-    """Return the elements of units whose first ones lie at `offsets`; those from `length` on are zeros."""
-    UNIT: tl.constexpr = P.unit
-    KIND: tl.constexpr = P.kind
+    """Return what lies at `offsets` and UNIT - 1 times `step` further, as uint32; from `length` on zeros."""
     out = ()
     pointer = x + offsets
     for j in tl.static_range(UNIT):
         exists = (element + j < length) & mask if PADDED else mask
         if STEP:  # a constant becomes part of the load instruction
-            out = out + (float_at(pointer + j * STEP, exists, KIND),)
+            out = out + (load_bits(pointer + j * STEP, exists),)
         else:
-            out = out + (float_at(pointer, exists, KIND),)
+            out = out + (load_bits(pointer, exists),)
             pointer += step
     return out
 
 
 @triton.jit
 def _store_lines(
-    pointer, tensors, lines, across, mask, OUT: tl.constexpr, UNITS: tl.constexpr, LINES: tl.constexpr
-):
-    """Store OUT tensors per unit, transposed: lines are `across` apart, and their units side by side."""
-    joined = tl.reshape(join_last(tensors, 0, 1, OUT), [UNITS, LINES, OUT])
-    turned = tl.reshape(tl.permute(joined, (1, 0, 2)), [LINES, UNITS * OUT])
+    pointer, tensors, lines, across, mask,
+    OUT: tl.constexpr, UNITS: tl.constexpr, LINES: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Store OUT tensors per unit, transposed: lines are `across` apart, and their units side by side.
+
+    TOGETHER neighbouring lines are one after the other in the tuple of tensors.
+    """
+    joined = tl.reshape(join_last(tensors, 0, 1, TOGETHER * OUT), [UNITS, LINES // TOGETHER, TOGETHER, OUT])
+    turned = tl.reshape(tl.permute(joined, (1, 2, 0, 3)), [LINES, UNITS * OUT])
     place = tl.arange(0, UNITS * OUT)[None, :]
     target = pointer + (lines[:, None] * across + place)
     if mask is None:
@@ -59,12 +62,13 @@ def column_units(
     line, unit, lines, units, length, stride, step,
     signs_low, signs_high, group, groups, key,
     P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, STEP: tl.constexpr,
-    MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    TOGETHER: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantize UNITS units of each of LINES lines.
 
     Args:
         x: pointer to the elements, 16-bit ones as int16: `stride` apart between lines, `step` along the block axis.
+            With TOGETHER = 2 it is to words, which `step` counts too, and `stride` is 1.
         codes: int32 pointer to packed codes, or to bfloat16 values, [lines, units].
         scales: uint8 pointer to scale codes, [lines, units].
         line: first line, an int64 scalar.
@@ -83,41 +87,49 @@ def column_units(
         LINES: see above.
         UNITS: see above.
         STEP: `step` as a constant, or 0.
+        TOGETHER: lines of a thread, 1 or 2.
         MASKED: whether lines or units may end within these.
         PADDED: whether a unit may end after `length`; MASKED has to be set then.
         WIDE: whether offsets between the units need 64 bits.
     """
     BLOCKS: tl.constexpr = P.blocks
     OUT: tl.constexpr = P.words_out
-    i = tl.arange(0, LINES * UNITS)
-    c = i % LINES
-    u = i // LINES
+    KIND: tl.constexpr = P.kind
+    ACROSS: tl.constexpr = LINES // TOGETHER
+    i = tl.arange(0, ACROSS * UNITS)
+    c = i % ACROSS
+    u = i // ACROSS
     own = tl.arange(0, LINES)
     mask = None
     store_mask = None
     if MASKED:
-        mask = (line + c < lines) & (unit + u < units)
+        mask = (line + c * TOGETHER < lines) & (unit + u < units)
         store_mask = (line + own < lines, units - unit)
     if WIDE:
         c = c.to(tl.int64)
         u = u.to(tl.int64)
         own = own.to(tl.int64)
-    base = x + (line * stride + unit * P.unit * step)
+    base = x + (line // TOGETHER * stride + unit * P.unit * step)
     element = (unit + u) * P.unit
-    values = _load_line(base, c * stride + u * P.unit * step, step, element, length, mask, P, STEP, PADDED)
-    values = transform(values, signs_low, signs_high, P)
-    first = None
-    if P.random_bits:
-        first = (line + c) * groups + (unit + u) * P.calls + group
-    out, stored = encode_unit(values, first, key, P, UNITS * LINES, 1)
+    loaded = _load_lines(
+        base, c * stride + u * P.unit * step, step, element, length, mask, P.unit, STEP, PADDED
+    )
+    if TOGETHER == 2:
+        out, stored = encode_two_lines(loaded, signs_low, signs_high, P)
+    else:
+        first = None
+        if P.random_bits:
+            first = (line + c) * groups + (unit + u) * P.calls + group
+        values = floats_alone(loaded, P.unit, KIND)
+        out, stored = encode_unit(values, signs_low, signs_high, first, key, P, UNITS * LINES, 1)
     target = codes + (line * units + unit) * OUT
     words = ()
-    for k in tl.static_range(OUT):
+    for k in tl.static_range(TOGETHER * OUT):
         words = words + (out[k].to(tl.int32, bitcast=True),)
-    _store_lines(target, words, own, units * OUT, store_mask, OUT, UNITS, LINES)
+    _store_lines(target, words, own, units * OUT, store_mask, OUT, UNITS, LINES, TOGETHER)
     if BLOCKS:
         target = scales + (line * units + unit) * BLOCKS
-        _store_lines(target, stored, own, units * BLOCKS, store_mask, BLOCKS, UNITS, LINES)
+        _store_lines(target, stored, own, units * BLOCKS, store_mask, BLOCKS, UNITS, LINES, TOGETHER)
 
 
 @triton.jit(
@@ -131,15 +143,15 @@ def quantize_columns(
     lines, units, length, stride, step,
     signs_low, signs_high, group, groups, seed_low, seed_high, stream_low, stream_high,
     P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, BAND: tl.constexpr, STEP: tl.constexpr,
-    MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    TOGETHER: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantize lines of any strides, LINES x UNITS units per program; arguments as in `column_units`."""
     down, across = tile_index(BAND)
     line = across * LINES
     unit = down * UNITS
     key = (seed_low, seed_high, stream_low, stream_high)
-    x = x.to(tl.pointer_type(tl.int32 if P.kind == "float32" else tl.int16))
+    x = x.to(tl.pointer_type(tl.int32 if P.kind == "float32" or TOGETHER == 2 else tl.int16))
     column_units(
         x, codes, scales, line, unit, lines, units, length, stride, step,
-        signs_low, signs_high, group, groups, key, P, LINES, UNITS, STEP, MASKED, PADDED, WIDE,
+        signs_low, signs_high, group, groups, key, P, LINES, UNITS, STEP, TOGETHER, MASKED, PADDED, WIDE,
     )  # fmt: skip

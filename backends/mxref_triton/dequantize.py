@@ -12,7 +12,7 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN, E8M0
 from mxref.mxarray import MXArray
-from mxref_triton.launch import INTERPRETED, check_device, launch
+from mxref_triton.launch import INTERPRETED, check_device, launch, tiles_of
 from mxref_triton.registers import join_last
 from mxref_triton.rounding import decode_element, value_scale
 from mxref_triton.rows import rows_of
@@ -60,7 +60,7 @@ def dequantize(q: MXArray, dtype: str) -> torch.Tensor:
     words = codes.numel() // 4
     if words:
         launch(
-            _dequantize, (triton.cdiv(words, _WORDS),), codes.view(torch.int32), scales, out.view(torch.int32), words,
+            _dequantize, (tiles_of(words, _WORDS),), codes.view(torch.int32), scales, out.view(torch.int32), words,
             HALF=dtype == "bfloat16", WORDS=_WORDS,
         )  # fmt: skip
     return out[..., : q.shape[q.axis]].movedim(-1, q.axis)

@@ -50,11 +50,12 @@ def quantize_both(
         (row_seed_low, row_seed_high, row_stream_low, row_stream_high),
         R, ROWS, COLUMNS // R.unit, MASKED, WIDE,
     )  # fmt: skip
-    x = x.to(tl.pointer_type(tl.int32 if C.kind == "float32" else tl.int16))
+    TOGETHER: tl.constexpr = 2 if C.two_lines else 1
+    x = x.to(tl.pointer_type(tl.int32 if C.kind == "float32" or C.two_lines else tl.int16))
     column_units(
         x, column_codes, column_scales,
-        column, row // C.unit, columns, rows // C.unit, rows, 1, stride,
+        column, row // C.unit, columns, rows // C.unit, rows, 1, stride // TOGETHER,
         column_signs_low, column_signs_high, column_group, column_groups,
         (column_seed_low, column_seed_high, column_stream_low, column_stream_high),
-        C, COLUMNS, ROWS // C.unit, STEP, MASKED, False, WIDE,
+        C, COLUMNS, ROWS // C.unit, STEP // TOGETHER, TOGETHER, MASKED, False, WIDE,
     )  # fmt: skip

@@ -36,12 +36,17 @@ class Matrix:
     def reads_words(self) -> bool:
         """Return whether rows can be read as whole 32-bit words."""
         per_word = 4 // self.tensor.element_size()
+        (rows, length), (stride, step) = self.tensor.shape, self.tensor.stride()
         return (
-            self.step == 1
-            and self.tensor.shape[1] % per_word == 0
-            and (self.rows == 1 or self.stride % per_word == 0)
+            step == 1
+            and length % per_word == 0
+            and (rows == 1 or stride % per_word == 0)
             and self.tensor.data_ptr() % 4 == 0
         )
+
+    def reads_words_across(self) -> bool:
+        """Return whether neighbouring rows can be read together, as whole 32-bit words of one element of each."""
+        return Matrix(self.tensor.T, 0).reads_words()
 
 
 def matrices(x: torch.Tensor, axis: int, joined: bool = True) -> Iterator[Matrix]:
@@ -49,13 +54,13 @@ def matrices(x: torch.Tensor, axis: int, joined: bool = True) -> Iterator[Matrix
 
     The rows of one matrix that is not joined differ in the index of the last of the other axes only.
     """
+    if x.dim() == 2:
+        yield Matrix(x.t() if axis in (0, -2) else x, 0)
+        return
     moved = x.movedim(axis, -1)
     length = moved.shape[-1]
     if moved.dim() == 1:
         yield Matrix(moved[None], 0)
-        return
-    if moved.dim() == 2:
-        yield Matrix(moved, 0)
         return
     if joined:
         try:

@@ -85,7 +85,7 @@ def launch_rows(
     across = power_of_two_from(units, size // _TILE_ROWS if how.tile else size)
     down = max(power_of_two_from(rows, size // across), _TILE_ROWS if how.tile else 1)
     stride = m.stride * how.words_in // how.unit
-    tiles_down, tiles_across = triton.cdiv(rows, down), triton.cdiv(units, across)
+    tiles_down, tiles_across = tiles_of(rows, down), tiles_of(units, across)
     launch(
         quantize_rows, (tiles_across,) if flat else (tiles_down, tiles_across),
         m.tensor, words, scales, rows, units, stride, *random,
@@ -105,12 +105,13 @@ def launch_columns(
     if how.tile:
         tile = max(tile, _TILE_ROWS)
     is_padded = m.tensor.shape[1] != length
-    tiles_down, tiles_across = triton.cdiv(units, aside), triton.cdiv(lines, tile)
+    together = 2 if how.two_lines and tile > 1 and m.reads_words_across() else 1
+    tiles_down, tiles_across = tiles_of(units, aside), tiles_of(lines, tile)
     band = _band(tiles_across)
     launch(
         quantize_columns, (tiles_down * band, tiles_across // band),
-        m.tensor, words, scales, lines, units, m.tensor.shape[1], m.stride, m.step, *random,
-        P=how, LINES=tile, UNITS=aside, BAND=band, STEP=_constant_step(m),
+        m.tensor, words, scales, lines, units, m.tensor.shape[1], m.stride, m.step // together, *random,
+        P=how, LINES=tile, UNITS=aside, BAND=band, STEP=_constant_step(m) // together, TOGETHER=together,
         MASKED=bool(is_padded or lines % tile or units % aside), PADDED=is_padded,
         WIDE=tile * max(abs(m.stride), length) + aside * how.unit * abs(m.step) >= _WIDE_OFFSET,
     )  # fmt: skip
@@ -128,15 +129,17 @@ def launch_both(
         hows: both treatments.
     """
     rows, columns = m.tensor.shape
-    size = min(_units(how, 1 if how.random_bits else 2) * how.unit for how in hows)
+    # A wider tile fills more of each sector with scale codes; with a transform, more warps cost more than that gains.
+    warps = 2 * _WARPS if all(how.direct for how in hows) else _WARPS
+    size = min(_units(how, 1 if how.random_bits else 2) * how.unit for how in hows) * (warps // _WARPS)
     tile_rows = DUAL_ROWS
     tile_columns = max(size // tile_rows, hows[0].unit)
-    tiles_down, tiles_across = triton.cdiv(rows, tile_rows), triton.cdiv(columns, tile_columns)
+    tiles_down, tiles_across = tiles_of(rows, tile_rows), tiles_of(columns, tile_columns)
     band = _band(tiles_across)
     launch(
         quantize_both, (tiles_down * band, tiles_across // band),
         m.tensor, *row[:2], *column[:2], rows, columns, m.stride, *row[2], *column[2],
-        R=hows[0], C=hows[1], ROWS=tile_rows, COLUMNS=tile_columns, BAND=band,
+        num_warps=warps, R=hows[0], C=hows[1], ROWS=tile_rows, COLUMNS=tile_columns, BAND=band,
         STEP=_constant_step(Matrix(m.tensor.T, 0)),
         MASKED=bool(rows % tile_rows or columns % tile_columns),
         WIDE=tile_rows * max(abs(m.stride), columns) + tile_columns * rows >= _WIDE_OFFSET,
@@ -168,6 +171,11 @@ def signed_word(word: int) -> int:
     """Return the low 32 bits of an integer as int32 has them: kernels are compiled for one type of it."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word
+
+
+def tiles_of(length: int, tile: int) -> int:
+    """Return how many tiles cover a length; Triton's own function is made for kernels, and takes microseconds here."""
+    return -(-length // tile)
 
 
 def power_of_two_from(needed: int, limit: int) -> int:

@@ -12,6 +12,7 @@ from mxref.philox import elements_per_call
 from mxref.plan import QuantPlan, dtype_name
 from mxref.rounding import Rounding
 from mxref_triton.block import MAX_FUSED_HADAMARD, Output, Treatment, treatment
+from mxref_triton.hopper import packs_bfloat16
 from mxref_triton.inputs import Matrix, matrices
 from mxref_triton.launch import check_device, launch_both, launch_columns, launch_rows, signed_word
 from mxref_triton.transform import hadamard
@@ -59,8 +60,10 @@ class Storage:
     def codes_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32]."""
         shape = self._plan.rows_shape
-        codes = self.words.view(torch.uint8)
-        return codes.view(*shape, codes.shape[-1]), self.scales.view(*shape, self.scales.shape[-1])
+        codes, scales = self.words.view(torch.uint8), self.scales
+        if len(shape) == 1:
+            return codes, scales
+        return codes.view(*shape, codes.shape[-1]), scales.view(*shape, scales.shape[-1])
 
     def values(self) -> torch.Tensor:
         """Return bfloat16 values in the shape of the input; in memory the block axis is the last."""
@@ -83,7 +86,9 @@ def quantize(
     how = _treatment(x, plan, rotation, output, native)
     random = _randomness(plan, rotation)
     for m in matrices(x, plan.axis, joined=_rows_are_even(plan)):
-        words, scales = out.words[m.first_row :], out.scales[m.first_row :]
+        words, scales = out.words, out.scales
+        if m.first_row:
+            words, scales = words[m.first_row :], scales[m.first_row :]
         arguments = random.from_row(_global_row(plan, m.first_row))
         if m.reads_words() and m.tensor.shape[1] == plan.length:
             launch_rows(m, words, scales, how, arguments, one_row=_is_whole(plan))
@@ -138,7 +143,10 @@ def _treatment(
     x: torch.Tensor, plan: QuantPlan, rotation: Rotation | None, output: Output, native: frozenset[Rounding]
 ) -> Treatment:
     n = rotation.n if rotation else 0
-    return treatment(plan.spec, dtype_name(x), n, bool(rotation and rotation.signs), output, native=native)
+    return treatment(
+        plan.spec, dtype_name(x), n, bool(rotation and rotation.signs), output,
+        native=native, packed=packs_bfloat16(x.device),
+    )  # fmt: skip
 
 
 def _rows_are_even(plan: QuantPlan) -> bool:
@@ -156,7 +164,9 @@ def _is_whole(plan: QuantPlan) -> bool:
 
 
 def _global_row(plan: QuantPlan, row: int) -> int:
-    """Return the index in the global tensor of a stored row."""
+    """Return the index in the global tensor of a stored row; 0 where no random bits depend on it."""
+    if plan.stream is None:
+        return 0
     others = [i for i in range(len(plan.shape)) if i != plan.axis]
     index, place = 0, 1
     for i in reversed(others):

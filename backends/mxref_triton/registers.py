@@ -64,13 +64,13 @@ def load_words(pointer, offsets, mask, COUNT: tl.constexpr):
         COUNT: a power of two; 4 words are read at once.
     """
     VECTOR: tl.constexpr = min(COUNT, 4)
-    lanes = tl.arange(0, VECTOR)[None, :]
+    place = pointer + (offsets[:, None] + tl.arange(0, VECTOR)[None, :])
     out = ()
     for i in tl.static_range(COUNT // VECTOR):
         if mask is None:
-            words = tl.load(pointer + (offsets[:, None] + (i * VECTOR + lanes)))
+            words = tl.load(place + i * VECTOR)
         else:
-            words = tl.load(pointer + (offsets[:, None] + (i * VECTOR + lanes)), mask=mask[:, None], other=0)
+            words = tl.load(place + i * VECTOR, mask=mask[:, None], other=0)
         out = out + split_last(words.to(tl.uint32, bitcast=True), VECTOR)
     return out
 
@@ -82,13 +82,13 @@ def store_words(pointer, offsets, mask, words, COUNT: tl.constexpr, VECTOR: tl.c
     Up to 4 go straight from the thread that has them; a longer vector turns around in shared memory first, so that
     neighbouring threads write neighbouring words.
     """
-    lanes = tl.arange(0, VECTOR)[None, :]
+    place = pointer + (offsets[:, None] + tl.arange(0, VECTOR)[None, :])
     for i in tl.static_range(COUNT // VECTOR):
         vector = join_last(words, i * VECTOR, 1, VECTOR).to(tl.int32, bitcast=True)
         if mask is None:
-            tl.store(pointer + (offsets[:, None] + (i * VECTOR + lanes)), vector)
+            tl.store(place + i * VECTOR, vector)
         else:
-            tl.store(pointer + (offsets[:, None] + (i * VECTOR + lanes)), vector, mask=mask[:, None])
+            tl.store(place + i * VECTOR, vector, mask=mask[:, None])
 
 
 @triton.jit
@@ -101,28 +101,52 @@ def _half(bits, KIND: tl.constexpr):
 
 
 @triton.jit
+def halves_of(words, COUNT: tl.constexpr, KIND: tl.constexpr):
+    """Return the 16-bit floats in the lower halves of COUNT words, and those in the upper, tuples of float32 [B]."""
+    lows = ()
+    highs = ()
+    for i in tl.static_range(COUNT):
+        lows = lows + (_half(words[i] << 16, KIND),)
+        highs = highs + (_half(words[i] & 0xFFFF0000, KIND),)
+    return lows, highs
+
+
+@triton.jit
 def floats_of(words, COUNT: tl.constexpr, KIND: tl.constexpr):
     """Return the elements in a tuple of COUNT words as a tuple of float32 [B]; the first is in the lower half."""
     out = ()
-    for i in tl.static_range(COUNT):
-        if KIND == "float32":
+    if KIND == "float32":
+        for i in tl.static_range(COUNT):
             out = out + (float_of(words[i]),)
-        else:
-            out = out + (_half(words[i] << 16, KIND), _half(words[i] & 0xFFFF0000, KIND))
+    else:
+        lows, highs = halves_of(words, COUNT, KIND)
+        for i in tl.static_range(COUNT):
+            out = out + (lows[i], highs[i])
     return out
 
 
 @triton.jit
-def float_at(pointer, mask, KIND: tl.constexpr):
-    """Return single elements as float32; `pointer` is to float32 or to 16-bit integers."""
+def floats_alone(bits, COUNT: tl.constexpr, KIND: tl.constexpr):
+    """Return COUNT elements as a tuple of float32 [B], from their own bits, uint32."""
+    out = ()
+    for i in tl.static_range(COUNT):
+        if KIND == "float32":
+            out = out + (float_of(bits[i]),)
+        else:
+            out = out + (_half(bits[i] << 16, KIND),)
+    return out
+
+
+@triton.jit
+def load_bits(pointer, mask):
+    """Return integers of 16 or 32 bits as uint32; 0 where the mask, unless it is None, is not set."""
     if mask is None:
         loaded = tl.load(pointer)
     else:
         loaded = tl.load(pointer, mask=mask, other=0)
-    if KIND == "float32":
-        return loaded.to(tl.float32, bitcast=True)
-    else:
-        return _half(loaded.to(tl.uint16, bitcast=True).to(tl.uint32) << 16, KIND)
+    if loaded.dtype == tl.int16:
+        loaded = loaded.to(tl.uint16, bitcast=True)
+    return loaded.to(tl.uint32)
 
 
 @triton.jit

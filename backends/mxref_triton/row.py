@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.block import encode_unit, transform
-from mxref_triton.registers import floats_of, load_words, store_words, tile_index
+from mxref_triton.block import encode_words
+from mxref_triton.registers import load_words, store_words, tile_index
 
 
 @triton.jit
@@ -46,7 +46,6 @@ def row_units(
         MASKED: whether rows or units may end within these.
         WIDE: whether offsets between the units need 64 bits.
     """
-    KIND: tl.constexpr = P.kind
     IN: tl.constexpr = P.words_in
     OUT: tl.constexpr = P.words_out
     BLOCKS: tl.constexpr = P.blocks
@@ -60,11 +59,10 @@ def row_units(
     if WIDE:
         r = r.to(tl.int64)
     words = load_words(x + (row * stride + unit * IN), r * stride + u * IN, mask, IN)
-    values = transform(floats_of(words, IN, KIND), signs_low, signs_high, P)
     first = None
     if P.random_bits:
         first = (row + r) * groups + (unit + u) * P.calls + group
-    out, stored = encode_unit(values, first, key, P, ROWS, UNITS)
+    out, stored = encode_words(words, signs_low, signs_high, first, key, P, ROWS, UNITS)
     store_words(codes + (row * units + unit) * OUT, (r * units + u) * OUT, mask, out, OUT, VECTOR)
     for block in tl.static_range(len(stored)):
         target = scales + (row * units + unit) * BLOCKS + ((r * units + u) * BLOCKS + block)

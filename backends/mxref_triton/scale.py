@@ -69,9 +69,31 @@ def is_finite(amax_bits):
 
 
 @triton.jit
-def amax_bits_of(values, START: tl.constexpr, norm: tl.constexpr):
-    """Return the bits of the amax of the block of 32 elements from START, times `norm`, uint32 [B]."""
-    amax = amax_of(values, START, 32)
-    if norm != 1.0:
-        amax = amax * norm
-    return bits_of(amax) & 0x7FFFFFFF
+def amax_bits_of(values, START: tl.constexpr):
+    """Return the bits of the amax of the block of 32 elements from START, uint32 [B]."""
+    return bits_of(amax_of(values, START, 32)) & 0x7FFFFFFF
+
+
+@triton.jit
+def scaling(amax_bits, P: tl.constexpr):
+    """Return what a block is multiplied with, which of its codes to keep, and its scale byte.
+
+    Args:
+        amax_bits: bits of its amax but for a Hadamard norm that was not applied yet, uint32 [B].
+        P: the treatment.
+
+    Returns:
+        2^-e, times that norm, float32 [B]; all bits set for a block that is finite,
+        none for one that is not, uint32 [B]; uint8 [B].
+    """
+    CARRY: tl.constexpr = P.carry
+    ZERO: tl.constexpr = P.zero
+    FOLDED_NORM: tl.constexpr = P.folded_norm
+    if FOLDED_NORM != 1.0:
+        amax_bits = bits_of(float_of(amax_bits) * FOLDED_NORM)
+    code = scale_code(amax_bits, CARRY)
+    factor = inverse_scale(code)
+    if FOLDED_NORM != 1.0:
+        factor = factor * FOLDED_NORM
+    keep = tl.where(is_finite(amax_bits), 0xFFFFFFFF, 0).to(tl.uint32)
+    return factor, keep, stored_code(code, amax_bits, ZERO)
