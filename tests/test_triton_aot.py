@@ -25,6 +25,7 @@ from mxref_triton.gfx950_check import DIVISORS, first_difference
 GFX950 = (
     "row.rne", "row.rne.h16", "row.sr16.h16", "column.rne.h16", "native.row.rne", "native.row.rne.h16",
     "native.row.sr16.h16", "native.dual.rne+rne.h16", "gemm.bounded.bfloat16", "gemm.bounded.odd",
+    "gemm.ordered.float32", "gemm.ordered.odd",
 )  # fmt: skip
 SM_90 = ("row.rne", "row.rne.h16")
 
@@ -101,17 +102,45 @@ def test_scales_lie_where_the_matrix_cores_read_them(gfx950):
     assert all("cbsz:4" in o and "blgp:4" in o for o in matrix)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", ["gemm.ordered.float32", "gemm.ordered.odd"])
+def test_ordered_blocks_are_added_by_the_vector_alu(gfx950, case):
+    """A matrix instruction multiplies one block onto 0; four additions follow, and little else is in the loop."""
+    folder, _, records = gfx950
+    (record,) = (r for r in records if (r["case"], r["kernel"]) == (case, "_ordered_by_block"))
+    text = (folder / f"{case}._ordered_by_block.gfx950.amdgcn").read_text()
+    loop = loop_of(amdgcn.lines_of(text), ("s_cbranch", "s_branch"))
+    matrix = [o for m, o in loop if m == "v_mfma_f32_16x16x32_fp8_fp8"]
+    assert len(matrix) == record["loop_matrix"] >= 16
+    assert all(o.rpartition(", ")[2] == "0" for o in matrix)
+    added = sum(1 + m.startswith("v_pk") for m, _ in loop if m.startswith(("v_add_f32", "v_pk_add_f32")))
+    assert added == 4 * len(matrix)
+    others = sum(amdgcn.is_valu(m) and not m.startswith(("v_add_f32", "v_pk_add_f32")) for m, _ in loop)
+    assert others <= len(matrix) / 2
+    assert record["occupancy"] >= 2
+
+
+def test_addends_of_matrix_instructions_are_told_apart():
+    assert not amdgcn.is_chained("v[0:3], v[4:5], v[6:7], 0")
+    assert not amdgcn.is_chained("v[0:3], v[4:11], v[12:19], 0, v20, v21 op_sel_hi:[0,0,0] cbsz:4 blgp:4")
+    assert amdgcn.is_chained("a[0:3], v[4:5], v[6:7], a[0:3]")
+    assert amdgcn.is_chained("v[0:3], v[4:5], v[6:7], 1.0")
+    assert amdgcn.is_chained("v[0:3], v[4:5], v[6:7], v[0:3] cbsz:4 blgp:4")
+
+
 def test_table_is_of_a_reviewable_size_and_every_budget_names_a_case():
     table = cases()
     assert len(table) <= 60
-    kernels = {"gemm.ordered": "_ordered", "gemm.bounded": "_multiply"}
+    folded = ("_fold", "_ordered_by_block", "_ordered_misfits")
+    kernels = {"gemm.ordered": folded, "gemm.ordered.float32": ("_ordered",), "gemm.bounded": ("_multiply",)}
     for target in ("gfx950", "sm_90"):
         for budget in read_budgets():
             if budget.target not in (target, "*"):
                 continue
             records = (
-                {"case": n, "kernel": kernels.get(n.rsplit(".", 1)[0], "quantize_rows"), "target": target}
+                {"case": n, "kernel": kernel, "target": target}
                 for n, c in table.items()
+                for kernel in kernels.get(n.rsplit(".", 1)[0], ("quantize_rows",))
                 if target in c.targets
             )
             assert any(budget.matches(r) for r in records), budget
@@ -120,7 +149,7 @@ def test_table_is_of_a_reviewable_size_and_every_budget_names_a_case():
 RECORD = {
     "case": "row.rne", "kernel": "quantize_rows", "target": "gfx950", "elements_per_thread": 32.0,
     "registers": {"vgpr": 60, "agpr": 4, "sgpr": 20}, "shared": 512, "spills": 0, "scratch": 0, "occupancy": 5,
-    "alu": 320, "loop_alu": 0, "loop_matrix": 0, "mnemonics": {"v_add_f32": 320}, "loop_mnemonics": {},
+    "alu": 320, "loop_alu": 0, "loop_matrix": 0, "chained": 3, "mnemonics": {"v_add_f32": 320}, "loop_mnemonics": {},
 }  # fmt: skip
 
 
@@ -132,6 +161,8 @@ RECORD = {
         ({"max_vgpr": 63}, "vgpr 64 > 63"),
         ({"max_shared": 511}, "shared 512 > 511"),
         ({"min_occupancy": 6}, "occupancy 5 < 6"),
+        ({"max_chained": 3}, None),
+        ({"max_chained": 0}, "chained 3 > 0"),
         ({"required": ("v_add",)}, None),
         ({"required": ("v_mfma",)}, "no v_mfma in the code"),
         ({"forbidden": ("v_add",)}, "v_add_f32 is there"),
@@ -140,6 +171,11 @@ RECORD = {
 def test_what_exceeds_a_budget_is_named(limits, excess):
     found = check([RECORD], [Budget("row.*", **limits)])
     assert found == ([f"gfx950 row.rne quantize_rows: {excess}"] if excess else [])
+
+
+def test_what_is_not_counted_exceeds_any_budget():
+    found = check([RECORD | {"chained": None}], [Budget("row.*", max_chained=9)])
+    assert found == ["gfx950 row.rne quantize_rows: chained is not counted"]
 
 
 def test_spills_and_scratch_exceed_the_real_budgets():

@@ -4,6 +4,10 @@ An element P of a block with scale 2^e, in a row whose largest live scale is 2^E
 E4M3 holds that exactly while E - e <= 14: 6 * 2^6 lies below 448, and 0.5 * 2^-8 is its smallest subnormal. The
 row's 2^(E - 6) is left for the GEMM. Within each block the elements with even index come first, then those with
 odd index: a contraction does not mind, and no byte has to leave its place in a word.
+
+Folded by row, an operand keeps its rows together, as Hopper's copy engine reads them. Folded by block, the same block
+of all rows lies together: gfx950 multiplies one block at a time, and a tile's 32 bytes of each row are then one piece
+of memory.
 """
 
 # Triton infers the types of kernels.
@@ -17,8 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
+from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
-from mxref_triton.launch import INTERPRETED, launch, power_of_two_from
+from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.rows import rows_of
 
@@ -31,6 +36,9 @@ leaves float32's normal numbers but for a sum that overflows in truth.
 
 _TILE = 1 << 14 if INTERPRETED else 128
 """Blocks that a program folds at a time. A row that has more is read twice, the second time from the cache."""
+_WIDEST_BY_BLOCK = 1 << 14 if INTERPRETED else 512
+_LEAST_ROWS_BY_BLOCK = 4
+"""Rows of a program that folds by block: so many of 32 bytes fill a line of gfx950's caches."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,16 @@ class Folded:
     """An operand in E4M3: `values` times `scale`, row by row."""
 
     values: torch.Tensor
-    """float8_e4m3fn [rows, K]; in every block first its even elements, then its odd ones."""
+    """float8_e4m3fn [rows, K] by row, [K / 32, rows, 32] by block; in every block first its even elements."""
     scale: torch.Tensor
     """Powers of two, float32 [rows, 1]; NaN for a row with a NaN block, or with an element that is too large."""
     misfits: torch.Tensor
     """int32 [1 + rows]: how many rows hold an element that is not exact, and then these rows, in no order."""
+
+    @property
+    def by_block(self) -> bool:
+        """Whether the same block of all rows lies together."""
+        return self.values.ndim == 3
 
     @property
     def layout(self) -> tuple[torch.Tensor, ...]:
@@ -51,8 +64,8 @@ class Folded:
 
     @classmethod
     def of(cls, layout: tuple[torch.Tensor, ...]) -> Folded:
-        """Return what `layout` gave; what follows the three is not looked at."""
-        values, scale, misfits = layout[:3]
+        """Return what `layout` gave."""
+        values, scale, misfits = layout
         return cls(values.view(torch.float8_e4m3fn), scale, misfits)
 
 
@@ -132,7 +145,7 @@ def _lost(magnitude, gap):
 
 
 @triton.jit
-def _fold_tile(values, words, scale, top, row, block, rows, blocks, near):
+def _fold_tile(values, words, scale, top, row, block, rows, blocks, near, BY_BLOCK: tl.constexpr):
     """Fold and store a tile; return per row whether it has an element that is not exact."""
     gap = (top[:, None] - scale)[:, :, None]
     even, odd = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
@@ -146,7 +159,10 @@ def _fold_tile(values, words, scale, top, row, block, rows, blocks, near):
         wrong = ((_lost(even, gap) | _lost(odd, gap)) != 0) & (scale != 255)[:, :, None]
         bad = tl.max(tl.max(wrong.to(tl.int32), axis=2), axis=1) != 0
     here = ((row < rows)[:, None] & (block < blocks)[None, :])[:, :, None]
-    at = row.to(tl.int64)[:, None] * blocks + block[None, :]
+    if BY_BLOCK:
+        at = block.to(tl.int64)[None, :] * rows + row[:, None]
+    else:
+        at = row.to(tl.int64)[:, None] * blocks + block[None, :]
     at = values + (at[:, :, None] * 8 + tl.arange(0, 4)[None, None, :])
     tl.store(at, first, here)
     tl.store(at + 4, second, here)
@@ -155,8 +171,8 @@ def _fold_tile(values, words, scale, top, row, block, rows, blocks, near):
 
 @triton.jit
 def _fold(
-    codes, scales, values, row_scales, misfits, flag, rows, blocks, lowest: tl.constexpr, highest: tl.constexpr,
-    ROWS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr,
+    codes, scales, values, row_scales, misfits, rows, blocks, lowest: tl.constexpr, highest: tl.constexpr,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr, BY_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     block = tl.arange(0, BLOCKS)
@@ -176,41 +192,53 @@ def _fold(
     power = (top - 6) << 23  # 2^(top - 127 - 6), always a normal number
     tl.store(row_scales + row, tl.where(spoiled, 0x7FC00000, power).to(tl.float32, bitcast=True), row < rows)
     if WHOLE:
-        bad = _fold_tile(values, words, scale, top, row, block, rows, blocks, near)
+        bad = _fold_tile(values, words, scale, top, row, block, rows, blocks, near, BY_BLOCK)
     else:
         bad = top != top
         for start in range(0, blocks, BLOCKS):
             words, scale = _load(codes, scales, row, start + block, rows, blocks)
-            bad |= _fold_tile(values, words, scale, top, row, start + block, rows, blocks, near)
+            bad |= _fold_tile(values, words, scale, top, row, start + block, rows, blocks, near, BY_BLOCK)
     if near == 0:
         none = tl.zeros([ROWS], tl.int32)
         slot = tl.atomic_add(misfits + none, 1, bad)
         tl.store(misfits + 1 + slot, row, bad)
-        if flag is not None:  # every program that writes, writes the same
-            tl.store(flag + none, none + 1, bad)
 
 
-def fold(q: MXArray, flag: torch.Tensor | None) -> Folded:
+def fold(q: MXArray, by_block: bool = False) -> Folded:
     """Return an operand [rows, K] folded into E4M3.
 
     Args:
         q: an operand with the block axis stored last.
-        flag: int32 [1]; set to 1 if an element is not exact, else left alone. None: `misfits` alone tells.
+        by_block: whether the same block of all rows lies together.
     """
     codes, scales = rows_of(q)
     rows, blocks = scales.shape
-    values = empty((rows, q.length), torch.uint8, codes.device)
+    shape = (blocks, rows, MXFP4.k) if by_block else (rows, q.length)
+    values = empty(shape, torch.uint8, codes.device)
     row_scales = empty((rows, 1), torch.float32, codes.device)
     misfits = empty((1 + rows,), torch.int32, codes.device).zero_()
     if rows and blocks:
-        width = power_of_two_from(blocks, _TILE)
-        height = power_of_two_from(rows, max(1, _TILE // 2 // width))
+        height, width, warps = (_tile_by_block if by_block else _tile_by_row)(rows, blocks)
         launch(
-            _fold, (triton.cdiv(rows, height),),
-            codes.view(torch.int32), scales, values.view(torch.int32), row_scales, misfits, flag, rows, blocks,
+            _fold, (tiles_of(rows, height),),
+            codes.view(torch.int32), scales, values.view(torch.int32), row_scales, misfits, rows, blocks,
             lowest=LOWEST_TOP, highest=HIGHEST_TOP, ROWS=height, BLOCKS=width, WHOLE=width >= blocks,
-            num_warps=max(1, min(4, height * width // 32)),
+            BY_BLOCK=by_block, num_warps=warps,
         )  # fmt: skip
     else:
         row_scales.fill_(1.0)
     return Folded(values.view(torch.float8_e4m3fn), row_scales, misfits)
+
+
+def _tile_by_row(rows: int, blocks: int) -> tuple[int, int, int]:
+    """Return the rows and blocks that a program folds at a time, and its warps."""
+    width = power_of_two_from(blocks, _TILE)
+    height = power_of_two_from(rows, max(1, _TILE // 2 // width))
+    return height, width, max(1, min(4, height * width // 32))
+
+
+def _tile_by_block(rows: int, blocks: int) -> tuple[int, int, int]:
+    """Return the same where four blocks are a thread's; rows of up to 512 blocks are read once."""
+    width = power_of_two_from(blocks, _WIDEST_BY_BLOCK)
+    height = power_of_two_from(rows, max(_LEAST_ROWS_BY_BLOCK, 1024 // width))
+    return height, width, max(1, min(8, height * width // 256))

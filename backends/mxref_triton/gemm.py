@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
+from functools import cache
 
 import torch
 
@@ -10,12 +12,12 @@ from mxref.errors import RecipeError, UnsupportedError
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_triton.dequantize import dequantize
-from mxref_triton.fold import HIGHEST_TOP, Folded, fold
+from mxref_triton.fold import Folded, fold
 from mxref_triton.gfx950 import is_gfx950
 from mxref_triton.gfx950_gemm import MAX_SCALE, multiply
-from mxref_triton.launch import INTERPRETED, check_device
+from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
-from mxref_triton.ordered import UNPRESCALE, ordered
+from mxref_triton.ordered import UNPRESCALE, multiply_misfits, ordered
 from mxref_triton.rows import rows_of
 
 
@@ -23,9 +25,9 @@ class BoundedWay(StrEnum):
     """How `bounded` GEMMs are computed."""
 
     FP8 = "fp8"
-    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`; see `mxref_triton.fold`.
+    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.fold`.
 
-    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`.
+    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`: a whole product, or single rows.
     """
     BF16 = "bf16"
     """Operands decoded to BF16, multiplied into float32: class `fp32`."""
@@ -36,8 +38,8 @@ class BoundedWay(StrEnum):
 CLASSES = {BoundedWay.FP8: "fp8-hopper", BoundedWay.BF16: "fp32", BoundedWay.MFMA: "fp32"}
 """Error class of `bounded`."""
 
-MAX_SCALES = {BoundedWay.FP8: HIGHEST_TOP, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE}
-"""Largest scale code of `bounded`: for BF16 the largest at which every element fits, 6 * 2^125."""
+MAX_SCALES = {BoundedWay.FP8: 254, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE}
+"""Largest scale code of `bounded`: FP8 has no limit, for BF16 the largest at which every element fits, 6 * 2^125."""
 
 _FP8_UNIT = 16
 """What cuBLAS wants N and K to be multiples of in FP8."""
@@ -45,8 +47,8 @@ _FP8_UNIT = 16
 SHORTEST_FP8 = 512
 """Smallest K multiplied in FP8: on less, folding takes as long as it saves."""
 
-LEAST_FOLDED_WORK = 1 << 30
-"""Multiplications from which `ordered` gains by folding its operands first."""
+LEAST_FOLDED_WORK = 1 if os.environ.get("MXREF_TRITON_FOLD") == "1" else 1 << 30
+"""Multiplications from which `ordered` gains by folding its operands first; with MXREF_TRITON_FOLD=1 it always does."""
 
 
 class RangeFlag:
@@ -115,14 +117,14 @@ def scaled_gemm(
     if profile is GemmProfile.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
         folded = None
         if _folds_ordered(a, b):
-            folded = fold(a, None), Folded.of(layout) if layout else fold(b, None)
+            folded = _folded(a), Folded.of(layout) if layout else _folded(b)
         return ordered(a, b, out_dtype, folded)
+    if fp8:
+        return _fp8(a, b, fold(a), Folded.of(layout) if layout else fold(b), out_dtype)
     word = flag.on(a.codes.device)
     if layout:
         # What was out of range when B was prepared is so in each of its GEMMs.
         torch.maximum(word, layout[-1], out=word)
-    if fp8:
-        return _fp8(a, fold(a, word), Folded.of(layout) if layout else fold(b, word), b.prescale, out_dtype)
     if way is BoundedWay.MFMA:
         _flag_scales(a, way, word)
         _flag_scales(b, way, word)
@@ -132,12 +134,13 @@ def scaled_gemm(
 
 def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
     """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
-    exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
     if profile is GemmProfile.BOUNDED and way is BoundedWay.BF16:
+        exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
         return _decoded(q, exceeded), exceeded
-    if not _is_hopper(q.codes.device):
+    reads_codes = profile is GemmProfile.BOUNDED and way is BoundedWay.MFMA
+    if reads_codes or not _multiplies_folded(q.codes.device):
         return ()
-    return *fold(q, exceeded).layout, exceeded
+    return _folded(q).layout
 
 
 def _check_devices(a: MXArray, b: MXArray) -> None:
@@ -152,6 +155,7 @@ def _check_devices(a: MXArray, b: MXArray) -> None:
             )
 
 
+@cache
 def _is_hopper(device: torch.device) -> bool:
     return (
         device.type == "cuda"
@@ -160,9 +164,19 @@ def _is_hopper(device: torch.device) -> bool:
     )
 
 
+def _multiplies_folded(device: torch.device) -> bool:
+    """Return whether a GPU multiplies E4M3 such that each block is a sum of its own."""
+    return device.type == DEVICE and (_is_hopper(device) or is_gfx950(device))
+
+
 def _folds_ordered(a: MXArray, b: MXArray) -> bool:
     work = a.scales.shape[0] * b.scales.shape[0] * a.length
-    return work >= LEAST_FOLDED_WORK and _is_hopper(a.codes.device)
+    return work >= LEAST_FOLDED_WORK and _multiplies_folded(a.codes.device)
+
+
+def _folded(q: MXArray) -> Folded:
+    """Return an operand folded as this GPU reads it; see `fold`."""
+    return fold(q, by_block=is_gfx950(q.codes.device))
 
 
 def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
@@ -171,17 +185,19 @@ def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
     return whole and a.length >= SHORTEST_FP8 and _is_hopper(a.codes.device)
 
 
-def _fp8(a: MXArray, left: Folded, right: Folded, b_prescaled: bool, out_dtype: str) -> torch.Tensor:
-    factor = UNPRESCALE[int(a.prescale) + int(b_prescaled)]
+def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) -> torch.Tensor:
+    factor = UNPRESCALE[int(a.prescale) + int(b.prescale)]
     scale = left.scale * factor if factor != 1 else left.scale
     dtype: torch.dtype = getattr(torch, out_dtype)
     m, n = left.values.shape[0], right.values.shape[0]
     with asking(m * n * dtype.itemsize, left.values.device):
         # Fast accumulation would keep 14 bits of the sum for all of K.
-        return torch._scaled_mm(
+        out = torch._scaled_mm(
             left.values, right.values.t(), scale_a=scale, scale_b=right.scale.view(1, n),
             out_dtype=dtype, use_fast_accum=False,
         )  # fmt: skip
+    multiply_misfits(a, b, left, right, out)
+    return out
 
 
 def _flag_scales(q: MXArray, way: BoundedWay, exceeded: torch.Tensor) -> None:

@@ -11,8 +11,6 @@ instruction the 16x16x128 one is asked for: a wrong layout of the right operand'
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -20,35 +18,18 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref_triton.launch import INTERPRETED, launch
+from mxref_triton.launch import INTERPRETED, launch, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.ordered import UNPRESCALE, element, place_tile, store_tile, wide_power
 from mxref_triton.rows import rows_of
+from mxref_triton.tile import Tile, largest_busy
 
 MAX_SCALE = 252
 """Largest scale code that is promised. An element under a larger one exceeds float32, and how the matrix cores add the
 exponents of two scales before they round is not documented."""
 
-COMPUTE_UNITS = 256
-"""Of an MI355X."""
-
-_OPTIONS: dict[str, Any] = {} if INTERPRETED else {"matrix_instr_nonkdim": 16}
-"""Rows and columns of a matrix instruction."""
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What one program multiplies, and how it is compiled."""
-
-    rows: int
-    columns: int
-    depth: int
-    """Elements along K that are loaded at a time."""
-    warps: int
-    stages: int = 2
-    """Buffers between memory and matrix cores."""
 
 
 # The larger a tile, the less often an operand is read from LDS and from memory. Counted for gfx950 with Triton 3.7.1,
@@ -67,10 +48,7 @@ def tile_for(m: int, n: int) -> Tile:
     """Return the largest tile of which M x N has at least one for every compute unit, or the smallest."""
     if INTERPRETED:
         return _INTERPRETED_TILE
-    for tile in TILES[:-1]:
-        if triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns) >= COMPUTE_UNITS:
-            return tile
-    return TILES[-1]
+    return largest_busy(TILES, m, n)
 
 
 @triton.jit
@@ -152,12 +130,12 @@ def multiply(
             tile = _tuned_tile(a, b, out_dtype) if TUNES else tile_for(m, n)
         prescaled = int(a.prescale) + int(b.prescale)
         launch(
-            _multiply, (triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns),),
+            _multiply, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
             a_codes, a_scales, b_codes, b_scales, out.view(torch.int16 if half else torch.int32),
             m, n, blocks, UNPRESCALE[prescaled],
             SCALED=prescaled > 0, HALF=half, ONTO=onto is not None, NAN=CANONICAL_NAN, EMULATED=INTERPRETED,
             BM=tile.rows, BN=tile.columns, BK=tile.depth, EVEN=blocks % (tile.depth // 32) == 0, GROUP=_GROUP,
-            num_warps=tile.warps, num_stages=tile.stages, **_OPTIONS,
+            **tile.options,
         )  # fmt: skip
     return out
 

@@ -1,10 +1,13 @@
 """The profile `ordered`: acc = RN32(acc + dot * 2^(ea + eb)), block after block in ascending order.
 
-Two kernels give the same bits. One reads packed codes and takes any scale. The other reads folded operands and
-multiplies at FP8 rate on Hopper: each 32-block dot is exact in its tensor cores, and enters the accumulator in
-one float32 addition; powers of two taken out of a row move no rounding as long as nothing leaves the normal
-numbers, which `fold` guarantees for rows that fit. What rows that do not fit take part in is then done again
-from their codes.
+Three kernels give the same bits. One reads packed codes and takes any scale. The others read folded operands: each
+32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside the
+tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing leaves
+the normal numbers, which `fold` guarantees for rows that fit. What rows that do not fit take part in is then done
+again from their codes.
+
+Of gfx950's matrix cores one thing is taken for granted that nobody documents: that a dot of 32 products on an addend
+of 0 is exact if it and its parts are small multiples of one power of two, here below 2^13. Conformance decides it.
 """
 
 # Triton infers the types of kernels.
@@ -12,6 +15,7 @@ from their codes.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,12 +23,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mxref.formats import CANONICAL_NAN
+from mxref.formats import CANONICAL_NAN, MXFP4
 from mxref.mxarray import MXArray
 from mxref_triton.fold import Folded
-from mxref_triton.launch import INTERPRETED, launch, power_of_two_from
+from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.rows import rows_of
+from mxref_triton.tile import MATRIX_SIDE, Tile, largest_busy
 
 UNPRESCALE = (1.0, 4 / 3, 16 / 9)
 """Factor that undoes no, one or two prescaled operands; rounded to float32 where it is used."""
@@ -35,6 +40,12 @@ _MISFIT_TILE = 256 if INTERPRETED else 64
 _MISFIT_PROGRAMS = 1 if INTERPRETED else 528
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
+
+# Counted for gfx950 with Triton 3.7.1, vector instructions per matrix instruction in the loop, additions among them:
+# 128x128 takes 2.8 at two waves per SIMD, of two programs, so that one may wait for memory while the other multiplies;
+# 64x64 takes 3.4 at five, and reads each operand from LDS twice as often.
+TILES = (Tile(128, 128, 64, 4, waves=2), Tile(64, 64, 128, 4))
+"""Tiles of the kernel for gfx950 by size; the first that gives every compute unit work is taken."""
 
 
 @triton.jit
@@ -169,6 +180,18 @@ def _ordered_misfits(
 
 
 @triton.jit
+def _store_folded(
+    acc, a_scale, b_scale, out, row, column, rows, columns, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
+):  # fmt: skip
+    """Multiply a tile by its rows' and its columns' powers of two, and store it."""
+    power_a = tl.load(a_scale + row, row < rows, 1.0)
+    power_b = tl.load(b_scale + column, column < columns, 1.0)
+    acc = acc * power_a[:, None] * power_b[None, :]
+    store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
+
+
+@triton.jit
 def _ordered_folded(
     a_scale, b_scale, a, b, out, rows, columns, length, factor,
     SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
@@ -180,18 +203,48 @@ def _ordered_folded(
     for start in range(0, length, BK):
         # Each 32 elements, and no more, are summed in the tensor core and then added to acc in float32.
         acc = tl.dot(a.load([top, start]), b.load([left, start]).T, acc, max_num_imprecise_acc=32)
-    row, column = top + tl.arange(0, BM), left + tl.arange(0, BN)
-    power_a = tl.load(a_scale + row, row < rows, 1.0)
-    power_b = tl.load(b_scale + column, column < columns, 1.0)
-    acc = acc * power_a[:, None] * power_b[None, :]
-    store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
+    _store_folded(
+        acc, a_scale, b_scale, out, top + tl.arange(0, BM), left + tl.arange(0, BN), rows, columns, factor,
+        SCALED, HALF, NAN,
+    )  # fmt: skip
 
 
-def _output(m: int, n: int, out_dtype: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an output tensor and its bits."""
-    half = out_dtype == "bfloat16"
-    out = empty((m, n), torch.bfloat16 if half else torch.float32, device)
-    return out, out.view(torch.int16 if half else torch.int32)
+@triton.jit
+def _ordered_by_block(
+    a_scale, b_scale, a, b, out, rows, columns, blocks, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiply operands folded by block, AT_ONCE blocks, a divisor of their number, in each turn of the loop."""
+    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    row, column, element = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
+    # Past the edge the last row is read again: nothing of it is stored.
+    a_at = (tl.minimum(row, rows - 1 - top) * 32)[:, None] + element[None, :]
+    b_at = (tl.minimum(column, columns - 1 - left) * 32)[None, :] + element[:, None]
+    a += top * 32
+    b += left * 32
+    acc = tl.zeros((BM, BN), tl.float32)
+    for _ in range(0, blocks, AT_ONCE):
+        for _ in tl.static_range(AT_ONCE):
+            # The limit of 32 keeps the compiler from making acc the addend of the matrix instruction, whose
+            # rounding is not documented.
+            acc += tl.dot(tl.load(a + a_at), tl.load(b + b_at), max_num_imprecise_acc=32)
+            a += rows * 32
+            b += columns * 32
+    _store_folded(
+        acc, a_scale, b_scale, out, top + row, left + column, rows, columns, factor, SCALED, HALF, NAN
+    )
+
+
+def _treatment(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
+    """Return the constants that all kernels share, and the factor that undoes prescaled operands."""
+    prescaled = int(a.prescale) + int(b.prescale)
+    constants = {"SCALED": prescaled > 0, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
+    return constants, UNPRESCALE[prescaled]
+
+
+def _bits(out: torch.Tensor) -> torch.Tensor:
+    return out.view(torch.int16 if out.dtype == torch.bfloat16 else torch.int32)
 
 
 def ordered(
@@ -203,41 +256,82 @@ def ordered(
         a: left operand.
         b: right operand.
         out_dtype: `float32` or `bfloat16`.
-        folded: both operands folded, on a Hopper GPU.
+        folded: both operands folded, by row for a Hopper GPU, by block for a gfx950.
     """
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
     m, n, blocks = a_scales.shape[0], b_scales.shape[0], a_scales.shape[1]
-    out, bits = _output(m, n, out_dtype, a_codes.device)
+    out = empty((m, n), getattr(torch, out_dtype), a_codes.device)
     if not out.numel():
         return out
-    prescaled = int(a.prescale) + int(b.prescale)
-    treatment: dict[str, Any] = {
-        "SCALED": prescaled > 0, "HALF": out_dtype == "bfloat16", "NAN": CANONICAL_NAN, "num_warps": 4,
-    }  # fmt: skip
-    packed, size = (a_codes, a_scales, b_codes, b_scales), (m, n, blocks, UNPRESCALE[prescaled])
+    treatment, factor = _treatment(a, b, out)
+    size = m, n, blocks, factor
     if folded is None:
         tile = _tile(m, 64), _tile(n, 128)
         launch(
-            _ordered, (triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1]),), *packed, bits, *size,
-            EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_stages=2, **treatment,
+            _ordered, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
+            a_codes, a_scales, b_codes, b_scales, _bits(out), *size,
+            EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2, **treatment,
         )  # fmt: skip
         return out
     left, right = folded
+    if left.by_block:
+        _multiply_by_block(left, right, _bits(out), size, treatment)
+    else:
+        _multiply_by_row(left, right, _bits(out), (m, n, a.length, factor), treatment)
+    multiply_misfits(a, b, left, right, out)
+    return out
+
+
+def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
+    """Write over what rows that do not fit E4M3 take part in: the same from packed codes.
+
+    Args:
+        a: left operand [M, K].
+        b: right operand [N, K].
+        left: the first, folded.
+        right: the second, folded.
+        out: their product [M, N], float32 or bfloat16.
+    """
+    (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
+    treatment, factor = _treatment(a, b, out)
+    # Fewer warps spill scalar registers on gfx950.
+    options: dict[str, Any] = {"num_warps": 8} | MATRIX_SIDE if left.by_block else {"num_warps": 4}
+    launch(
+        _ordered_misfits, (_MISFIT_PROGRAMS,),
+        a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, _bits(out), *out.shape,
+        a_scales.shape[1], factor,
+        EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, num_stages=2, **treatment, **options,
+    )  # fmt: skip
+
+
+def _multiply_by_row(
+    left: Folded, right: Folded, bits: torch.Tensor, size: tuple[Any, ...], treatment: dict[str, Any]
+) -> None:
+    """Multiply on a Hopper GPU; `size` is M, N, K and the factor."""
     tile = 128, 64
     readers = (
         TensorDescriptor.from_tensor(f.values, [height, _DEPTH])
-        for f, height in zip(folded, tile, strict=True)
+        for f, height in zip((left, right), tile, strict=True)
     )
     launch(
-        _ordered_folded, (triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1]),),
-        left.scale, right.scale, *readers, bits, m, n, a.length, UNPRESCALE[prescaled],
-        BM=tile[0], BN=tile[1], BK=_DEPTH, GROUP=_GROUP, num_stages=3, **treatment,
+        _ordered_folded, (tiles_of(size[0], tile[0]) * tiles_of(size[1], tile[1]),),
+        left.scale, right.scale, *readers, bits, *size,
+        BM=tile[0], BN=tile[1], BK=_DEPTH, GROUP=_GROUP, num_warps=4, num_stages=3, **treatment,
     )  # fmt: skip
+
+
+def _multiply_by_block(
+    left: Folded, right: Folded, bits: torch.Tensor, size: tuple[Any, ...], treatment: dict[str, Any]
+) -> None:
+    """Multiply on a gfx950; `size` is M, N, the number of blocks and the factor."""
+    m, n, blocks, _ = size
+    tile = largest_busy(TILES, m, n)
     launch(
-        _ordered_misfits, (_MISFIT_PROGRAMS,), *packed, left.misfits, right.misfits, bits, *size,
-        EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, num_stages=2, **treatment,
+        _ordered_by_block, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
+        left.scale, right.scale, left.values, right.values, bits, *size,
+        BM=tile.rows, BN=tile.columns, AT_ONCE=math.gcd(blocks, tile.depth // MXFP4.k), GROUP=_GROUP,
+        **treatment, **tile.options,
     )  # fmt: skip
-    return out
 
 
 def _tile(length: int, largest: int) -> int:

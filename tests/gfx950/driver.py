@@ -49,6 +49,7 @@ class Settings:
 
     preload: bool = True
     rcp_ulps: int = 0
+    spoil_sums: bool = False
     launched: list[str] = field(default_factory=list)
 
 
@@ -76,6 +77,7 @@ class Launcher:
         run_compiled(
             self.assembly, (x, y, z), args, self.metadata.num_warps, shared=self.metadata.shared,
             preload=self.settings.preload, rcp_ulps=self.settings.rcp_ulps,
+            spoil_sums=self.settings.spoil_sums,
         )  # fmt: skip
         self.settings.launched.append(self.metadata.name)
 
@@ -121,13 +123,13 @@ class ModelDriver(DriverBase):
 
 
 @contextmanager
-def on_model(*, preload: bool = True, rcp_ulps: int = 0) -> Iterator[list[str]]:
+def on_model(*, preload: bool = True, rcp_ulps: int = 0, spoil_sums: bool = False) -> Iterator[list[str]]:
     """Make the model the device that Triton launches on; yield the list of kernels as they are executed."""
     driver = triton.runtime.driver
     # reset_active() would look for a GPU.
     previous = driver._active
     driver.set_active(ModelDriver())
-    Launcher.settings = Settings(preload, rcp_ulps)
+    Launcher.settings = Settings(preload, rcp_ulps, spoil_sums)
     try:
         with _as_amd():
             yield Launcher.settings.launched

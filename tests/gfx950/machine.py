@@ -21,8 +21,8 @@ What is checked besides the results: every access lies inside a buffer (or is dr
 own bounds), guard bytes stay intact, registers and LDS that nothing wrote hold poison, the wait states that the
 hardware does not insert are there (hazards.py). What is not modelled raises Gfx950Error with the line: unknown
 instructions and modifiers, inexact transcendental functions, matrix sums whose order could matter, stochastic
-rounding by hardware, scratch memory, atomics, loads into half registers. Time, caches, s_waitcnt, races and the
-payloads of NaNs are not modelled: instructions complete in order.
+rounding by hardware, scratch memory, atomics but the addition of 32-bit integers, loads into half registers. Time,
+caches, s_waitcnt, races and the payloads of NaNs are not modelled: instructions complete in order.
 """
 
 from __future__ import annotations
@@ -194,7 +194,13 @@ REQUIRED = {
 }  # fmt: skip
 
 
-def pack_arguments(program: Program, args: Sequence[Argument], memory: Memory) -> np.ndarray:
+HIDDEN = {f"hidden_block_count_{axis}": number for number, axis in enumerate("xyz")}
+"""Arguments that the runtime adds and that are modelled: which part of the grid they hold. Others hold poison."""
+
+
+def pack_arguments(
+    program: Program, args: Sequence[Argument], memory: Memory, grid: tuple[int, int, int]
+) -> np.ndarray:
     """Return the kernarg segment; missing trailing pointers (Triton's scratch buffers) are null."""
     size = max((a.offset + a.size for a in program.arguments), default=0)
     segment = bytearray(-(-size // 64) * 64)
@@ -202,7 +208,11 @@ def pack_arguments(program: Program, args: Sequence[Argument], memory: Memory) -
         raise Gfx950Error(f"{len(args)} arguments for a kernel that takes {len(program.arguments)}")
     for number, where in enumerate(program.arguments):
         value = args[number] if number < len(args) else None
-        if value is None and where.kind != "global_buffer":
+        if where.kind in HIDDEN:
+            value = grid[HIDDEN[where.kind]]
+        elif where.kind.startswith("hidden_"):
+            value = int.from_bytes(b"\xa5" * where.size)
+        elif value is None and where.kind != "global_buffer":
             raise Gfx950Error(f"argument {number} ({where.kind}, {where.size} bytes) is missing")
         if isinstance(value, np.ndarray):
             # Alignment decides which instructions a compiler may use, so it stays what it is.
@@ -226,6 +236,7 @@ def run_compiled(
     shared: int = 0,
     preload: bool = True,
     rcp_ulps: int = 0,
+    spoil_sums: bool = False,
     limit: int = 10_000_000,
 ) -> Run:
     """Execute a compiled kernel on host arrays, which are changed in place.
@@ -238,6 +249,7 @@ def run_compiled(
         shared: bytes of LDS per workgroup (the compiler's metadata has it, the text does not).
         preload: whether arguments arrive in scalar registers, as new firmware does, or are loaded first.
         rcp_ulps: error of v_rcp_f32, -1 to 1, where its result is not exact; a right kernel does not care.
+        spoil_sums: whether a matrix sum that may depend on the hardware is NaN, and not an error.
         limit: instructions after which a launch is taken to hang.
 
     Raises Gfx950Error where the model refuses, naming the line.
@@ -253,7 +265,8 @@ def run_compiled(
     x, y, z = (*grid, 1, 1)[:3]
     machine = Machine(program, (x, y, z), shared)
     machine.state.rcp_ulps = rcp_ulps
-    machine.set_up(pack_arguments(program, args, machine.memory), preload=preload)
+    machine.state.spoil_sums = spoil_sums
+    machine.set_up(pack_arguments(program, args, machine.memory, (x, y, z)), preload=preload)
     machine.run(limit)
     machine.memory.finish()
     return Run(machine.steps, len(machine.running))

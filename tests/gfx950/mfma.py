@@ -2,7 +2,8 @@
 
 Those are not documented. So a result is given only if every partial sum in any order is a float32: all products
 and the addend are multiples of some 2^q, q >= -149, and their magnitudes add up to at most 2^(q + 24). Anything
-else is refused. Subnormal sources count with their value (MFMA flushes none since CDNA3).
+else is refused, or is NaN where a launch asks for that: a kernel that throws such a sum away is right, and one that
+stores it is seen. Subnormal sources count with their value (MFMA flushes none since CDNA3).
 
 Lane l of 64 holds row (of A) or column (of B) l % N, N = 16 or 32, and neighbouring elements along K, first those of
 lanes 0 .. N-1, and so on. Register r of the result holds, for 16x16, row 4 * (l / 16) + r of column l % 16; for
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 
 from gfx950 import fp4
@@ -51,6 +53,11 @@ def from_bf16(data: np.ndarray) -> np.ndarray:
     return (halves(data).astype(U32) << U32(16)).view(np.float32).astype(np.float64)
 
 
+def from_fp8(data: np.ndarray) -> np.ndarray:
+    """Return OCP E4M3 elements, four to a word, low byte first, in float64."""
+    return np.ascontiguousarray(data).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
 def from_fp4(data: np.ndarray) -> np.ndarray:
     """Return E2M1 elements, eight to a word, low nibble first, in float64."""
     return fp4.decode((data[..., None] >> (U32(4) * np.arange(8, dtype=U32))) & U32(15)).reshape(
@@ -79,8 +86,8 @@ def lowest_bit(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, 1 << 20, exponent - 53 + lowest)
 
 
-def exact_sum(products: np.ndarray, addend: np.ndarray) -> np.ndarray:
-    """Return addend + products summed over the last axis, float32, or raise if an order could matter."""
+def exact_sum(products: np.ndarray, addend: np.ndarray, spoil: bool) -> np.ndarray:
+    """Return addend + products summed over the last axis, float32; where an order could matter, raise or give NaN."""
     terms = np.concatenate([products, addend[..., None]], axis=-1)
     special = ~np.isfinite(terms).all(axis=-1)
     with np.errstate(invalid="ignore"):
@@ -91,7 +98,9 @@ def exact_sum(products: np.ndarray, addend: np.ndarray) -> np.ndarray:
         fits = (size == 0) | (
             (unit >= -149) & (size <= np.ldexp(1.0, np.minimum(unit, 104) + 24)) & (size < 2.0**128)
         )
-    if not fits.all():
+    if spoil:
+        total = np.where(fits, total, np.nan)
+    elif not fits.all():
         raise Gfx950Error("a sum that may depend on the hardware's order or width is not modelled")
     # -0 only if all terms are: the order cannot matter, but NumPy starts at +0.
     negative = (terms == 0).all(axis=-1) & np.signbit(terms).all(axis=-1)
@@ -113,7 +122,8 @@ def multiply(
         bits = group.vector32(third) if c else group.vector32(third, register)
         addend = np.broadcast_to(bits, (group.count, LANES)).view(np.float32).astype(np.float64)
         products = a[:, row[:, register]] * b[:, column[:, register]]
-        group.write_vector(destination, register, exact_sum(products, addend).view(U32), None)
+        total = exact_sum(products, addend, group.state.spoil_sums)
+        group.write_vector(destination, register, total.view(U32), None)
 
 
 def plain(n: int, k: int, elements: Elements) -> Handler:
@@ -160,6 +170,7 @@ KINDS: dict[str, tuple[Elements, tuple[tuple[int, int], ...]]] = {
     "f32": (from_f32, ((16, 4), (32, 2))),
     "f16": (from_f16, ((16, 16), (32, 8), (16, 32), (32, 16))),
     "bf16": (from_bf16, ((16, 16), (32, 8), (16, 32), (32, 16))),
+    "fp8_fp8": (from_fp8, ((16, 32), (32, 16))),
 }
 HANDLERS: dict[str, Handler] = {
     f"v_mfma_f32_{n}x{n}x{k}_{kind}": plain(n, k, elements)

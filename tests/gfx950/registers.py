@@ -55,6 +55,7 @@ class Registers:
         self.workgroup = np.zeros(waves, np.int64)
         self.denorm32 = self.denorm16 = 3
         self.rcp_ulps = 0
+        self.spoil_sums = False
 
 
 class Group:

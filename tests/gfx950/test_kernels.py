@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -169,6 +171,92 @@ def test_ordered_gemm(backend: Any) -> None:
     want = reference.scaled_gemm(*(own for own, _ in operands), profile=GemmProfile.ORDERED)
     assert same_bits(backend.to_numpy(got), want)
     assert launched == ["_ordered"]
+
+
+def drawn(rows: int, blocks: int, seed: int, hostile: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Return an operand with blocks of zeros; if hostile, of NaN too, and rows that E4M3 does not hold."""
+    rng = np.random.default_rng(seed)
+    codes, scales = random_operand(rows, 32 * blocks, 118, 126, seed)
+    if hostile:
+        scales[rng.random(scales.shape) < 0.01] = 255
+        for row in rng.integers(0, rows, 3):
+            scales[row] = rng.integers(0, 255, blocks)
+    whole = codes.reshape(rows, blocks, 16)
+    whole[rng.random(scales.shape) < 0.1] &= 0x88
+    return codes, scales
+
+
+def folded_product(
+    package: dict[str, ModuleType], m: int, n: int, blocks: int, out: str = "float32", hostile: bool = True
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return what the model gives for A B^T under `ordered`, what is right, and the kernels that were executed.
+
+    Of rows with NaN, and of rows that do not fit, the FP8 product is anything: nothing of it may be kept.
+    """
+    (own_a, a), (own_b, b) = (on_tensors(drawn(rows, blocks, rows, hostile)) for rows in (m, n))
+    with (
+        on_model(spoil_sums=hostile) as launched,
+        patch.object(package["gemm"], "LEAST_FOLDED_WORK", 1),
+        patch.object(package["ordered"], "_MISFIT_PROGRAMS", 3),
+    ):
+        backend = package["backend"].TritonBackend(conversions="portable", bounded="mfma")
+        made = backend.prepare(b, profile=GemmProfile.ORDERED)
+        got = backend.scaled_gemm(a, made, profile=GemmProfile.ORDERED, out_dtype=out)
+    want = reference.scaled_gemm(own_a, own_b, profile=GemmProfile.ORDERED, out_dtype=out)
+    return backend.to_numpy(got), want, list(launched)
+
+
+FOLDED_LAUNCHES = ["_fold", "_fold", "_ordered_by_block", "_ordered_misfits"]
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+@pytest.mark.parametrize(("m", "n", "blocks", "out"), [(72, 100, 8, "float32"), (64, 130, 6, "bfloat16")])
+def test_ordered_gemm_on_folded_operands(
+    package: dict[str, ModuleType], m: int, n: int, blocks: int, out: str, hostile: bool
+) -> None:
+    """Rows that fit are multiplied in FP8, the others again from their codes; the model sees to exact dots."""
+    got, want, launched = folded_product(package, m, n, blocks, out, hostile)
+    assert same_bits(got, want)
+    assert np.isnan(want.astype(np.float32)).any() == hostile
+    assert launched == FOLDED_LAUNCHES
+
+
+@pytest.mark.parametrize(("m", "n", "blocks"), [(1, 33, 3), (17, 1, 1)])
+def test_ordered_gemm_on_the_smallest_folded_operands(
+    package: dict[str, ModuleType], m: int, n: int, blocks: int
+) -> None:
+    """Triton takes 1 for a constant."""
+    got, want, launched = folded_product(package, m, n, blocks, hostile=False)
+    assert same_bits(got, want)
+    assert launched == FOLDED_LAUNCHES
+
+
+def test_the_large_tile_of_ordered_gemms(package: dict[str, ModuleType]) -> None:
+    with patch.object(package["ordered"], "TILES", package["ordered"].TILES[:1]):
+        got, want, launched = folded_product(package, 130, 72, 4)
+    assert same_bits(got, want)
+    assert launched == FOLDED_LAUNCHES
+
+
+def test_folding(package: dict[str, ModuleType]) -> None:
+    """By block, as gfx950's GEMM reads it, against the same by row and against the values themselves."""
+    codes, scales = drawn(24, 12, 7)
+    own, theirs = on_tensors((codes, scales))
+    fold = package["fold"].fold
+    with on_model() as launched:
+        by_block, by_row = fold(theirs, by_block=True), fold(theirs)
+    assert launched == ["_fold", "_fold"]
+    blocks = by_block.values.view(torch.uint8).numpy().transpose(1, 0, 2)
+    assert (blocks == by_row.values.view(torch.uint8).numpy().reshape(24, 12, 32)).all()
+    misfits = sorted(by_block.misfits[1 : 1 + int(by_block.misfits[0])].tolist())
+    assert misfits == sorted(by_row.misfits[1 : 1 + int(by_row.misfits[0])].tolist())
+    assert 0 < len(misfits) < 24
+    # A row that fits has its values: even elements first, then odd ones.
+    fits = np.setdiff1d(np.flatnonzero((scales != 255).all(axis=1)), misfits)
+    assert len(fits) > 4
+    wide = blocks.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * by_block.scale.numpy()[:, :, None]
+    values = reference.dequantize(own, "float32").reshape(24, 12, 32).astype(np.float64)
+    assert (wide[fits] == np.concatenate([values[fits, :, ::2], values[fits, :, 1::2]], axis=2)).all()
 
 
 def test_scaled_matrix_cores(package: dict[str, ModuleType]) -> None:

@@ -96,6 +96,11 @@ def nonzero(m: Machine, count: int) -> dict[tuple[int, int], float]:
     return {(int(r), int(lane)): float(result[r, lane]) for r, lane in np.argwhere(result != 0)}
 
 
+def f8(value: int) -> int:
+    """Return the E4M3 code of a power of two, or of 3: bias 7, three bits of mantissa."""
+    return {1: 0x38, 2: 0x40, 3: 0x44}[value]
+
+
 # Element (row 5, k) of A is 2 and (k, column 9) of B is 3, placed by hand; element (5, 9) of C is 1.
 PLACED = {
     # k = 6: lanes 16..31 hold k = 4..7, two to a register.
@@ -142,6 +147,22 @@ PLACED = {
         None,
         (1, 37, 0),
         (1, 41, 0),
+        (1, 41),
+        16,
+    ),
+    # k = 29: lanes 48..63 hold k = 24..31, four to a register.
+    "v_mfma_f32_16x16x32_fp8_fp8 v[40:43], v[8:9], v[24:25], v[40:43]": (
+        f8,
+        (1, 53, 8),
+        (1, 57, 8),
+        (1, 25),
+        4,
+    ),
+    # k = 14: lanes 32..63 hold k = 8..15.
+    "v_mfma_f32_32x32x16_fp8_fp8 v[40:55], v[8:9], v[24:25], v[40:55]": (
+        f8,
+        (1, 37, 16),
+        (1, 41, 16),
         (1, 41),
         16,
     ),
@@ -192,6 +213,38 @@ def test_scaled_matrix() -> None:
     assert nonzero(scaled(WIDE, a, b, (127, 127)), 16) == {(1, 41): -6.0}
 
 
+FP8 = "v_mfma_f32_16x16x32_fp8_fp8 v[40:43], v[8:9], v[24:25], v[40:43]"
+
+
+def e4m3(code: int) -> float:
+    """The value of an OCP E4M3 code, by its definition."""
+    sign, exponent, mantissa = -1 if code >> 7 else 1, code >> 3 & 15, code & 7
+    if exponent == 15 and mantissa == 7:
+        return float("nan")
+    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
+
+
+def test_every_e4m3_code() -> None:
+    """In rows of A and in columns of B, times 1, all at k = 0."""
+    one = {(0, 0): 0x38}
+    for first in range(0, 256, 16):
+        codes = {(0, lane): first + lane for lane in range(16)}
+        want = np.array([e4m3(first + i) for i in range(16)], np.float32)
+        rows = product(FP8, codes, one, {}).state.vgpr[40:44, 0, ::16].view(np.float32)
+        columns = product(FP8, one, codes, {}).state.vgpr[40, 0, :16].view(np.float32)
+        np.testing.assert_array_equal(rows.T.reshape(16), want)
+        np.testing.assert_array_equal(columns, want)
+
+
+def test_fp8_sums_that_depend_on_the_width_are_refused() -> None:
+    """The products are 2^-18, of E4M3's smallest number, and 1 or 448^2."""
+    near, far = ({(0, 0): 0x01 | code << 8} for code in (0x38, 0x7E))
+    assert nonzero(product(FP8, near, near, {}), 4) == {(0, 0): 1 + 2.0**-18}
+    for pair, addend in ((far, {}), (near, {(0, 0): f32(2.0**10)})):
+        with pytest.raises(Gfx950Error, match="order or width"):
+            product(FP8, pair, pair, addend)
+
+
 LINE = "v_mfma_f32_16x16x16_f16 v[40:43], v[8:9], v[24:25], v[40:43]"
 PAIR = {(0, 0): f16(1) | f16(2.0**-14) << 16}
 
@@ -203,6 +256,19 @@ def test_sums_that_depend_on_the_order_are_refused() -> None:
     for a, c in (({(0, 0): f16(2.0**11) | f16(2.0**-14) << 16}, {}), (PAIR, {(0, 0): f32(2.0**20)})):
         with pytest.raises(Gfx950Error, match="order or width"):
             product(LINE, a, ones, c)
+
+
+def test_sums_that_depend_on_the_order_are_nan_if_asked_for() -> None:
+    m = machine([LINE])
+    m.state.vgpr[8:56] = 0
+    m.state.spoil_sums = True
+    # Row 0 times column 0 is 2^11 + 2^-14, row 1 times column 0 is 1.
+    m.state.vgpr[8, 0, 0] = f16(2.0**11) | f16(2.0**-14) << 16
+    m.state.vgpr[8, 0, 1] = f16(1)
+    m.state.vgpr[24, 0, 0] = f16(1) | f16(1) << 16
+    m.run(10)
+    assert np.isnan(m.state.vgpr[40, 0, 0].view(np.float32))
+    assert m.state.vgpr[41, 0, 0].view(np.float32) == 1
 
 
 def test_what_matrices_do_not_have() -> None:

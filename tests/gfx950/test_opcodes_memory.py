@@ -171,6 +171,30 @@ def test_scalar_loads(words: int) -> None:
         assert m.state.sgpr[40 : 40 + words, 0].tolist() == want
 
 
+@pytest.mark.parametrize("returns", [False, True])
+def test_atomic_addition(returns: bool) -> None:
+    """Sixteen lanes add to four words, the last of them across the sign; lanes that are off add nothing."""
+    line = "global_atomic_add v6, v10, s[22:23] offset:4"
+    if returns:
+        line = line.replace("v6", "v0, v6") + " sc0"
+    m = machine([line])
+    data = np.array([7, 0, 100, 0, 0xFFFFFFFE, 9], np.uint32)
+    address = m.memory.add(data)
+    m.state.sgpr[22], m.state.sgpr[23] = address & 0xFFFFFFFF, address >> 32
+    m.state.vgpr[0], m.state.vgpr[6], m.state.vgpr[10] = OLD, 4 * (LANE % 4), LANE + 1
+    m.state.sgpr[126], m.state.sgpr[127] = ENABLED, 0
+    m.state.lanes[0] = LANE < 16
+    m.run(10)
+    m.memory.finish()
+    sums = [sum(lane + 1 for lane in range(16) if lane % 4 == word) for word in range(4)]
+    start = [0, 100, 0, 0xFFFFFFFE]
+    assert data.tolist() == [7, *((s + x) % 2**32 for s, x in zip(start, sums, strict=True)), 9]
+    for lane in range(64):
+        earlier = sum(other + 1 for other in range(lane % 4, lane, 4))
+        want = (start[lane % 4] + earlier) % 2**32 if returns and lane < 16 else OLD
+        assert int(m.state.vgpr[0, 0, lane]) == want
+
+
 def test_buffer_bounds_are_per_word() -> None:
     """Words behind num_records read 0 and are not stored; the check knows nothing of the array behind it."""
     for line in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 from gfx950.driver import load_package, on_model
 from gfx950.errors import Gfx950Error
 from gfx950.inputs import matrix
-from gfx950.test_kernels import BACKENDS, RECIPES, SHAPE, quantized
+from gfx950.test_kernels import (
+    BACKENDS,
+    FOLDED_LAUNCHES,
+    RECIPES,
+    SHAPE,
+    folded_product,
+    quantized,
+    same_bits,
+)
 from mxref.rounding import Rounding
 
 # name: (file, what stands there once, what is put there instead, recipe)
@@ -33,8 +42,8 @@ WRONG_BITS = {
 }
 
 
-def planted(folder: Path, file: str, there: str, instead: str) -> Any:
-    """Return the backend with one piece of its text, found once, replaced."""
+def planted(folder: Path, file: str, there: str, instead: str) -> dict[str, ModuleType]:
+    """Return the backend's modules with one piece of their text, found once, replaced."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(BACKENDS / "mxref_triton", folder / "mxref_triton", ignore=ignored)
     path = folder / "mxref_triton" / file
@@ -43,7 +52,12 @@ def planted(folder: Path, file: str, there: str, instead: str) -> Any:
         f"{file} has no {there!r} any more, or several: plant this fault elsewhere"
     )
     path.write_text(source.replace(there, instead))
-    package = load_package(folder)
+    return load_package(folder)
+
+
+def planted_backend(folder: Path, file: str, there: str, instead: str) -> Any:
+    """Return the backend with that fault."""
+    package = planted(folder, file, there, instead)
     with on_model():
         return package["backend"].TritonBackend(bounded="bf16", conversions="portable")
 
@@ -51,14 +65,14 @@ def planted(folder: Path, file: str, there: str, instead: str) -> Any:
 @pytest.mark.parametrize("fault", WRONG_BITS)
 def test_wrong_bits_are_seen(fault: str, tmp_path: Path) -> None:
     file, there, instead, recipe = WRONG_BITS[fault]
-    backend = planted(tmp_path, file, there, instead)
+    backend = planted_backend(tmp_path, file, there, instead)
     wrong, launched = quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES[recipe], -1)
     assert wrong > 0
     assert launched == ["quantize_rows"]
 
 
 def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
-    backend = planted(
+    backend = planted_backend(
         tmp_path, "row.py", "tl.store(target, stored[block], mask=mask)", "tl.store(target, stored[block])"
     )
     with pytest.raises(Gfx950Error, match=r"buffer_store_.*access of \d bytes at offset"):
@@ -67,7 +81,44 @@ def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
 
 def test_a_missing_wait_state_is_seen(tmp_path: Path) -> None:
     instead = '_NEAREST = (lambda text: tl.constexpr(text.replace("s_nop 0", "")))('
-    backend = planted(tmp_path, "gfx950.py", "_NEAREST = tl.constexpr(", instead)
+    backend = planted_backend(tmp_path, "gfx950.py", "_NEAREST = tl.constexpr(", instead)
     backend.native = frozenset({Rounding.RNE})
     with pytest.raises(Gfx950Error, match="s_nop 0 is missing"):
         quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1)
+
+
+# name: (file, what stands there once, what is put there instead)
+WRONG_PRODUCTS = {
+    "blocks in descending order": (
+        "fold.py",
+        "at = block.to(tl.int64)[None, :] * rows",
+        "at = (blocks - 1 - block).to(tl.int64)[None, :] * rows",
+    ),
+    "only the first row is listed as one that does not fit": (
+        "fold.py",
+        "tl.store(misfits + 1 + slot, row, bad)",
+        "tl.store(misfits + 1 + slot, row * 0, bad)",
+    ),
+    "a row's power of two is one too small": (
+        "fold.py",
+        "power = (top - 6) << 23",
+        "power = (top - 7) << 23",
+    ),
+    "the left operand stays at its first block": ("ordered.py", "a += rows * 32", "a += rows * 0"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_PRODUCTS)
+def test_wrong_products_are_seen(fault: str, tmp_path: Path) -> None:
+    got, want, launched = folded_product(planted(tmp_path, *WRONG_PRODUCTS[fault]), 64, 64, 8)
+    assert not same_bits(got, want)
+    assert launched == FOLDED_LAUNCHES
+
+
+def test_an_addition_inside_the_matrix_instruction_is_seen(tmp_path: Path) -> None:
+    """Without its limit the dot takes the accumulator as addend; how that sum is rounded is not documented."""
+    package = planted(
+        tmp_path, "ordered.py", "tl.load(b + b_at), max_num_imprecise_acc=32)", "tl.load(b + b_at))"
+    )
+    with pytest.raises(Gfx950Error, match=r"v_mfma_f32_16x16x32_fp8_fp8 .* order or width"):
+        folded_product(package, 64, 64, 8, hostile=False)

@@ -96,6 +96,14 @@ def converted(x, out, small, B: tl.constexpr):
     tl.store(small + i, v.to(tl.int8))
 
 
+@triton.jit
+def shared_out(x, out, n, B: tl.constexpr):
+    """Every program takes each piece that its number says, until there are none."""
+    for start in range(tl.program_id(0) * B, n, tl.num_programs(0) * B):
+        i = start + tl.arange(0, B)
+        tl.store(out + i, tl.load(x + i, i < n) + tl.num_programs(0), i < n)
+
+
 def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
     """Execute a kernel on NumPy arrays, in place."""
     tensors = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args]
@@ -144,6 +152,14 @@ def test_a_loop_that_ends_when_the_data_says() -> None:
     out = np.zeros(600, np.int32)
     launch(steps_to_one, 3, x, out, 600, B=256)
     assert out.tolist() == [steps(int(v)) for v in x]
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+def test_programs_know_how_many_they_are(programs: int) -> None:
+    x = RNG.integers(0, 1000, 500).astype(np.int32)
+    out = np.zeros_like(x)
+    launch(shared_out, programs, x, out, 500, B=64)
+    assert (out == x + programs).all()
 
 
 def test_wide_integers() -> None:

@@ -134,6 +134,20 @@ def global_store(size: int, shift: int) -> Handler:
     return run
 
 
+def global_atomic_add(group: Group, instruction: Instruction, memory: Memory, lds: Lds) -> None:
+    """Add 32-bit integers, the lanes one after another; with sc0 each gets what was there before it."""
+    allow(instruction, "offset", "off")
+    returns = bool(instruction.modifiers.get("sc0"))
+    address, data, *base = instruction.operands[int(returns) :]
+    addresses = global_address(group, instruction, address, base[0] if base else None)
+    before = np.empty((len(addresses), 1), U32)
+    for i, addend in enumerate(enabled(group, group.vector32(data))):
+        before[i] = memory.load(addresses[i : i + 1], 4).view(U32)
+        memory.store(addresses[i : i + 1], (before[i : i + 1] + addend).view(np.uint8))
+    if returns:
+        write_loaded(group, instruction.operands[0], before.view(np.uint8))
+
+
 # --- buffers
 
 
@@ -192,7 +206,8 @@ def buffer_store(size: int, shift: int) -> Handler:
     return run
 
 
-HANDLERS: dict[str, Handler] = {
+HANDLERS: dict[str, Handler] = {"global_atomic_add": global_atomic_add}
+HANDLERS |= {
     "s_load_dword" + (f"x{words}" if words > 1 else ""): scalar_load(words) for words in (1, 2, 4, 8, 16)
 }
 for _name, (_size, _sext) in LOADS.items():

@@ -29,9 +29,9 @@ needs_hopper = pytest.mark.skipif(
 
 @pytest.fixture(params=["packed", "folded"])
 def kernel(request, monkeypatch):
-    """Which kernel answers `ordered`, whatever the size; the folded one exists on Hopper alone."""
-    if request.param == "folded" and needs_hopper.args[0]:
-        pytest.skip("no Hopper")
+    """Which kernel answers `ordered`, whatever the size; folded ones exist on Hopper and on gfx950."""
+    if request.param == "folded" and not gemm._multiplies_folded(torch.device("cuda")):
+        pytest.skip("neither Hopper nor gfx950")
     monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 0 if request.param == "folded" else 1 << 62)
 
 
@@ -159,31 +159,38 @@ def test_fp8_is_within_its_bound_where_it_loses_most(small, cases):
 @needs_hopper
 @pytest.mark.clause("gemm.bounded", "gemm.nan")
 @pytest.mark.parametrize("prepared", [False, True])
-def test_fp8_notices_what_it_cannot_hold(prepared):
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_fp8_computes_rows_that_it_cannot_hold_from_their_codes(prepared, out, cases):
     backend = TritonBackend(bounded="fp8")
-    a, b = drawn(64, 1024, 1, seed=1), drawn(64, 1024, 1, seed=2)
+    a, b = drawn(70, 1024, 1, seed=1), drawn(64, 1024, 1, seed=2)
 
     def multiply() -> torch.Tensor:
         right = backend.prepare(b, profile=GemmProfile.BOUNDED) if prepared else b
-        return backend.scaled_gemm(a, right, profile="bounded")
+        return backend.scaled_gemm(a, right, profile="bounded", out_dtype=out)
 
-    multiply()
-    assert not backend.range_exceeded()
+    plain = multiply()
     b.scales[5, 7] = 255
     spoiled = multiply()
-    assert not backend.range_exceeded()  # a NaN block is a number's absence, not a range
-    assert spoiled.isnan().sum(dim=0).tolist() == [64 if column == 5 else 0 for column in range(64)]
+    assert spoiled.isnan().sum(dim=0).tolist() == [70 if column == 5 else 0 for column in range(64)]
     b.codes.view(64, -1, 16)[9, 3] = 0
     b.scales[9, 3] = 1  # zeros under any scale fit
-    multiply()
+    assert int(fold(b).misfits[0]) == 0
+    b.codes.view(64, -1, 16)[9, 3, 2] = 1  # below the smallest step of E4M3
+    b.scales[20, 5], b.scales[21, 5] = 254, 200
+    a.scales[33, 0], a.scales[34, 1] = 250, 0
+    got, want = multiply(), backend.scaled_gemm(a, b, profile="ordered", out_dtype=out)
+    rows, columns = [33, 34], [9, 20, 21]
+    assert sorted(fold(a).misfits[1:3].tolist()) == rows
+    assert sorted(fold(b).misfits[1:4].tolist()) == columns
+    as_integers = torch.int32 if out == "float32" else torch.int16
+    for part, other in ((got[rows], want[rows]), (got[:, columns], want[:, columns])):
+        assert torch.equal(part.contiguous().view(as_integers), other.contiguous().view(as_integers))
+    others = torch.ones_like(got, dtype=torch.bool)
+    others[rows] = False
+    others[:, [5, *columns]] = False
+    assert torch.equal(got[others], plain[others])
     assert not backend.range_exceeded()
-    b.codes.view(64, -1, 16)[9, 3, 2] = 1
-    multiply()
-    assert backend.range_exceeded()
-    assert not backend.range_exceeded()
-    with backend.widened():
-        assert same_bits(multiply(), ordered(a, b))
-    assert not backend.range_exceeded()
+    cases(70 * 64)
 
 
 @needs_hopper
@@ -214,11 +221,13 @@ def test_fold_of_every_code_at_every_gap(cases):
     codes = torch.tensor([[c for _, block in row for c in block] for row in rows], device="cuda")
     scales = torch.tensor([[s for s, _ in row] for row in rows], dtype=torch.uint8, device="cuda")
     q = MXArray((codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scales, (141, 64), 1)
-    f = fold(q, None)
+    f = fold(q)
     value = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device="cuda")[codes & 7]
     value = torch.where(codes > 7, -value, value)
     value = value * torch.exp2(scales.double().repeat_interleave(32, 1) - 134)
     order = torch.tensor([*range(0, 32, 2), *range(1, 32, 2)], device="cuda")
     want = value.view(141, 2, 32)[..., order].reshape(141, 64).float().to(torch.float8_e4m3fn)
     assert torch.equal(f.values.view(torch.uint8), want.view(torch.uint8))
+    by_block = fold(q, by_block=True).values.view(torch.uint8)
+    assert torch.equal(by_block.transpose(0, 1).reshape(141, 64), want.view(torch.uint8))
     cases(141 * 64)

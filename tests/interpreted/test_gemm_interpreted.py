@@ -41,10 +41,9 @@ def as_folded(q: MXArray, tops: np.ndarray) -> np.ndarray:
     return values.reshape(*codes.shape[:-1], -1, 32)[..., ORDER].reshape(codes.shape)
 
 
-def check_fold(q: MXArray) -> tuple[np.ndarray, int]:
-    """Hold a folded operand to ml_dtypes' E4M3; return which rows fit and the flag."""
-    flag = torch.zeros(1, dtype=torch.int32)
-    f = fold(on(DEVICE, q), flag)
+def check_fold(q: MXArray) -> np.ndarray:
+    """Hold a folded operand to ml_dtypes' E4M3; return which rows fit."""
+    f = fold(on(DEVICE, q))
     live = (unpack(q.codes).reshape(*q.scales.shape, 32) & 7).any(axis=2) & (q.scales != 255)
     tops = np.where(live, q.scales.astype(int), -1).max(axis=1, initial=-1)
     above = tops > HIGHEST_TOP
@@ -60,8 +59,24 @@ def check_fold(q: MXArray) -> tuple[np.ndarray, int]:
     exact = ((rounded.astype(np.float64) == want) | spoiled).all(axis=1) & ~above
     count = int(f.misfits[0])
     assert sorted(f.misfits[1 : 1 + count].tolist()) == np.flatnonzero(~exact).tolist()
-    assert flag.item() == int(not exact.all())
-    return exact, int(flag.item())
+    check_fold_by_block(q, f)
+    return exact
+
+
+def check_fold_by_block(q: MXArray, f: folding.Folded) -> None:
+    """Hold an operand folded by block to the same folded by row."""
+    g = fold(on(DEVICE, q), by_block=True)
+    rows, blocks = q.scales.shape
+    assert tuple(g.values.shape) == (blocks, rows, 32)
+    want = f.values.view(torch.uint8).view(rows, blocks, 32).transpose(0, 1)
+    assert torch.equal(g.values.view(torch.uint8), want)
+    assert torch.equal(g.scale.view(torch.int32), f.scale.view(torch.int32))
+    count = int(f.misfits[0])
+    assert int(g.misfits[0]) == count
+    assert sorted(g.misfits[1 : 1 + count].tolist()) == sorted(f.misfits[1 : 1 + count].tolist())
+    layout = folding.Folded.of(g.layout)
+    assert layout.by_block
+    assert not folding.Folded.of(f.layout).by_block
 
 
 # ---- folding ----
@@ -70,14 +85,14 @@ def check_fold(q: MXArray) -> tuple[np.ndarray, int]:
 def test_every_code_at_every_gap():
     """One at scale 140 sets the top; all codes, twice, lie a gap below it."""
     q = matrix([[(140, [2] + [0] * 31), (140 - gap, [*range(16), *range(16)])] for gap in range(141)])
-    exact, _ = check_fold(q)
+    exact = check_fold(q)
     assert exact.tolist() == [gap <= 14 for gap in range(141)]
 
 
 def test_a_gap_beyond_14_fits_where_the_elements_do():
     """A row fits as long as it holds no element with bits below the smallest step."""
     cases = [(gap, code) for gap in range(12, 20) for code in range(16)]
-    exact, _ = check_fold(matrix([[(140, [2] + [0] * 31), (140 - gap, [code] * 32)] for gap, code in cases]))
+    exact = check_fold(matrix([[(140, [2] + [0] * 31), (140 - gap, [code] * 32)] for gap, code in cases]))
     steps = [E2M1_MAGNITUDES[code & 7] * 2.0 ** (15 - gap) for gap, code in cases]
     assert exact.tolist() == [step == int(step) for step in steps]
 
@@ -85,9 +100,8 @@ def test_a_gap_beyond_14_fits_where_the_elements_do():
 def test_zero_blocks_set_no_top_and_stay_zero():
     zeros = [8, 0] * 16
     q = matrix([[(254, zeros), (100, [1] * 32), (0, zeros)], [(254, zeros), (13, zeros), (3, zeros)]])
-    exact, flag = check_fold(q)
-    assert (exact.tolist(), flag) == ([True, True], 0)
-    f = fold(on(DEVICE, q), None)
+    assert check_fold(q).tolist() == [True, True]
+    f = fold(on(DEVICE, q))
     got = f.values.view(torch.uint8).numpy()
     assert set(got[0, :32].tolist()) == {0, 0x80}
     assert set(got[0, 64:].tolist()) == {0, 0x80}
@@ -97,7 +111,7 @@ def test_zero_blocks_set_no_top_and_stay_zero():
 def test_tops_beyond_the_limits():
     tops = [*range(0, 255)]
     q = matrix([[(top, [7, 1, 15, 9] * 8), (max(top - 3, 0), [1, 2, 3, 4] * 8)] for top in tops])
-    exact, _ = check_fold(q)
+    exact = check_fold(q)
     assert exact.tolist() == [LOWEST_TOP - 14 + 3 <= top <= HIGHEST_TOP for top in tops]
 
 
@@ -107,6 +121,7 @@ def test_tops_beyond_the_limits():
 )
 def test_drawn_operands_fold(rows, blocks, tile, monkeypatch):
     monkeypatch.setattr(folding, "_TILE", tile)  # a longer row is read in pieces
+    monkeypatch.setattr(folding, "_WIDEST_BY_BLOCK", tile)
     rng = np.random.default_rng(rows * blocks)
     for low, high in ((126, 133), (110, 140)):
         check_fold(drawn(rng, rows, 32 * blocks, low, high, nan=0.02))
@@ -116,46 +131,58 @@ def test_drawn_operands_fold(rows, blocks, tile, monkeypatch):
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0, 0)])
 def test_nothing_to_fold(shape):
     codes, scales = (np.zeros((shape[0], shape[1] // per), np.uint8) for per in (2, 32))
-    f = fold(on(DEVICE, MXArray(codes, scales, shape, 1)), None)
+    f = fold(on(DEVICE, MXArray(codes, scales, shape, 1)))
     assert tuple(f.values.shape) == shape
     assert f.misfits[0] == 0
+    g = fold(on(DEVICE, MXArray(codes, scales, shape, 1)), by_block=True)
+    assert tuple(g.values.shape) == (shape[1] // 32, shape[0], 32)
+    assert g.misfits[0] == 0
 
 
 # ---- ordered ----
 
 
-def check_ordered(a: MXArray, b: MXArray, folded: bool) -> None:
+PACKED, BY_ROW, BY_BLOCK = "packed", "by_row", "by_block"
+
+
+def folded_pair(a: MXArray, b: MXArray, way: str) -> tuple[folding.Folded, folding.Folded] | None:
+    """What `ordered` takes besides its operands: nothing, or both of them folded for Hopper or for gfx950."""
+    if way == PACKED:
+        return None
+    return fold(a, by_block=way == BY_BLOCK), fold(b, by_block=way == BY_BLOCK)
+
+
+def check_ordered(a: MXArray, b: MXArray, way: str) -> None:
     for out in OUTS:
         want = scaled_gemm(a, b, profile="ordered", out_dtype=out)
         left, right = on(DEVICE, a), on(DEVICE, b)
-        pair = (fold(left, None), fold(right, None)) if folded else None
-        got = ordered(left, right, out, pair)
+        got = ordered(left, right, out, folded_pair(left, right, way))
         differ = bits(got) != bits(want)
         assert not differ.any(), f"{out}: {differ.sum()} differ, the first at {np.argwhere(differ)[0]}"
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.block_dot", "gemm.nan", "gemm.output", "gemm.prescale")
-@pytest.mark.parametrize("folded", [False, True], ids=["packed", "folded"])
+@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
 @pytest.mark.parametrize("prescaled", [0, 1, 2])
-def test_hostile_rows_are_the_references(prescaled, folded):
+def test_hostile_rows_are_the_references(prescaled, way):
     rng = np.random.default_rng(prescaled)
     a, b = (replace(hostile(rng, rows, 6), prescale=prescaled > i) for i, rows in enumerate((100, 90)))
-    check_ordered(a, b, folded)
+    check_ordered(a, b, way)
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.operands")
-@pytest.mark.parametrize("folded", [False, True], ids=["packed", "folded"])
+@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 32), (33, 17, 96), (130, 65, 64), (3, 200, 480)])
-def test_shapes(m, n, k, folded):
+def test_shapes(m, n, k, way):
     rng = np.random.default_rng(m)
-    check_ordered(drawn(rng, m, k, nan=0.01), drawn(rng, n, k, 120, 134), folded)
+    check_ordered(drawn(rng, m, k, nan=0.01), drawn(rng, n, k, 120, 134), way)
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.nan")
-@pytest.mark.parametrize("folded", [False, True], ids=["packed", "folded"])
-def test_scales_at_every_border(folded):
+@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
+def test_scales_at_every_border(way):
     rng = np.random.default_rng(0)
-    check_ordered(extreme(rng, 80, 256), extreme(rng, 60, 256), folded)
+    check_ordered(extreme(rng, 80, 256), extreme(rng, 60, 256), way)
 
 
 @pytest.mark.clause("gemm.ordered")
@@ -163,18 +190,20 @@ def test_scales_at_every_border(folded):
     ("low", "high"),
     [(LOWEST_TOP - 14, LOWEST_TOP), (LOWEST_TOP, 93), (161, HIGHEST_TOP), (240, 254)],
 )
-def test_folding_at_its_limits_moves_no_rounding(low, high):
+@pytest.mark.parametrize("way", [BY_ROW, BY_BLOCK])
+def test_folding_at_its_limits_moves_no_rounding(low, high, way):
     rng = np.random.default_rng(low)
     a, b = (drawn(rng, rows, 512, low, high) for rows in (20, 24))
-    check_ordered(a, b, True)
+    check_ordered(a, b, way)
 
 
 @pytest.mark.clause("gemm.ordered")
-def test_only_rows_that_do_not_fit_are_done_twice():
+@pytest.mark.parametrize("by_block", [False, True])
+def test_only_rows_that_do_not_fit_are_done_twice(by_block):
     """Elsewhere the answer of the folded kernel stays: here it is made to be zero."""
     rng = np.random.default_rng(0)
     a, b = (on(DEVICE, drawn(rng, rows, 64, 120, 130)) for rows in (200, 150))
-    left, right = fold(a, None), fold(b, None)
+    left, right = (fold(q, by_block=by_block) for q in (a, b))
     left.values.view(torch.uint8).zero_()
     left.misfits[:4] = torch.tensor([3, 170, 2, 64])
     right.misfits[:67] = torch.tensor([66, *range(140, 74, -1)])
@@ -201,9 +230,9 @@ def test_operands_that_are_not_contiguous_or_not_aligned():
     shifted.copy_(torch.from_numpy(b.codes))
     crooked = replace(on(DEVICE, b), codes=shifted)
     assert (bits(ordered(strided, crooked, "float32")) == want).all()
-    assert (
-        bits(ordered(strided, crooked, "float32", (fold(strided, None), fold(crooked, None)))) == want
-    ).all()
+    for way in (BY_ROW, BY_BLOCK):
+        got = ordered(strided, crooked, "float32", folded_pair(strided, crooked, way))
+        assert (bits(got) == want).all()
 
 
 @pytest.mark.clause("gemm.operands")

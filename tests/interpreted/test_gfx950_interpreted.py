@@ -1,5 +1,8 @@
 """The GEMM of gfx950 in Triton's interpreter, with its matrix instruction emulated, and who rounds where."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +15,9 @@ from mxref.conformance import check
 from mxref.conformance.report import failure_text
 from mxref.errors import BackendError, RecipeError
 from mxref.gemm import bounded_tolerance, scaled_gemm
-from mxref_triton import TritonBackend, gfx950_gemm
-from mxref_triton.gfx950_gemm import COMPUTE_UNITS, TILES, multiply
+from mxref_triton import TritonBackend, gemm, gfx950_gemm
+from mxref_triton.gfx950_gemm import TILES, multiply
+from mxref_triton.tile import COMPUTE_UNITS
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value|underflow) encountered:RuntimeWarning"
@@ -92,6 +96,66 @@ def test_conformance_of_the_gemm():
     # `ordered` does not depend on it.
     backend.capabilities = replace(backend.capabilities, gemm_profiles=frozenset({GemmProfile.BOUNDED}))
     report = check(backend, ops=["gemm"], level="quick", shrink=False)
+    assert report.ok, "\n\n".join(failure_text(f) for f in report.failures)
+    assert report.total("passed") > 10
+
+
+@pytest.fixture
+def folding_gfx950(monkeypatch):
+    """A backend that takes its device for a gfx950, and every product for one that gains by folding."""
+    monkeypatch.setattr(gemm, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 1)
+    return TritonBackend(bounded="mfma")
+
+
+@pytest.mark.clause("gemm.ordered", "conformance.dual")
+def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
+    launched = []
+    monkeypatch.setattr(
+        "mxref_triton.ordered.launch", lambda kernel, *a, **k: launched.append(kernel.__name__)
+    )
+    rng = np.random.default_rng(0)
+    a, b = (on("cpu", drawn(rng, rows, 128)) for rows in (70, 33))
+    made = folding_gfx950.prepare(b, profile="ordered")
+    assert [tuple(t.shape) for t in made.layout] == [(4, 33, 32), (33, 1), (34,), (1,)]
+    for right in (b, made):
+        launched.clear()
+        folding_gfx950.scaled_gemm(a, right, profile="ordered")
+        assert launched == ["_ordered_by_block", "_ordered_misfits"]
+    # What `bounded` reads is codes, on the same device.
+    assert folding_gfx950.prepare(b, profile="bounded") is b
+    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 70 * 33 * 128 + 1)
+    launched.clear()
+    folding_gfx950.scaled_gemm(a, made, profile="ordered")
+    assert launched == ["_ordered"]
+
+
+@pytest.mark.parametrize(("asked", "least"), [("1", 1), ("0", 1 << 30)])
+def test_folding_of_every_product_can_be_asked_for(asked, least):
+    done = subprocess.run(
+        [sys.executable, "-c", "from mxref_triton import gemm; print(gemm.LEAST_FOLDED_WORK)"],
+        env=os.environ | {"MXREF_TRITON_FOLD": asked}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) == least
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.nan", "gemm.prescale", "conformance.dual")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_folded_products_are_the_references(prepared, folding_gfx950):
+    rng = np.random.default_rng(1)
+    a, b = replace(drawn(rng, 70, 256, nan=0.01), prescale=True), drawn(rng, 90, 256)
+    b.scales[3, 1], b.codes[3, 16:32] = 60, 0x11  # too small for E4M3 beside the rest of its row
+    right = folding_gfx950.prepare(on("cpu", b), profile="ordered") if prepared else on("cpu", b)
+    got = folding_gfx950.scaled_gemm(on("cpu", a), right, profile="ordered")
+    assert (bits(got) == bits(scaled_gemm(a, b, profile="ordered"))).all()
+
+
+@pytest.mark.clause("conformance.capabilities")
+def test_conformance_of_folded_products(folding_gfx950):
+    folding_gfx950.capabilities = replace(
+        folding_gfx950.capabilities, gemm_profiles=frozenset({GemmProfile.ORDERED})
+    )
+    report = check(folding_gfx950, ops=["gemm"], level="quick", shrink=False)
     assert report.ok, "\n\n".join(failure_text(f) for f in report.failures)
     assert report.total("passed") > 10
 

@@ -35,6 +35,12 @@ def is_valu(mnemonic: str) -> bool:
     return mnemonic.startswith("v_") and not mnemonic.startswith(_NOT_COUNTED)
 
 
+def is_chained(operands: str) -> bool:
+    """Return whether a matrix instruction adds to something other than 0, its fourth operand."""
+    # A comma inside brackets belongs to a modifier, which follows the fourth.
+    return operands.split(",")[3].split()[0] != "0"
+
+
 def count(compiled: Any, warps: int) -> Counts:
     """Return the counts of a compiled kernel."""
     text = compiled.asm["amdgcn"]
@@ -58,6 +64,7 @@ def count(compiled: Any, warps: int) -> Counts:
         alu=sum(n for m, n in all_of.items() if is_valu(m)),
         loop_alu=sum(n for m, n in in_loop.items() if is_valu(m)),
         loop_matrix=sum(n for m, n in in_loop.items() if m.startswith("v_mfma")),
+        chained=sum(m.startswith("v_mfma") and is_chained(operands) for m, operands in lines),
         pipes={
             "multiply32": sum(
                 n

@@ -38,6 +38,8 @@ class Budget:
     """Vector ALU instructions per element."""
     max_loop_alu: float | None = None
     """Vector ALU instructions per matrix instruction, in the loop."""
+    max_chained: int | None = None
+    """Matrix instructions that add to something other than 0."""
     required: tuple[str, ...] = ()
     """Beginnings of mnemonics, each of which has to be there; in the loop where there is one."""
     forbidden: tuple[str, ...] = ()
@@ -57,10 +59,15 @@ class Budget:
             "max_vgpr": vgpr,
             "max_alu": alu_per_element(record),
             "max_loop_alu": record["loop_alu"] / max(1, record["loop_matrix"]),
+            "max_chained": record["chained"],
         }
         for key, value in upper.items():
             limit = getattr(self, key)
-            if limit is not None and value > limit:
+            if limit is None:
+                continue
+            if value is None:
+                yield f"{key[4:]} is not counted"
+            elif value > limit:
                 yield f"{key[4:]} {value:.4g} > {limit:.4g}"
         if self.min_occupancy is not None and record["occupancy"] < self.min_occupancy:
             yield f"occupancy {record['occupancy']} < {self.min_occupancy}"

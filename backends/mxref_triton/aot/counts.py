@@ -26,6 +26,8 @@ class Counts:
     """Those in the longest innermost loop; 0 where there is no loop."""
     loop_matrix: int
     """Matrix instructions in that loop."""
+    chained: int | None
+    """Matrix instructions whose addend is not the constant 0; None where that is not counted."""
     pipes: dict[str, int]
     """Instructions by the unit that they occupy."""
     mnemonics: dict[str, int]

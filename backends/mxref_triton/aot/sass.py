@@ -27,8 +27,8 @@ _CONTROL = ("NOP", "BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "RET", "CALL")
 _PIPES = {
     "fma": ("FADD", "FMUL", "FFMA", "IMAD", "HADD2", "HMUL2", "HFMA2"),
     "alu": (
-        "LOP3", "PLOP3", "SHF", "IADD3", "VIADD", "VIADDMNMX", "VIMNMX", "IMNMX", "FMNMX", "PRMT", "SEL", "FSEL",
-        "ISETP", "FSETP", "FSET", "LEA", "MOV", "BMSK", "SGXT", "IABS", "FLO", "P2R", "R2P",
+        "LOP3", "PLOP3", "SHF", "IADD3", "VIADD", "VIADDMNMX", "VIMNMX", "VIMNMX3", "IMNMX", "FMNMX", "PRMT", "SEL",
+        "FSEL", "ISETP", "FSETP", "FSET", "LEA", "MOV", "BMSK", "SGXT", "IABS", "FLO", "P2R", "R2P",
     ),
     "shuffle": ("SHFL",),
     "shared": ("LDS", "STS", "LDSM", "STSM"),
@@ -71,6 +71,7 @@ def count(compiled: Any, warps: int) -> Counts:
         alu=sum(n for m, n in all_of.items() if _base(m) not in _CONTROL),
         loop_alu=sum(n for m, n in in_loop.items() if _base(m) not in _CONTROL + _MATRIX),
         loop_matrix=sum(n for m, n in in_loop.items() if _base(m) in _MATRIX),
+        chained=None,
         pipes={
             pipe: sum(n for m, n in all_of.items() if _base(m) in names) for pipe, names in _PIPES.items()
         },

@@ -166,6 +166,10 @@ def _cases() -> Iterator[Case]:
     for profile in (GemmProfile.ORDERED, GemmProfile.BOUNDED):
         for out_dtype in ("float32", "bfloat16"):
             yield _gemm_case(f"{profile}.{out_dtype}", (8192, 8192, 8192), profile, out_dtype)
+    yield _gemm_case("ordered.float32.1024", (1024, 1024, 1024), GemmProfile.ORDERED, "float32")
+    # Too little work to fold operands for.
+    yield _gemm_case("ordered.float32.512", (512, 512, 512), GemmProfile.ORDERED, "float32")
+    yield _gemm_case("ordered.odd", (8168, 8152, 8160), GemmProfile.ORDERED, "float32", prescale=True)
     for side in (2048, 1024):
         yield _gemm_case(f"bounded.float32.{side}", (side, side, 8192), GemmProfile.BOUNDED, "float32")
     yield Case("gemm.bounded.onto", _onto, 8192 * 8192, gfx950_only=True)

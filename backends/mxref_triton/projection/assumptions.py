@@ -48,9 +48,14 @@ class Machine:
         return per_clock.value * self.compute_units.value * self.clock.value
 
     @property
+    def simd_cycles(self) -> float:
+        """Cycles per second of all SIMDs together."""
+        return self.compute_units.value * self.simds.value * self.clock.value
+
+    @property
     def lane_operations(self) -> float:
         """Vector operations per second, each of one lane."""
-        return self.compute_units.value * self.simds.value * self.lanes.value * self.clock.value
+        return self.simd_cycles * self.lanes.value
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,13 @@ class Assumptions:
 
     memory_share: Assumption = Assumption(
         0.55, 0.725, 0.87,
-        "gfx950: 4.4 TB/s bf16 to MX (pytorch/ao 4290), 5.80 TB/s addition (tilelang 2248); H200: 4.19 of 4.8 TB/s, "
+        "gfx950: 4.4 TB/s bf16 to MX (pytorch/ao 4290), 5.80 TB/s addition (tilelang 2248); H200: 4.17 of 4.8 TB/s, "
         "a copy, measured here",
     )  # fmt: skip
     vector_share: Assumption = Assumption(
         0.50, 0.72, 0.85,
-        "H200, measured here: dual quantization with H16 of 16384 x 16384 in 340 us, 244 us at one issue per cycle "
-        "of the instructions counted for it (dual RNE 0.68, row H16 0.64); bounds assumed",
+        "H200, measured here: dual quantization with H16 of 16384 x 16384 in 280 us, 202 us at one issue per cycle "
+        "of the instructions counted for it, and in 340 us, 244 us, before packed arithmetic; bounds assumed",
     )  # fmt: skip
     convert_slots: Assumption = Assumption(
         4, 1, 1, "issue slots of v_cvt_scalef32_pk_fp4; undocumented, assumed full rate, or a quarter of it"
@@ -96,14 +101,14 @@ class Assumptions:
         "them (Primus-Turbo 514); AITER 3.20 at an attention shape of gpt-oss (Primus-Turbo 487)",
     )  # fmt: skip
     fp8_share: Assumption = Assumption(
-        0.357, 0.466, 0.74,
+        0.357, 0.466, 0.78,
         "MI355X, of MXFP8, as none was found of tensor scales: 1.80 PFLOP/s in the mean (Primus-Turbo 274), 2.35 at "
-        "8192 cubed (ROCm TransformerEngine 682); H200: 1.47 of 1.98 PFLOP/s with tensor scales, measured here",
+        "8192 cubed (ROCm TransformerEngine 682); H200: 1.55 of 1.98 PFLOP/s with tensor scales, measured here",
     )  # fmt: skip
     bf16_share: Assumption = Assumption(
-        0.463, 0.578, 0.78,
+        0.463, 0.578, 0.80,
         "MI355X: 1.16 PFLOP/s grouped (Primus-Turbo 252), 1.455 at 131072 x 7168 x 2048 (aiter 2559); "
-        "H200: 772 of 990 TFLOP/s, measured here",
+        "H200: 795 of 990 TFLOP/s, measured here",
     )  # fmt: skip
     attention_forward_share: Assumption = Assumption(
         0.369, 0.508, 0.526,

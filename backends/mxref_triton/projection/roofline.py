@@ -12,13 +12,21 @@ from mxref_triton.projection.counted import TENSORS, Record
 CODES = 17 / 32
 """Bytes of an element in MXFP4: half a byte and a thirty-second of its scale."""
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
+FOLD = "_fold"
+"""The kernel of `ordered` GEMMs that writes an operand in E4M3."""
 
 _MULTIPLY_SLOTS = 4
 """Issue slots of a 32-bit integer multiplication: a quarter of the rate, by the ISA's cycle counts."""
 _WAVE = 64
-_MATRIX = re.compile(r"v_mfma_(?:scale_)?f32_(\d+)x(\d+)x(\d+)_(\w+)")
-_FORMAT = {"f8f6f4": "fp4", "f16": "bf16", "bf16": "bf16", "fp8_fp8": "fp8"}
-"""What a matrix instruction's operands are: this backend gives f8f6f4 nothing but FP4."""
+_MATRIX = re.compile(r"v_mfma_(?:scale_)?f32_(\d+)x(\d+)x(\d+)_\w+")
+_CYCLES = {
+    "v_mfma_scale_f32_16x16x128_f8f6f4": 16,
+    "v_mfma_f32_16x16x32_fp8_fp8": 16,
+    "v_mfma_f32_16x16x16_f16": 16,
+    "v_mfma_f32_32x32x16_f16": 32,
+}
+"""Cycles of a SIMD that a matrix instruction takes, by the ISA's passes of four; this backend gives f8f6f4 nothing but
+FP4. FP8 reaches its peak with 128 elements along K only: one block at a time goes at BF16's."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,20 @@ class Multiplication:
         return "matrix" if self.matrix >= self.vector else "vector"
 
 
-def bytes_per_element(case: str) -> float:
+def bytes_per_element(case: str, kernel: str = "") -> float:
     """Return the bytes that a case moves for each element of its input, read once and written once.
+
+    Args:
+        case: its name.
+        kernel: which of its kernels, where it has several.
 
     Raises:
         FileFormatError: a case that is none of a quantizer, dequantizer or transform.
     """
     words = case.removeprefix("native.").split(".")
     kind = words[0]
+    if kernel == FOLD:
+        return CODES + 1
     default = "float32" if kind == "check" else "bfloat16"
     source = WIDTH[next((w for w in words if w in WIDTH), default)]
     if kind in ("row", "column"):
@@ -100,20 +114,20 @@ def streaming(moved: float, operations: float, machine: Machine, assumed: Assump
 
 def kernel_time(record: Record, elements: float, machine: Machine, assumed: Assumptions) -> Time:
     """Return the time of a counted kernel without a loop on a number of elements."""
-    moved = elements * bytes_per_element(record["case"])
+    moved = elements * bytes_per_element(record["case"], record["kernel"])
     return streaming(moved, elements * slots(record, assumed), machine, assumed)
 
 
 def multiplication(record: Record, machine: Machine) -> Multiplication:
     """Return what a GEMM's loop takes at the peaks; FileFormatError where it has no known matrix instruction."""
-    shapes = [found for m in record["notable"] if (found := _MATRIX.fullmatch(m))]
-    if len(shapes) != 1 or shapes[0][4] not in _FORMAT or not record["loop_matrix"]:
+    shapes = [found for m in record["notable"] if m in _CYCLES and (found := _MATRIX.fullmatch(m))]
+    if len(shapes) != 1 or not record["loop_matrix"]:
         raise FileFormatError(
             f"case {record['case']!r} has no matrix instruction whose rate is known: {record['notable']}"
         )
-    products = int(shapes[0][1]) * int(shapes[0][2]) * int(shapes[0][3]) * record["loop_matrix"]
-    work = float(1 << 40)
+    instructions = (1 << 40) / (int(shapes[0][1]) * int(shapes[0][2]) * int(shapes[0][3]))
+    others = instructions / record["loop_matrix"] * record["loop_alu"]
     return Multiplication(
-        2 * work / machine.matrix_flops(_FORMAT[shapes[0][4]]),
-        work / products * record["loop_alu"] * _WAVE / machine.lane_operations,
+        instructions * _CYCLES[shapes[0][0]] / machine.simd_cycles,
+        others * _WAVE / machine.lane_operations,
     )

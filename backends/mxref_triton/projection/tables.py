@@ -8,12 +8,15 @@ from dataclasses import dataclass, fields
 from mxref_training.estimate import si
 from mxref_triton.projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
 from mxref_triton.projection.compare import Projection, compare, sensitivities
-from mxref_triton.projection.roofline import bytes_per_element, kernel_time, multiplication, slots
+from mxref_triton.projection.counted import Record
+from mxref_triton.projection.roofline import FOLD, bytes_per_element, kernel_time, multiplication, slots
 from mxref_triton.projection.step import ARMS, QUANTIZATION, Part, Pass, Times, by_part, total
 
 _LARGE = 1e6
 _G = 1e9
 """Elements that the time of a kernel is given for."""
+_AGAIN = "_ordered_misfits"
+"""The kernel that multiplies rows again: how many, depends on the operands."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def _kernels(projection: Projection) -> Table:
         nominal = times[1]
         rows.append(
             (
-                record["case"], f"{bytes_per_element(record['case']):.2f}",
+                _name(record), f"{bytes_per_element(record['case'], record['kernel']):.2f}",
                 f"{slots(record, projection.assumed):.2f}", str(record["vgpr"]), str(record["occupancy"]),
                 f"{nominal.memory * 1e3:.3f}", f"{nominal.vector * 1e3:.3f}",
                 f"{times[0].seconds * 1e3:.3f} to {times[2].seconds * 1e3:.3f}", nominal.bound,
@@ -90,15 +93,21 @@ def _kernels(projection: Projection) -> Table:
     note = (
         "Bytes and issue slots of the vector ALU are per element, times per 10^9 elements. "
         "`train.x` and `train.w` are what the linear layer launches: both orientations of a BF16 activation or "
-        "gradient, and of a float32 weight."
+        "gradient, and of a float32 weight. "
+        "Of a fold both branches count; where a row's scales lie close together, less than half of it is executed."
     )
     return Table("Kernels", note, headings, rows)
+
+
+def _name(record: Record) -> str:
+    """Return the name of a case, with that of the kernel if it is one of several."""
+    return f"{record['case']}, fold" if record["kernel"] == FOLD else str(record["case"])
 
 
 def _gemms(projection: Projection) -> Table:
     rows = []
     for record in projection.records:
-        if record["loop_matrix"]:
+        if record["loop_matrix"] and record["kernel"] != _AGAIN:
             found = multiplication(record, projection.machine)
             (instruction,) = (m for m in record["notable"] if m.startswith("v_mfma"))
             rows.append(
@@ -111,6 +120,8 @@ def _gemms(projection: Projection) -> Table:
     headings = ("case", "instruction", "VALU per MFMA", "VGPR", "waves", "matrix, ms", "vector, ms", "binds")
     note = (
         "Of the inner loop, for 2^40 multiply-adds at the peaks, nothing waiting for memory. "
+        "`ordered` multiplies a block of 32 at a time, at BF16's rate, and adds it by the vector ALU; folding is among "
+        "the kernels, and rows that do not fit are left out. "
         "The step takes the shares of peak that other GEMMs reached, and none of these."
     )
     return Table("GEMM loops", note, headings, rows, 2)
