@@ -40,10 +40,11 @@ test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest -m 'not gpu'
 
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
-	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS)) tests/gpu
+	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -p no:benchmark -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS)) tests/gpu
 
-bench-gpu:  ## time the kernels on this machine's GPU; the bits are checked first; numbers in runs/gpu
+bench-gpu:  ## time the kernels on this machine's GPU, the bits checked first, then whole training steps; numbers in runs/gpu
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu --json runs/gpu/bench.json
+	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu_step --json runs/gpu/step.json
 
 exhaustive: $(STAMP)  ## hold every float32 bit pattern to the exact oracle (an hour); table in runs/exhaustive
 	PYTHONPATH=tests $(BIN)/python -m exhaustive --out runs/exhaustive

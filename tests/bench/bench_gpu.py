@@ -191,7 +191,7 @@ def quantize_cases(backend: TritonBackend, size: int) -> Iterator[Case]:
         "fake quantize, bf16", size, lambda i: backend.fake_quantize(xs[i % sets], ROW, dtype="bfloat16"),
         elements * 4,
     )  # fmt: skip
-    yield Case("fold into E4M3", size, lambda i: fold(qs[i % sets], None), elements * (1 + CODES))
+    yield Case("fold into E4M3", size, lambda i: fold(qs[i % sets]), elements * (1 + CODES))
     yield from peer_cases(xs, size)
 
 
@@ -217,7 +217,7 @@ def gemm_cases(backend: TritonBackend, size: int) -> Iterator[Case]:
     xs = [(heavy_tailed(size, 2 * i), heavy_tailed(size, 2 * i + 1)) for i in range(sets)]
     qs = [tuple(backend.quantize(x, ROW) for x in pair) for pair in xs]
     check_gemm(backend, *qs[0])
-    folded = [tuple(fold(q, None) for q in pair) for pair in qs]
+    folded = [tuple(fold(q) for q in pair) for pair in qs]
     one = torch.ones((), device="cuda")
     flops = 2.0 * size**3
 

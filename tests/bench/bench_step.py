@@ -1,6 +1,6 @@
 """Time the optimizer steps of small models, split by phase and by what the time goes to.
 
-    NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python tests/bench/bench_step.py \
+    NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONPATH=tests python -m bench.bench_step \
         [--model demo] [--recipe mxfp4] [--steps 10] [--backend numba] [--json FILE] [--against FILE]
 
 Times are processor time of the process, which with one thread is what a quiet machine's clock shows; a row is the
@@ -17,7 +17,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 import mxref
-from mxref_training import linear, ops
-from mxref_training.config import TrainConfig, find_recipe, load_config
-from mxref_training.evaluate import cross_entropy
-from mxref_training.fp8 import Fp8Scales
+from bench.step import PARTS, PHASES, Steps, config_of, timed_parts
+from mxref_training import linear
+from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.device import deterministic
 from mxref_training.model import Llama
-from mxref_training.optim import clip_gradients, make_optimizer
-
-PHASES = ("forward", "backward", "optimizer")
-PARTS = ("quantize", "gemm")
-TIMED = {"quantize": ("quantize", "quantize_dual", "prepare"), "gemm": ("scaled_gemm", "dense_gemm")}
-WIDE = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 4, "ffn": 1536}
-
-
-def config_of(name: str) -> TrainConfig:
-    """Return a preset, or for `wide` the demo's steps with a model four times as wide."""
-    config = load_config("demo" if name == "wide" else name)
-    return replace(config, model=replace(config.model, **WIDE)) if name == "wide" else config
 
 
 class Clock:
@@ -52,13 +39,10 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: Counter[tuple[str, str]] = Counter()
         self.phase, self.began = "", 0.0
-        for part, names in TIMED.items():
-            for name in names:
-                if hasattr(ops, name):
-                    setattr(ops, name, self._timed(part, getattr(ops, name)))
-        Fp8Scales.quantize = self._timed("quantize", Fp8Scales.quantize)
 
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its seconds counted for a part."""
+
         def timed(*args: Any, **named: Any) -> Any:
             began = time.process_time()
             try:
@@ -79,30 +63,13 @@ def steps_of(
     config: TrainConfig, recipe: str, backend: mxref.Backend, steps: int, clock: Clock
 ) -> dict[str, Any]:
     """Return the split of the fastest of the steps, in milliseconds; the first two make caches and are not counted."""
-    run = config.run
-    model = Llama(config.model, run.seed)
-    context = linear.convert(model, find_recipe(recipe), backend=backend, seed=run.seed)
-    optimizer = make_optimizer(model, config.optim)
-    generator = torch.Generator().manual_seed(0)
+    taken = Steps(Llama(config.model, config.run.seed), find_recipe(recipe), config, backend)
     fastest: dict[str, Any] = {}
     wall = []
     for step in range(steps + 2):
-        tokens = torch.randint(config.model.vocab, (run.batch, run.seq_len + 1), generator=generator)
-        context.step, context.global_tokens = step, run.step_tokens
         clock.seconds.clear()
         began = time.perf_counter()
-        for number, part in enumerate(tokens.split(run.sequences)):
-            clock.enter("forward")
-            context.token_origin = number * run.sequences * run.seq_len
-            loss = cross_entropy(model(part[:, :-1]), part[:, 1:]) / run.micro_batches
-            clock.enter("backward")
-            loss.backward()
-        clock.enter("optimizer")
-        clip_gradients(model.parameters(), config.optim.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        linear.advance(model)
-        clock.enter("")
+        taken.take(clock.enter)
         wall.append(1e3 * (time.perf_counter() - began))
         ms = {key: 1e3 * seconds for key, seconds in clock.seconds.items()}
         total = sum(ms[phase, "all"] for phase in PHASES)
@@ -111,7 +78,7 @@ def steps_of(
             fastest |= {f"{p} {part}": ms.get((p, part), 0.0) for p in PHASES[:2] for part in PARTS}
             fastest |= {part: sum(ms.get((p, part), 0.0) for p in PHASES) for part in PARTS}
             fastest["rest"] = total - fastest["optimizer"] - fastest["quantize"] - fastest["gemm"]
-    return fastest | {"wall_ms": min(wall[2:]), "tokens": run.step_tokens}
+    return fastest | {"wall_ms": min(wall[2:]), "tokens": config.run.step_tokens}
 
 
 def report(title: str, rows: list[dict[str, Any]], against: list[dict[str, Any]]) -> None:
@@ -153,14 +120,13 @@ def main(
     out: str | None,
     against: str | None,
 ) -> None:
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     backend, clock = mxref.get_backend(name), Clock()
-    rows = [
-        {"model": model, "recipe": recipe} | steps_of(config_of(model), recipe, backend, steps, clock)
-        for model in models
-        for recipe in recipes
-    ]
+    with deterministic(torch.device("cpu"), threads=1), timed_parts(clock.timed):
+        rows = [
+            {"model": model, "recipe": recipe} | steps_of(config_of(model), recipe, backend, steps, clock)
+            for model in models
+            for recipe in recipes
+        ]
     other = json.loads(Path(against).read_text(encoding="utf-8"))["rows"] if against else []
     report(f"one optimizer step, {name}, milliseconds, 1 thread", rows, other)
     if out:

@@ -74,7 +74,7 @@ def _worst(got: torch.Tensor, a: MXArray, b: MXArray, left: Folded, right: Folde
 
 
 def _errors(a: MXArray, b: MXArray, backend: TritonBackend) -> dict[str, float]:
-    left, right = fold(a, None), fold(b, None)
+    left, right = fold(a), fold(b)
 
     def fp8(fast: bool) -> torch.Tensor:
         scales = left.scale, right.scale.view(1, -1)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from bench.goals import COPY_RATIO
 from mxref_training.report_plots import COLOURS, GRID, INK, MUTED
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.edgecolor": GRID,
@@ -24,6 +24,7 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "performance",
 }
+"""How the plots of the documentation look."""
 _HEIGHT = 0.38
 
 
@@ -36,7 +37,7 @@ def plot(results: dict[str, Any], size: int) -> str:
     ]
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     labels = list(dict.fromkeys(row["operation"] for row in rows))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 0.42 * len(labels) + 1.2), layout="constrained")
         axes = figure.subplots()
         for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], "#b3bac3"), strict=False)):

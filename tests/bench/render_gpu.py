@@ -1,7 +1,7 @@
-"""The tables of docs/performance_gpu.rst, from what `make bench-gpu` and `make test-gpu` recorded.
+"""The tables and bars of docs/performance_gpu.rst, from what `make bench-gpu` and `make test-gpu` recorded.
 
-`PYTHONPATH=tests python -m bench.render_gpu [BENCH.json [TESTS.json]]` copies records into docs/data and writes the
-tables from the newest ones there.
+`PYTHONPATH=tests python -m bench.render_gpu [RECORD.json ...]` copies records into docs/data and writes the page's
+parts from the newest ones of each kind there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import render_gpu_step
+
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = "performance_gpu_tables.inc"
-KINDS = ("bench_gpu", "test_gpu")
+KINDS = {"bench_gpu": "gemm", "test_gpu": "counts", "step_gpu": "steps"}
+"""Records by the entry that only they have."""
 
 Record = dict[str, Any]
 
@@ -42,8 +45,18 @@ def newest(kind: str, docs: Path = DOCS) -> Path:
     return found[-1]
 
 
-def tables_text(bench: Record, tests: Record | None, sources: Iterable[str]) -> str:
-    """Return the tables of the page as reStructuredText; without a record of tests, no section about them."""
+def kind_of(record: Record) -> str:
+    """Return the kind of a record; SystemExit if it is none."""
+    found = [kind for kind, entry in KINDS.items() if entry in record]
+    if not found:
+        raise SystemExit(f"no record of {', '.join(KINDS)}: it has none of {', '.join(KINDS.values())}")
+    return found[0]
+
+
+def tables_text(
+    bench: Record, tests: Record | None, sources: Iterable[str], step: Record | None = None
+) -> str:
+    """Return the tables of the page as reStructuredText; no section about steps or tests without their records."""
     machine = bench["machine"]
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
     head = (
@@ -56,6 +69,8 @@ def tables_text(bench: Record, tests: Record | None, sources: Iterable[str]) -> 
         "Matrix products": _products(bench["gemm"]),
         "Errors of FP8 products": _errors(bench["error"]),
     }
+    if step:
+        sections[render_gpu_step.SECTION] = render_gpu_step.section(step, _table)
     if tests:
         sections["What is proved there"] = _tests(tests)
     return head + "".join(f"\n{title}\n{'-' * len(title)}\n\n{text}" for title, text in sections.items())
@@ -127,23 +142,32 @@ def _errors(rows: list[Record]) -> str:
 def _tests(tests: Record) -> str:
     counts = ", ".join(f"{number} {outcome}" for outcome, number in tests["counts"].items())
     text = f"`make test-gpu` on {tests['gpu']}, {tests['date']}: {counts}, in {tests['seconds']:.0f} s.\n\n"
-    rows = ((name, f"{number:,}") for name, number in tests["cases"].items())
+    rows = ((_in_words(name), f"{number:,}") for name, number in tests["cases"].items())
     return text + _table(("test", "cases compared"), rows)
 
 
-def shown(docs: Path = DOCS) -> str:
-    """Return the tables of the newest records in docs/data."""
-    kept = [newest("bench_gpu", docs), *sorted(docs.glob("data/test_gpu_*.json"))[-1:]]
-    bench, *tests = (json.loads(path.read_text(encoding="utf-8")) for path in kept)
-    return tables_text(bench, tests[0] if tests else None, (f"data/{path.name}" for path in kept))
+def _in_words(test: str) -> str:
+    """Return the name of a test as it reads; whole names leave no room for the numbers."""
+    return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+
+
+def shown(docs: Path = DOCS) -> dict[str, str]:
+    """Return the parts of the page by file, made from the newest records in docs/data; only times must be there."""
+    kinds = [kind for kind in KINDS if kind == "bench_gpu" or any(docs.glob(f"data/{kind}_*.json"))]
+    kept = {kind: newest(kind, docs) for kind in kinds}
+    records = {kind: json.loads(path.read_text(encoding="utf-8")) for kind, path in kept.items()}
+    sources, step = (f"data/{path.name}" for path in kept.values()), records.get("step_gpu")
+    parts = {TABLES: tables_text(records["bench_gpu"], records.get("test_gpu"), sources, step)}
+    return parts | ({render_gpu_step.PLOT: render_gpu_step.plot(step)} if step else {})
 
 
 def main(arguments: list[str]) -> None:
-    """Write the tables."""
-    for kind, source in zip(KINDS, arguments, strict=False):
-        keep(kind, Path(source))
-    (DOCS / TABLES).write_text(shown(), encoding="utf-8")
-    print(DOCS / TABLES)
+    """Keep the records and write the parts of the page."""
+    for source in map(Path, arguments):
+        keep(kind_of(json.loads(source.read_text(encoding="utf-8"))), source)
+    for name, text in shown().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+        print(DOCS / name)
 
 
 if __name__ == "__main__":

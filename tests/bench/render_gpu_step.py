@@ -1,0 +1,129 @@
+"""The section "A training step" of docs/performance_gpu.rst and its bars, from what `bench_gpu_step` recorded."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from bench.plot import STYLE
+from bench.step import PARTS, PHASES
+from mxref_training.report_plots import COLOURS, MUTED
+
+SECTION = "A training step"
+PLOT = "_static/training_step_gpu.svg"
+LABELS = {
+    "gemm": "matrix products", "quantize": "quantization", "optimizer": "optimizer",
+    "rest": "attention, norms, casts, loss", "waiting": "waiting for Python",
+}  # fmt: skip
+_LONGEST = 2
+_WIDTH = 26
+
+Record = dict[str, Any]
+
+
+def section(record: Record, table: Any) -> str:
+    """Return the section's text; `table` makes one from headings and rows."""
+    m, machine, rows = record["model"], record["machine"], record["steps"]
+    tokens = m["micro_batch"] * m["micro_batches"] * m["seq_len"]
+    base = rows[0]
+    text = (
+        f"A Llama of {m['parameters'] / 1e9:.2f} billion parameters ({m['layers']} layers of {m['width']}, "
+        f"{m['heads']} heads over {m['kv_heads']}, SwiGLU {m['ffn']}, vocabulary {m['vocab']}), "
+        f"{tokens:,} tokens in each optimizer step, random weights and tokens; {machine['gpu']}, "
+        f"PyTorch {machine['torch']}, {machine['date']}.\n"
+        "Everything that `mxref train` does in a step is in it, deterministic kernels and checks included; "
+        "nothing is compiled by `torch.compile`.\n"
+        "Products include the folding of their operands.\n"
+        "Times are medians; `busy` is the time of all kernels against that of the step: "
+        "what is missing from 1, the GPU waits for Python.\n\n"
+    )
+    headings = ("recipe", "tokens/s", f"of {base['recipe']}", "ms", *PHASES, "busy", "kernels", "peak, GiB")
+    text += table(
+        headings,
+        (
+            (
+                _name(row), f"{row['tokens_per_s']:,.0f}", f"{row['tokens_per_s'] / base['tokens_per_s']:.2f}",
+                f"{row['ms']:.0f}", *(f"{row[phase]:.0f}" for phase in PHASES), f"{row['busy']:.2f}",
+                f"{row['launches']:,}", f"{row['peak_gib']:.1f}",
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+    text += f"\n.. image:: {PLOT}\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
+    text += "Where the GPU's time goes, in milliseconds of a step:\n\n"
+    text += table(
+        ("recipe", *(LABELS[part] for part in (*PARTS, "optimizer", "rest")), "its longest kernels"),
+        (
+            (
+                _name(row),
+                *(f"{row['parts'][part]:.1f}" for part in (*PARTS, "optimizer", "rest")),
+                _longest(row),
+            )
+            for row in rows
+        ),
+    )
+    if any(row["recipe"] == "fp8" for row in rows):
+        text += (
+            "\n`fp8` is a baseline of accuracy, not of speed: plain PyTorch makes its operands, "
+            "and they are decoded to BF16 to be multiplied.\n"
+        )
+    repeated = [_name(row) for row in rows if row["repeated"]]
+    if repeated:
+        text += (
+            f"\nTraining would have done steps over under {', '.join(repeated)}: "
+            "an operand left the range of the fast product.\n"
+        )
+    return text
+
+
+def plot(record: Record) -> str:
+    """Return an SVG of the milliseconds of a step by what the GPU does."""
+    rows = record["steps"]
+    colours = dict(zip(LABELS, (*COLOURS[:3], "#b3bac3", "#ffffff"), strict=True))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.0, 0.5 * len(rows) + 1.2), layout="constrained")
+        axes = figure.subplots()
+        left = [0.0] * len(rows)
+        for part, label in LABELS.items():
+            widths = [_ms(row, part) for row in rows]
+            edge = {"edgecolor": MUTED, "linewidth": 0.6} if part == "waiting" else {}
+            bars = axes.barh(
+                range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge
+            )
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.bar_label(bars, [f"{row['ms']:.0f}" for row in rows], padding=4, fontsize=8, color=MUTED)
+        axes.set_yticks(range(len(rows)), [row["recipe"] for row in rows])
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("milliseconds of an optimizer step")
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(LABELS), fontsize=8)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def _ms(row: Record, part: str) -> float:
+    return max(0.0, row["ms"] - row["kernel_ms"]) if part == "waiting" else row["parts"][part]
+
+
+def _name(row: Record) -> str:
+    return f"`{row['recipe']}`"
+
+
+def _longest(row: Record) -> str:
+    kernels: Iterable[Record] = row["kernels"][:_LONGEST]
+    return ", ".join(f"`{short(k['name'])}` {k['ms']:.1f}" for k in kernels)
+
+
+def short(name: str) -> str:
+    """Return a kernel's name without return type, namespaces, template arguments and parameters."""
+    name = re.sub(r"^void ", "", name)
+    while (bare := re.sub(r"<[^<>]*>|\([^()]*\)", "", name)) != name:
+        name = bare
+    name = re.split(r"[<(]", name)[0].split("::")[-1].strip()
+    return name if len(name) <= _WIDTH else name[: _WIDTH - 1] + "…"
