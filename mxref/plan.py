@@ -7,6 +7,7 @@ place and refused with the same words everywhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
@@ -159,9 +160,11 @@ def plan_quantize(
 
     Implements: quantize.axis, quantize.length, quantize.padding, scale.block.tile
     """
-    shape = tuple(shape)
-    origin, global_shape = _integers("origin", origin), _integers("global_shape", global_shape)
-    plan = _without_bits(shape, spec, axis, origin, global_shape, pad)
+    plan = _without_bits(
+        _integers("shape", shape), spec, _integer(axis),
+        None if origin is None else _integers("origin", origin),
+        None if global_shape is None else _integers("global_shape", global_shape), pad,
+    )  # fmt: skip
     bits: dict[str, Any] = {}
     if spec.rounding is Rounding.SR:
         if rng is None:
@@ -174,12 +177,19 @@ def plan_quantize(
     return replace(plan, **bits) if bits else plan
 
 
-def _integers(name: str, values: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return a tuple of Python's integers, so that equal ones make the same plan."""
+def _integer(axis: Any) -> int:
     try:
-        return None if values is None else tuple(index(value) for value in values)
+        return index(axis)
     except TypeError:
-        raise ShapeError(f"{name} must hold an integer for each axis, got {values!r}") from None
+        raise ShapeError(f"axis must be an integer, got {axis!r}") from None
+
+
+def _integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Return a tuple of Python's integers: a plan that is kept has no other, whoever asked for it first."""
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError:
+        raise ShapeError(f"{name} must hold integers, one for each axis, got {values!r}") from None
 
 
 # A model asks for the same few plans at every step.

@@ -83,11 +83,11 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
 
 
 def test_phases_add_up_to_the_step() -> None:
-    row = bench_gpu_step.timed_steps(steps_of("fp8"), 3)
+    row = bench_gpu_step.timed_steps(steps_of("fp8"), 1)  # of more, the medians may be of different steps
     assert row["forward"] > 0
     assert row["backward"] > 0
     assert row["optimizer"] > 0
-    assert sum(row[phase] for phase in step.PHASES) == pytest.approx(row["ms"], rel=0.3)
+    assert 0.5 * row["ms"] < sum(row[phase] for phase in step.PHASES) <= row["ms"]
     assert row["fastest_ms"] <= row["ms"]
     assert row["tokens_per_s"] == pytest.approx(1e3 * 4 * 32 / row["ms"])
 
@@ -136,7 +136,8 @@ def test_recipes_may_name_a_profile() -> None:
 @pytest.mark.parametrize("name", step.SIZES)
 def test_sizes_fit(name: str) -> None:
     config = step.config_of(name)
-    assert config.model.width in (512, 2048, 4096)
+    assert config.model.width == {"wide": 512, "llama-1b": 2048, "llama-8b-slice": 4096}[name]
+    assert config.run.batch % config.run.sequences == 0
 
 
 def run(*arguments: str) -> Any:

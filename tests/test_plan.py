@@ -50,8 +50,8 @@ def test_a_shared_plan_has_the_bits_of_its_own_stream():
         ((64, 96), OperandSpec(format="bf16"), {}, RecipeError, "format is bf16"),
         ((64, 96), OperandSpec(), {"origin": (0, 32)}, ShapeError, "pass its global_shape too"),
         ((64, 96), OperandSpec(), {"origin": (0, 32.0), "global_shape": (64, 128)}, ShapeError,
-         r"origin must hold an integer for each axis, got \(0, 32.0\)"),
-        ((64, 96), OperandSpec(), {"global_shape": (64, "96")}, ShapeError, "global_shape must hold an integer"),
+         r"origin must hold integers, one for each axis, got \(0, 32.0\)"),
+        ((64, 96), OperandSpec(), {"global_shape": (64, "96")}, ShapeError, "global_shape must hold integers"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_refused_each_time(shape, spec, options, error, message):
@@ -67,6 +67,12 @@ def test_a_plan_holds_python_s_integers_whoever_asks_first():
     for found in (plan, again):
         assert {type(n) for n in (*found.origin, *found.global_shape, found.first)} == {int}
     assert plan == again
+    assert plan_quantize(np.array([32, 224]), OperandSpec(), np.int64(1)).shape == (32, 224)
+    other = plan_quantize((32, 224), OperandSpec(), 1)
+    assert {type(n) for n in (*other.shape, other.axis)} == {int}
+    for _ in range(2):  # equal to the axis of a plan that was kept
+        with pytest.raises(ShapeError, match="axis must be an integer, got 1.0"):
+            plan_quantize((32, 224), OperandSpec(), 1.0)
 
 
 def test_inputs_are_checked_each_time():

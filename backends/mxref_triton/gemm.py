@@ -39,7 +39,7 @@ CLASSES = {BoundedWay.FP8: "fp8-hopper", BoundedWay.BF16: "fp32", BoundedWay.MFM
 """Error class of `bounded`."""
 
 MAX_SCALES = {BoundedWay.FP8: 254, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE}
-"""Largest scale code of `bounded`: FP8 has no limit, for BF16 the largest at which every element fits, 6 * 2^125."""
+"""Largest scale code of `bounded`. FP8 has no limit; for BF16 every element has to fit, 6 * 2^125."""
 
 _FP8_UNIT = 16
 """What cuBLAS wants N and K to be multiples of in FP8."""
@@ -49,6 +49,9 @@ SHORTEST_FP8 = 512
 
 LEAST_FOLDED_WORK = 1 if os.environ.get("MXREF_TRITON_FOLD") == "1" else 1 << 30
 """Multiplications from which `ordered` gains by folding its operands first; with MXREF_TRITON_FOLD=1 it always does."""
+
+MOST_FOLDED_ROWS = 1 << 26
+"""From so many rows on a kernel's offset to the next block would need more than 32 bits."""
 
 
 class RangeFlag:
@@ -170,8 +173,9 @@ def _multiplies_folded(device: torch.device) -> bool:
 
 
 def _folds_ordered(a: MXArray, b: MXArray) -> bool:
-    work = a.scales.shape[0] * b.scales.shape[0] * a.length
-    return work >= LEAST_FOLDED_WORK and _multiplies_folded(a.codes.device)
+    m, n = a.scales.shape[0], b.scales.shape[0]
+    few = max(m, n) < MOST_FOLDED_ROWS
+    return few and m * n * a.length >= LEAST_FOLDED_WORK and _multiplies_folded(a.codes.device)
 
 
 def _folded(q: MXArray) -> Folded:

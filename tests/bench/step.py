@@ -56,7 +56,7 @@ def config_of(name: str) -> TrainConfig:
 @contextmanager
 def timed_parts(timed: Callable[[str, Function], Function]) -> Iterator[None]:
     """Within the block, training finds `timed(part, function)` where it looks up what makes a part of its time."""
-    found = [(ops, name, part) for part, names in TIMED.items() for name in names if hasattr(ops, name)]
+    found = [(ops, name, part) for part, names in TIMED.items() for name in names]
     places: list[tuple[Any, str, str]] = [*found, (Fp8Scales, "quantize", "quantize")]
     plain = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), function in zip(places, plain, strict=True):

@@ -120,8 +120,8 @@ def kernel_time(record: Record, elements: float, machine: Machine, assumed: Assu
 
 def multiplication(record: Record, machine: Machine) -> Multiplication:
     """Return what a GEMM's loop takes at the peaks; FileFormatError where it has no known matrix instruction."""
-    shapes = [found for m in record["notable"] if m in _CYCLES and (found := _MATRIX.fullmatch(m))]
-    if len(shapes) != 1 or not record["loop_matrix"]:
+    shapes = [found for m in record["notable"] if (found := _MATRIX.fullmatch(m))]
+    if len(shapes) != 1 or shapes[0][0] not in _CYCLES or not record["loop_matrix"]:
         raise FileFormatError(
             f"case {record['case']!r} has no matrix instruction whose rate is known: {record['notable']}"
         )

@@ -31,7 +31,8 @@ def operator(function: Callable[..., Any]) -> torch._ops.OpOverload:
     """Return a function as the operator `mxref::<its name>`: no argument is changed, no result shares memory.
 
     `torch.library.custom_op` makes the same, and adds three times as much to a call: it looks at each result for
-    shared memory, and has an autograd formula to raise an error. Here tests look, and only `autograd.Function` calls.
+    shared memory, and has an autograd formula to raise an error. Here tests look, and none of them is differentiable:
+    what needs gradients goes through an `autograd.Function`.
     """
 
     @cache
