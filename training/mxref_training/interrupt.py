@@ -14,6 +14,12 @@ class Interrupted(MxrefError):
     """A run that was asked to stop and did, after a checkpoint."""
 
 
+_AT_ONCE: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
+}  # fmt: skip
+"""What the second signal does where signals were ignored before, as shells do for what they start with `&`."""
+
+
 class StopRequest:
     """Takes the first SIGINT or SIGTERM as a request to stop; the next one acts at once.
 
@@ -36,13 +42,10 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._give_back()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number).name
-        self._give_back()
-
-    def _give_back(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        for own, handler in self._before.items():
+            signal.signal(own, _AT_ONCE[own] if handler is signal.SIG_IGN else handler)
