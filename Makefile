@@ -39,6 +39,7 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest -m 'not gpu'
 
+# pytest-benchmark, where it is installed, warns beside pytest-xdist, and a warning is an error.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -p no:benchmark -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS)) tests/gpu
 

@@ -838,6 +838,16 @@ def samples():
     yield ops.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", 0)
 
 
+def test_an_operator_refuses_to_be_differentiated():
+    x, w = torch.randn(32, 64).bfloat16().requires_grad_(), torch.randn(16, 64).bfloat16()
+    with pytest.raises(
+        UnsupportedError, match="mxref::dense_gemm has no gradient, and an argument requires one"
+    ):
+        ops.dense_gemm(x, w, "fprop")
+    with torch.no_grad():
+        assert not ops.dense_gemm(x, w, "fprop").requires_grad
+
+
 def test_opcheck():
     for op, arguments in samples():
         torch.library.opcheck(op, arguments)

@@ -11,6 +11,8 @@ no compiler puts one into inline assembly.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -40,6 +42,7 @@ _OPERANDS = tl.constexpr("=&v" + 9 * ",v")
 _ONE_TWICE = tl.constexpr(254 << 23)
 
 
+@cache
 def is_gfx950(device: torch.device) -> bool:
     """Return whether a device of this torch is a gfx950."""
     if torch.version.hip is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mxref.backend import Backend
-from mxref.errors import BackendError
+from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import OperandFormat
 from mxref.linear import GemmRole
 from mxref.recipe import OperandSpec
@@ -31,8 +31,8 @@ def operator(function: Callable[..., Any]) -> torch._ops.OpOverload:
     """Return a function as the operator `mxref::<its name>`: no argument is changed, no result shares memory.
 
     `torch.library.custom_op` makes the same, and adds three times as much to a call: it looks at each result for
-    shared memory, and has an autograd formula to raise an error. Here tests look, and none of them is differentiable:
-    what needs gradients goes through an `autograd.Function`.
+    shared memory, and has an autograd formula to raise an error. Here tests look, and the operator itself refuses
+    what would need its gradient.
     """
 
     @cache
@@ -42,6 +42,11 @@ def operator(function: Callable[..., Any]) -> torch._ops.OpOverload:
         return found
 
     def kernel(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in arguments):
+            raise UnsupportedError(
+                f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_training.linear "
+                "have all three GEMMs: use these, or call it within torch.no_grad()"
+            )
         return untraced()(*arguments)
 
     name = function.__name__
