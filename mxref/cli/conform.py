@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from mxref.cli.jobs import parse_jobs
 from mxref.conformance.model import Failure, Level, Op, Report
+from mxref.cores import cores
 from mxref.discovery import choose, get_backend
 from mxref.recipe import DIALECTS
 
@@ -36,6 +39,14 @@ from mxref.recipe import DIALECTS
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the drawn values."
 )
 @click.option("--quick/--full", default=False, help="Every clause, or every combination of it too (default).")
+@click.option(
+    "--jobs",
+    default="1",
+    show_default=True,
+    metavar="N|auto",
+    callback=parse_jobs,
+    help="Processes that share the checks; auto: one per core.",
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")
@@ -46,6 +57,7 @@ def conform(
     clauses: tuple[str, ...],
     seed: int,
     quick: bool,
+    jobs: int | None,
     junit: Path | None,
     json_file: Path | None,
     save: Path | None,
@@ -54,11 +66,13 @@ def conform(
 
     All that the backend declares is compared with the reference to the bit; what it does not declare must be
     refused. Ends with 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect
-    and --clause may be repeated.
+    and --clause may be repeated. With --jobs above 1 a crash of the backend is a failed check, and the others
+    go on.
 
     \b
     mxref conform --backend path/to/mine.py:backend --quick
     mxref conform --backend numba --op gemm --junit conformance.xml
+    mxref conform --backend triton --jobs 16           kernels compiled side by side
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
     from mxref.conformance.report import check_writable, to_json, to_junit, write
@@ -73,8 +87,8 @@ def conform(
     )
     with _progress() as progress:
         report = check(
-            backend, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,
-            level=Level.QUICK if quick else Level.FULL, progress=progress,
+            chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,
+            level=Level.QUICK if quick else Level.FULL, progress=progress, jobs=jobs or cores(),
         )  # fmt: skip
     if save is not None:
         report = _saved(report, save)
@@ -114,7 +128,8 @@ def _saved(report: Report, folder: Path) -> Report:
             if f.array is not None:
                 file = folder / f"{f.clause}.npy"
                 np.save(file, f.array.astype(np.float32))
-                f = replace(f, command=f.command or (f.explain(str(file)) if f.explain else None))
+                saved = f.file_command and f.file_command.replace("FILE", shlex.quote(str(file)))
+                f = replace(f, command=f.command or saved)
             failures.append(f)
         clauses.append(replace(c, failures=failures))
     return replace(report, clauses=tuple(clauses))

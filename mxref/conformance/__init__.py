@@ -8,24 +8,10 @@ still fails. What a backend does not declare must be refused, and its checks are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
 
-from mxref.backend import Backend, Capabilities
-from mxref.conformance import (
-    decode,
-    fused,
-    gemm,
-    hadamard,
-    inputs,
-    layout,
-    prepared,
-    protocol,
-    random,
-    sweep,
-    vectors,
-)
+from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
     Check,
@@ -33,81 +19,21 @@ from mxref.conformance.model import (
     Failure,
     Level,
     Op,
-    Plan,
     Report,
     Subject,
     Verdict,
     by_rank,
 )
-from mxref.conformance.request import Mismatch
-from mxref.errors import RecipeError, UnsupportedError
-from mxref.recipe import OperandSpec, dialect
-from mxref.tomlio import nearest
+from mxref.conformance.processes import Processes
+from mxref.conformance.suite import Choice, checks_of, together, verdict_of
+from mxref.discovery import get_backend
+from mxref.errors import BackendError
 
 __all__ = ["CLAUSES", "ClauseResult", "Failure", "Level", "Op", "Report", "check", "checks_of"]
 
 
-@lru_cache(maxsize=4)
-def _all_checks(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]:
-    families = (
-        protocol.checks, inputs.checks, decode.checks, sweep.checks, random.checks, hadamard.checks, layout.checks,
-        gemm.checks, vectors.checks, fused.checks, prepared.checks,
-    )  # fmt: skip
-    return (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
-
-
-def checks_of(
-    capabilities: Capabilities,
-    *,
-    ops: Iterable[str] | None = None,
-    dialects: Iterable[str] | None = None,
-    clauses: Collection[str] | None = None,
-    seed: int = 0,
-    level: str = Level.FULL,
-) -> list[Check]:
-    """Return the checks for a backend of these capabilities, those that will be skipped included.
-
-    Args:
-        capabilities: what the backend declares; it decides the plainest treatment, on which others build.
-        ops: operations to check, default all four.
-        dialects: check quantization only as these dialects treat operands.
-        clauses: check only these clauses.
-        seed: of drawn values, 0 or more.
-        level: `quick` or `full`.
-
-    Raises:
-        RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
-    """
-    wanted = {_member(op, tuple(Op), "operation") for op in ops or Op}
-    specs = tuple(dialect(name).spec for name in dialects or ())
-    named = {_member(clause, CLAUSES, "clause") for clause in clauses or ()}
-    if seed < 0:
-        raise RecipeError(f"seed = {seed} is negative; give 0 or more")
-    plan = Plan.of(Level(_member(level, tuple(Level), "level")), seed, capabilities)
-    return [
-        check
-        for check in _all_checks(plan, specs)
-        if check.op.value in wanted
-        and (not named or check.clause in named)
-        and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
-    ]
-
-
-def _member(value: str, known: Collection[str], what: str) -> str:
-    if value not in known:
-        raise RecipeError(f"unknown {what} {value!r}{nearest(value, known)}; known: {', '.join(known)}")
-    return str(value)
-
-
-def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
-    """Return whether a treatment uses no more than another: its transform or its prescale may be left out."""
-    bare = replace(spec, hadamard=whole.hadamard, signs=whole.signs, zero_scale=whole.zero_scale)
-    bare = replace(bare, prescale=whole.prescale, sr_bits=whole.sr_bits, nonfinite=whole.nonfinite)
-    return bare == whole and spec.hadamard in (0, whole.hadamard) and spec.prescale in (False, whole.prescale)
-
-
 def check(
-    backend: Backend,
+    backend: Backend | str,
     *,
     ops: Iterable[str] | None = None,
     dialects: Iterable[str] | None = None,
@@ -116,11 +42,12 @@ def check(
     level: str = Level.FULL,
     shrink: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    jobs: int = 1,
 ) -> Report:
     """Return how a backend fares against the specification.
 
     Args:
-        backend: the backend.
+        backend: the backend, or the name to load it by.
         ops: operations to check: `quantize`, `dequantize`, `hadamard`, `gemm`; default all.
         dialects: check quantization only as these dialects treat operands.
         clauses: check only these clauses.
@@ -128,55 +55,88 @@ def check(
         level: `full`, or `quick` for a tenth of the time.
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
+        jobs: processes that share the checks; more than one load the backend by its name. Where one crashes,
+            that is a failure of the check that it was at, and another goes on.
 
     Raises:
         RecipeError: as `checks_of`.
+        BackendError: the name is of no backend; several processes without a name; or processes that cannot
+            load the backend, or find other checks for it.
     """
     start = time.monotonic()
-    ops = tuple(ops or (op.value for op in Op))
-    arguments = {"ops": ops, "dialects": dialects, "clauses": clauses, "seed": seed, "level": level}
-    checks = checks_of(backend.capabilities, **arguments)  # type: ignore[arg-type]
-    results: dict[str, ClauseResult] = {}
-    subject = Subject(backend)
-    for i, each in enumerate(checks):
-        result = results.setdefault(each.clause, ClauseResult(each.clause))
-        subject.shrink = shrink and not result.failures
-        run_check(each, subject, results)
-        if progress:
-            progress(i + 1, len(checks))
+    loaded = get_backend(backend) if isinstance(backend, str) else backend
+    choice = Choice(
+        tuple(ops or (op.value for op in Op)), tuple(dialects or ()), tuple(clauses or ()), seed, level
+    )
+    checks = choice.checks(loaded.capabilities)
+    reasons = [each.undeclared(loaded.capabilities) for each in checks]
+    declared = [i for i, reason in enumerate(reasons) if reason is None]
+    source: Processes | _Here
+    if jobs == 1:
+        source, groups = _Here(loaded, checks), [declared]
+    elif isinstance(backend, str):
+        source, groups = Processes(backend, choice, checks, jobs), together(checks, declared)
+    else:
+        raise BackendError(f"{jobs} processes load the backend by its name; give that, or jobs=1")
+    verdicts: dict[int, Verdict] = {}
+    with closing(source):
+        for i, verdict in source.verdicts(groups):
+            verdicts[i] = verdict
+            if progress:
+                progress(len(checks) - len(declared) + len(verdicts), len(checks))
+        if shrink:  # the first failure of each clause, which is known only now
+            again = dict(source.verdicts([[i] for i in _first_failures(verdicts)], shrink=True))
+            verdicts |= {i: verdict for i, verdict in again.items() if verdict.failure}
+    results = _results(checks, reasons, verdicts)
     return Report(
-        backend.name, Level(level), seed, ops,
+        loaded.name, Level(level), seed, choice.ops,
         tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start,
     )  # fmt: skip
 
 
-def run_check(check: Check, subject: Subject, results: dict[str, ClauseResult]) -> Failure | None:
-    """Run or skip one check and add the outcome to the result of its clause; return its failure, if any."""
-    result = results.setdefault(check.clause, ClauseResult(check.clause))
-    reason = check.undeclared(subject.capabilities)
-    if reason:
-        result.skipped += 1
-        result.reasons[reason] = result.reasons.get(reason, 0) + 1
-        return None
-    try:
-        verdict = check.run(subject)
-    except UnsupportedError as err:
-        # What is declared was refused: the declaration is wrong, whatever the clause of the request.
-        verdict = Verdict(0, _raised("conformance.capabilities", check, err))
-    except Exception as err:  # a backend may fail in any way; that is a finding, not an end
-        verdict = Verdict(0, _raised(check.clause, check, err))
-    result.compared += verdict.compared
-    if verdict.failure is None:
-        result.passed += 1
-        return None
-    result = results.setdefault(verdict.failure.clause, ClauseResult(verdict.failure.clause))
-    result.failed += 1
-    if not result.failures:
-        result.failures.append(verdict.failure)
-    return verdict.failure
+class _Here:
+    """Answers checks in this process, as `Processes` does in others."""
+
+    def __init__(self, backend: Backend, checks: list[Check]) -> None:
+        self._subject, self._checks = Subject(backend), checks
+
+    def verdicts(self, groups: Iterable[list[int]], shrink: bool = False) -> Iterator[tuple[int, Verdict]]:
+        self._subject.shrink = shrink
+        for i in (i for group in groups for i in group):
+            yield i, verdict_of(self._checks[i], self._subject)
+
+    def close(self) -> None:
+        """Have nothing to end."""
 
 
-def _raised(clause: str, check: Check, err: Exception) -> Failure:
-    text = " ".join(str(err).split()) or "no message"
-    message = text if isinstance(err, Mismatch) else f"raised {type(err).__name__}: {text}"
-    return Failure(clause, check.title, message, check.describe())
+def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
+    """Return the number of the first check that failed each clause."""
+    first: dict[str, int] = {}
+    for i in sorted(verdicts):
+        failure = verdicts[i].failure
+        if failure:
+            first.setdefault(failure.clause, i)
+    return sorted(first.values())
+
+
+def _results(
+    checks: list[Check], reasons: list[str | None], verdicts: dict[int, Verdict]
+) -> dict[str, ClauseResult]:
+    """Return what came of each clause: a failure counts where the wrong bits are decided, the rest where asked."""
+    results: dict[str, ClauseResult] = {}
+    for i, (each, reason) in enumerate(zip(checks, reasons, strict=True)):
+        result = results.setdefault(each.clause, ClauseResult(each.clause))
+        if reason:
+            result.skipped += 1
+            result.reasons[reason] = result.reasons.get(reason, 0) + 1
+            continue
+        verdict = verdicts[i]
+        result.compared += verdict.compared
+        if verdict.failure is None:
+            result.passed += 1
+            continue
+        failed = results.setdefault(verdict.failure.clause, ClauseResult(verdict.failure.clause))
+        failed.failed += 1
+        if not failed.failures:
+            failed.failures.append(verdict.failure)
+    return results

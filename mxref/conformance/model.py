@@ -111,8 +111,8 @@ class Failure:
     """A command that prints how the expected answer comes about."""
     array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
     """The shrunk input of a quantization, block axis last."""
-    explain: Callable[[str], str | None] | None = field(default=None, repr=False, compare=False)
-    """Given the file that `array` is saved in, the command for what words cannot say: tiles."""
+    file_command: str | None = None
+    """The same command for what words cannot say, tiles; FILE stands for where `array` is saved."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def shrink_quantize(
     return Failure(
         clause, check, message, request.describe(), {"x": words} if shown else {}, _text(want),
         _text(got), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
-        explain_command(request, row, block), array, lambda file: explain_command(request, row, block, file),
+        explain_command(request, row, block), array, explain_command(request, row, block, "FILE"),
     )  # fmt: skip
 
 

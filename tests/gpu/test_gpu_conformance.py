@@ -11,9 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mxref import OperandSpec, Stream, get_backend  # noqa: E402
-from mxref.conformance import checks_of, run_check  # noqa: E402
-from mxref.conformance.model import Check, Subject  # noqa: E402
+from mxref.conformance import checks_of  # noqa: E402
+from mxref.conformance.model import Subject  # noqa: E402
 from mxref.conformance.report import failure_text  # noqa: E402
+from mxref.conformance.suite import together, verdict_of  # noqa: E402
 from mxref.errors import MxrefError  # noqa: E402
 
 LEVEL = os.environ.get("MXREF_GPU_LEVEL", "quick")
@@ -26,35 +27,22 @@ SHARES = 64
 """Into how many tests the suite is cut, so that processes side by side compile its kernels."""
 
 
-def share_of(checks: list[Check], share: int) -> list[Check]:
-    """Return one share of the checks; those that need the same, and so the same kernels, stay together."""
-    needs = list(dict.fromkeys((each.op, each.needs) for each in checks))
-    mine = set(needs[share::SHARES])
-    return [each for each in checks if (each.op, each.needs) in mine]
-
-
 @pytest.mark.clause(
     "conformance.capabilities", "conformance.arrays", "conformance.protocol", "conformance.dual"
 )
 @pytest.mark.parametrize("share", range(SHARES))
 def test_conformance(share, cases):
     backend = get_backend("triton")
-    subject, results = Subject(backend), {}
-    for each in share_of(checks_of(backend.capabilities, level=LEVEL), share):
-        run_check(each, subject, results)
-    failures = [failure for result in results.values() for failure in result.failures]
+    subject = Subject(backend)
+    checks = checks_of(backend.capabilities, level=LEVEL)
+    declared = [i for i, each in enumerate(checks) if each.undeclared(backend.capabilities) is None]
+    assert len(declared) > 2000
+    mine = together(checks, declared)[share::SHARES]
+    verdicts = [verdict_of(checks[i], subject) for group in mine for i in group]
+    assert verdicts
+    failures = [verdict.failure for verdict in verdicts if verdict.failure]
     assert not failures, "\n\n".join(map(failure_text, failures))
-    if not any(result.passed for result in results.values()):
-        assert all(result.skipped for result in results.values())
-        pytest.skip("the backend declares nothing that these checks need")
-    cases(sum(result.compared for result in results.values()))
-
-
-def test_shares_are_the_whole_suite():
-    checks = checks_of(get_backend("triton").capabilities, level=LEVEL)
-    shared = [id(each) for share in range(SHARES) for each in share_of(checks, share)]
-    assert sorted(shared) == sorted(map(id, checks))
-    assert len(checks) > 2000
+    cases(sum(verdict.compared for verdict in verdicts))
 
 
 SPECS = {

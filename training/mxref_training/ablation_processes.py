@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mxref.cores import THREAD_VARIABLES, cores
 from mxref.errors import MxrefError
 from mxref_training.ablation_arm import ArmRun, Watch
 from mxref_training.ablation_progress import Display, default_display
@@ -33,16 +34,10 @@ AUTO_LIMIT = 8
 """Most processes that are started unasked: each holds a model, its optimizer and the tokens."""
 
 _POLL = 0.2  # seconds until a signal is noticed where no child reports
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class ArmError(MxrefError, RuntimeError):
     """Arms that ended without a result, when all others have theirs."""
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def job_count(asked: int | None, runs: int) -> int:
@@ -177,7 +172,7 @@ class _Child:
     @classmethod
     def start(cls, run: ArmRun, backend: str, sink: ProgressSink) -> _Child:
         threads = run.config.run.threads
-        environment = os.environ | {name: str(threads) for name in _THREAD_VARIABLES}
+        environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
         # The child finds what this process finds, and with -P nothing that happens to lie beside it.
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-P", "-m", "mxref_training.ablation_worker", run.name]

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mxref.cli.jobs import parse_jobs
+
 if TYPE_CHECKING:
     from mxref_training.ladder import Ladder
 
 EXIT_INTERRUPTED = 130
-
-
-def _jobs(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
-    """Return the number of processes, None for `auto`; a usage error where it is neither."""
-    if value == "auto":
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise click.BadParameter(f"{value!r} is neither a whole number from 1 nor 'auto'", ctx, param)
-    return int(value)
 
 
 @click.command()
@@ -42,7 +35,7 @@ def _jobs(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
     default="1",
     show_default=True,
     metavar="N|auto",
-    callback=_jobs,
+    callback=parse_jobs,
     help="Arms at a time, each in a process on its share of the cores; auto: one per core, 8 at most.",
 )
 @click.option("--backend", "backend_name", help="Backend of the MXFP4 operations.")
