@@ -295,12 +295,14 @@ def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: t
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
     treatment, factor = _treatment(a, b, out)
     # Fewer warps spill scalar registers on gfx950.
-    options: dict[str, Any] = {"num_warps": 8} | MATRIX_SIDE if left.by_block else {"num_warps": 4}
+    options: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
+    if left.by_block:
+        options = {"num_warps": 8, "num_stages": 2} | MATRIX_SIDE
     launch(
         _ordered_misfits, (_MISFIT_PROGRAMS,),
         a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, _bits(out), *out.shape,
         a_scales.shape[1], factor,
-        EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, num_stages=2, **treatment, **options,
+        EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
     )  # fmt: skip
 
 
