@@ -32,6 +32,10 @@ class NativeStochasticBackend(TritonBackend):
         # The conversions multiply by nothing but powers of two.
         self.capabilities = replace(self.capabilities, native_sr=True, max_sr_bits=_SR_BITS, prescale=False)
 
+    def details(self) -> str:
+        """Return what runs here, and that SR's bits are the hardware's."""
+        return f"{super().details()}; SR by gfx950's own conversions, which only statistics hold to the reference"
+
 
 def backend() -> NativeStochasticBackend:
     """Return the backend.
