@@ -458,6 +458,16 @@ def test_command_passes_fails_and_refuses(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "c.xml"]
 
 
+def test_a_log_is_told_how_far_the_run_is(monkeypatch):
+    words = ("conform", "--backend", "reference", "--quick", "--clause", "gemm.nan")
+    assert run(*words).stderr == ""
+    monkeypatch.setattr("mxref.cli.conform._INTERVAL", 0.0)
+    lines = run(*words).stderr.splitlines()
+    total = len(lines)
+    assert total > 3
+    assert lines == [f"{done} of {total} checks" for done in range(1, total + 1)]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.cores import cores
 from mxref.discovery import choose, get_backend
 from mxref.recipe import DIALECTS
+
+_INTERVAL = 30.0
+"""Seconds between two lines of progress in a log."""
 
 
 @click.command()
@@ -101,19 +105,32 @@ def conform(
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
+def _progress() -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield _lines()
         return
     with Progress(
         BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True
     ) as bar:
         task = bar.add_task("checks", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines() -> Callable[[int, int], None]:
+    """Return what tells a log how far a run is, now and then: compiling backends take long."""
+    last = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _INTERVAL:
+            last = time.monotonic()
+            click.echo(f"{done:,} of {total:,} checks", err=True)
+
+    return told
 
 
 def _saved(report: Report, folder: Path) -> Report:
