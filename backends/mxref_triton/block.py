@@ -228,9 +228,9 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
         magnitudes, signed = pairs_of(values, P.unit)
     for block in tl.static_range(P.unit // 32):
         if P.packed:
-            amax_bits = amax_bits_of_pairs(magnitudes, 16 * block)
+            amax_bits = amax_bits_of_pairs(magnitudes[16 * block : 16 * block + 16])
         else:
-            amax_bits = amax_bits_of(values, 32 * block)
+            amax_bits = amax_bits_of(values[32 * block : 32 * block + 32])
         if P.tile:
             amax_bits = over_tile(amax_bits, ROWS, COLUMNS)
         factor, keep, stored = scaling(amax_bits, P)
@@ -239,14 +239,17 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
         codes = codes + (stored,)
         for i in tl.static_range(4):
             random = _random_words(group, key, 4 * block + i, P)
+            eight = values[32 * block + 8 * i : 32 * block + 8 * i + 8]
             if P.packed:
-                word = encode_packed(magnitudes, signed, 16 * block + 4 * i, both, keep)
+                pairs = magnitudes[16 * block + 4 * i : 16 * block + 4 * i + 4]
+                tops = signed[16 * block + 4 * i : 16 * block + 4 * i + 4]
+                word = encode_packed(pairs, tops, both, keep)
             elif not P.native:
-                word = encode_word(values, 32 * block + 8 * i, factor, keep, random, P)
+                word = encode_word(eight, factor, keep, random, P)
             elif P.random_bits:
-                word = stochastic_word(values, 32 * block + 8 * i, factor, random) & keep
+                word = stochastic_word(eight, factor, random) & keep
             else:
-                word = nearest_word(values, 32 * block + 8 * i, factor) & keep
+                word = nearest_word(eight, factor) & keep
             if P.output == _VALUES:
                 words = words + _decoded(word, stored.to(tl.int32))
             else:

@@ -17,24 +17,56 @@ import triton
 import triton.language as tl
 
 from mxref_triton.block import encode_two_lines, encode_unit
-from mxref_triton.registers import floats_alone, join_last, load_bits, tile_index
+from mxref_triton.registers import (
+    UNITS_LAST,
+    bits_alone,
+    floats_alone,
+    join_last,
+    load_integers,
+    split_last,
+    tile_index,
+)
+
+_NEAR = tl.constexpr(16)
+"""Elements of a unit whose addresses are sums of a common one and of a multiple of `step` that units share."""
+
+
+@triton.jit
+def _of_units(t):
+    return t[None, None, :] if UNITS_LAST else t[:, None, None]
+
+
+@triton.jit
+def _of_elements(t):
+    return t[:, :, None] if UNITS_LAST else t[None, :, :]
 
 
 @triton.jit
 def _load_lines(
-    x, offsets, step, element, length, mask, UNIT: tl.constexpr, STEP: tl.constexpr, PADDED: tl.constexpr
-):
-    """Return what lies at `offsets` and UNIT - 1 times `step` further, as uint32; from `length` on zeros."""
-    out = ()
-    pointer = x + offsets
-    for j in tl.static_range(UNIT):
-        exists = (element + j < length) & mask if PADDED else mask
-        if STEP:  # a constant becomes part of the load instruction
-            out = out + (load_bits(pointer + j * STEP, exists),)
-        else:
-            out = out + (load_bits(pointer, exists),)
-            pointer += step
-    return out
+    x, offsets, step, element, length, mask,
+    UNIT: tl.constexpr, STEP: tl.constexpr, VECTOR: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Return what lies at `offsets` and UNIT - 1 times `step` further, as uint32; from `length` on zeros.
+
+    All of it is one load: compilers look through the whole kernel, and squared, for every load that they find.
+    """
+    NEAR: tl.constexpr = min(UNIT, _NEAR)
+    far = _of_elements((tl.arange(0, UNIT // NEAR) * NEAR)[:, None])
+    near = _of_elements(tl.arange(0, NEAR)[None, :])
+    exists = mask
+    if mask is not None:
+        exists = _of_units(mask)
+        if PADDED:
+            exists = (_of_units(element) + (far + near) < length) & exists
+    apart = STEP if STEP else step  # a constant becomes part of the load instruction
+    pointers = _of_units(x + offsets) + far.to(tl.int64) * apart + near.to(tl.int64) * apart
+    # More neighbours in one thread than it owns would leave it with a part of each unit.
+    pointers = tl.max_contiguous(pointers, [1, 1, VECTOR] if UNITS_LAST else [VECTOR, 1, 1])
+    loaded = load_integers(pointers, exists)
+    if UNITS_LAST:
+        loaded = tl.permute(loaded, (2, 0, 1))
+    # Words only now: were this one widening, a compiler would hang other layouts on it, and do its users twice.
+    return bits_alone(split_last(tl.reshape(loaded, [offsets.shape[0], UNIT]), UNIT))
 
 
 @triton.jit
@@ -46,7 +78,7 @@ def _store_lines(
 
     TOGETHER neighbouring lines are one after the other in the tuple of tensors.
     """
-    joined = tl.reshape(join_last(tensors, 0, 1, TOGETHER * OUT), [UNITS, LINES // TOGETHER, TOGETHER, OUT])
+    joined = tl.reshape(join_last(tensors), [UNITS, LINES // TOGETHER, TOGETHER, OUT])
     turned = tl.reshape(tl.permute(joined, (1, 2, 0, 3)), [LINES, UNITS * OUT])
     place = tl.arange(0, UNITS * OUT)[None, :]
     target = pointer + (lines[:, None] * across + place)
@@ -62,7 +94,8 @@ def column_units(
     line, unit, lines, units, length, stride, step,
     signs_low, signs_high, group, groups, key,
     P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, STEP: tl.constexpr,
-    TOGETHER: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    TOGETHER: tl.constexpr, VECTOR: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantize UNITS units of each of LINES lines.
 
@@ -88,6 +121,7 @@ def column_units(
         UNITS: see above.
         STEP: `step` as a constant, or 0.
         TOGETHER: lines of a thread, 1 or 2.
+        VECTOR: lines side by side that a thread may read at once; 1 unless `stride` is.
         MASKED: whether lines or units may end within these.
         PADDED: whether a unit may end after `length`; MASKED has to be set then.
         WIDE: whether offsets between the units need 64 bits.
@@ -112,7 +146,7 @@ def column_units(
     base = x + (line // TOGETHER * stride + unit * P.unit * step)
     element = (unit + u) * P.unit
     loaded = _load_lines(
-        base, c * stride + u * P.unit * step, step, element, length, mask, P.unit, STEP, PADDED
+        base, c * stride + u * P.unit * step, step, element, length, mask, P.unit, STEP, VECTOR, PADDED
     )
     if TOGETHER == 2:
         out, stored = encode_two_lines(loaded, signs_low, signs_high, P)
@@ -143,7 +177,8 @@ def quantize_columns(
     lines, units, length, stride, step,
     signs_low, signs_high, group, groups, seed_low, seed_high, stream_low, stream_high,
     P: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, BAND: tl.constexpr, STEP: tl.constexpr,
-    TOGETHER: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    TOGETHER: tl.constexpr, VECTOR: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantize lines of any strides, LINES x UNITS units per program; arguments as in `column_units`."""
     down, across = tile_index(BAND)
@@ -153,5 +188,5 @@ def quantize_columns(
     x = x.to(tl.pointer_type(tl.int32 if P.kind == "float32" or TOGETHER == 2 else tl.int16))
     column_units(
         x, codes, scales, line, unit, lines, units, length, stride, step,
-        signs_low, signs_high, group, groups, key, P, LINES, UNITS, STEP, TOGETHER, MASKED, PADDED, WIDE,
+        signs_low, signs_high, group, groups, key, P, LINES, UNITS, STEP, TOGETHER, VECTOR, MASKED, PADDED, WIDE,
     )  # fmt: skip

@@ -43,7 +43,7 @@ def _dequantize(codes, scales, out, words, HALF: tl.constexpr, WORDS: tl.constex
     COUNT: tl.constexpr = 4 if HALF else 8
     lanes = tl.arange(0, COUNT)[None, :]
     target = out + base * COUNT + (i[:, None] * COUNT + lanes)
-    tl.store(target, join_last(out_words, 0, 1, COUNT).to(tl.int32, bitcast=True), mask=mask[:, None])
+    tl.store(target, join_last(out_words).to(tl.int32, bitcast=True), mask=mask[:, None])
 
 
 def dequantize(q: MXArray, dtype: str) -> torch.Tensor:

@@ -33,7 +33,7 @@ def quantize_both(
     column_signs_low, column_signs_high, column_group, column_groups,
     column_seed_low, column_seed_high, column_stream_low, column_stream_high,
     R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BAND: tl.constexpr, STEP: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
+    BAND: tl.constexpr, STEP: tl.constexpr, VECTOR: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantize ROWS x COLUMNS elements per program.
 
@@ -57,5 +57,5 @@ def quantize_both(
         column, row // C.unit, columns, rows // C.unit, rows, 1, stride // TOGETHER,
         column_signs_low, column_signs_high, column_group, column_groups,
         (column_seed_low, column_seed_high, column_stream_low, column_stream_high),
-        C, COLUMNS, ROWS // C.unit, STEP // TOGETHER, TOGETHER, MASKED, False, WIDE,
+        C, COLUMNS, ROWS // C.unit, STEP // TOGETHER, TOGETHER, VECTOR, MASKED, False, WIDE,
     )  # fmt: skip

@@ -57,19 +57,18 @@ def _reciprocal(factor):
 
 
 @triton.jit
-def nearest_word(values, START: tl.constexpr, factor):
-    """Return eight elements from START, rounded to nearest even, as packed codes, uint32 [B].
+def nearest_word(values, factor):
+    """Return eight elements, rounded to nearest even, as packed codes, uint32 [B].
 
     Args:
-        values: tuple of float32 [B].
-        START: index of the first element.
+        values: tuple of eight float32 [B].
         factor: what they are multiplied with first, a power of two, float32 [B].
     """
     return tl.inline_asm_elementwise(
         _NEAREST, _OPERANDS,
         [
-            values[START], values[START + 1], values[START + 2], values[START + 3],
-            values[START + 4], values[START + 5], values[START + 6], values[START + 7], _reciprocal(factor),
+            values[0], values[1], values[2], values[3],
+            values[4], values[5], values[6], values[7], _reciprocal(factor),
         ],
         dtype=tl.uint32, is_pure=True, pack=1,
     )  # fmt: skip
@@ -82,20 +81,19 @@ def _pair(low, high):
 
 
 @triton.jit
-def stochastic_word(values, START: tl.constexpr, factor, words):
-    """Return eight elements from START, rounded by the hardware's own SR, as packed codes, uint32 [B].
+def stochastic_word(values, factor, words):
+    """Return eight elements, rounded by the hardware's own SR, as packed codes, uint32 [B].
 
     Args:
-        values: and START and factor as in `nearest_word`.
-        START: see values.
+        values: and factor as in `nearest_word`.
         factor: see values.
         words: four random words, one for two elements.
     """
     return tl.inline_asm_elementwise(
         _STOCHASTIC, _OPERANDS,
         [
-            _pair(values[START], values[START + 1]), _pair(values[START + 2], values[START + 3]),
-            _pair(values[START + 4], values[START + 5]), _pair(values[START + 6], values[START + 7]),
+            _pair(values[0], values[1]), _pair(values[2], values[3]),
+            _pair(values[4], values[5]), _pair(values[6], values[7]),
             words[0], words[1], words[2], words[3], _reciprocal(factor),
         ],
         dtype=tl.uint32, is_pure=True, pack=1,

@@ -46,9 +46,9 @@ def _convert(values, factors, random, out, words, STOCHASTIC: tl.constexpr, WORD
     floats = floats_of(bits, 8, "float32")
     if STOCHASTIC:
         seeds = load_words(random, i * 4, mask, 4)
-        word = stochastic_word(floats, 0, factor, seeds)
+        word = stochastic_word(floats, factor, seeds)
     else:
-        word = nearest_word(floats, 0, factor)
+        word = nearest_word(floats, factor)
     tl.store(out + i, word.to(tl.int32, bitcast=True), mask)
 
 

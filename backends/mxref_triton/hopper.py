@@ -116,21 +116,21 @@ def _without_signs(words, COUNT: tl.constexpr):
 
 
 @triton.jit
-def larger_halves(words, START: tl.constexpr, COUNT: tl.constexpr):
-    """Return the largest pattern of each half over COUNT words from START; a NaN is larger than any number."""
-    out = words[START]
-    for i in tl.static_range(START + 1, START + COUNT):
+def larger_halves(words):
+    """Return the largest pattern of each half over a tuple of words; a NaN is larger than any number."""
+    out = words[0]
+    for i in tl.static_range(1, len(words)):
         out = _of_two(_LARGER, out, words[i])
     return out
 
 
 @triton.jit
-def amax_bits_of_pairs(magnitudes, START: tl.constexpr):
-    """Return float32 bits of the largest magnitude in 16 words from START, uint32 [B].
+def amax_bits_of_pairs(magnitudes):
+    """Return float32 bits of the largest magnitude in a tuple of words, uint32 [B].
 
     What rounding to odd makes of an amax lies on the same side of the bound of every scale rule.
     """
-    both = larger_halves(magnitudes, START, 16)
+    both = larger_halves(magnitudes)
     return tl.maximum(both << 16, both & 0xFFFF0000)
 
 
@@ -156,22 +156,22 @@ def _nearest(magnitude, factor):
 
 
 @triton.jit
-def _nearest_bytes(magnitudes, START: tl.constexpr, STEP: tl.constexpr, factor):
+def _nearest_bytes(magnitudes, factor):
     """Return the codes of four words' lower halves in the bytes of one word, and of their upper halves, with excess."""
-    p0 = _nearest(magnitudes[START], factor)
-    p1 = _nearest(magnitudes[START + STEP], factor)
-    p2 = _nearest(magnitudes[START + 2 * STEP], factor)
-    p3 = _nearest(magnitudes[START + 3 * STEP], factor)
+    p0 = _nearest(magnitudes[0], factor)
+    p1 = _nearest(magnitudes[1], factor)
+    p2 = _nearest(magnitudes[2], factor)
+    p3 = _nearest(magnitudes[3], factor)
     a = p0 + (p1 << 8)
     b = p2 + (p3 << 8)
     return _of_two(_LOW_HALVES, a, b), _of_two(_HIGH_HALVES, a, b)
 
 
 @triton.jit
-def _sign_bits(words, START: tl.constexpr, STEP: tl.constexpr):
+def _sign_bits(words):
     """Return the signs of four words' lower halves as bytes of one word, and those of their upper halves."""
-    a = _of_two(_TOP_BITS, words[START], words[START + STEP])
-    b = _of_two(_TOP_BITS, words[START + 2 * STEP], words[START + 3 * STEP])
+    a = _of_two(_TOP_BITS, words[0], words[1])
+    b = _of_two(_TOP_BITS, words[2], words[3])
     return _of_two(_LOW_HALVES, a, b), _of_two(_HIGH_HALVES, a, b)
 
 
@@ -184,18 +184,17 @@ def _packed(even, odd, excess: tl.constexpr, even_signs, odd_signs, keep):
 
 
 @triton.jit
-def encode_word(magnitudes, signed, START: tl.constexpr, factor, keep):
+def encode_word(magnitudes, signed, factor, keep):
     """Return eight elements of a block as packed codes, uint32 [B].
 
     Args:
-        magnitudes: neighbouring elements two by two, a tuple of uint32 [B].
+        magnitudes: neighbouring elements two by two, a tuple of four uint32 [B].
         signed: the same with their signs.
-        START: index of the first of four words.
         factor: from `factors`.
         keep: all bits set for a block that is finite, none for one that is not, uint32 [B].
     """
-    even, odd = _nearest_bytes(magnitudes, START, 1, factor)
-    even_signs, odd_signs = _sign_bits(signed, START, 1)
+    even, odd = _nearest_bytes(magnitudes, factor)
+    even_signs, odd_signs = _sign_bits(signed)
     return _packed(even, odd, _ROW_EXCESS, even_signs, odd_signs, keep)
 
 
@@ -211,11 +210,11 @@ def encode_pairs(words, P: tl.constexpr):
         Four words, a tuple of uint32 [B], and one uint8 [B], a tuple too.
     """
     magnitudes = _without_signs(words, 16)
-    factor, keep, stored = scaling(amax_bits_of_pairs(magnitudes, 0), P)
+    factor, keep, stored = scaling(amax_bits_of_pairs(magnitudes), P)
     both = factors(factor, factor)
     out = ()
     for i in tl.static_range(0, 16, 4):
-        out = out + (encode_word(magnitudes, words, i, both, keep),)
+        out = out + (encode_word(magnitudes[i : i + 4], words[i : i + 4], both, keep),)
     return out, (stored,)
 
 
@@ -231,17 +230,17 @@ def encode_two(words, P: tl.constexpr):
         Eight words, those of the lower block first, a tuple of uint32 [B], and two uint8 [B], a tuple too.
     """
     magnitudes = _without_signs(words, 32)
-    amax = larger_halves(magnitudes, 0, 32)
+    amax = larger_halves(magnitudes)
     low, low_keep, low_stored = scaling(amax << 16, P)
     high, high_keep, high_stored = scaling(amax & 0xFFFF0000, P)
     both = factors(low, high)
     lows = ()
     highs = ()
     for i in tl.static_range(0, 32, 8):
-        even = _nearest_bytes(magnitudes, i, 2, both)
-        odd = _nearest_bytes(magnitudes, i + 1, 2, both)
-        even_signs = _sign_bits(words, i, 2)
-        odd_signs = _sign_bits(words, i + 1, 2)
+        even = _nearest_bytes(magnitudes[i : i + 8 : 2], both)
+        odd = _nearest_bytes(magnitudes[i + 1 : i + 8 : 2], both)
+        even_signs = _sign_bits(words[i : i + 8 : 2])
+        odd_signs = _sign_bits(words[i + 1 : i + 8 : 2])
         low = _packed(even[0], odd[0], _LOW_EXCESS, even_signs[0], odd_signs[0], low_keep)
         high = _packed(even[1], odd[1], _HIGH_EXCESS, even_signs[1], odd_signs[1], high_keep)
         lows = lows + (low,)

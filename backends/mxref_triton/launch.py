@@ -112,6 +112,7 @@ def launch_columns(
         quantize_columns, (tiles_down * band, tiles_across // band),
         m.tensor, words, scales, lines, units, m.tensor.shape[1], m.stride, m.step // together, *random,
         P=how, LINES=tile, UNITS=aside, BAND=band, STEP=_constant_step(m) // together, TOGETHER=together,
+        VECTOR=_vector(tile * aside // together, _WARPS) if m.stride == 1 else 1,
         MASKED=bool(is_padded or lines % tile or units % aside), PADDED=is_padded,
         WIDE=tile * max(abs(m.stride), length) + aside * how.unit * abs(m.step) >= _WIDE_OFFSET,
     )  # fmt: skip
@@ -141,6 +142,7 @@ def launch_both(
         m.tensor, *row[:2], *column[:2], rows, columns, m.stride, *row[2], *column[2],
         num_warps=warps, R=hows[0], C=hows[1], ROWS=tile_rows, COLUMNS=tile_columns, BAND=band,
         STEP=_constant_step(Matrix(m.tensor.T, 0)),
+        VECTOR=_vector(tile_rows // hows[1].unit * tile_columns // (2 if hows[1].two_lines else 1), warps),
         MASKED=bool(rows % tile_rows or columns % tile_columns),
         WIDE=tile_rows * max(abs(m.stride), columns) + tile_columns * rows >= _WIDE_OFFSET,
     )  # fmt: skip
@@ -155,6 +157,11 @@ def _units(how: Treatment, per_thread: int) -> int:
     elif how.unit > MXFP4.k:
         per_thread = max(1, per_thread // 2)
     return per_thread * _WARPS * WARP
+
+
+def _vector(units: int, warps: int) -> int:
+    """Return how many neighbours of so many units a thread owns."""
+    return max(1, units // (warps * WARP))
 
 
 def _band(across: int) -> int:

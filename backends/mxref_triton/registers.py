@@ -14,6 +14,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+UNITS_LAST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
+"""Whether units come after what is read of each in the tiles that are loaded and stored.
+
+Triton spreads threads over the axis whose addresses are the most contiguous, and that has to be the units: of equal
+ones it takes the last from 3.7 on, and the first in 3.6.
+"""
+
 
 @triton.jit
 def float_of(bits):
@@ -28,14 +35,14 @@ def bits_of(value):
 
 
 @triton.jit
-def split_last(t, COUNT: tl.constexpr):
-    """Return the COUNT tensors [B] along the last axis of a tensor [B, COUNT]."""
+def _halved(t, COUNT: tl.constexpr):
+    """Return the COUNT tensors [B] along the other axes, all of length 2, of a tensor [B, 2, .., 2]."""
     if COUNT == 1:
-        return (tl.reshape(t, [t.shape[0]]),)
+        return (t,)
     else:
-        even, odd = tl.split(tl.reshape(t, [t.shape[0], COUNT // 2, 2]))
-        evens = split_last(even, COUNT // 2)
-        odds = split_last(odd, COUNT // 2)
+        even, odd = tl.split(t)
+        evens = _halved(even, COUNT // 2)
+        odds = _halved(odd, COUNT // 2)
         out = ()
         for i in tl.static_range(COUNT // 2):
             out = out + (evens[i], odds[i])
@@ -43,14 +50,48 @@ def split_last(t, COUNT: tl.constexpr):
 
 
 @triton.jit
-def join_last(values, START: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
-    """Return [B, COUNT] from the tensors [B] at START, START + STEP, .. of a tuple."""
-    if COUNT == 1:
-        return tl.reshape(values[START], [values[START].shape[0], 1])
+def split_last(t, COUNT: tl.constexpr):
+    """Return the COUNT tensors [B] along the last axis of a tensor [B, COUNT]."""
+    SHAPE: tl.constexpr = [t.shape[0]] + [2] * (COUNT.bit_length() - 1)
+    return _halved(tl.reshape(t, SHAPE), COUNT)
+
+
+@triton.jit
+def _doubled(values):
+    """Return [B, 2, .., 2] from a tuple of tensors [B]."""
+    if len(values) == 1:
+        return values[0]
     else:
-        even = join_last(values, START, 2 * STEP, COUNT // 2)
-        odd = join_last(values, START + STEP, 2 * STEP, COUNT // 2)
-        return tl.reshape(tl.join(even, odd), [values[START].shape[0], COUNT])
+        return tl.join(_doubled(values[::2]), _doubled(values[1::2]))
+
+
+@triton.jit
+def join_last(values):
+    """Return [B, COUNT] from a tuple of COUNT tensors [B], a power of two of them."""
+    return tl.reshape(_doubled(values), [values[0].shape[0], len(values)])
+
+
+@triton.jit
+def _places(pointer, offsets, VECTORS: tl.constexpr, VECTOR: tl.constexpr):
+    """Return pointers [VECTORS, B, VECTOR], or as `UNITS_LAST` says, to the words from `offsets` [B]."""
+    word = tl.arange(0, VECTOR)[None, None, :]
+    vector = VECTOR * tl.arange(0, VECTORS)
+    if UNITS_LAST:
+        return pointer + (offsets[None, :, None] + word) + vector[:, None, None]
+    else:
+        return pointer + (offsets[:, None, None] + word) + vector[None, :, None]
+
+
+@triton.jit
+def _mask_of(mask):
+    """Return a mask [B] for `_places`."""
+    return mask[None, :, None] if UNITS_LAST else mask[:, None, None]
+
+
+@triton.jit
+def _turned(t):
+    """Return [B, VECTORS, VECTOR] from what lies at `_places`, or the other way."""
+    return tl.permute(t, (1, 0, 2)) if UNITS_LAST else t
 
 
 @triton.jit
@@ -64,15 +105,14 @@ def load_words(pointer, offsets, mask, COUNT: tl.constexpr):
         COUNT: a power of two; 4 words are read at once.
     """
     VECTOR: tl.constexpr = min(COUNT, 4)
-    place = pointer + (offsets[:, None] + tl.arange(0, VECTOR)[None, :])
-    out = ()
-    for i in tl.static_range(COUNT // VECTOR):
-        if mask is None:
-            words = tl.load(place + i * VECTOR)
-        else:
-            words = tl.load(place + i * VECTOR, mask=mask[:, None], other=0)
-        out = out + split_last(words.to(tl.uint32, bitcast=True), VECTOR)
-    return out
+    VECTORS: tl.constexpr = COUNT // VECTOR
+    place = _places(pointer, offsets, VECTORS, VECTOR)
+    if mask is None:
+        words = tl.load(place)
+    else:
+        words = tl.load(place, mask=_mask_of(mask), other=0)
+    words = tl.reshape(_turned(words), [offsets.shape[0], COUNT])
+    return split_last(words.to(tl.uint32, bitcast=True), COUNT)
 
 
 @triton.jit
@@ -82,13 +122,14 @@ def store_words(pointer, offsets, mask, words, COUNT: tl.constexpr, VECTOR: tl.c
     Up to 4 go straight from the thread that has them; a longer vector turns around in shared memory first, so that
     neighbouring threads write neighbouring words.
     """
-    place = pointer + (offsets[:, None] + tl.arange(0, VECTOR)[None, :])
-    for i in tl.static_range(COUNT // VECTOR):
-        vector = join_last(words, i * VECTOR, 1, VECTOR).to(tl.int32, bitcast=True)
-        if mask is None:
-            tl.store(place + i * VECTOR, vector)
-        else:
-            tl.store(place + i * VECTOR, vector, mask=mask[:, None])
+    VECTORS: tl.constexpr = COUNT // VECTOR
+    place = _places(pointer, offsets, VECTORS, VECTOR)
+    vectors = tl.reshape(join_last(words), [offsets.shape[0], VECTORS, VECTOR])
+    vectors = _turned(vectors).to(tl.int32, bitcast=True)
+    if mask is None:
+        tl.store(place, vectors)
+    else:
+        tl.store(place, vectors, mask=_mask_of(mask))
 
 
 @triton.jit
@@ -138,15 +179,24 @@ def floats_alone(bits, COUNT: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def load_bits(pointer, mask):
-    """Return integers of 16 or 32 bits as uint32; 0 where the mask, unless it is None, is not set."""
+def load_integers(pointer, mask):
+    """Return integers as they are in memory; 0 where the mask, unless it is None, is not set."""
     if mask is None:
-        loaded = tl.load(pointer)
+        return tl.load(pointer)
     else:
-        loaded = tl.load(pointer, mask=mask, other=0)
-    if loaded.dtype == tl.int16:
-        loaded = loaded.to(tl.uint16, bitcast=True)
-    return loaded.to(tl.uint32)
+        return tl.load(pointer, mask=mask, other=0)
+
+
+@triton.jit
+def bits_alone(integers):
+    """Return a tuple of integers of 16 or 32 bits as uint32."""
+    out = ()
+    for i in tl.static_range(len(integers)):
+        integer = integers[i]
+        if integer.dtype == tl.int16:
+            integer = integer.to(tl.uint16, bitcast=True)
+        out = out + (integer.to(tl.uint32),)
+    return out
 
 
 @triton.jit

@@ -45,12 +45,11 @@ def _by_fraction(v, r):
 
 
 @triton.jit
-def encode_word(values, START: tl.constexpr, factor, keep, words, P: tl.constexpr):
-    """Return eight elements from START as packed codes, uint32 [B].
+def encode_word(values, factor, keep, words, P: tl.constexpr):
+    """Return eight elements as packed codes, uint32 [B].
 
     Args:
-        values: tuple of float32 [B].
-        START: index of the first element.
+        values: tuple of eight float32 [B].
         factor: 2^-e, times a Hadamard norm that was not applied yet, float32 [B].
         keep: all bits set for a block that is finite, none for one that is not, uint32 [B].
         words: random words for SR, else empty.
@@ -61,7 +60,7 @@ def encode_word(values, START: tl.constexpr, factor, keep, words, P: tl.constexp
     codes = tl.zeros_like(bits_of(factor))
     signs = codes
     for i in tl.static_range(8):
-        v = tl.abs(values[START + i]) * factor
+        v = tl.abs(values[i]) * factor
         if P.prescale:
             v = v * 0.75
         if BITS:
@@ -71,7 +70,7 @@ def encode_word(values, START: tl.constexpr, factor, keep, words, P: tl.constexp
         else:
             code = _by_fraction(v, CONSTANT)
         codes = (codes >> 4) | (code << 28)
-        signs = (signs << 4) | (bits_of(values[START + 7 - i]) >> 28)
+        signs = (signs << 4) | (bits_of(values[7 - i]) >> 28)
     if CONSTANT < 0:
         if P.saturates:
             codes = codes - ((codes & ((codes >> 1) ^ 0x44444444) & 0x44444444) >> 2)

@@ -24,13 +24,14 @@ _NAN_CODE = tl.constexpr(255)
 
 
 @triton.jit
-def amax_of(values, START: tl.constexpr, COUNT: tl.constexpr):
-    """Return the largest magnitude of COUNT elements of a tuple from START, float32 [B]; NaN if there is one."""
-    if COUNT == 1:
-        return tl.abs(values[START])
+def amax_of(values):
+    """Return the largest magnitude of a tuple of elements, float32 [B]; NaN if there is one."""
+    HALF: tl.constexpr = len(values) // 2
+    if HALF == 0:
+        return tl.abs(values[0])
     else:
-        low = amax_of(values, START, COUNT // 2)
-        high = amax_of(values, START + COUNT // 2, COUNT // 2)
+        low = amax_of(values[:HALF])
+        high = amax_of(values[HALF:])
         return tl.maximum(low, high, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -69,9 +70,9 @@ def is_finite(amax_bits):
 
 
 @triton.jit
-def amax_bits_of(values, START: tl.constexpr):
-    """Return the bits of the amax of the block of 32 elements from START, uint32 [B]."""
-    return bits_of(amax_of(values, START, 32)) & 0x7FFFFFFF
+def amax_bits_of(values):
+    """Return the bits of the amax of a tuple of elements, uint32 [B]."""
+    return bits_of(amax_of(values)) & 0x7FFFFFFF
 
 
 @triton.jit
