@@ -293,16 +293,69 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
         "down": (64, 96),
     }.items():
         assert rates[f"MXFP4 product, {name}"]["amount"] == 2 * 32 * outputs * inputs
+        assert rates[f"MXFP4 product, {name}"]["assumption"] == "fp4_share"
         assert rates[f"BF16 product, {name}"]["assumption"] == "bf16_share"
     assert len(rates) == 1 + len(counted.ROTATIONS) + 2 * 4
     assert all(r["seconds"] > 0 for r in rates.values())
 
 
-def test_a_measured_rate_is_a_share_of_the_peak_that_is_assumed():
+BOTH_PRODUCTS = """
+import json, torch
+from mxref_training.config import load_config
+from mxref_triton import TritonBackend, gemm, gfx950_gemm, range as scale_range
+from mxref_triton.projection import measure
+
+launched = []
+def spied(module):
+    launch = module.launch
+    def spy(kernel, *arguments, **constants):
+        launched.append(kernel.__name__)
+        launch(kernel, *arguments, **constants)
+    module.launch = spy
+
+for module in (gfx950_gemm, scale_range):
+    spied(module)
+model = load_config("llama31_8b", ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=96")).model
+rates = measure.rates(TritonBackend(bounded="mfma"), torch.device("cpu"), 32, model)
+found = []
+for rate in rates:
+    found.append((rate.name, rate.assumption, rate.format, rate.amount, launched[:]))
+    launched.clear()
+print(json.dumps(found))
+"""
+
+
+def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product():
+    run = subprocess.run(
+        [sys.executable, "-c", BOTH_PRODUCTS],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = {name: rest for name, *rest in json.loads(run.stdout)}
+    for shape, (outputs, inputs) in {"q, o": (64, 64), "k, v": (32, 64), "down": (64, 96)}.items():
+        flops = 2 * 32 * outputs * inputs
+        alone, whole = (found[f"MXFP4 {what}, {shape}"] for what in ("GEMM kernel", "product"))
+        assert alone == ["fp4_share", "fp4", flops, 2 * ["_multiply"]]  # once for each set of inputs
+        assert whole == ["", "fp4", flops, 2 * ["_flag_scales", "_multiply"]]
+
+
+def test_inputs_taken_in_turns_are_together_larger_than_any_cache():
+    gpu = torch.device("cuda", 0)
+    for elements in (32768 * 4096, 32768 * 14336, 16384**2, 4096**2):
+        sets = measure.input_sets(elements, gpu)
+        packed = elements * 17 / 32
+        assert sets == 2 or (sets - 1) * packed < 2 * measure.LARGEST_CACHE <= sets * packed
+        assert sets >= 2
+    assert measure.input_sets(32 * 64, gpu) == 128  # as many as are captured in a graph
+    assert measure.input_sets(4096**2, torch.device("cpu")) == 2
+
+
+def test_a_measured_rate_is_a_share_of_the_peak_of_its_format():
     machine = replace(UNIT, memory=peak(8.0), fp4=peak(4.0), bf16=peak(2.0))
-    assert measure.share(measure.Rate("", 2.0, 8.0, "B", "memory_share"), machine) == 0.5
-    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", "fp4_share"), machine) == 0.5
-    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", "bf16_share"), machine) == 1.0
+    assert measure.share(measure.Rate("", 2.0, 8.0, "B"), machine) == 0.5
+    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", format="fp4"), machine) == 0.5
+    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", format="bf16"), machine) == 1.0
 
 
 # ---- assumptions and what was published ----
@@ -396,6 +449,13 @@ def test_comparisons_are_ordered_and_judged():
 
 def test_the_page_shows_what_its_counts_give():
     assert (DOCS / TABLES).read_text(encoding="utf-8") == tables_text(PROJECTION, DOCUMENT, COUNTS.name)
+
+
+def test_what_looks_at_scales_is_no_row_of_the_page():
+    more = replace(
+        PROJECTION, records=[*PROJECTION.records, record("gemm.bounded.float32", 99, "_flag_scales")]
+    )
+    assert tables_text(more, DOCUMENT, COUNTS.name) == tables_text(PROJECTION, DOCUMENT, COUNTS.name)
 
 
 def test_recorded_results_are_what_the_counts_give():

@@ -1,7 +1,9 @@
 """Time the Triton backend on a GPU: quantization against a copy of memory, GEMMs against cuBLAS, and their errors.
 
 Bits are checked first, on slabs of the data that is timed, which is heavy-tailed. Every number is the median over
-replays of a CUDA graph that walks through more inputs than the cache holds; Python's launches are not in it.
+replays of a CUDA graph, so Python's launches are not in it. Each call of a graph has results of its own, and inputs
+that are together twice the largest cache of any of these GPUs, 256 MB: less than 16 GB of GPU memory in all.
+`bounded` products are timed as this machine answers them, and by BF16, which every machine can.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,16 @@ import triton
 
 import mxref
 from bench import gpu_error
-from mxref import GemmProfile, MXArray, OperandSpec, Stream
+from gpu.operands_torch import exact, tolerance
+from mxref import GemmProfile, MXArray, OperandSpec, PreparedArray, Stream
 from mxref_triton import TritonBackend
 from mxref_triton.fold import fold
+from mxref_triton.gemm import BoundedWay
+from mxref_triton.projection.measure import input_sets
 
 STREAM = Stream(seed=1, step=2, layer=3, operand=4)
-CACHE_BYTES = 200 << 20
-"""Inputs of one measurement together, at least: several times any cache."""
 CODES = 0.5 + 1 / 32
 """Bytes per element of a quantized tensor."""
-FP8_EPS = 2.0**-6
 
 Work = Callable[[int], Any]
 
@@ -45,11 +48,14 @@ class Case:
     work: Work
     amount: float
     """Bytes read and written, or multiplications and additions."""
+    sets: int = 1
+    """Sets of inputs."""
     graph: bool = True
 
 
 def median_ms(case: Case, replays: int, calls: int) -> float:
-    """Return milliseconds per call."""
+    """Return milliseconds per call, of at least so many calls and at least one with each set of inputs."""
+    calls = max(calls, case.sets)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for i in range(calls):
@@ -58,14 +64,13 @@ def median_ms(case: Case, replays: int, calls: int) -> float:
     if case.graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for i in range(calls):
-                case.work(i)
+            # A result that is written over by the next call would stay in a cache.
+            _results = [case.work(i) for i in range(calls)]
         run: Callable[[], Any] = graph.replay
     else:
 
         def run() -> None:
-            for i in range(calls):
-                case.work(i)
+            _results = [case.work(i) for i in range(calls)]
 
     run()
     events = [
@@ -141,30 +146,58 @@ def same(name: str, got: torch.Tensor, want: Any) -> None:
         raise SystemExit(f"{name} differs from the reference; nothing is timed")
 
 
-def check_gemm(backend: TritonBackend, a: MXArray, b: MXArray) -> None:
-    """Exit unless a slab of the product is the reference's, and `bounded` lies within its bound of it."""
+def check_gemm(products: list[Product], a: MXArray, b: MXArray) -> None:
+    """Exit unless products under `ordered` have the reference's bits, and others lie within their class."""
 
     def slab(q: MXArray) -> MXArray:
         return MXArray(q.codes[:48].cpu().numpy(), q.scales[:48].cpu().numpy(), (48, q.shape[1]), 1)
 
-    reference = mxref.get_backend("reference")
-    whole = backend.scaled_gemm(a, b)
-    same("scaled_gemm ordered", whole[:48, :48].contiguous(), reference.scaled_gemm(slab(a), slab(b)))
-    bounded = backend.scaled_gemm(a, b, profile="bounded")
-    if backend.range_exceeded():
-        raise SystemExit("the operands exceed the range of bounded; nothing is timed")
-    magnitude = backend.scaled_gemm(
-        *(MXArray(q.codes & 0x77, q.scales, q.shape, 1) for q in (a, b)), profile="ordered"
-    )
-    if not ((bounded - whole).abs() <= 1.01 * FP8_EPS * magnitude).all():
-        raise SystemExit("bounded lies outside its bound; nothing is timed")
+    want, magnitude = exact(a, b)
+    for product in products:
+        got = product.backend.scaled_gemm(a, b, profile=product.profile)
+        if product.profile is GemmProfile.ORDERED:
+            reference = mxref.get_backend("reference").scaled_gemm(slab(a), slab(b))
+            same(product.name, got[:48, :48].contiguous(), reference)
+            continue
+        if product.backend.range_exceeded():
+            raise SystemExit(f"{product.name}: the operands exceed its range; nothing is timed")
+        error_class = product.backend.capabilities.bounded_class
+        # Not "no error is larger": a NaN is none.
+        if not ((got - want).abs() <= tolerance(a.length, magnitude, error_class)).all():
+            raise SystemExit(f"{product.name} lies outside its class, {error_class}; nothing is timed")
 
 
 # ---- what is timed ----
 
 
+@dataclass(frozen=True)
+class Product:
+    """An MXFP4 product of this machine: its label, and who answers it."""
+
+    name: str
+    profile: GemmProfile
+    backend: TritonBackend
+
+
+def products(backend: TritonBackend) -> list[Product]:
+    """Return the products that are timed, each named for the way that the backend takes.
+
+    Args:
+        backend: takes this machine's own way of `bounded`.
+    """
+    ways = {backend.way: backend}
+    if backend.way is not BoundedWay.BF16:
+        ways[BoundedWay.BF16] = TritonBackend(bounded=BoundedWay.BF16, conversions="portable")
+    found = [Product(f"MXFP4 bounded by {way}", GemmProfile.BOUNDED, used) for way, used in ways.items()]
+    return [*found, Product("MXFP4 ordered", GemmProfile.ORDERED, backend)]
+
+
+def is_hopper() -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
+
+
 def quantize_cases(backend: TritonBackend, size: int) -> Iterator[Case]:
-    sets = max(2, -(-CACHE_BYTES // (2 * size * size)))
+    sets = input_sets(size * size, torch.device("cuda"))
     xs = [heavy_tailed(size, seed) for seed in range(sets)]
     check_quantize(backend, xs[0])
     elements = size * size
@@ -173,25 +206,29 @@ def quantize_cases(backend: TritonBackend, size: int) -> Iterator[Case]:
         return lambda i: backend.quantize(xs[i % sets], spec, axis=axis, rng=STREAM)
 
     for name, (spec, axis) in QUANTIZE.items():
-        yield Case(name, size, one(spec, axis), elements * (2 + CODES))
+        yield Case(name, size, one(spec, axis), elements * (2 + CODES), sets)
     for name, spec in DUAL.items():
 
         def both(i: int, spec: OperandSpec = spec) -> Any:
             return backend.quantize_dual(xs[i % sets], (spec, spec), rngs=(STREAM, STREAM))
 
-        yield Case(name, size, both, elements * (2 + 2 * CODES))
+        yield Case(name, size, both, elements * (2 + 2 * CODES), sets)
     qs = [backend.quantize(x, ROW) for x in xs]
-    yield Case(
-        "dequantize to bf16",
-        size,
-        lambda i: backend.dequantize(qs[i % sets], "bfloat16"),
-        elements * (2 + CODES),
-    )
-    yield Case(
-        "fake quantize, bf16", size, lambda i: backend.fake_quantize(xs[i % sets], ROW, dtype="bfloat16"),
-        elements * 4,
-    )  # fmt: skip
-    yield Case("fold into E4M3", size, lambda i: fold(qs[i % sets]), elements * (1 + CODES))
+
+    def dequantize(i: int) -> Any:
+        return backend.dequantize(qs[i % sets], "bfloat16")
+
+    def fake(i: int) -> Any:
+        return backend.fake_quantize(xs[i % sets], ROW, dtype="bfloat16")
+
+    def fold_one(i: int) -> Any:
+        return backend.prepare(qs[i % sets], profile=GemmProfile.ORDERED)
+
+    yield Case("dequantize to bf16", size, dequantize, elements * (2 + CODES), sets)
+    yield Case("fake quantize, bf16", size, fake, elements * 4, sets)
+    # By row or by block, as this device reads it; others fold nothing.
+    if isinstance(fold_one(0), PreparedArray):
+        yield Case("fold into E4M3", size, fold_one, elements * (1 + CODES), sets)
     yield from peer_cases(xs, size)
 
 
@@ -207,45 +244,52 @@ def peer_cases(xs: list[torch.Tensor], size: int) -> Iterator[Case]:
         return to_mx(x, torch.float4_e2m1fn_x2, 32, ScaleCalculationMode.FLOOR)
 
     compiled = torch.compile(convert, fullgraph=True)
-    amount = size * size * (2 + CODES)
-    yield Case("torchao eager", size, lambda i: convert(xs[i % len(xs)]), amount, graph=False)
-    yield Case("torchao compiled", size, lambda i: compiled(xs[i % len(xs)]), amount, graph=False)
+    amount, sets = size * size * (2 + CODES), len(xs)
+    yield Case("torchao eager", size, lambda i: convert(xs[i % sets]), amount, sets, graph=False)
+    yield Case("torchao compiled", size, lambda i: compiled(xs[i % sets]), amount, sets, graph=False)
 
 
 def gemm_cases(backend: TritonBackend, size: int) -> Iterator[Case]:
-    sets = 3
+    sets = input_sets(2 * size * size, torch.device("cuda"))
     xs = [(heavy_tailed(size, 2 * i), heavy_tailed(size, 2 * i + 1)) for i in range(sets)]
     qs = [tuple(backend.quantize(x, ROW) for x in pair) for pair in xs]
-    check_gemm(backend, *qs[0])
+    timed = products(backend)
+    check_gemm(timed, *qs[0])
+    flops = 2.0 * size**3
+    # ROCm's torch has several libraries to choose from.
+    library = "torch.mm" if torch.version.hip else "cuBLAS"
+    yield Case(f"{library} bf16", size, lambda i: torch.mm(xs[i % sets][0], xs[i % sets][1].T), flops, sets)
+    if is_hopper():
+        yield from fp8_cases(qs, size, flops)
+    for product in timed:
+        weights = [product.backend.prepare(right, profile=product.profile) for _, right in qs]
+
+        def multiply(i: int, rights: list[MXArray], product: Product = product) -> torch.Tensor:
+            left, right = qs[i % sets][0], rights[i % sets]
+            return product.backend.scaled_gemm(left, right, profile=product.profile, out_dtype="bfloat16")
+
+        plain = partial(multiply, rights=[right for _, right in qs])
+        yield Case(product.name, size, plain, flops, sets)
+        if isinstance(weights[0], PreparedArray):
+            name = f"{product.name}, weight prepared"
+            yield Case(name, size, partial(multiply, rights=weights), flops, sets)
+
+
+def fp8_cases(qs: list[tuple[MXArray, ...]], size: int, flops: float) -> Iterator[Case]:
+    """cuBLAS's own products of operands folded by row, under scales of rows or of none."""
     folded = [tuple(fold(q) for q in pair) for pair in qs]
     one = torch.ones((), device="cuda")
-    flops = 2.0 * size**3
 
-    def fp8(i: int, rowwise: bool, dtype: torch.dtype) -> torch.Tensor:
-        a, b = folded[i % sets]
+    def multiply(i: int, rowwise: bool) -> torch.Tensor:
+        a, b = folded[i % len(folded)]
         scales = (a.scale, b.scale.view(1, -1)) if rowwise else (one, one)
-        return torch._scaled_mm(a.values, b.values.t(), *scales, out_dtype=dtype, use_fast_accum=False)
-
-    yield Case("cuBLAS bf16", size, lambda i: torch.mm(xs[i % sets][0], xs[i % sets][1].T), flops)
-    if torch.version.cuda and torch.cuda.get_device_capability() == (9, 0):
-        yield Case("cuBLAS fp8, row-wise scales", size, lambda i: fp8(i, True, torch.bfloat16), flops)
-        yield Case("cuBLAS fp8, tensor scales", size, lambda i: fp8(i, False, torch.bfloat16), flops)
-    ways = {"fp8": TritonBackend(bounded="fp8"), "bf16": TritonBackend(bounded="bf16")}
-    for profile, way in (("bounded", "fp8"), ("bounded", "bf16"), ("ordered", "fp8")):
-        name = f"MXFP4 {profile}{f' by {way}' if profile == 'bounded' else ''}"
-        prepared = [ways[way].prepare(pair[1], profile=GemmProfile(profile)) for pair in qs]
-
-        def multiply(
-            i: int, weights: list[MXArray] | None, profile: str = profile, way: str = way
-        ) -> torch.Tensor:
-            a, b = qs[i % sets]
-            right = weights[i % sets] if weights else b
-            return ways[way].scaled_gemm(a, right, profile=GemmProfile(profile), out_dtype="bfloat16")
-
-        yield Case(name, size, lambda i, multiply=multiply: multiply(i, None), flops)
-        yield Case(
-            f"{name}, weight prepared", size, lambda i, multiply=multiply, w=prepared: multiply(i, w), flops
+        return torch._scaled_mm(
+            a.values, b.values.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=False
         )
+
+    for name, rowwise in (("row-wise", True), ("tensor", False)):
+        work = partial(multiply, rowwise=rowwise)
+        yield Case(f"cuBLAS fp8, {name} scales", size, work, flops, len(folded))
 
 
 # ---- the record ----
@@ -297,7 +341,7 @@ def main() -> None:
     print(f"copy: {rate / 1e12:.2f} TB/s")
     parts = {
         "quantize": (quantize_cases, (4096, 8192, 16384), "of a copy", rate),
-        "gemm": (gemm_cases, (2048, 4096, 8192), "of cuBLAS bf16", 0.0),
+        "gemm": (gemm_cases, (2048, 4096, 8192), "of BF16", 0.0),
     }
     for part, (cases, sizes, unit, ceiling) in parts.items():
         if options.only not in (None, part):
@@ -325,7 +369,7 @@ def main() -> None:
                     flush=True,
                 )
             torch.cuda.empty_cache()
-    if options.only in (None, "error") and torch.cuda.get_device_capability() == (9, 0):
+    if options.only in (None, "error") and is_hopper():
         for row in gpu_error.rows():
             record["error"].append(row)
             errors = "  ".join(

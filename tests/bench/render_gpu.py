@@ -56,7 +56,10 @@ def kind_of(record: Record) -> str:
 def tables_text(
     bench: Record, tests: Record | None, sources: Iterable[str], step: Record | None = None
 ) -> str:
-    """Return the tables of the page as reStructuredText; no section about steps or tests without their records."""
+    """Return the tables of the page as reStructuredText; no section about what was not recorded.
+
+    Errors of FP8 products are of Hopper alone.
+    """
     machine = bench["machine"]
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
     head = (
@@ -67,8 +70,9 @@ def tables_text(
     sections = {
         "Quantization": _quantization(bench["quantize"]),
         "Matrix products": _products(bench["gemm"]),
-        "Errors of FP8 products": _errors(bench["error"]),
     }
+    if bench["error"]:
+        sections["Errors of FP8 products"] = _errors(bench["error"])
     if step:
         sections[render_gpu_step.SECTION] = render_gpu_step.section(step, _table)
     if tests:

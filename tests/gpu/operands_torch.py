@@ -1,4 +1,4 @@
-"""Operands made on the GPU, their exact products in float64, and `ordered` step by step."""
+"""Operands made where kernels run, their exact products in float64, and `ordered` step by step."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import torch
 
 from mxref import MXArray
 from mxref.formats import E2M1_MAGNITUDES
+from mxref_triton.launch import DEVICE
 
 
 def values_of(codes: torch.Tensor) -> torch.Tensor:
     """Return the elements of packed codes [rows, K / 2], float64 [rows, K]."""
     grid = torch.tensor(
-        [*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], dtype=torch.float64, device="cuda"
+        [*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], dtype=torch.float64, device=DEVICE
     )
     return grid[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
 
 
 def drawn(rows: int, k: int, spread: float = 1.0, centre: float = 120, seed: int = 0) -> MXArray:
     """Drawn codes under scales whose logarithms are normal."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    codes = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda", generator=generator)
-    scales = centre + spread * torch.randn(rows, k // 32, device="cuda", generator=generator)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    codes = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=DEVICE, generator=generator)
+    scales = centre + spread * torch.randn(rows, k // 32, device=DEVICE, generator=generator)
     return MXArray(codes, scales.round().clamp(0, 254).to(torch.uint8), (rows, k), 1)
 
 
@@ -32,11 +33,27 @@ def exact(a: MXArray, b: MXArray) -> tuple[torch.Tensor, torch.Tensor]:
     return va @ vb.T, va.abs() @ vb.abs().T
 
 
+def tolerance(k: int, magnitude: torch.Tensor, error_class: str, out_dtype: str = "float32") -> torch.Tensor:
+    """Return how far a `bounded` result of operands without prescale may lie from the exact product, float64.
+
+    Args:
+        k: length of the sums.
+        magnitude: sums of the magnitudes of their terms, as `exact` returns them; below 2^127.
+        error_class: `fp32` or `fp8-hopper`.
+        out_dtype: `bfloat16` adds one rounding.
+    """
+    eps = {"fp32": k * 2.0**-24, "fp8-hopper": 2.0**-6}[error_class]
+    bound = eps * magnitude + k * 2.0**-149
+    if out_dtype == "bfloat16":
+        bound = bound + (magnitude + bound) * 2.0**-8 + 2.0**-133
+    return bound
+
+
 def ordered(a: MXArray, b: MXArray) -> torch.Tensor:
     """Return what `ordered` must give: one float64 addition per block, rounded to float32."""
     pa, pb = (values_of(q.codes).float() for q in (a, b))
     powers = [torch.exp2(torch.where(q.scales == 255, torch.nan, q.scales.double() - 127)) for q in (a, b)]
-    acc = torch.zeros(len(pa), len(pb), device="cuda")
+    acc = torch.zeros(len(pa), len(pb), device=DEVICE)
     for i in range(a.scales.shape[1]):
         block = slice(32 * i, 32 * i + 32)
         dot = (pa[:, block].double() @ pb[:, block].T.double()) + 0.0

@@ -17,6 +17,8 @@ _G = 1e9
 """Elements that the time of a kernel is given for."""
 _AGAIN = "_ordered_misfits"
 """The kernel that multiplies rows again: how many, depends on the operands."""
+_FLAG = "_flag_scales"
+"""The kernel that looks at the scale codes of a product, a byte for 32 elements: it converts none."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def _assumptions(assumed: Assumptions) -> Table:
 def _kernels(projection: Projection) -> Table:
     rows = []
     for record in projection.records:
-        if record["loop_matrix"]:
+        if record["loop_matrix"] or record["kernel"] == _FLAG:
             continue
         times = [
             kernel_time(record, _G, projection.machine, projection.at(level).assumed)
