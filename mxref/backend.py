@@ -1,6 +1,6 @@
 """The backend protocol, and what a backend declares.
 
-A backend implements four operations, and may implement three more that save reading or preparing data
+A backend implements four operations, and may implement four more that save reading or writing data
 twice. The public ones below check the request against the declared capabilities and resolve it; the
 underscored ones compute.
 """
@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from mxref.errors import BackendError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
-from mxref.gemm import OUT_DTYPES, check_gemm, gemm_profile
+from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
 from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import Stream
@@ -157,6 +159,37 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
+        profile, b = self._product(a, b, profile, out_dtype)
+        return self._scaled_gemm(a, b, profile, out_dtype)
+
+    def add_product(
+        self, a: MXArray, b: MXArray, onto: Any, *, profile: GemmProfile = GemmProfile.ORDERED
+    ) -> None:
+        """Add A B^T to a float32 array in place: a weight's gradient, to which every micro-batch adds.
+
+        Each element becomes fl32(onto + p), p the product that `scaled_gemm` may give in float32; NaN where
+        either is. On an error `onto` is as it was; where `range_exceeded` answers yes it is spoiled.
+
+        Args:
+            a: [M, K], quantized along K.
+            b: [N, K], likewise, perhaps prepared.
+            onto: float32 [M, N], an array of this backend in C order.
+            profile: of the product.
+
+        Raises:
+            ShapeError, DtypeError: operands that do not fit together, or an `onto` that is not as above.
+            UnsupportedError: a profile, float32, or the prescale, that is not declared.
+
+        Implements: conformance.dual
+        """
+        profile, b = self._product(a, b, profile, "float32")
+        check_sum(onto, a, b)
+        self._add_product(a, b, onto, profile)
+
+    def _product(
+        self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str
+    ) -> tuple[GemmProfile, MXArray]:
+        """Return the profile, and B with no layout but this backend's for it, of a request that is declared."""
         profile = gemm_profile(profile)
         self.capabilities.require(self.name, "gemm_profiles", profile)
         self.capabilities.require(self.name, "gemm_dtypes", out_dtype)
@@ -165,7 +198,7 @@ class Backend(ABC):
             self.capabilities.require_prescale(self.name)
         if isinstance(b, PreparedArray) and not b.layout_for(self.name, profile):
             b = b.plain()
-        return self._scaled_gemm(a, b, profile, out_dtype)
+        return profile, b
 
     def prepare(self, q: MXArray, *, profile: GemmProfile = GemmProfile.ORDERED) -> MXArray:
         """Return an operand that `scaled_gemm` reads faster as its right one: a weight that many GEMMs share.
@@ -318,6 +351,12 @@ class Backend(ABC):
     def _fake_quantize(self, x: Any, plan: QuantPlan, dtype: str) -> Any:
         """Return the values of the quantized `x`, in its shape; never asked under `nonfinite = "raise"`."""
         return self._dequantize(plan.array(*self._quantize(x, plan)), dtype)
+
+    def _add_product(self, a: MXArray, b: MXArray, onto: Any, profile: GemmProfile) -> None:
+        """Add to `onto`, float32 [M, N] in C order, what `_scaled_gemm` gives in float32."""
+        product = self._scaled_gemm(a, b, profile, "float32")
+        with np.errstate(over="ignore", invalid="ignore"):
+            onto += product
 
     def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[Any, ...]:
         """Return arrays of this backend that its GEMM reads in place of those of `q`; none if it reads codes."""

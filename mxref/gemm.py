@@ -17,6 +17,7 @@ from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0, MXFP4
 from mxref.mxarray import MXArray
 from mxref.packing import unpack
+from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
 from mxref.scale import scale_exponent
 
@@ -59,6 +60,28 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
         )
     if out_dtype not in OUT_DTYPES:
         raise DtypeError(f"scaled_gemm gives {' or '.join(OUT_DTYPES)}, not {out_dtype}")
+
+
+def check_sum(onto: Any, a: MXArray, b: MXArray) -> None:
+    """Raise DtypeError or ShapeError unless checked operands' product can be added to an array in place."""
+    if not hasattr(onto, "dtype") or not hasattr(onto, "shape"):
+        raise DtypeError(f"add_product adds to a float32 array in place, got {type(onto).__name__}")
+    if dtype_name(onto) != "float32":
+        raise DtypeError(
+            f"add_product adds in float32, and the array holds {onto.dtype}: cast it to float32, "
+            "or add the result of scaled_gemm to it"
+        )
+    expected = (*a.rows_shape, *b.rows_shape)
+    if tuple(onto.shape) != expected:
+        raise ShapeError(
+            f"add_product: the array has shape {tuple(onto.shape)}, the product {expected}; give one of that shape"
+        )
+    flags = getattr(onto, "flags", None)
+    if not (flags.c_contiguous and flags.writeable if flags else onto.is_contiguous()):
+        raise ShapeError(
+            f"add_product writes to an array in C order, and this one of shape {expected} is strided or "
+            "read-only; give a contiguous copy, or add the result of scaled_gemm to it"
+        )
 
 
 def scaled_gemm(

@@ -1,9 +1,10 @@
-"""Faults of the fused operations and of prepared operands, planted beside right ones."""
+"""Faults of the fused operations, of prepared operands and of sums in place, planted beside right ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
 from mutant_stages import Staged
@@ -263,3 +264,109 @@ class PrepareInPlace(Laid):
 class PrepareTakesAnything(Laid):
     def prepare(self, q, *, profile="ordered"):
         return super().prepare(q, profile=profile) if len(q.shape) == 2 else q
+
+
+# ---- products that are added in place ----
+
+
+class Adding(Laid):
+    """Adds in a kernel of its own, and rightly: `product` and `store` are where faults go."""
+
+    def _add_product(self, a, b, onto, profile):
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.store(onto, self.product(a, b, profile))
+
+    def product(self, a, b, profile):
+        return self._scaled_gemm(a, b, profile, "float32")
+
+    def store(self, onto, product):
+        onto[:] = onto + product
+
+
+class AddForgets(Adding):
+    def store(self, onto, product):
+        onto[:] = product
+
+
+class AddTwice(Adding):
+    """A retried launch."""
+
+    def store(self, onto, product):
+        super().store(onto, product)
+        super().store(onto, product)
+
+
+class AddInBfloat16(Adding):
+    def product(self, a, b, profile):
+        return super().product(a, b, profile).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class AddSumInBfloat16(Adding):
+    def store(self, onto, product):
+        onto[:] = (onto + product).astype(ml_dtypes.bfloat16)
+
+
+class AddStartsWithIt(Adding):
+    """What was held is the accumulator that the product starts from, and so is rounded after every block."""
+
+    def _add_product(self, a, b, onto, profile):
+        if b.prescale or a.prescale or (a.scales == 255).any() or (b.scales == 255).any():
+            return super()._add_product(a, b, onto, profile)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for i in range(a.scales.shape[1]):
+                left, right = (
+                    replace(
+                        q, codes=q.codes[:, 16 * i : 16 * i + 16], scales=q.scales[:, i : i + 1],
+                        shape=(q.scales.shape[0], 32), axis=1,
+                    )
+                    for q in (a, b.plain() if isinstance(b, PreparedArray) else b)
+                )  # fmt: skip
+                onto += self.product(left, right, profile)
+
+
+class AddOntoNan(Adding):
+    """Clears NaN and Inf of what was held."""
+
+    def store(self, onto, product):
+        onto[:] = np.nan_to_num(onto, posinf=0.0, neginf=0.0) + product
+
+
+class AddLosesTheZero(Adding):
+    """Skips products of zero, and with them the sign of -0 + 0."""
+
+    def store(self, onto, product):
+        onto[:] = np.where(product == 0, onto, onto + product)
+
+
+class AddForgetsPrescale(Adding):
+    def product(self, a, b, profile):
+        return super().product(replace(a, prescale=False), b, profile)
+
+
+class AddReadsMagnitudes(Adding):
+    """Reads a layout as its GEMM does not."""
+
+    def product(self, a, b, profile):
+        if isinstance(b, PreparedArray):
+            elements, scales = b.layout
+            b = PreparedArray.of(b, b.backend, b.profile, (elements & 7, scales))
+        return super().product(a, b, profile)
+
+
+class AddTakesAnyOrder(Adding):
+    """A pointer, whatever the strides."""
+
+    def add_product(self, a, b, onto, *, profile="ordered"):
+        whole = np.ascontiguousarray(onto)
+        super().add_product(a, b, whole, profile=profile)
+        onto[:] = whole
+
+
+class AddClearsFirst(Adding):
+    """Adds to zeros, and then what was held, whether the request was one or not."""
+
+    def add_product(self, a, b, onto, *, profile="ordered"):
+        held = onto.copy()
+        onto[...] = 0
+        super().add_product(a, b, onto, profile=profile)
+        onto[...] = held + onto

@@ -175,6 +175,59 @@ def test_prepare_refuses_what_the_gemm_would():
         narrow.prepare(quantize(X.reshape(2, 32, 64)))
 
 
+@pytest.mark.clause("conformance.dual", evidence="known answer")
+def test_a_product_is_added_in_place_and_rounded_once():
+    layered = Layered()
+    a, b = (
+        quantize(np.ones((2, 32), np.float32)),
+        quantize(np.full((3, 32), 0.5, np.float32)),
+    )  # products of 16
+    onto = np.array([[1.5, -16, 2.0**28 + 32], [np.nan, -np.inf, 0]], np.float32)
+    for right in (b, layered.prepare(b)):
+        held = onto.copy()
+        assert layered.add_product(a, right, held) is None
+        # 2^28 + 48 is a tie of float32, which has units of 32 there.
+        np.testing.assert_array_equal(held, np.float32([[17.5, 0, 2**28 + 64], [np.nan, -np.inf, 16]]))
+        assert isinstance(layered.seen[1], PreparedArray) == (right is not b)
+    foreign = PreparedArray.of(b, "another", "ordered", (b.codes,))
+    layered.add_product(a, foreign, onto, profile="exact")
+    assert not isinstance(layered.seen[1], PreparedArray)
+    assert onto[0, 0] == 17.5
+
+
+@pytest.mark.clause("conformance.dual", "conformance.unsupported", evidence="known answer")
+def test_what_cannot_be_added_to_is_refused_and_left_as_it_was():
+    reference, a, b = get_backend("reference"), quantize(X[:4]), quantize(X[:6])
+    plain, frozen = np.ones((4, 6), np.float32), np.ones((4, 6), np.float32)
+    frozen.flags.writeable = False
+    for backend, onto, words in (
+        (reference, [[1.0] * 6] * 4, "got list"),
+        (reference, np.ones((4, 6)), "the array holds float64: cast it to float32, or add the result"),
+        (reference, plain.astype(ml_dtypes.bfloat16), "holds bfloat16"),
+        (reference, plain.astype(">f4"), "holds >f4"),
+        (reference, np.ones((6, 4), np.float32), r"shape \(6, 4\), the product \(4, 6\)"),
+        (reference, np.ones((1, 6), np.float32), r"shape \(1, 6\), the product"),
+        (
+            reference,
+            np.ones((6, 4), np.float32).T,
+            "in C order, and this one of shape .* give a contiguous copy",
+        ),
+        (reference, np.ones((4, 12), np.float32)[:, ::2], "in C order"),
+        (reference, frozen, "read-only"),
+    ):
+        with pytest.raises((DtypeError, ShapeError), match=words):
+            backend.add_product(a, b, onto)
+        assert (np.asarray(onto, np.float32) == 1).all()
+    for profile, right, error in (
+        ("exact", b, UnsupportedError),
+        ("ordered", quantize(X[:6], OperandSpec(prescale=True)), UnsupportedError),
+        ("ordered", quantize(X[:6, :32]), ShapeError),
+    ):
+        with pytest.raises(error):
+            narrow.add_product(a, right, plain, profile=profile)
+        assert (plain == 1).all()
+
+
 @pytest.mark.clause("conformance.dual", "scale.nonfinite")
 def test_fused_operations_refuse_nan_where_the_policy_does():
     class Fused(ReferenceBackend):
@@ -336,7 +389,7 @@ SPEC = load_clauses().read_chapters(EXTENSION.parent.parent).clauses
 @pytest.mark.clause("conformance.public", evidence="known answer")
 def test_public_operations_have_the_signatures_of_the_specification():
     written = re.findall(r"^ +(\w+)(\(.*\))$", SPEC["conformance.public"].text, re.MULTILINE)
-    assert len(written) == 9
+    assert len(written) == 10
     for name, parameters in written:
         scope = {}
         exec(f"def f{parameters}: pass".replace("(", "(self, ", 1), scope)

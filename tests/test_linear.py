@@ -835,6 +835,10 @@ def samples():
         assert len(layout) == 3 * (name == laying)
         for out in ("float32", "bfloat16"):
             yield ops.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", 0)
+        yield (
+            ops.add_product,
+            (torch.randn(64, 32), *a, *b, layout, name, spec, spec, 64, "ordered", "wgrad", 0),
+        )
     yield ops.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", 0)
 
 

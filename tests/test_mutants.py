@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from mutant_fused import Dual, Laid
+from mutant_fused import Adding, Dual, Laid
 from mutant_stages import Staged
 from mutants import MUTANTS
 from mxref.conformance import CLAUSES, check
 
 
-@pytest.mark.parametrize("stages", [Staged, Dual, Laid])
+@pytest.mark.parametrize("stages", [Staged, Dual, Laid, Adding])
 def test_the_stages_without_a_fault_conform(stages):
     report = check(stages(), level="quick")
     assert report.ok, report.failing

@@ -21,7 +21,17 @@ from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref_triton.block import Output
 from mxref_triton.dequantize import dequantize
-from mxref_triton.gemm import CLASSES, MAX_SCALES, RangeFlag, bounded_way, prepared_layout, scaled_gemm
+from mxref_triton.gemm import (
+    CLASSES,
+    MAX_SCALES,
+    BoundedWay,
+    RangeFlag,
+    add_by_mfma,
+    bounded_way,
+    check_same_device,
+    prepared_layout,
+    scaled_gemm,
+)
 from mxref_triton.gfx950_check import native_roundings
 from mxref_triton.launch import DEVICE, INTERPRETED
 from mxref_triton.quantize import quantize, quantize_dual
@@ -55,6 +65,11 @@ class TritonBackend(Backend):
         self.capabilities = replace(
             type(self).capabilities, bounded_class=CLASSES[self._way], bounded_max_scale=MAX_SCALES[self._way]
         )
+
+    @property
+    def way(self) -> BoundedWay:
+        """How `bounded` GEMMs are computed."""
+        return self._way
 
     def details(self) -> str:
         """Return which kernels are used here."""
@@ -114,6 +129,13 @@ class TritonBackend(Backend):
         if self._widened:
             profile = GemmProfile.ORDERED
         return scaled_gemm(a, b, profile, out_dtype, self._way, self._flag, self.name)
+
+    def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:
+        check_same_device(onto, a)
+        if profile is GemmProfile.BOUNDED and self._way is BoundedWay.MFMA and not self._widened:
+            add_by_mfma(a, b, onto, self._flag)
+        else:
+            super()._add_product(a, b, onto, profile)
 
     def _prepare(self, q: MXArray, profile: GemmProfile) -> tuple[torch.Tensor, ...]:
         return prepared_layout(q, profile, self._way)

@@ -14,10 +14,11 @@ from mxref.recipe import GemmProfile
 from mxref_triton.dequantize import dequantize
 from mxref_triton.fold import Folded, fold
 from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_gemm import MAX_SCALE, multiply
+from mxref_triton.gfx950_gemm import MAX_SCALE, multiply, multiply_onto
 from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
 from mxref_triton.ordered import UNPRESCALE, multiply_misfits, ordered
+from mxref_triton.range import flag_scales
 from mxref_triton.rows import rows_of
 
 
@@ -128,18 +129,34 @@ def scaled_gemm(
     if layout:
         # What was out of range when B was prepared is so in each of its GEMMs.
         torch.maximum(word, layout[-1], out=word)
+    flag_scales(MAX_SCALES[way], word, a.scales, None if layout else b.scales)
     if way is BoundedWay.MFMA:
-        _flag_scales(a, way, word)
-        _flag_scales(b, way, word)
         return multiply(a, b, out_dtype)
-    return _bf16(a, _decoded(a, word), layout[0] if layout else _decoded(b, word), b.prescale, out_dtype)
+    return _bf16(a, _decoded(a), layout[0] if layout else _decoded(b), b.prescale, out_dtype)
+
+
+def add_by_mfma(a: MXArray, b: MXArray, onto: torch.Tensor, flag: RangeFlag) -> None:
+    """Add A B^T of checked operands under `bounded` to a float32 array, where the matrix cores' kernel stores it."""
+    _check_devices(a, b)
+    flag_scales(MAX_SCALES[BoundedWay.MFMA], flag.on(onto.device), a.scales, b.scales)
+    multiply_onto(a, b, onto)
+
+
+def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
+    """Raise UnsupportedError unless an array lies where the operands of the product that it takes lie."""
+    if onto.device != a.codes.device:
+        raise UnsupportedError(
+            f"backend 'triton' adds products where their operands lie, got an array on {onto.device} for operands "
+            f"on {a.codes.device}; move it: onto.to({str(a.codes.device)!r})"
+        )
 
 
 def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
     """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
     if profile is GemmProfile.BOUNDED and way is BoundedWay.BF16:
         exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
-        return _decoded(q, exceeded), exceeded
+        flag_scales(MAX_SCALES[way], exceeded, q.scales)
+        return _decoded(q), exceeded
     reads_codes = profile is GemmProfile.BOUNDED and way is BoundedWay.MFMA
     if reads_codes or not _multiplies_folded(q.codes.device):
         return ()
@@ -204,14 +221,8 @@ def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) ->
     return out
 
 
-def _flag_scales(q: MXArray, way: BoundedWay, exceeded: torch.Tensor) -> None:
-    # NaN blocks, 255, wrap to 0.
-    exceeded |= (q.scales + 1 > MAX_SCALES[way] + 1).any()
-
-
-def _decoded(q: MXArray, exceeded: torch.Tensor) -> torch.Tensor:
+def _decoded(q: MXArray) -> torch.Tensor:
     """Return the values of an operand in bfloat16 [rows, K], exact for scale codes up to 252."""
-    _flag_scales(q, BoundedWay.BF16, exceeded)
     codes, scales = rows_of(q)
     return dequantize(MXArray(codes, scales, (codes.shape[0], q.length), 1), "bfloat16")
 

@@ -101,15 +101,12 @@ def _multiply(
     if SCALED:
         acc = acc * factor
     if ONTO:
-        at = out + top.to(tl.int64) * columns + left + (row[:, None] * columns + column[None, :])
-        here = (top + row < rows)[:, None] & (left + column < columns)[None, :]
-        acc += tl.load(at, here, 0).to(tl.float32, bitcast=True)
+        at = out + top.to(tl.int64) * columns + left + (a_row[:, None] * columns + column[None, :])
+        acc += tl.load(at, (left + column < columns)[None, :], 0).to(tl.float32, bitcast=True)
     store_tile(acc, out, top + row, left + column, rows, columns, factor, NAN, False, HALF)
 
 
-def multiply(
-    a: MXArray, b: MXArray, out_dtype: str, tile: Tile | None = None, onto: torch.Tensor | None = None
-) -> torch.Tensor:
+def multiply(a: MXArray, b: MXArray, out_dtype: str, tile: Tile | None = None) -> torch.Tensor:
     """Return A B^T of A [M, K] and B [N, K], checked operands, under `bounded`.
 
     Args:
@@ -117,27 +114,42 @@ def multiply(
         b: right operand.
         out_dtype: `float32` or `bfloat16`.
         tile: what a program multiplies; None chooses by M and N, or by time with MXREF_TRITON_TUNE=1.
-        onto: float32 [M, N], contiguous: a gradient, to which the product is added in place; it is returned.
     """
+    shape = a.scales.shape[0], b.scales.shape[0]
+    out = empty(shape, getattr(torch, out_dtype), a.codes.device)
+    _into(out, a, b, tile, onto=False)
+    return out
+
+
+def multiply_onto(a: MXArray, b: MXArray, onto: torch.Tensor, tile: Tile | None = None) -> None:
+    """Add A B^T of A [M, K] and B [N, K], checked operands, under `bounded` to a float32 array in place.
+
+    Args:
+        a: left operand.
+        b: right operand.
+        onto: float32 [M, N], contiguous, on the device of the operands.
+        tile: as in `multiply`.
+    """
+    _into(onto, a, b, tile, onto=True)
+
+
+def _into(out: torch.Tensor, a: MXArray, b: MXArray, tile: Tile | None, *, onto: bool) -> None:
+    """Launch the kernel, which writes the product to `out` or adds it to what that holds."""
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
     m, n, blocks = a_scales.shape[0], b_scales.shape[0], a_scales.shape[1]
-    out = onto
-    if out is None:
-        out = empty((m, n), getattr(torch, out_dtype), a_codes.device)
     half = out.dtype == torch.bfloat16
     if out.numel():
         if tile is None:
-            tile = _tuned_tile(a, b, out_dtype) if TUNES else tile_for(m, n)
+            tile = _tuned_tile(a, b, "bfloat16" if half else "float32") if TUNES else tile_for(m, n)
         prescaled = int(a.prescale) + int(b.prescale)
         launch(
             _multiply, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
             a_codes, a_scales, b_codes, b_scales, out.view(torch.int16 if half else torch.int32),
             m, n, blocks, UNPRESCALE[prescaled],
-            SCALED=prescaled > 0, HALF=half, ONTO=onto is not None, NAN=CANONICAL_NAN, EMULATED=INTERPRETED,
+            SCALED=prescaled > 0, HALF=half, ONTO=onto, NAN=CANONICAL_NAN, EMULATED=INTERPRETED,
             BM=tile.rows, BN=tile.columns, BK=tile.depth, EVEN=blocks % (tile.depth // 32) == 0, GROUP=_GROUP,
             **tile.options,
         )  # fmt: skip
-    return out
 
 
 def _tuned_tile(a: MXArray, b: MXArray, out_dtype: str) -> Tile:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from mxref.backend import Capabilities
 from mxref.conformance import (
+    added,
     decode,
     fused,
     gemm,
@@ -32,6 +33,7 @@ def _all_checks(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]
     families = (
         protocol.checks, inputs.checks, decode.checks, sweep.checks, random.checks, hadamard.checks, layout.checks,
         gemm.checks, vectors.checks, fused.checks, prepared.checks,
+        added.checks,
     )  # fmt: skip
     return (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
 

@@ -13,10 +13,12 @@ from interpreted.gemm_operands import bits, drawn, on
 from mxref import GemmProfile
 from mxref.conformance import check
 from mxref.conformance.report import failure_text
-from mxref.errors import BackendError, RecipeError
+from mxref.errors import BackendError, RecipeError, UnsupportedError
 from mxref.gemm import bounded_tolerance, scaled_gemm
+from mxref.recipe import recipe_from_table
+from mxref_training.linear import advance, convert, sole_uses
 from mxref_triton import TritonBackend, gemm, gfx950_gemm
-from mxref_triton.gfx950_gemm import TILES, multiply
+from mxref_triton.gfx950_gemm import TILES, multiply, multiply_onto
 from mxref_triton.tile import COMPUTE_UNITS
 
 pytestmark = pytest.mark.filterwarnings(
@@ -65,9 +67,81 @@ def test_a_product_is_added_to_a_gradient_in_place():
     product = multiply(a, b, "float32")
     gradient = torch.from_numpy(rng.standard_normal((66, 9)).astype(np.float32))
     want = gradient + product
-    got = multiply(a, b, "float32", onto=gradient)
-    assert got is gradient
-    assert (bits(got) == bits(want)).all()
+    multiply_onto(a, b, gradient)
+    assert (bits(gradient) == bits(want)).all()
+
+
+@pytest.mark.clause("conformance.dual")
+def test_the_backend_adds_where_the_kernel_stores(monkeypatch):
+    stored = []
+    monkeypatch.setattr(
+        gemm, "multiply_onto", lambda a, b, onto: (stored.append(onto), multiply_onto(a, b, onto))
+    )
+    rng = np.random.default_rng(1)
+    a, b = on("cpu", drawn(rng, 7, 64)), on("cpu", drawn(rng, 66, 64))
+    held = torch.from_numpy(rng.standard_normal((7, 66)).astype(np.float32))
+    held[0, :4] = torch.tensor([np.nan, np.inf, 0.0, -0.0])
+    for way, profile, by_kernel in (
+        ("mfma", "bounded", True),
+        ("mfma", "ordered", False),
+        ("bf16", "bounded", False),
+    ):
+        backend, gradient = TritonBackend(bounded=way), held.clone()
+        want = held + backend.scaled_gemm(a, b, profile=profile)
+        stored.clear()
+        backend.add_product(a, b, gradient, profile=profile)
+        assert [t is gradient for t in stored] == [True] * by_kernel
+        same = (gradient.view(torch.int32) == want.view(torch.int32)) | (gradient.isnan() & want.isnan())
+        assert same.all(), (way, profile)
+        assert not backend.range_exceeded()
+    backend, gradient = TritonBackend(bounded="mfma"), held.clone()
+    a.scales[1, 1] = gfx950_gemm.MAX_SCALE + 1
+    backend.add_product(a, b, gradient, profile="bounded")
+    assert backend.range_exceeded()
+    stored.clear()
+    with backend.widened():
+        backend.add_product(a, b, gradient, profile="bounded")
+    assert not stored
+    assert not backend.range_exceeded()
+
+
+def test_training_adds_by_the_kernel_and_changes_no_bit(monkeypatch):
+    stored = []
+    monkeypatch.setattr(
+        gemm, "multiply_onto", lambda a, b, onto: (stored.append(onto), multiply_onto(a, b, onto))
+    )
+    # Undoing the prescale fills a product's mantissa, so that a sum is rounded.
+    recipe = recipe_from_table({"gemm": "bounded", "keep_bf16": [], "all": {"prescale": True}})
+    found = []
+    for in_place in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32, bias=False))
+        context = convert(model, recipe, backend=TritonBackend(bounded="mfma"), seed=1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        data = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(1))
+        bytes_of = []
+        for context.step, batch in enumerate(data):
+            for number, x in enumerate(batch):
+                context.token_origin, context.global_tokens = 64 * number, 192
+                loss = (model(x) - x).square().mean()
+                context.sole_uses = sole_uses(loss) if in_place and number else {}
+                loss.backward()
+            bytes_of += [p.grad.numpy().tobytes() for p in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+            advance(model)
+        assert len(stored) == 2 * 2 * 2
+        found.append([*bytes_of, *(p.detach().numpy().tobytes() for p in model.parameters())])
+    assert found[0] == found[1]
+
+
+def test_an_array_on_another_device_is_refused():
+    rng = np.random.default_rng(1)
+    a, b = on("cpu", drawn(rng, 7, 64)), on("cpu", drawn(rng, 5, 64))
+    with pytest.raises(
+        UnsupportedError, match=r"got an array on meta for operands on cpu; move it: onto.to\("
+    ):
+        TritonBackend(bounded="mfma").add_product(a, b, torch.empty(7, 5, device="meta"), profile="bounded")
 
 
 @pytest.mark.clause("gemm.bounded")

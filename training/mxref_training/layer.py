@@ -9,7 +9,7 @@ where that is the format, a quarter or half of BF16's memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,8 @@ class StepContext:
     """Tokens of the whole optimizer step; None: those of the tensor itself."""
     census: ops.Census = field(default_factory=Counter)
     """GEMMs that ran since `reset_census`."""
+    sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
+    """From `linear.sole_uses`: weights to whose `.grad` Wgrad adds in place, by node. Where none is, autograd adds."""
 
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
@@ -224,11 +226,9 @@ class MXLinear(nn.Linear):
         """Return one GEMM from its two operands, [M, N] of `dtype`; `length` is its contraction length."""
         context, format = self.context, self.formats[role]
         if format is OperandFormat.MXFP4:
-            profile, name = self.recipe.gemm.value, str(dtype).removeprefix("torch.")
-            treatment = (context.backend_key, *self.spec_texts[role], length, profile, name)
-            (codes, scales, *layout) = b
+            name = str(dtype).removeprefix("torch.")
             product: torch.Tensor = ops.scaled_gemm(
-                *a, codes, scales, layout, *treatment, role.value, context.tally
+                *self._packed(role, a, b, length), name, role.value, context.tally
             )
             return product
         # The contraction axis goes last, as MXFP4 operands are stored.
@@ -239,6 +239,16 @@ class MXLinear(nn.Linear):
         if format is OperandFormat.FP8:
             out = out.mul_(a[1]).mul_(b[1])
         return out.to(dtype)
+
+    def gemm_onto(self, onto: torch.Tensor, role: GemmRole, a: Operand, b: Operand, length: int) -> None:
+        """Add one GEMM in MXFP4 to a contiguous float32 array [M, N] in place; the rest as in `gemm`."""
+        ops.add_product(onto, *self._packed(role, a, b, length), role.value, self.context.tally)
+
+    def _packed(self, role: GemmRole, a: Operand, b: Operand, length: int) -> tuple[Any, ...]:
+        """Return a GEMM in MXFP4 as its operators take it: operands, and how they were made."""
+        (codes, scales, *layout) = b
+        treatment = self.context.backend_key, *self.spec_texts[role], length, self.recipe.gemm.value
+        return *a, codes, scales, layout, *treatment
 
     def advance(self) -> None:
         """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
@@ -286,5 +296,23 @@ class _LinearFunction(torch.autograd.Function):
             dx = layer.gemm(role, made[role], w, layer.out_features, x_dtype)
         if needs_dw:
             role = GemmRole.WGRAD
-            dw = layer.gemm(role, made[role], x, dy.shape[0], w_dtype)
+            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer)
+            if gradient is None:
+                dw = layer.gemm(role, made[role], x, dy.shape[0], w_dtype)
+            else:
+                layer.gemm_onto(gradient, role, made[role], x, dy.shape[0])
         return dx, dw, None, None
+
+
+def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:
+    """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
+    weight = layer.context.sole_uses.get(node)
+    if weight is None or layer.formats[GemmRole.WGRAD] is not OperandFormat.MXFP4:
+        return None
+    # Who listens to the gradient has to be given one.
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return None
+    held = weight.grad
+    if held is None or held.layout is not torch.strided or held.requires_grad:
+        return None
+    return held if held.dtype is torch.float32 and held.is_contiguous() else None

@@ -29,6 +29,7 @@ from mxref.rounding import Rounding
 from mxref.scale import scale_exponent
 from mxref_training import ops
 from mxref_training.errors import ConfigError
+from mxref_training.gradient import sole_uses
 from mxref_training.layer import BF16_RECIPE, READERS, MXLinear, StepContext
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "convert",
     "expected_census",
     "restart",
+    "sole_uses",
 ]
 
 _SR_COPIES = 4096

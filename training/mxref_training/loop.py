@@ -241,7 +241,10 @@ class _Run:
             if not math.isfinite(total):
                 where = first_nonfinite_output(self.model, self.context, inputs)
                 return total, math.nan, f"loss {total} from {where}"
+            # The first micro-batch makes the gradients.
+            self.context.sole_uses = linear.sole_uses(loss) if number else {}
             loss.backward()  # type: ignore[no-untyped-call]
+            self.context.sole_uses = {}
         norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
         if not math.isfinite(norm):
             return total, norm, f"gradient norm {norm} from {first_nonfinite_gradient(self.model)}"

@@ -1,4 +1,4 @@
-"""Budgets: what compiled kernels may cost, and which instructions they must or must not have."""
+"""Goals and budgets: what compiled kernels may cost, and which instructions they must or must not have."""
 
 from __future__ import annotations
 
@@ -81,8 +81,23 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class _File:
+class Budgets:
+    """A file of limits."""
+
+    counted_with: str
+    """Release of Triton that budgets are true of."""
+    goal: tuple[Budget, ...]
+    """Limits under every release."""
     budget: tuple[Budget, ...]
+    """Limits under `counted_with` only: other compilers count a little differently."""
+
+    def enforced(self, triton: str) -> tuple[Budget, ...]:
+        """Return the limits that hold under a release."""
+        return (*self.goal, *self.budget) if triton == self.counted_with else self.goal
+
+    def waived(self, triton: str) -> tuple[Budget, ...]:
+        """Return the limits that need not hold under a release."""
+        return () if triton == self.counted_with else self.budget
 
 
 def alu_per_element(record: Mapping[str, Any]) -> float:
@@ -93,9 +108,9 @@ def alu_per_element(record: Mapping[str, Any]) -> float:
     return float(record["alu"] / record["elements_per_thread"])
 
 
-def read_budgets(path: Path = PATH) -> tuple[Budget, ...]:
-    """Return the budgets of a file; FileFormatError or RecipeError names what is wrong with it."""
-    return build(_File, read_toml(path), path.name).budget
+def read_budgets(path: Path = PATH) -> Budgets:
+    """Return the goals and budgets of a file; FileFormatError or RecipeError names what is wrong with it."""
+    return build(Budgets, read_toml(path), path.name)
 
 
 def check(records: Sequence[Mapping[str, Any]], budgets: Sequence[Budget], whole: bool = True) -> list[str]:
@@ -103,7 +118,7 @@ def check(records: Sequence[Mapping[str, Any]], budgets: Sequence[Budget], whole
 
     Args:
         records: of all kernels that were compiled.
-        budgets: all.
+        budgets: goals, budgets, or both.
         whole: whether the whole table was compiled: a budget that matches nothing is an error then.
 
     Raises:

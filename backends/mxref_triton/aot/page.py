@@ -1,4 +1,4 @@
-"""The table of docs/gfx950.rst, from counts: `python -m mxref_triton.aot.page FILE ..` takes what --json wrote."""
+"""Recorded counts and docs/gfx950.rst's table: `python -m mxref_triton.aot.page FILE ..` takes what --json wrote."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from typing import Any
 
 DOCS = Path(__file__).parents[3] / "docs"
 TABLE = DOCS / "gfx950_table.inc"
-_PATTERN = "aot_gfx950_triton-*.json"
+_NAME = "aot_{target}_triton-{triton}.json"
 
 
-def documents(folder: Path = DOCS / "data") -> list[dict[str, Any]]:
-    """Return the recorded counts, one document per release of Triton, oldest first."""
-    found = [json.loads(path.read_text()) for path in folder.glob(_PATTERN)]
+def documents(target: str, folder: Path = DOCS / "data") -> list[dict[str, Any]]:
+    """Return the recorded counts for a machine, one document per release of Triton, oldest first."""
+    found = [json.loads(p.read_text()) for p in folder.glob(_NAME.format(target=target, triton="*"))]
     return sorted(found, key=lambda d: [int(part) for part in d["triton"].split(".")])
 
 
 def render(recorded: Sequence[Mapping[str, Any]]) -> str:
     """Return the counts as a reStructuredText table, a column per release."""
     dates = ", ".join(f"{d['triton']} on {d['date']}" for d in recorded)
-    lines = [f"Counted with Triton {dates}.", "", ".. list-table::", "   :header-rows: 1", ""]
+    newest = recorded[-1]["records"]
+    size = f"{len({r['case'] for r in newest})} cases, {len(newest)} kernels"
+    lines = [f"{size}, counted with Triton {dates}.", "", ".. list-table::", "   :header-rows: 1", ""]
     heads = [f"Triton {d['triton']}: VALU, VGPR, waves" for d in recorded]
     lines += _row(["Case", "Kernel", "LDS", *heads, "Hardware features"])
     tables = [{(r["case"], r["kernel"]): r for r in d["records"]} for d in recorded]
-    for key, newest in tables[-1].items():
-        features = " ".join(f"`{name}`" for name in newest["notable"])
+    for key, kernel in tables[-1].items():
+        features = " ".join(f"`{name}`" for name in kernel["notable"])
         cells = [_cell(table.get(key)) for table in tables]
-        lines += _row([f"`{key[0]}`", f"`{key[1]}`", f"{newest['shared']:,}", *cells, features])
+        lines += _row([f"`{key[0]}`", f"`{key[1]}`", f"{kernel['shared']:,}", *cells, features])
     return "\n".join(lines) + "\n"
 
 
@@ -48,12 +50,13 @@ def _row(cells: Sequence[str]) -> list[str]:
 
 
 def record(counts: Path, docs: Path = DOCS) -> None:
-    """Take a JSON of counts into docs/data, in place of an older one of its release of Triton, and write the table."""
+    """Take a JSON of counts into docs/data, in place of older ones of its release of Triton, and write the table."""
     document = json.loads(counts.read_text())
-    mine = {**document, "records": [r for r in document["records"] if r["target"] == "gfx950"]}
-    path = docs / "data" / _PATTERN.replace("*", document["triton"])
-    path.write_text(json.dumps(mine, indent=1, sort_keys=True) + "\n")
-    (docs / TABLE.name).write_text(render(documents(docs / "data")))
+    for target in sorted({r["target"] for r in document["records"]}):
+        mine = {**document, "records": [r for r in document["records"] if r["target"] == target]}
+        path = docs / "data" / _NAME.format(target=target, triton=document["triton"])
+        path.write_text(json.dumps(mine, indent=1, sort_keys=True) + "\n")
+    (docs / TABLE.name).write_text(render(documents("gfx950", docs / "data")))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
 from mxref_triton.gfx950_check import launch_conversion
-from mxref_triton.gfx950_gemm import multiply
+from mxref_triton.gfx950_gemm import multiply_onto
 
 SIDE = 16384
 """Rows and columns of every matrix but those whose edges are odd."""
@@ -85,9 +85,9 @@ def _dequantize(dtype: str, backend: TritonBackend) -> object:
     return backend.dequantize(operand(SIDE, SIDE), dtype)
 
 
-def _onto(backend: TritonBackend) -> object:
+def _onto(backend: TritonBackend) -> None:
     gradient = torch.empty((8192, 8192), dtype=torch.float32, device="cuda")
-    return multiply(operand(8192, 8192), operand(8192, 8192), "float32", onto=gradient)
+    multiply_onto(operand(8192, 8192), operand(8192, 8192), gradient)
 
 
 def _check(rounding: Rounding, backend: TritonBackend) -> None:

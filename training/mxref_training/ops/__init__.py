@@ -5,7 +5,7 @@ treatment of an operand as compact JSON. GEMMs are counted where they run, and n
 asked for: a compiled graph that drops or replaces one cannot hide it from the census.
 """
 
-from mxref_training.ops.products import dense_gemm, prepare, scaled_gemm
+from mxref_training.ops.products import add_product, dense_gemm, prepare, scaled_gemm
 from mxref_training.ops.quantization import quantize, quantize_dual
 from mxref_training.ops.registry import (
     Census,
@@ -19,6 +19,7 @@ from mxref_training.ops.registry import (
 
 __all__ = [
     "Census",
+    "add_product",
     "dense_gemm",
     "parse_spec",
     "prepare",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -112,13 +112,9 @@ def scaled_gemm(
         UnsupportedError: a profile or type that the backend does not declare.
     """
     impl = backend_of(backend)
-    specs = parse_spec(a_spec), parse_spec(b_spec)
-    if (specs[0].hadamard, specs[0].signs) != (specs[1].hadamard, specs[1].signs):
-        raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
-    a = _operand(a_codes, a_scales, specs[0], length, impl)
-    b = _operand(b_codes, b_scales, specs[1], length, impl)
-    if b_layout:
-        b = PreparedArray.of(b, impl.name, profile, tuple(to_backend(part, impl) for part in b_layout))
+    a, b = _operands(
+        (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
+    )
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
     count(tally, role, OperandFormat.MXFP4)
     return from_backend(out, impl)
@@ -141,6 +137,88 @@ def _(
     tally: int = 0,
 ) -> torch.Tensor:
     return a_codes.new_empty((a_codes.shape[0], b_codes.shape[0]), dtype=getattr(torch, out_dtype))
+
+
+@partial(operator, changes="onto")
+def add_product(
+    onto: torch.Tensor,
+    a_codes: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_codes: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_layout: Sequence[torch.Tensor],
+    backend: str,
+    a_spec: str,
+    b_spec: str,
+    length: int,
+    profile: str,
+    role: str,
+    tally: int = 0,
+) -> None:
+    """Add A B^T to an array in place, and count the GEMM.
+
+    Args:
+        onto: float32 [M, N], contiguous: it becomes fl32(onto + A B^T).
+        a_codes: uint8 [M, K / 2]; this and the others as in `scaled_gemm`.
+        a_scales: uint8 [M, K / 32].
+        b_codes: uint8 [N, K / 2].
+        b_scales: uint8 [N, K / 32].
+        b_layout: what `prepare` made of B, or nothing.
+        backend: key from `register_backend`.
+        a_spec: treatment that made A.
+        b_spec: treatment that made B.
+        length: contraction length before padding.
+        profile: the GEMM profile.
+        role: the linear layer's GEMM that this is.
+        tally: handle from `register_census`; 0 counts nowhere.
+
+    Raises:
+        MxrefError: as `mxref.Backend.add_product`; `onto` is then as it was.
+    """
+    impl = backend_of(backend)
+    a, b = _operands(
+        (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
+    )
+    impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
+    count(tally, role, OperandFormat.MXFP4)
+
+
+@fake(add_product)
+def _(
+    onto: torch.Tensor,
+    a_codes: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_codes: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_layout: Sequence[torch.Tensor],
+    backend: str,
+    a_spec: str,
+    b_spec: str,
+    length: int,
+    profile: str,
+    role: str,
+    tally: int = 0,
+) -> None:
+    return None
+
+
+def _operands(
+    a: tuple[torch.Tensor, torch.Tensor],
+    b: tuple[torch.Tensor, torch.Tensor],
+    layout: Sequence[torch.Tensor],
+    impl: Backend,
+    texts: tuple[str, str],
+    length: int,
+    profile: str,
+) -> tuple[MXArray, MXArray]:
+    """Return both operands of a product as the backend takes them; ShapeError if their transforms differ."""
+    specs = parse_spec(texts[0]), parse_spec(texts[1])
+    if (specs[0].hadamard, specs[0].signs) != (specs[1].hadamard, specs[1].signs):
+        raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
+    left, right = _operand(*a, specs[0], length, impl), _operand(*b, specs[1], length, impl)
+    if layout:
+        right = PreparedArray.of(right, impl.name, profile, tuple(to_backend(part, impl) for part in layout))
+    return left, right
 
 
 def _operand(

@@ -27,8 +27,10 @@ _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary
 _handles = itertools.count(1)
 
 
-def operator(function: Callable[..., Any]) -> torch._ops.OpOverload:
-    """Return a function as the operator `mxref::<its name>`: no argument is changed, no result shares memory.
+def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOverload:
+    """Return a function as the operator `mxref::<its name>`: no result shares memory, no other argument is changed.
+
+    `changes` names the argument that is, if one is; it has to be the first.
 
     `torch.library.custom_op` makes the same, and adds three times as much to a call: it looks at each result for
     shared memory, and has an autograd formula to raise an error. Here tests look, and the operator itself refuses
@@ -47,10 +49,13 @@ def operator(function: Callable[..., Any]) -> torch._ops.OpOverload:
                 f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_training.linear "
                 "have all three GEMMs: use these, or call it within torch.no_grad()"
             )
+        if changes:
+            # What autograd has saved of it is no longer what it was.
+            torch.autograd.graph.increment_version(arguments[0])
         return untraced()(*arguments)
 
     name = function.__name__
-    schema = torch.library.infer_schema(function, mutates_args=())
+    schema = torch.library.infer_schema(function, mutates_args={changes} if changes else ())
     torch.library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
     overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
