@@ -48,7 +48,7 @@ ARITHMETIC = (
 MEMORY = vmem.HANDLERS | lds_module.HANDLERS
 NOTHING = frozenset(
     {
-        *("s_nop", "s_waitcnt", "s_sleep", "s_setprio", "s_sched_barrier", "s_code_end"),
+        *("s_nop", "s_waitcnt", "s_sleep", "s_setprio"),
         *("buffer_wbl2", "buffer_inv", "s_icache_inv", "s_dcache_wb"),
     }
 )

@@ -38,9 +38,14 @@ class Buffer:
         if self.writable:
             self.array.reshape(-1).view(np.uint8)[:] = self.bytes[GUARD : GUARD + self.size]
 
-    def overlaps(self, other: Buffer) -> bool:
-        """Return whether two buffers were made from the same host memory."""
-        return np.may_share_memory(self.array, other.array)
+    def overlaps(self, data: np.ndarray) -> bool:
+        """Return whether an array has bytes of this buffer's host memory."""
+        return np.may_share_memory(self.array, data)
+
+    def covers(self, data: np.ndarray) -> bool:
+        """Return whether an array is the very bytes of this buffer's host memory."""
+        same = (self.array.ctypes.data, self.size) == (data.ctypes.data, data.nbytes)
+        return same and data.flags.c_contiguous
 
 
 class Memory:
@@ -50,12 +55,17 @@ class Memory:
         self.buffers: list[Buffer] = []
 
     def add(self, data: np.ndarray, *, writable: bool = True, misalign: int = 0) -> int:
-        """Take an array in; return its address, `misalign` bytes behind a multiple of 256."""
+        """Take an array in; return its address, `misalign` bytes behind a multiple of 256.
+
+        An array that was taken in already has the address that it got then.
+        """
+        for other in self.buffers:
+            if other.overlaps(data):
+                if other.covers(data) and other.writable == writable:
+                    return other.address
+                raise Gfx950Error("two arguments share part of their memory; that is not modelled")
         address = ((FIRST_REGION + len(self.buffers)) << REGION_BITS) + 0xFFFFFE00 + misalign
-        buffer = Buffer(data, address, writable)
-        if any(buffer.overlaps(other) for other in self.buffers):
-            raise Gfx950Error("two arguments share memory; that is not modelled")
-        self.buffers.append(buffer)
+        self.buffers.append(Buffer(data, address, writable))
         return address
 
     def finish(self) -> None:

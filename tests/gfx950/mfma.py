@@ -107,22 +107,39 @@ def exact_sum(products: np.ndarray, addend: np.ndarray, spoil: bool) -> np.ndarr
     return np.where(negative, -0.0, total).astype(np.float32)
 
 
-def multiply(
-    group: Group, destination: Operand, a: np.ndarray, b: np.ndarray, third: Operand, n: int
-) -> None:
+def check_overlap(instruction: Instruction) -> None:
+    """Raise if a result of more than four registers lies over a source: it is written while that is still read.
+
+    The addend may be the very same registers.
+    """
+    result, *sources = instruction.operands
+    for number, operand in enumerate(sources):
+        if operand.kind != result.kind or (number == 2 and operand.index == result.index):
+            continue
+        apart = operand.index >= result.index + result.count or result.index >= operand.index + operand.count
+        if result.count > 4 and not apart:
+            raise Gfx950Error("a result of more than four registers lies over a source")
+
+
+def multiply(group: Group, instruction: Instruction, a: np.ndarray, b: np.ndarray, n: int) -> None:
     """Write A B + C for A [waves, n, K] and B transposed, [waves, n, K]."""
+    destination, _, _, third, *_ = instruction.operands
     if not group.all_on:
         raise Gfx950Error("a matrix instruction with disabled lanes is not modelled")
     row, column = rows_and_columns(n)
     count = n * n // LANES
-    if destination.count != count or third.count not in (1, count):
+    constant = third.kind in ("int", "float")
+    if destination.count != count or not (constant or third.count == count):
         raise Gfx950Error(f"the result takes {count} registers")
+    check_overlap(instruction)
+    # All of C is read before any register is written: it may share some with the result.
+    totals = []
     for register in range(count):
-        c = third if third.kind in ("int", "float") else None
-        bits = group.vector32(third) if c else group.vector32(third, register)
+        bits = group.vector32(third, register)
         addend = np.broadcast_to(bits, (group.count, LANES)).view(np.float32).astype(np.float64)
         products = a[:, row[:, register]] * b[:, column[:, register]]
-        total = exact_sum(products, addend, group.state.spoil_sums)
+        totals.append(exact_sum(products, addend, group.state.spoil_sums))
+    for register, total in enumerate(totals):
         group.write_vector(destination, register, total.view(U32), None)
 
 
@@ -131,11 +148,10 @@ def plain(n: int, k: int, elements: Elements) -> Handler:
 
     def run(group: Group, instruction: Instruction) -> None:
         check_modifiers(instruction, frozenset())
-        destination, first, second, third = instruction.operands
-        a, b = (matrix(elements(words(group, o)), n) for o in (first, second))
+        a, b = (matrix(elements(words(group, o)), n) for o in instruction.operands[1:3])
         if a.shape[2] != k or b.shape[2] != k:
             raise Gfx950Error(f"{a.shape[2]} and {b.shape[2]} elements along K, not {k}")
-        multiply(group, destination, a, b, third, n)
+        multiply(group, instruction, a, b, n)
 
     return run
 
@@ -147,7 +163,7 @@ def scaled(n: int, k: int) -> Handler:
         check_modifiers(instruction, frozenset({"op_sel", "op_sel_hi", "cbsz", "blgp"}))
         if instruction.modifiers.get("cbsz", 0) != 4 or instruction.modifiers.get("blgp", 0) != 4:
             raise Gfx950Error("formats other than E2M1 times E2M1 are not modelled")
-        destination, first, second, third, *scales = instruction.operands
+        first, second, _, *scales = instruction.operands[1:]
         low = instruction.modifiers.get("op_sel", (0, 0, 0))
         high = instruction.modifiers.get("op_sel_hi", (0, 0, 0))
         assert isinstance(low, tuple)
@@ -161,7 +177,7 @@ def scaled(n: int, k: int) -> Handler:
             factors.append(matrix(elements * power[..., None], n))
         if any(f.shape[2] != k for f in factors):
             raise Gfx950Error(f"{factors[0].shape[2]} elements along K, not {k}")
-        multiply(group, destination, factors[0], factors[1], third, n)
+        multiply(group, instruction, factors[0], factors[1], n)
 
     return run
 

@@ -245,7 +245,20 @@ def test_other_wrong_addresses_raise() -> None:
         m.run(10)
 
 
-def test_read_only_buffers_and_shared_memory_are_refused() -> None:
+def test_an_array_that_is_two_arguments_is_one_buffer() -> None:
+    m = machine(["global_store_dword v6, {a}, s[22:23]", "global_load_dword {d}, v6, s[24:25]"])
+    data = DATA.copy()
+    first, second = m.memory.add(data), m.memory.add(data)
+    assert first == second
+    m.state.sgpr[22], m.state.sgpr[23] = m.state.sgpr[24], m.state.sgpr[25] = first & 0xFFFFFFFF, first >> 32
+    m.state.vgpr[2], m.state.vgpr[6] = 0x12345678, 8
+    m.run(10)
+    m.memory.finish()
+    assert int(m.state.vgpr[0, 0, 0]) == 0x12345678
+    assert data[8:12].view(np.uint32)[0] == 0x12345678
+
+
+def test_read_only_buffers_and_memory_shared_in_part_are_refused() -> None:
     m = machine(["global_store_dword v6, {a}, s[22:23]"])
     address = m.memory.add(DATA.copy(), writable=False)
     m.state.sgpr[22], m.state.sgpr[23], m.state.vgpr[6] = address & 0xFFFFFFFF, address >> 32, 0
@@ -253,8 +266,9 @@ def test_read_only_buffers_and_shared_memory_are_refused() -> None:
         m.run(10)
     data = DATA.copy()
     m.memory.add(data)
-    with pytest.raises(Gfx950Error, match="share memory"):
-        m.memory.add(data[8:])
+    for part, writable in ((data[8:], True), (data[:-8], True), (data, False)):
+        with pytest.raises(Gfx950Error, match="share part of their memory"):
+            m.memory.add(part, writable=writable)
 
 
 def test_a_changed_guard_is_reported() -> None:

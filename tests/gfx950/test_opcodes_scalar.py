@@ -234,9 +234,13 @@ def test_the_subnormal_mode_can_be_set() -> None:
     assert m.state.vgpr[0, 0].tolist() == [0] * 64
 
 
-@pytest.mark.parametrize(
-    "line", ["s_nop 0", "s_waitcnt vmcnt(0) lgkmcnt(0)", "s_sleep 1", "s_setprio 1", "buffer_inv sc1"]
-)
+NOTHING = [
+    *("s_nop 0", "s_waitcnt vmcnt(0) lgkmcnt(0)", "s_sleep 1", "s_setprio 1"),
+    *("buffer_inv sc1", "buffer_wbl2 sc1", "s_icache_inv", "s_dcache_wb"),
+]
+
+
+@pytest.mark.parametrize("line", NOTHING)
 def test_instructions_that_change_nothing(line: str) -> None:
     m = machine([line])
     before = m.state.vgpr.copy(), m.state.sgpr.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -12,30 +13,47 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950.driver import load_package, on_model
-from gfx950.errors import Gfx950Error
-from gfx950.inputs import matrix
-from gfx950.test_kernels import (
+from gfx950.compare import (
     BACKENDS,
     FOLDED_LAUNCHES,
+    NATIVE,
+    PORTABLE,
     RECIPES,
     SHAPE,
     folded_product,
     quantized,
     same_bits,
+    start_up,
 )
-from mxref.rounding import Rounding
+from gfx950.driver import load_package, on_model
+from gfx950.errors import Gfx950Error
+from gfx950.inputs import matrix
+from mxref.errors import BackendError
 
 # name: (file, what stands there once, what is put there instead, recipe)
 WRONG_BITS = {
     "ties go away from zero": ("block.py", "Rounding.RNE: -1", "Rounding.RNE: 1 << 21", "plain"),
-    "the carry out of exponent 2 is lost": (
+    # Of amax. Biased exponents 1 and 2 both give the smallest scale, so a carry out of 1 lost changes no bit.
+    "the carry out of amax's exponent 2 is lost": (
         "scale.py",
         "(amax_bits + carry) >> 23",
         "(amax_bits + tl.where((amax_bits >> 23) == 2, 0, carry)) >> 23",
         "plain",
     ),
-    "nibbles are swapped": ("rounding.py", "values[START + i]", "values[START + (i ^ 1)]", "plain"),
+    # Of an element: 1.75 and what lies above has to become 2, and E2M1's exponent goes from 1 to 2.
+    "the carry out of an element's exponent 1 is lost": (
+        "rounding.py",
+        "code = _to_even(v)",
+        "code = _to_even(v) - ((v < 2) & (_to_even(v) & 15 == 0)).to(tl.uint32)",
+        "plain",
+    ),
+    "the same, rounding stochastically": (
+        "rounding.py",
+        "return (position + r) >> 22",
+        "return tl.where(position >> 23 == 1, tl.minimum(position + r, 0x00FFFFFF), position + r) >> 22",
+        "stochastic",
+    ),
+    "nibbles are swapped": ("rounding.py", "tl.abs(values[i])", "tl.abs(values[i ^ 1])", "plain"),
     "Inf is taken for a number": ("scale.py", "amax_bits < _INFINITY", "amax_bits <= _INFINITY", "plain"),
     "a stage of the transform is missing": ("hadamard.py", "if H == N:", "if 2 * H == N:", "hadamard"),
     "Philox has nine rounds": ("philox.py", "static_range(10)", "static_range(9)", "stochastic"),
@@ -82,9 +100,33 @@ def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
 def test_a_missing_wait_state_is_seen(tmp_path: Path) -> None:
     instead = '_NEAREST = (lambda text: tl.constexpr(text.replace("s_nop 0", "")))('
     backend = planted_backend(tmp_path, "gfx950.py", "_NEAREST = tl.constexpr(", instead)
-    backend.native = frozenset({Rounding.RNE})
     with pytest.raises(Gfx950Error, match="s_nop 0 is missing"):
-        quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1)
+        quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1, native=NATIVE)
+
+
+# name: (what stands once in gfx950.py, what is put there instead)
+WRONG_CONVERSIONS = {
+    "two bytes of a word are swapped": ('"0,0,1,0", "0,0,0,1"', '"0,0,0,1", "0,0,1,0"'),
+    "a byte of a word is never written": ('"0,0,0,1", "0,0,1,1"', '"0,0,0,1", "0,0,0,1"'),
+    "values are multiplied with the divisor": (
+        "return float_of(_ONE_TWICE - bits_of(factor))",
+        "return factor",
+    ),
+    "the divisor is twice as large": ("_ONE_TWICE = tl.constexpr(254 <<", "_ONE_TWICE = tl.constexpr(255 <<"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_CONVERSIONS)
+def test_wrong_conversions_are_refused_at_start_up(fault: str, tmp_path: Path) -> None:
+    package = planted(tmp_path, "gfx950.py", *WRONG_CONVERSIONS[fault])
+    said = r"not the reference's.* 0x[0-9a-f]{8} / 2\^-?\d+ became code \d+, not \d+"
+    with start_up(package) as launched:
+        backend = package["backend"].TritonBackend(bounded="mfma")
+        assert backend.native == PORTABLE
+        assert re.search(f"portable conversions: .* {said}", backend.details())
+        with pytest.raises(BackendError, match=said):
+            package["backend"].TritonBackend(bounded="mfma", conversions="native")
+    assert set(launched) == {"_convert"}
 
 
 # name: (file, what stands there once, what is put there instead)
