@@ -379,7 +379,10 @@ def test_every_assumption_has_a_source_and_its_slow_end_is_not_faster():
 def test_shares_that_were_measured_here_are_those_of_the_record():
     path = max(DOCS.glob("data/bench_gpu_nvidia-h200_*.json"), key=lambda p: p.stem)
     record = json.loads(path.read_text(encoding="utf-8"))
-    rates = {row["name"]: row["per_second"] for row in record["gemm"] if row["size"] == 8192}
+    # The largest product is at times slowed down by what ran before it; the high end of a share is what was reached.
+    rates: dict[str, float] = {}
+    for row in record["gemm"]:
+        rates[row["name"]] = max(rates.get(row["name"], 0.0), row["per_second"])
     assumed = Assumptions()
     # The data sheet of the H200: 4.8 TB/s, 989.5 and 1979 TFLOP/s dense.
     assert assumed.memory_share.high == pytest.approx(record["copy_tb_per_s"] / 4.8, abs=0.02)

@@ -102,7 +102,7 @@ def _multiply(
         acc = acc * factor
     if ONTO:
         at = out + top.to(tl.int64) * columns + left + (a_row[:, None] * columns + column[None, :])
-        acc += tl.load(at, (left + column < columns)[None, :], 0).to(tl.float32, bitcast=True)
+        acc += tl.load(at, (column < columns - left)[None, :], 0).to(tl.float32, bitcast=True)
     store_tile(acc, out, top + row, left + column, rows, columns, factor, NAN, False, HALF)
 
 
