@@ -43,9 +43,7 @@ EVERYTHING = os.environ.get("MXREF_MODEL_ALL") == "1"
 
 def more(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Return cases of a parametrized test that are run only when all kernels are asked for."""
-    rest = pytest.mark.skipif(
-        not EVERYTHING, reason="takes minutes to compile: make test-model executes it"
-    )
+    rest = pytest.mark.skipif(not EVERYTHING, reason="takes minutes to compile: make test-model executes it")
     return [pytest.param(*case, marks=rest) for case in cases]
 
 
