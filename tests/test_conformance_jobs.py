@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from click.testing import CliRunner
 
 from mxref.cli import main
 from mxref.conformance import check
+from mxref.conformance.processes import Processes
 from mxref.conformance.report import to_json
+from mxref.conformance.suite import Choice
 from mxref.cores import THREAD_VARIABLES, cores, on_a_share
 from mxref.errors import BackendError
 from mxref.reference import backend as reference
@@ -110,6 +113,30 @@ def test_crash_is_a_failure_of_the_check_it_came_at(tmp_path):
     assert report.total("failed") + report.total("passed") == whole.total("passed")
     assert {f.message for f in report.failures} == {"the process was ended by SIGSEGV"}
     assert all("128" in f.request.get("n", f.check) for f in report.failures)
+
+
+def test_process_that_dies_between_two_tasks_costs_nothing(tmp_path):
+    """As when memory runs out: the one that has answered ends, while the other is still at its check."""
+    backend = faulty(
+        tmp_path,
+        """
+    def _hadamard(self, x, rotation, axis):
+        if CHILD and rotation.n == 16:
+            import threading
+            threading.Timer(1.0, os._exit, [9]).start()
+        elif CHILD:
+            time.sleep(0.5)
+        return super()._hadamard(x, rotation, axis)
+""",
+    )
+    choice = Choice(("hadamard",), (), ("hadamard.factor",), 0, "quick")
+    checks = choice.checks(reference.capabilities)
+    sizes = {dict(check.needs).get("hadamard_sizes"): i for i, check in enumerate(checks)}
+    others = [i for n, i in sizes.items() if n not in (16, None)]
+    assert len(others) > 2
+    with closing(Processes(backend, choice, checks, 2)) as processes:
+        verdicts = dict(processes.verdicts([[sizes[16]], others * 2]))
+    assert {i: v.failure for i, v in verdicts.items()} == dict.fromkeys([sizes[16], *others])
 
 
 def test_exit_of_the_backend_is_a_failure(tmp_path):

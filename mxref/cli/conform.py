@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from mxref.cli.jobs import parse_jobs
+from mxref.cli.jobs import jobs_option
 from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.cores import cores
 from mxref.discovery import choose, get_backend
@@ -43,14 +43,7 @@ _INTERVAL = 30.0
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the drawn values."
 )
 @click.option("--quick/--full", default=False, help="Every clause, or every combination of it too (default).")
-@click.option(
-    "--jobs",
-    default="1",
-    show_default=True,
-    metavar="N|auto",
-    callback=parse_jobs,
-    help="Processes that share the checks; auto: one per core.",
-)
+@jobs_option("Processes that share the checks; auto: one per core.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")

@@ -1,12 +1,21 @@
-"""The value of `--jobs`, shared by the commands that start processes."""
+"""The option `--jobs`, shared by the commands that start processes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 
-def parse_jobs(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
-    """Return the number of processes, None for `auto`; a usage error where it is neither."""
+def jobs_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator of a command that takes `jobs`: a number of processes, or None for `auto`."""
+    return click.option(
+        "--jobs", default="1", show_default=True, metavar="N|auto", callback=_parsed, help=help
+    )
+
+
+def _parsed(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
     if value == "auto":
         return None
     if not value.isdecimal() or int(value) < 1:

@@ -95,6 +95,8 @@ class Processes:
                 f"a process that loads backend {self._backend!r} {ended} before its first check; what it "
                 "printed tells why, and fewer processes need less memory"
             )
+        if not worker.busy:
+            return  # between two tasks, so nothing is lost
         at, *rest = worker.busy
         check = self._checks[at]
         yield at, Verdict(0, Failure(check.clause, check.title, f"the process {ended}", check.describe()))

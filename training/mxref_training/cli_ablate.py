@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxref.cli.jobs import parse_jobs
+from mxref.cli.jobs import jobs_option
 
 if TYPE_CHECKING:
     from mxref_training.ladder import Ladder
@@ -30,14 +30,7 @@ EXIT_INTERRUPTED = 130
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any other setting, as run.batch=16."
 )
-@click.option(
-    "--jobs",
-    default="1",
-    show_default=True,
-    metavar="N|auto",
-    callback=parse_jobs,
-    help="Arms at a time, each in a process on its share of the cores; auto: one per core, 8 at most.",
-)
+@jobs_option("Arms at a time, each in a process on its share of the cores; auto: one per core, 8 at most.")
 @click.option("--backend", "backend_name", help="Backend of the MXFP4 operations.")
 @click.option("--list", "list_arms", is_flag=True, help="Show the arms and their treatment, and stop.")
 def ablate(
