@@ -152,7 +152,7 @@ class MXLinear(nn.Linear):
             elif self.formats[role] is OperandFormat.FP8:
                 made[role] = fp8
             else:
-                bf16 = t.to(torch.bfloat16) if bf16 is None else bf16
+                bf16 = _cast(t, torch.bfloat16) if bf16 is None else bf16
                 made[role] = (bf16,)
         given, tokens = (t, place, self.context.backend_key), tensor != "w"
         specs = [self.spec_texts[role][which] for role, which in quantized]
@@ -187,7 +187,7 @@ class MXLinear(nn.Linear):
         """
         format = self.formats[role]
         if format is OperandFormat.BF16:
-            return (weight.to(torch.bfloat16),)
+            return (_cast(weight, torch.bfloat16),)
         # A compiled graph cannot ask for a tensor's version: it makes the operand anew.
         key, again = None, False
         if not torch.compiler.is_compiling():
@@ -237,8 +237,8 @@ class MXLinear(nn.Linear):
         )
         out: torch.Tensor = ops.dense_gemm(rows, columns, role.value, context.tally)
         if format is OperandFormat.FP8:
-            out = out.mul_(a[1]).mul_(b[1])
-        return out.to(dtype)
+            out = out * a[1] * b[1]
+        return _cast(out, dtype)
 
     def gemm_onto(self, onto: torch.Tensor, role: GemmRole, a: Operand, b: Operand, length: int) -> None:
         """Add one GEMM in MXFP4 to a contiguous float32 array [M, N] in place; the rest as in `gemm`."""
@@ -263,8 +263,21 @@ class MXLinear(nn.Linear):
             self.fp8.restart()
 
 
+def _cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `t` in a type, and `t` itself where it has that type already.
+
+    `t.to(dtype)` gives the same tensor, but the compiler of torch 2.11 takes it for a second one.
+    A traced `_LinearFunction` then returns one tensor as two results, and its gradient is lost: zeros arrive.
+    """
+    return t if t.dtype is dtype else t.to(dtype)
+
+
 class _LinearFunction(torch.autograd.Function):
-    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format."""
+    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
+
+    No torch function called here may return one of its own arguments (see `_cast`): no cast to the same type,
+    no operation in place.
+    """
 
     @staticmethod
     def forward(
