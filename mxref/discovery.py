@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from mxref.backend import Backend
-from mxref.errors import BackendError, MxrefError
+from mxref.backend import Backend, Capabilities
+from mxref.errors import BackendError, LoadError, MxrefError
 from mxref.tomlio import nearest
 
 ENVIRONMENT_VARIABLE = "MXREF_BACKEND"
@@ -86,24 +90,50 @@ def get_backend(name: str | None = None) -> Backend:
         name: an entry-point name, `module:object` or `file.py:object`; default the environment variable
             MXREF_BACKEND, else the first of `PREFERENCE` that is installed.
 
+    A file is loaded under a name of its own, so it may be named like any module, and can import what lies
+    beside it unless that is named like an installed module. Code that calls `os._exit` while it is loaded ends
+    the program, which nothing here can prevent; `mxref conform` loads a backend in another process and says so.
+
     Raises:
         BackendError: an unknown name (the known ones are listed), a package that is not installed, or an
             object that is not a backend.
+        LoadError: a BackendError for code that raised something else, `SystemExit` included, while it was loaded.
 
     Implements: conformance.selection
     """
     if not name:
         name, _ = choose()
     if name not in _registry.loaded:
-        backend = _load(name)
-        if callable(backend) and not isinstance(backend, Backend):
-            backend = backend()
+        with _own_failures(name):
+            backend = _load(name)
+            if callable(backend) and not isinstance(backend, Backend):
+                backend = backend()
         if not isinstance(backend, Backend):
             raise BackendError(
                 f"{name!r} is {type(backend).__name__}, not an mxref.Backend; see 'Add a backend' in the documentation"
             )
+        if not isinstance(getattr(backend, "capabilities", None), Capabilities):
+            raise BackendError(
+                f"backend {name!r} declares nothing: give it `capabilities`, an instance of mxref.Capabilities"
+            )
         _registry.loaded[name] = backend
     return _registry.loaded[name]
+
+
+@contextmanager
+def _own_failures(name: str) -> Iterator[None]:
+    """Turn what a backend's own code raises while it is loaded into a LoadError, which says where it was raised."""
+    try:
+        yield
+    except MxrefError:
+        raise
+    except (Exception, SystemExit) as err:
+        text = " ".join(str(err).split()) or "no message"
+        frames = traceback.extract_tb(err.__traceback__)
+        at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if not isinstance(err, SyntaxError) else ""
+        raise LoadError(
+            f"cannot load backend {name!r}: its code raised {type(err).__name__}: {text}{at}"
+        ) from err
 
 
 def _load(name: str) -> Backend | Callable[[], Backend]:
@@ -131,12 +161,7 @@ def _load(name: str) -> Backend | Callable[[], Backend]:
 def _load_object(module_name: str, attribute: str) -> Any:
     try:
         if module_name.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"cannot read {module_name}")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
+            module = _file_module(Path(module_name))
         else:
             module = importlib.import_module(module_name)
     except (ImportError, OSError) as err:
@@ -149,3 +174,23 @@ def _load_object(module_name: str, attribute: str) -> Any:
     if not hasattr(module, attribute):
         raise BackendError(f"module {module_name!r} has no {attribute!r}{nearest(attribute, vars(module))}")
     return getattr(module, attribute)
+
+
+def _file_module(path: Path) -> ModuleType:
+    """Return a file as a module of a name of its own; its folder is looked in last for what it imports."""
+    folder = str(path.resolve().parent)
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    # The file's own name might be that of a module which others import.
+    spec = importlib.util.spec_from_file_location(f"mxref_backend_{path.stem}_{digest}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot read {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module

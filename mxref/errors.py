@@ -31,5 +31,9 @@ class BackendError(MxrefError, LookupError):
     """A backend that is unknown, not installed, or does not follow the protocol."""
 
 
+class LoadError(BackendError):
+    """A backend whose own code failed, or would have ended the program, while it was loaded."""
+
+
 class UnsupportedError(MxrefError, NotImplementedError):
     """A request outside the capabilities that a backend declares; nothing falls back silently."""

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import click
 
+from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
 from mxref.conformance.model import Failure, Level, Op, Report
+from mxref.conformance.processes import TIME_LIMIT
 from mxref.cores import cores
-from mxref.discovery import choose, get_backend
+from mxref.discovery import choose
 from mxref.recipe import DIALECTS
 
 _INTERVAL = 30.0
@@ -44,6 +46,15 @@ _INTERVAL = 30.0
 )
 @click.option("--quick/--full", default=False, help="Every clause, or every combination of it too (default).")
 @jobs_option("Processes that share the checks; auto: one per core.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=TIME_LIMIT, show_default=True,
+    metavar="SECONDS", help="Longest time for a check; a backend that takes longer fails it.",
+)
+@click.option(
+    "--in-process", is_flag=True,
+    help="Run the checks in this process, for a debugger: without --time-limit, and a crash ends the command.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print every clause, and the failure of each that failed.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")
@@ -55,6 +66,9 @@ def conform(
     seed: int,
     quick: bool,
     jobs: int | None,
+    time_limit: float,
+    in_process: bool,
+    verbose: bool,
     junit: Path | None,
     json_file: Path | None,
     save: Path | None,
@@ -63,8 +77,8 @@ def conform(
 
     All that the backend declares is compared with the reference to the bit; what it does not declare must be
     refused. Ends with 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect
-    and --clause may be repeated. With --jobs above 1 a crash of the backend is a failed check, and the others
-    go on.
+    and --clause may be repeated. The backend runs in a process of its own: if it ends that process or takes too
+    long, the check fails, and the others go on.
 
     \b
     mxref conform --backend path/to/mine.py:backend --quick
@@ -77,23 +91,23 @@ def conform(
     for path in (junit, json_file, save / "x" if save and save.is_dir() else save):
         if path is not None:
             check_writable(path)
+    if in_process and jobs != 1:
+        raise click.UsageError("--in-process and --jobs exclude each other")
     chosen, why = choose(name)
-    backend = get_backend(chosen)
-    click.echo(
-        f"backend {backend.name} ({chosen}, {why})" if chosen != backend.name else f"backend {chosen}, {why}"
-    )
+    click.echo(f"backend {chosen}, {why}")
     with _progress() as progress:
         report = check(
             chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,
             level=Level.QUICK if quick else Level.FULL, progress=progress, jobs=jobs or cores(),
+            time_limit=time_limit, in_process=in_process,
         )  # fmt: skip
     if save is not None:
         report = _saved(report, save)
-    _show(report)
     if json_file is not None:
         write(json_file, to_json(report))
     if junit is not None:
         write(junit, to_junit(report))
+    show(report, verbose)
     click.get_current_context().exit(0 if report.ok else 1)
 
 
@@ -143,39 +157,3 @@ def _saved(report: Report, folder: Path) -> Report:
             failures.append(f)
         clauses.append(replace(c, failures=failures))
     return replace(report, clauses=tuple(clauses))
-
-
-def _show(report: Report) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from mxref.cli.style import BOX, HEAD, QUIET, console
-    from mxref.conformance.report import failure_text, reasons_text
-
-    out = console()
-    table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("clause", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for heading in ("passed", "failed", "skipped"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("not declared", overflow="fold", style=QUIET)
-    styles = {"passed": "green", "failed": "bold red", "skipped": QUIET}
-    for c in report.clauses:
-        outcome = Text("FAILED" if c.failed else c.outcome, styles[c.outcome])
-        counts = (str(n) if n else "" for n in (c.passed, c.failed, c.skipped))
-        table.add_row(Text(c.clause, "bold red" if c.failed else ""), outcome, *counts, Text(reasons_text(c)))
-    out.print(table)
-    for f in report.failures:
-        head, _, body = failure_text(f).partition("\n")
-        out.print(Text(f"\n{head}", "bold red"))
-        out.print(Text(body), soft_wrap=True)
-    passed, failed, skipped, compared = (report.total(n) for n in ("passed", "failed", "skipped", "compared"))
-    verdict = (
-        "conforms" if report.ok else "does not conform" if failed else "declares nothing that was asked for"
-    )
-    totals = f"{passed:,} checks passed, {failed:,} failed, {skipped:,} skipped as not declared; "
-    totals += f"{compared:,} results compared in {report.seconds:.1f} s"
-    title = (f"{report.backend} {verdict}", "bold green" if report.ok else "bold red")
-    out.print(Text.assemble("\n", title, f" ({report.level.value}, seed {report.seed}): {totals}"))
-    if report.failing:
-        out.print(Text(f"broken, likely causes first: {', '.join(report.failing)}"))

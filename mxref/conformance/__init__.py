@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
-    Check,
     ClauseResult,
     Failure,
     Level,
@@ -24,10 +24,10 @@ from mxref.conformance.model import (
     Verdict,
     by_rank,
 )
-from mxref.conformance.processes import Processes
-from mxref.conformance.suite import Choice, checks_of, together, verdict_of
+from mxref.conformance.processes import TIME_LIMIT, Processes
+from mxref.conformance.suite import Choice, Outline, checks_of, outline, verdict_of
 from mxref.discovery import get_backend
-from mxref.errors import BackendError
+from mxref.errors import BackendError, LoadError
 
 __all__ = ["CLAUSES", "ClauseResult", "Failure", "Level", "Op", "Report", "check", "checks_of"]
 
@@ -43,11 +43,16 @@ def check(
     shrink: bool = True,
     progress: Callable[[int, int], None] | None = None,
     jobs: int = 1,
+    time_limit: float = TIME_LIMIT,
+    in_process: bool = False,
 ) -> Report:
     """Return how a backend fares against the specification.
 
+    A backend that is given by its name runs in processes of its own: where it ends one, crashes it or takes too
+    long, that is a failure of the check that it was at, and the others go on in another process.
+
     Args:
-        backend: the backend, or the name to load it by.
+        backend: the name to load the backend by, or the backend itself, which then runs in this process.
         ops: operations to check: `quantize`, `dequantize`, `hadamard`, `gemm`; default all.
         dialects: check quantization only as these dialects treat operands.
         clauses: check only these clauses.
@@ -55,41 +60,46 @@ def check(
         level: `full`, or `quick` for a tenth of the time.
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
-        jobs: processes that share the checks; more than one load the backend by its name. Where one crashes,
-            that is a failure of the check that it was at, and another goes on.
+        jobs: processes that share the checks.
+        time_limit: seconds that a check may take in a process of its own.
+        in_process: whether a backend that is given by its name runs in this process all the same, for a debugger.
 
     Raises:
         RecipeError: as `checks_of`.
-        BackendError: the name is of no backend; several processes without a name; or processes that cannot
-            load the backend, or find other checks for it.
+        BackendError: there is no backend of that name; several processes for a backend that runs in this one; or
+            processes that cannot load it, or find other checks for it.
     """
     start = time.monotonic()
-    loaded = get_backend(backend) if isinstance(backend, str) else backend
     choice = Choice(
         tuple(ops or (op.value for op in Op)), tuple(dialects or ()), tuple(clauses or ()), seed, level
     )
-    checks = choice.checks(loaded.capabilities)
-    reasons = [each.undeclared(loaded.capabilities) for each in checks]
-    declared = [i for i, reason in enumerate(reasons) if reason is None]
-    source: Processes | _Here
-    if jobs == 1:
-        source, groups = _Here(loaded, checks), [declared]
-    elif isinstance(backend, str):
-        source, groups = Processes(backend, choice, checks, jobs), together(checks, declared)
-    else:
+    choice.validate()
+    here = in_process or not isinstance(backend, str)
+    if here and jobs != 1:
         raise BackendError(f"{jobs} processes load the backend by its name; give that, or jobs=1")
-    verdicts: dict[int, Verdict] = {}
+    source: Processes | _Here
+    if isinstance(backend, str) and not in_process:
+        source = Processes(backend, choice, jobs, time_limit)
+    else:
+        source = _Here(get_backend(backend) if isinstance(backend, str) else backend, choice)
     with closing(source):
-        for i, verdict in source.verdicts(groups):
+        try:
+            name, outline = source.name, source.outline
+        except LoadError as err:
+            return _not_loaded(str(backend), choice, err, time.monotonic() - start)
+        verdicts: dict[int, Verdict] = {}
+        skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
+        for i, verdict in source.verdicts(outline.groups):
             verdicts[i] = verdict
             if progress:
-                progress(len(checks) - len(declared) + len(verdicts), len(checks))
+                progress(skipped + len(verdicts), total)
         if shrink:  # the first failure of each clause, which is known only now
-            again = dict(source.verdicts([[i] for i in _first_failures(verdicts)], shrink=True))
-            verdicts |= {i: verdict for i, verdict in again.items() if verdict.failure}
-    results = _results(checks, reasons, verdicts)
+            again = [[i] for i in _first_failures(verdicts) if i not in source.lost]
+            for i, verdict in source.verdicts(again, shrink=True):
+                verdicts[i] = _shrunk(verdicts[i], verdict)
+    results = _results(outline, verdicts)
     return Report(
-        loaded.name, Level(level), seed, choice.ops,
+        name, Level(level), seed, choice.ops,
         tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start,
     )  # fmt: skip
 
@@ -97,20 +107,36 @@ def check(
 class _Here:
     """Answers checks in this process, as `Processes` does in others."""
 
-    def __init__(self, backend: Backend, checks: list[Check]) -> None:
-        self._subject, self._checks = Subject(backend), checks
+    lost: frozenset[int] = frozenset()
 
-    def verdicts(self, groups: Iterable[list[int]], shrink: bool = False) -> Iterator[tuple[int, Verdict]]:
+    def __init__(self, backend: Backend, choice: Choice) -> None:
+        self.name = backend.name
+        self._subject, self._checks = Subject(backend), choice.checks(backend.capabilities)
+        self.outline = outline(self._checks, backend.capabilities)
+
+    def verdicts(
+        self, groups: Iterable[Iterable[int]], shrink: bool = False
+    ) -> Iterator[tuple[int, Verdict]]:
         self._subject.shrink = shrink
-        for i in (i for group in groups for i in group):
-            yield i, verdict_of(self._checks[i], self._subject)
+        for group in groups:
+            self._subject.backend.forget()
+            for i in group:
+                yield i, verdict_of(self._checks[i], self._subject)
 
     def close(self) -> None:
         """Have nothing to end."""
 
 
+def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) -> Report:
+    """Return the report of a backend that failed while it was loaded."""
+    clause = "conformance.protocol"
+    failure = Failure(clause, "the backend is loaded", str(err))
+    result = ClauseResult(clause, failed=1, failures=[failure])
+    return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds)
+
+
 def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
-    """Return the number of the first check that failed each clause."""
+    """Return the numbers of the checks whose answer was the first to fail a clause."""
     first: dict[str, int] = {}
     for i in sorted(verdicts):
         failure = verdicts[i].failure
@@ -119,24 +145,28 @@ def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
     return sorted(first.values())
 
 
-def _results(
-    checks: list[Check], reasons: list[str | None], verdicts: dict[int, Verdict]
-) -> dict[str, ClauseResult]:
+def _shrunk(whole: Verdict, again: Verdict) -> Verdict:
+    """Return a verdict with the failure as it was found when the check was asked again, if that is the same one."""
+    same = again.failure and whole.failure and again.failure.clause == whole.failure.clause
+    return replace(whole, failure=again.failure) if same else whole
+
+
+def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, ClauseResult]:
     """Return what came of each clause: a failure counts where the wrong bits are decided, the rest where asked."""
     results: dict[str, ClauseResult] = {}
-    for i, (each, reason) in enumerate(zip(checks, reasons, strict=True)):
-        result = results.setdefault(each.clause, ClauseResult(each.clause))
+    for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):
+        result = results.setdefault(clause, ClauseResult(clause))
         if reason:
             result.skipped += 1
             result.reasons[reason] = result.reasons.get(reason, 0) + 1
             continue
         verdict = verdicts[i]
         result.compared += verdict.compared
-        if verdict.failure is None:
+        if not verdict.failures:
             result.passed += 1
-            continue
-        failed = results.setdefault(verdict.failure.clause, ClauseResult(verdict.failure.clause))
-        failed.failed += 1
-        if not failed.failures:
-            failed.failures.append(verdict.failure)
+        for failure in verdict.failures:
+            failed = results.setdefault(failure.clause, ClauseResult(failure.clause))
+            failed.failed += 1
+            if not failed.failures:
+                failed.failures.append(failure)
     return results

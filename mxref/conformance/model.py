@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities
+from mxref.conformance.memory import Watched
 from mxref.formats import INPUT_DTYPES
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
@@ -121,6 +122,13 @@ class Verdict:
 
     compared: int
     failure: Failure | None = None
+    misuse: Failure | None = None
+    """What a call did to memory, whatever its answer was."""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What was wrong: the answer, the use of memory, or both."""
+        return tuple(failure for failure in (self.failure, self.misuse) if failure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +167,10 @@ def declares(capabilities: Capabilities, name: str, value: Any) -> bool:
 
 
 class Subject:
-    """The backend under test, with NumPy arrays in and out."""
+    """The backend under test, its calls watched, with NumPy arrays in and out."""
 
     def __init__(self, backend: Backend, shrink: bool = True) -> None:
-        self.backend = backend
+        self.backend = Watched(backend)
         self.capabilities = backend.capabilities
         self.shrink = shrink
         self._last: tuple[object, Any] | None = None

@@ -18,9 +18,11 @@ from mxref.conformance import (
     prepared,
     protocol,
     random,
+    repeated,
     sweep,
     vectors,
 )
+from mxref.conformance.copies import Copies
 from mxref.conformance.model import CLAUSES, Check, Failure, Level, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Mismatch
 from mxref.errors import RecipeError, UnsupportedError
@@ -33,7 +35,7 @@ def _all_checks(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]
     families = (
         protocol.checks, inputs.checks, decode.checks, sweep.checks, random.checks, hadamard.checks, layout.checks,
         gemm.checks, vectors.checks, fused.checks, prepared.checks,
-        added.checks,
+        added.checks, repeated.checks,
     )  # fmt: skip
     return (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
 
@@ -60,12 +62,10 @@ def checks_of(
     Raises:
         RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
     """
-    wanted = {_member(op, tuple(Op), "operation") for op in ops or Op}
-    specs = tuple(dialect(name).spec for name in dialects or ())
-    named = {_member(clause, CLAUSES, "clause") for clause in clauses or ()}
-    if seed < 0:
-        raise RecipeError(f"seed = {seed} is negative; give 0 or more")
-    plan = Plan.of(Level(_member(level, tuple(Level), "level")), seed, capabilities)
+    choice = Choice(tuple(ops or Op), tuple(dialects or ()), tuple(clauses or ()), seed, level)
+    specs = choice.validate()
+    wanted, named = set(choice.ops), set(choice.clauses)
+    plan = Plan.of(Level(level), seed, capabilities)
     return [
         check
         for check in _all_checks(plan, specs)
@@ -75,10 +75,9 @@ def checks_of(
     ]
 
 
-def _member(value: str, known: Collection[str], what: str) -> str:
+def _member(value: str, known: Collection[str], what: str) -> None:
     if value not in known:
         raise RecipeError(f"unknown {what} {value!r}{nearest(value, known)}; known: {', '.join(known)}")
-    return str(value)
 
 
 def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
@@ -98,11 +97,48 @@ class Choice:
     seed: int
     level: str
 
+    def validate(self) -> tuple[OperandSpec, ...]:
+        """Return the treatments of the dialects.
+
+        Raises:
+            RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
+        """
+        for values, known, what in (
+            (self.ops, tuple(Op), "operation"), (self.clauses, CLAUSES, "clause"), ((self.level,), tuple(Level), "level"),
+        ):  # fmt: skip
+            for value in values:
+                _member(value, known, what)
+        if self.seed < 0:
+            raise RecipeError(f"seed = {self.seed} is negative; give 0 or more")
+        return tuple(dialect(name).spec for name in self.dialects)
+
     def checks(self, capabilities: Capabilities) -> list[Check]:
         """Return its checks for a backend of these capabilities."""
         return checks_of(
             capabilities, ops=self.ops, dialects=self.dialects, clauses=self.clauses, seed=self.seed, level=self.level
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is asked of a backend, without the checks themselves: plain data, for another process."""
+
+    clauses: tuple[str, ...]
+    """The clause of each check."""
+    titles: tuple[str, ...]
+    reasons: tuple[str | None, ...]
+    """What each check needs that is not declared, None where all is."""
+    groups: tuple[tuple[int, ...], ...]
+    """Numbers of the checks to ask, those together that need the same kernels."""
+
+
+def outline(checks: list[Check], capabilities: Capabilities) -> Outline:
+    """Return the outline of checks for a backend of these capabilities."""
+    reasons = tuple(each.undeclared(capabilities) for each in checks)
+    groups = together(checks, (i for i, reason in enumerate(reasons) if reason is None))
+    return Outline(
+        tuple(each.clause for each in checks), tuple(each.title for each in checks), reasons, tuple(map(tuple, groups))
+    )  # fmt: skip
 
 
 def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
@@ -114,17 +150,36 @@ def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
 
 
 def verdict_of(check: Check, subject: Subject) -> Verdict:
-    """Return what came of a check whose needs are all declared."""
+    """Return what came of a check whose needs are all declared, its use of memory included.
+
+    A process that the backend forks and that comes back here ends here, and fails the check.
+    """
+    subject.backend.start()
+    with Copies() as copies:
+        verdict = _answered(check, subject)
+    if copies.returned:
+        message = "the backend forked the process, and the copy went on from the call as well"
+        verdict = replace(verdict, failure=verdict.failure or _failed(check.clause, check, message))
+    for clause, message in subject.backend.faults[:1]:
+        verdict = replace(verdict, misuse=_failed(clause, check, message))
+    return verdict
+
+
+def _answered(check: Check, subject: Subject) -> Verdict:
     try:
         return check.run(subject)
     except UnsupportedError as err:
         # What is declared was refused: the declaration is wrong, whatever the clause of the request.
         return Verdict(0, _raised("conformance.capabilities", check, err))
-    except Exception as err:  # a backend may fail in any way; that is a finding, not an end
+    except (Exception, SystemExit) as err:  # a backend may fail in any way; that is a finding, not an end
         return Verdict(0, _raised(check.clause, check, err))
 
 
-def _raised(clause: str, check: Check, err: Exception) -> Failure:
+def _raised(clause: str, check: Check, err: BaseException) -> Failure:
     text = " ".join(str(err).split()) or "no message"
     message = text if isinstance(err, Mismatch) else f"raised {type(err).__name__}: {text}"
+    return _failed(clause, check, message)
+
+
+def _failed(clause: str, check: Check, message: str) -> Failure:
     return Failure(clause, check.title, message, check.describe())

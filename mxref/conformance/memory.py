@@ -1,0 +1,267 @@
+"""The memory of a call, watched: operands, the bytes around them, and the results of earlier calls.
+
+`Watched` stands between the checks and a backend. Every array goes in as a view of a larger one whose other
+elements are poisoned: 0xFF bytes, which are NaN as floats and as scale codes. After each call the poison and
+the operands must be as they were, results must have memory of their own, and results that earlier calls gave
+must still hold what they held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from mxref.backend import Backend
+from mxref.mxarray import MXArray, PreparedArray
+
+CLAUSE, FUSED_CLAUSE = "conformance.protocol", "conformance.dual"
+MARGIN = 256
+"""Poisoned elements before and after an array."""
+_ALIGNMENT, _OFF = 64, 16
+"""NumPy and PyTorch promise multiples of 16 bytes; an address that is no multiple of 64 shows who needs more."""
+_ROOMS = 8
+_KEPT, _KEPT_BYTES = 8, 16 << 20
+
+
+class _Array(NamedTuple):
+    """An array of the backend, and the bytes that it must keep."""
+
+    name: str
+    array: Any
+    held: bytes
+
+
+class Watched:
+    """A backend with its public operations, each of whose calls is watched; `faults` tells what was found."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._rooms: deque[_Array] = deque(maxlen=_ROOMS)
+        self._kept: deque[_Array] = deque(maxlen=_KEPT)
+        self.faults: list[tuple[str, str]] = []
+        """The clause and the message of each fault since `start`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def start(self) -> None:
+        """Forget the faults and the arrays of the check before; its results are still kept."""
+        self._rooms.clear()
+        self.faults.clear()
+
+    def forget(self) -> None:
+        """Forget the results of earlier calls too."""
+        self._kept.clear()
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        """Return an array as the backend's own kind, poison around it."""
+        room, view = _surrounded(array)
+        given = self._backend.from_numpy(view)
+        if isinstance(given, np.ndarray) or not hasattr(given, "as_strided"):
+            self._rooms.append(_Array("", room, room.tobytes()))
+            return given
+        room, given = _surrounded_tensor(given)
+        self._rooms.append(_Array("", room, self._bytes(room)))
+        return given
+
+    def quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
+        """Quantize, watched."""
+        return self._call("quantize", {"x": x}, lambda: self._backend.quantize(x, spec, **arguments))
+
+    def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
+        """Dequantize, watched."""
+        return self._call("dequantize", _parts(q=q), lambda: self._backend.dequantize(q, dtype))
+
+    def hadamard(self, x: Any, n: int, signs: int = 0, **arguments: Any) -> Any:
+        """Transform, watched."""
+        return self._call("hadamard", {"x": x}, lambda: self._backend.hadamard(x, n, signs, **arguments))
+
+    def scaled_gemm(self, a: MXArray, b: MXArray, **arguments: Any) -> Any:
+        """Multiply, watched."""
+        return self._call(
+            "scaled_gemm", _parts(a=a, b=b), lambda: self._backend.scaled_gemm(a, b, **arguments)
+        )
+
+    def add_product(self, a: MXArray, b: MXArray, onto: Any, **arguments: Any) -> None:
+        """Add a product to `onto`, watched; what `onto` itself holds is not."""
+        self._call(
+            "add_product",
+            _parts(a=a, b=b),
+            lambda: self._backend.add_product(a, b, onto, **arguments),
+            written=onto,
+            fused=True,
+        )
+
+    def prepare(self, q: MXArray, **arguments: Any) -> Any:
+        """Prepare an operand, watched; what it gives may share the operand's memory."""
+        return self._call(
+            "prepare", _parts(q=q), lambda: self._backend.prepare(q, **arguments), fresh=False, fused=True
+        )
+
+    def quantize_dual(self, x: Any, specs: Any, **arguments: Any) -> Any:
+        """Quantize along both axes, watched."""
+        return self._call(
+            "quantize_dual",
+            {"x": x},
+            lambda: self._backend.quantize_dual(x, specs, **arguments),
+            fused=True,
+        )
+
+    def fake_quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
+        """Quantize to values, watched."""
+        return self._call(
+            "fake_quantize",
+            {"x": x},
+            lambda: self._backend.fake_quantize(x, spec, **arguments),
+            fused=True,
+        )
+
+    def _call(
+        self,
+        name: str,
+        operands: dict[str, Any],
+        call: Callable[[], Any],
+        written: Any = None,
+        fresh: bool = True,
+        fused: bool = False,
+    ) -> Any:
+        clause = FUSED_CLAUSE if fused else CLAUSE
+        before = [_Array(what, array, self._bytes(array)) for what, array in operands.items()]
+        try:
+            result = call()
+        finally:
+            self._inspect(clause, name, before, written)
+        if fresh:
+            self._keep(clause, name, before, result)
+        return result
+
+    def _inspect(self, clause: str, name: str, before: list[_Array], written: Any) -> None:
+        """Note what a call changed that it may not change."""
+        changed = False
+        for each in before:
+            if count := _differing(self._bytes(each.array), each.held):
+                changed = True
+                self._fault(clause, f"{name} changed {count} bytes of its operand {each.name}")
+        for i, room in enumerate(self._rooms):
+            now = self._bytes(room.array)
+            if now == room.held:
+                continue
+            self._rooms[i] = room._replace(held=now)
+            margin = MARGIN * room.array.dtype.itemsize
+            if now[:margin] != room.held[:margin] or now[-margin:] != room.held[-margin:]:
+                self._fault(clause, f"{name} wrote outside of its arrays")
+            elif not changed and (written is None or not _overlap(written, room.array)):
+                self._fault(clause, f"{name} wrote to memory that it was not given, or between elements")
+        for i, kept in enumerate(self._kept):
+            now = self._bytes(kept.array)
+            if count := _differing(now, kept.held):
+                self._fault(clause, f"{name} changed {count} bytes of a result that {kept.name} had returned")
+                self._kept[i] = kept._replace(held=now)
+
+    def _keep(self, clause: str, name: str, before: list[_Array], result: Any) -> None:
+        """Note results that have no memory of their own, and keep them to look at again."""
+        results = [array for array in _arrays(result) if 0 not in tuple(array.shape)]
+        for array in results:
+            owners = [f"its operand {each.name}" for each in before if _overlap(array, each.array)]
+            owners += [f"a result that {kept.name} had returned" for kept in self._kept if _overlap(array, kept.array)]
+            if owners:
+                self._fault(clause, f"{name} returned the memory of {owners[0]}")
+        for array in results:
+            held = self._bytes(array)
+            if len(held) <= _KEPT_BYTES:
+                self._kept.append(_Array(name, array, held))
+
+    def _fault(self, clause: str, message: str) -> None:
+        if (clause, message) not in self.faults:
+            self.faults.append((clause, message))
+
+    def _bytes(self, array: Any) -> bytes:
+        return np.asarray(array if isinstance(array, np.ndarray) else self._backend.to_numpy(array)).tobytes()
+
+
+def _parts(**operands: MXArray) -> dict[str, Any]:
+    """Return the arrays of MXArrays, layouts among them where they are NumPy's."""
+    parts: dict[str, Any] = {}
+    for name, q in operands.items():
+        parts |= {f"{name} (codes)": q.codes, f"{name} (scales)": q.scales}
+        layout = q.layout if isinstance(q, PreparedArray) else ()
+        parts |= {
+            f"{name} (layout {i})": array for i, array in enumerate(layout) if isinstance(array, np.ndarray)
+        }
+    return parts
+
+
+def _arrays(result: Any) -> Iterator[Any]:
+    """Yield the arrays of a result: of an array, an MXArray or a pair of them."""
+    if isinstance(result, MXArray):
+        yield from (result.codes, result.scales)
+    elif isinstance(result, tuple):
+        for part in result:
+            yield from _arrays(part)
+    elif hasattr(result, "shape"):
+        yield result
+
+
+def _differing(now: bytes, held: bytes) -> int:
+    """Return how many bytes differ."""
+    if now == held:
+        return 0
+    if len(now) != len(held):
+        return max(len(now), len(held))
+    return int((np.frombuffer(now, np.uint8) != np.frombuffer(held, np.uint8)).sum())
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Return whether two arrays of one library have an element's memory in common."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        try:
+            return np.shares_memory(a, b, max_work=10_000)
+        except np.exceptions.TooHardError:
+            return False
+    if hasattr(a, "data_ptr") and hasattr(b, "data_ptr") and a.device == b.device:
+        (first, end), (other, other_end) = (
+            (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size()) for t in (a, b)
+        )
+        return bool(first < other_end and other < end)
+    return False
+
+
+def _span(tensor: Any) -> int:
+    """Return over how many elements of memory a tensor extends; strides are not negative."""
+    lengths = tuple(zip(tensor.shape, tensor.stride(), strict=True))
+    return 0 if 0 in tensor.shape else 1 + sum((n - 1) * stride for n, stride in lengths)
+
+
+def _surrounded(array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return poisoned memory, and in its middle an array of the same elements, strides and flags."""
+    size = array.dtype.itemsize
+    low, high = byte_bounds(array) if array.size else (0, 0)
+    start = array.__array_interface__["data"][0] - low if array.size else 0
+    span = (high - low) // size
+    room = np.empty(span + 2 * MARGIN + _ALIGNMENT // size, array.dtype)
+    first = room.__array_interface__["data"][0] + MARGIN * size
+    skipped = (_OFF - first) % _ALIGNMENT // size
+    room = room[skipped : skipped + span + 2 * MARGIN]
+    room.view(np.uint8)[:] = 0xFF
+    # The types of ml_dtypes offer no buffer; integers of their size do.
+    memory = room.view(f"u{size}") if array.dtype.kind == "V" else room
+    view: NDArray[Any] = np.ndarray(
+        array.shape, array.dtype, memory, MARGIN * size + start, array.strides
+    )
+    view[...] = array
+    view.flags.writeable = array.flags.writeable
+    return room, view
+
+
+def _surrounded_tensor(tensor: Any) -> tuple[Any, Any]:
+    """Return poisoned memory on a tensor's device, and in its middle a tensor of the same elements and strides."""
+    poison = float("nan") if tensor.is_floating_point() else 0xFF
+    room = tensor.new_full((_span(tensor) + 2 * MARGIN,), poison)
+    view = room.as_strided(tuple(tensor.shape), tensor.stride(), MARGIN)
+    view.copy_(tensor)
+    return room, view
