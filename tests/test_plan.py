@@ -63,7 +63,9 @@ def test_what_is_refused_is_refused_each_time(shape, spec, options, error, messa
 @pytest.mark.clause("random.stream", "random.range", "hadamard.signs")
 @pytest.mark.parametrize("operand", [6, 7, 8])
 @pytest.mark.parametrize(
-    "spec", [OperandSpec(rounding="sr"), OperandSpec(hadamard=16, signs="fixed"), SR], ids=["sr", "signs", "both"]
+    "spec",
+    [OperandSpec(rounding="sr"), OperandSpec(hadamard=16, signs="fixed"), SR],
+    ids=["sr", "signs", "both"],
 )
 def test_a_stream_of_signs_quantizes_nothing(spec, operand):
     x = np.ones((2, 64), np.float32)
