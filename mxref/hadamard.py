@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import RecipeError, ShapeError
-from mxref.philox import SIGN_OPERAND, Stream, first_bits
+from mxref.philox import SIGN_OPERAND, Stream, check_operand, first_bits
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -56,7 +56,7 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
     Both operands of a GEMM get the same signs, because the sign id is that of the GEMM, not the operand.
 
     Raises:
-        RecipeError: random signs without a stream, or a size that is not a power of two from 2 to 256.
+        RecipeError: random signs without the stream of an operand, or a size that is not a power of two from 2 to 256.
 
     Implements: hadamard.signs, hadamard.policy
     """
@@ -68,7 +68,7 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
         )
     step = 0 if policy is SignPolicy.FIXED else stream.step
     layer = stream.layer if policy is SignPolicy.PER_STEP_LAYER else 0
-    return _drawn(n, Stream(stream.seed, step, layer, SIGN_OPERAND + stream.role))
+    return _drawn(n, Stream(stream.seed, step, layer, SIGN_OPERAND + check_operand(stream).role))
 
 
 # Both operands of a GEMM ask for the same, and so does each micro-batch.

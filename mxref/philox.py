@@ -61,6 +61,19 @@ class Stream:
         return self.operand // 2 if self.operand < SIGN_OPERAND else self.operand - SIGN_OPERAND
 
 
+def check_operand(stream: Stream) -> Stream:
+    """Return the stream of an operand; RecipeError for operand ids 6, 7 and 8, which name the signs of a GEMM.
+
+    Implements: random.stream, hadamard.signs
+    """
+    if stream.operand >= SIGN_OPERAND:
+        raise RecipeError(
+            f"random stream: operand = {stream.operand} names the stream of a GEMM's Hadamard signs, which follows "
+            f"from the operand's own; quantize with the operand's id, 0 .. {SIGN_OPERAND - 1}"
+        )
+    return stream
+
+
 def philox4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
     """Return Philox4x32-10 of each counter.
 

@@ -20,7 +20,7 @@ from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
 from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockShape, Nonfinite, OperandFormat
 from mxref.hadamard import Rotation, SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, on_host
-from mxref.philox import Stream
+from mxref.philox import Stream, check_operand
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 
@@ -156,7 +156,7 @@ def plan_quantize(
 
     Raises:
         ShapeError: an axis, length, origin or global shape that does not fit.
-        RecipeError: the spec is not MXFP4, or needs a random stream and there is none.
+        RecipeError: the spec is not MXFP4, or needs the random stream of an operand and `rng` is none.
 
     Implements: quantize.axis, quantize.length, quantize.padding, scale.block.tile
     """
@@ -171,7 +171,7 @@ def plan_quantize(
             raise RecipeError(
                 "rounding = 'sr' needs a random stream: pass rng=Stream(seed, step, layer, operand)"
             )
-        bits["stream"] = rng
+        bits["stream"] = check_operand(rng)
     if spec.signs is not SignPolicy.NONE:
         bits["rotation"] = draw_rotation(spec.hadamard, spec.signs, rng)
     return replace(plan, **bits) if bits else plan

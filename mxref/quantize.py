@@ -47,7 +47,7 @@ def quantize(
         DtypeError: another input type.
         ShapeError: lengths, axis or origin that do not fit.
         NonfiniteError: NaN or Inf under `nonfinite = "raise"`.
-        RecipeError: SR or random signs without `rng`.
+        RecipeError: SR or random signs without the random stream of an operand.
 
     Source: OCP MX v1.0, section 6.3.
 

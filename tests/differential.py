@@ -3,6 +3,7 @@
 import numpy as np
 
 import oracle
+import oracle_plan
 import oracle_random
 
 
@@ -11,12 +12,38 @@ def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
 
     The rows lie at `row_start` and column `first` of a global tensor whose rows have `length` elements.
     """
-    rows, k = x.shape
-    length = length or k
+    length = length or x.shape[1]
     bits = x.view(np.uint32).tolist()
+    return _blocks(bits, x.shape[1], spec, stream, lambda r, c: (row_start + r) * length + first + c)
+
+
+def oracle_quantize_array(x, spec, stream=None, *, axis=-1, origin=None, global_shape=None, pad=False):
+    """Codes [rows..., K] and scale codes [rows..., K / 32] of any array, by the scalar oracle and its own plan.
+
+    Raises:
+        oracle_plan.Refused: the specification refuses the request.
+    """
+    tile = spec.block.value == "32x32"
+    place = oracle_plan.place(
+        x.shape, axis, spec.hadamard, tile=tile, origin=origin, whole=global_shape, pad=pad
+    )
+    words = np.ascontiguousarray(x.astype(np.float32)).view(np.uint32)
+    rows = list(place.rows())
+    sources = [[place.source(row, column) for column in range(place.stored)] for row in rows]
+    bits = [[0 if source is None else int(words[source]) for source in row] for row in sources]
+    codes, scales = _blocks(bits, place.stored, spec, stream, lambda r, c: place.index(rows[r], c))
+    lengths = place.others(place.shape)
+    return codes.reshape(*lengths, place.stored), scales.reshape(*lengths, place.stored // 32)
+
+
+def _blocks(bits, k, spec, stream, index):
+    """Codes and scales of stored rows of k float32 bits; `index` gives the random index of a row's column."""
+    rows = len(bits)
     if spec.hadamard:
         n, policy = spec.hadamard, spec.signs.value
-        where = (stream.seed, stream.step, stream.layer, 6 + stream.operand // 2) if stream else (0, 0, 0, 6)
+        where = (0, 0, 0, 6)
+        if stream and policy != "none":
+            where = (stream.seed, stream.step, stream.layer, oracle_plan.sign_id(stream.operand))
         signs = oracle_random.sign_vector(n, *where, policy)
         bits = [
             [b for i in range(0, k, n) for b in oracle_random.hadamard(row[i : i + n], signs)] for row in bits
@@ -30,10 +57,7 @@ def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
             random = None
             if spec.rounding.value == "sr":
                 where = (stream.seed, stream.step, stream.layer, stream.operand)
-                random = [
-                    oracle_random.sr_integer(*where, (row_start + r) * length + first + c, spec.sr_bits)
-                    for r, c in cells
-                ]
+                random = [oracle_random.sr_integer(*where, index(r, c), spec.sr_bits) for r, c in cells]
             byte, block_codes = oracle.quantize_block(
                 [bits[r][c] for r, c in cells],
                 spec.scale_rule.value,

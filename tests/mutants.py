@@ -155,6 +155,8 @@ class Mutant:
     ops: tuple[str, ...] = ("quantize",)
     first: bool = True
     """Whether that clause must also be the first to be reported."""
+    level: str = "quick"
+    """The level that must catch it."""
 
 
 _RNE = Rounding.RNE

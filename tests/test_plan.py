@@ -6,7 +6,7 @@ import pytest
 from mxref import OperandSpec, Stream, get_backend
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import MXFP4
-from mxref.hadamard import draw_rotation
+from mxref.hadamard import SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import first_bits, stream_words
 from mxref.plan import check_input, plan_quantize
@@ -58,6 +58,34 @@ def test_what_is_refused_is_refused_each_time(shape, spec, options, error, messa
     for _ in range(3):
         with pytest.raises(error, match=message):
             plan_quantize(shape, spec, 1, **options)
+
+
+@pytest.mark.clause("random.stream", "random.range", "hadamard.signs")
+@pytest.mark.parametrize("operand", [6, 7, 8])
+@pytest.mark.parametrize(
+    "spec",
+    [OperandSpec(rounding="sr"), OperandSpec(hadamard=16, signs="fixed"), SR],
+    ids=["sr", "signs", "both"],
+)
+def test_a_stream_of_signs_quantizes_nothing(spec, operand):
+    x = np.ones((2, 64), np.float32)
+    message = rf"operand = {operand} names the stream of a GEMM's Hadamard signs.*0 \.\. 5"
+    for call in (
+        lambda rng: plan_quantize((2, 64), spec, 1, rng),
+        lambda rng: get_backend("reference").quantize(x, spec, rng=rng),
+        lambda rng: get_backend("reference").quantize_dual(
+            np.ones((64, 64), np.float32), (spec, spec), rngs=(Stream(1), rng)
+        ),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            call(Stream(7, 1, 2, operand))
+    with pytest.raises(RecipeError, match=message):
+        draw_rotation(16, SignPolicy.FIXED, Stream(7, 1, 2, operand))
+
+
+def test_a_stream_that_nothing_asks_is_not_looked_at():
+    assert plan_quantize((2, 64), OperandSpec(), 1, Stream(7, operand=8)).stream is None
+    assert draw_rotation(16, SignPolicy.NONE, Stream(7, operand=8)).signs == 0
 
 
 def test_a_plan_holds_python_s_integers_whoever_asks_first():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
-from mxref.conformance.decode import differs, drawn_array, given, shown
+from mxref.conformance.decode import LAYOUTS, differs, drawn_array, given, shown
 from mxref.conformance.gemm import adversarial
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Product
@@ -33,7 +33,7 @@ class Sum:
     def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
         """Return where the array may not hold what it holds afterwards, what it should (or might), and what it does."""
         product, backend = self.product, subject.backend
-        a, b = (given(subject, q, product.strided) for q in (product.a, product.b))
+        a, b = (given(subject, q, product.layout) for q in (product.a, product.b))
         if self.prepared:
             b = backend.prepare(b, profile=product.profile)
 
@@ -60,7 +60,7 @@ def checks(plan: Plan) -> Iterator[Check]:
     rng = np.random.default_rng(plan.seed)
     for profile in GemmProfile:
         for what, a, b in _operands(rng, plan.full):
-            product = Product(a, b, profile, strided="contiguous" in what)
+            product = Product(a, b, profile, layout=what if what in LAYOUTS else "")
             for held, onto in _held(rng, product.expected):
                 for prepared in (False, True) if plan.full or held == "a gradient" else (False,):
                     title = f"add_product, {profile.value}: {what}, onto {held}{', B prepared' * prepared}"
@@ -75,7 +75,8 @@ def _operands(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, MXArr
     sizes = ((5, 33, 96), (66, 17, 64), (1, 1, 32), (3, 130, 160), (130, 65, 288))
     for m, n, k in sizes if full else sizes[:2]:
         yield f"M, N, K = {m}, {n}, {k}", drawn(m, k), drawn(n, k)
-    yield "codes not contiguous", drawn(8, 64), drawn(6, 64)
+    for layout in LAYOUTS:
+        yield layout, drawn(8, 64), drawn(6, 64)
     yield "prescaled", drawn(9, 64, True), drawn(7, 64, True)
     yield "A prescaled", drawn(4, 96, True), drawn(5, 96)
     yield "every scale and NaN blocks", adversarial(rng, 9, 6), adversarial(rng, 40, 6)

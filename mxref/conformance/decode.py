@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,8 @@ from mxref.packing import pack, unpack
 from mxref.quantize import dequantize
 
 DTYPES = ("float64", "float32", "bfloat16")
+LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran order")
+"""How codes and scales may lie in memory, beside C order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +29,8 @@ class Decoding:
 
     q: MXArray
     dtype: str
-    strided: bool = field(default=False)
+    layout: str = ""
+    """One of `LAYOUTS`, or nothing."""
 
     @cached_property
     def expected(self) -> NDArray[Any]:
@@ -40,7 +43,7 @@ class Decoding:
         Raises:
             ValueError: the result has another shape or type than it should.
         """
-        values = subject.take(subject.backend.dequantize(given(subject, self.q, self.strided), self.dtype))
+        values = subject.take(subject.backend.dequantize(given(subject, self.q, self.layout), self.dtype))
         if values.shape != self.expected.shape or values.dtype != self.expected.dtype:
             raise ValueError(
                 f"the result is {values.dtype} {values.shape}, expected {self.expected.dtype} {self.expected.shape}"
@@ -51,17 +54,19 @@ class Decoding:
         """Return the request in words."""
         return {
             "dtype": self.dtype, "shape": str(self.q.shape), "axis": str(self.q.axis),
-            **({"layout": "codes and scales not contiguous"} if self.strided else {}),
+            **({"layout": self.layout} if self.layout else {}),
         }  # fmt: skip
 
 
-def given(subject: Subject, q: MXArray, strided: bool = False) -> MXArray:
-    """Return an MXArray of the backend's own arrays, fresh ones."""
+def given(subject: Subject, q: MXArray, layout: str = "") -> MXArray:
+    """Return an MXArray of the backend's own arrays, fresh ones, in C order or one of `LAYOUTS`."""
 
-    def fresh(a: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return np.repeat(a, 2, axis=0)[::2] if strided else a.copy()
+    def fresh(name: str, a: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if layout == "codes not contiguous":  # nor are the scales
+            return np.repeat(a, 2, axis=0)[::2]
+        return a.copy(order="F" if layout.startswith(name) else "C")
 
-    codes, scales = (subject.give(fresh(np.asarray(a))) for a in (q.codes, q.scales))
+    codes, scales = (subject.give(fresh(n, np.asarray(getattr(q, n)))) for n in ("codes", "scales"))
     return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation)
 
 
@@ -100,14 +105,18 @@ def checks(plan: Plan) -> Iterator[Check]:
         for shape, axis, length in (
             ((32,), 0, 32), ((64, 3), 0, 64), ((5, 40), 1, 64), ((2, 45, 3), 1, 64), ((1, 1), 0, 256),
             ((0, 32), 1, 32), ((3, 0), 1, 0), ((33, 7, 96), -1, 96),
+            ((64, 2, 3), 0, 64), ((96, 3, 2, 2), 0, 96), ((45, 2, 3), 0, 64), ((2, 64, 3, 2), 1, 64),
         ):  # fmt: skip
             q = drawn_array(rng, shape, axis, length)
             yield _check("quantize.axis" if length == shape[axis] else "quantize.padding",
                          f"dequantize to {dtype}, shape {shape}, axis {axis}", Decoding(q, dtype))  # fmt: skip
         plain = drawn_array(rng, (64, 96), 1, 96)
-        yield _check(
-            "quantize.strides", f"dequantize to {dtype}, codes not contiguous", Decoding(plain, dtype, True)
-        )
+        for layout in LAYOUTS:
+            decoding = Decoding(plain, dtype, layout)
+            yield _check("quantize.strides", f"dequantize to {dtype}, {layout}", decoding)
+        if plan.full:  # results beyond a processor's caches: 8 MiB and more in each type
+            large = drawn_array(rng, (4099, 1024), 1, 1024)
+            yield _check("quantize.strides", f"dequantize to {dtype}, 4 Mi values", Decoding(large, dtype))
         treated = MXArray(plain.codes, plain.scales, (64, 96), 1, BlockShape.TILE, True, Rotation(32, 5))
         yield _check(
             "dequantize.value", f"{dtype}, tiles, prescale and Hadamard not undone", Decoding(treated, dtype)
@@ -140,8 +149,12 @@ def _check(
         got = subject.once(decoding, lambda: decoding.answer(subject))
         looked = np.ones(want.shape, np.bool_) if where is None else where
         wrong = differs(got, want) & looked
-        if permuted:  # the layout is to blame only where the right values lie in another order
-            wrong &= (np.sort(got, axis=-1) == np.sort(want, axis=-1)).all(axis=-1)[:, None]
+        if (
+            permuted
+        ):  # the layout is to blame only where the right values, signs of zeros too, lie in another order
+            wrong &= ~differs(np.sort(_sortable(got), axis=-1), np.sort(_sortable(want), axis=-1)).any(
+                axis=-1
+            )[:, None]
         if not wrong.any():
             return Verdict(int(looked.sum()))
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -157,6 +170,12 @@ def _check(
 
     needs = (("dequantize_dtypes", decoding.dtype),)
     return Check(clause, title, Op.DEQUANTIZE, needs, run, describe=decoding.describe)
+
+
+def _sortable(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return values with their zeros told apart, as the least magnitudes of either sign."""
+    wide = values.astype(np.float64)
+    return np.where(wide == 0, np.copysign(np.finfo(np.float64).smallest_subnormal, wide), wide)
 
 
 def shown(value: Any) -> str:

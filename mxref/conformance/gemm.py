@@ -8,7 +8,7 @@ from itertools import product as combinations
 
 import numpy as np
 
-from mxref.conformance.decode import drawn_array, given
+from mxref.conformance.decode import LAYOUTS, drawn_array, given
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Product, product_check
 from mxref.errors import ShapeError
@@ -30,8 +30,13 @@ def checks(plan: Plan) -> Iterator[Check]:
     rng = np.random.default_rng(plan.seed)
     for profile in (GemmProfile.ORDERED, GemmProfile.EXACT, GemmProfile.BOUNDED):
         for title, a, b in _narrowed(rng):
+            # `exact` rounds the real sum once, to either type: it narrows nothing.
+            clause = "gemm.exact" if profile is GemmProfile.EXACT else "gemm.output"
+            yield product_check(clause, f"{profile.value}: {title}", Product(a, b, profile, "bfloat16"), 130)
+        if plan.full and profile is not GemmProfile.EXACT:  # beyond 8 MiB, and beyond 512 rows of both
+            a, b = (drawn_array(rng, (rows, 64), 1, 64, (126, 129)) for rows in (1543, 1447))
             yield product_check(
-                "gemm.output", f"{profile.value}: {title}", Product(a, b, profile, "bfloat16"), 130
+                "gemm.operands", f"{profile.value}: 8 MiB of results", Product(a, b, profile), 130
             )
         for out in OUT_DTYPES:
             for clause, title, a, b in [*_structure(rng, plan.full), *_hostile(rng, plan.full)]:
@@ -39,7 +44,8 @@ def checks(plan: Plan) -> Iterator[Check]:
                 if clause in ("gemm.exact", "gemm.ordered") and clause != f"gemm.{profile.value}":
                     clause = f"gemm.{profile.value}"
                 name = f"{profile.value}, {out}: {title}"
-                yield product_check(clause, name, Product(a, b, profile, out, "contiguous" in title), top)
+                layout = title if title in LAYOUTS else ""
+                yield product_check(clause, name, Product(a, b, profile, out, layout), top)
     for out in OUT_DTYPES:
         for top, k, prescale in combinations((252, 254), (512, 4096), (False, True)):
             a, b = (replace(_tailed(rng, rows, k, top), prescale=prescale) for rows in (9, 11))
@@ -63,7 +69,7 @@ def _structure(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, str,
         return drawn_array(rng, shape, axis, length, (126, 129))
 
     sizes = (
-        ((1, 1, 32), (3, 5, 64), (33, 17, 96), (130, 65, 32), (2, 300, 160))
+        ((1, 1, 32), (3, 5, 64), (33, 17, 96), (130, 65, 32), (2, 300, 160), (1030, 3, 64), (3, 1030, 64))
         if full
         else ((1, 1, 32), (3, 5, 64), (33, 17, 96))
     )
@@ -72,7 +78,8 @@ def _structure(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, str,
     yield "gemm.operands", "both along axis 0", operand((64, 5), 0, 64), operand((64, 3), 0, 64)
     yield "gemm.operands", "along axis 0 and axis 1", operand((64, 5), 0, 64), operand((3, 64), 1, 64)
     yield "gemm.operands", "padded", operand((4, 40), 1, 64), operand((40, 6), 0, 64)
-    yield "gemm.operands", "codes not contiguous", operand((8, 64), 1, 64), operand((6, 64), 1, 64)
+    for layout in LAYOUTS:
+        yield "gemm.operands", layout, operand((8, 64), 1, 64), operand((6, 64), 1, 64)
     for shape in ((0, 3), (3, 0), (0, 0)):
         a, b = (operand((rows, 64), 1, 64) for rows in shape)
         yield "gemm.operands", f"empty {shape}", a, b
@@ -141,6 +148,13 @@ def _hostile(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, str, M
         matrix([[(0, [_HALF, 9, 3])] * 3]),
         matrix([[(0, [_SIX]), (1, [_SIX]), (2, [5])]]),
     )
+    for name, lowest in (("float32", -149), ("bfloat16", -133)):
+        # Half units of the last place and a little more or less: rounded to the precision of normal numbers first,
+        # each is a tie. B's scale is 2^-75.
+        low = lowest - 1 + 127 + 75
+        for half, codes, little in ((1, [_ONE], _ONE), (3, [5], _MINUS | _ONE), (5, [6, _ONE], _ONE)):
+            a, b = matrix([[(low, codes), (low - 30, [little])]]), matrix([[(52, [_ONE] * 2)] * 2])
+            yield "gemm.exact", f"double rounding: {half} halves of {name}'s least, and a little", a, b
     for prescaled in ((True, False), (False, True), (True, True)):
         a, b = (
             replace(_tailed(rng, rows, 256, 140), prescale=p)

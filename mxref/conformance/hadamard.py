@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class Transform:
     n: int
     signs: int = 0
     axis: int = -1
+    order: Literal["C", "F"] = "C"
+    """Order in memory of the array that is passed."""
 
     @cached_property
     def expected(self) -> NDArray[np.uint32]:
@@ -45,14 +48,16 @@ class Transform:
 
     def answer(self, subject: Subject) -> NDArray[np.uint32]:
         """Return the backend's answer as bits."""
-        y = subject.backend.hadamard(subject.give(self.x.copy()), self.n, self.signs, axis=self.axis)
+        y = subject.backend.hadamard(
+            subject.give(self.x.copy(self.order)), self.n, self.signs, axis=self.axis
+        )
         return float_bits(subject.take(y))
 
     def describe(self) -> dict[str, str]:
         """Return the request in words."""
         return {
             "n": str(self.n), "signs": hex(self.signs), "axis": str(self.axis), "dtype": dtype_name(self.x),
-            "shape": str(self.x.shape),
+            "shape": str(self.x.shape), **({"layout": "in Fortran order"} if self.order == "F" else {}),
         }  # fmt: skip
 
 
@@ -67,8 +72,14 @@ def checks(plan: Plan) -> Iterator[Check]:
             yield _check("hadamard.size", f"{title}: signs", t, mask=0x80000000)
             yield _check("hadamard.factor", f"{title}: magnitudes", t, mask=0x7FFFFFFF)
         for vector in (signs, 1, 1 << n - 1, (1 << n) - 1):
-            x = plan.cast(tame(rng, (3, max(32, 2 * n))))
-            yield _check("hadamard.signs", f"H{n} signs {vector:#x}", Transform(x, n, vector))
+            x = tame(rng, (3, max(32, 2 * n)))
+            before = x * np.resize(Rotation(n, vector).vector(), x.shape[1])
+            yield _check(
+                "hadamard.signs", f"H{n} signs {vector:#x}", Transform(plan.cast(x), n, vector),
+                control=Transform(plan.cast(before), n),
+            )  # fmt: skip
+        yield _check("hadamard.factor", f"H{n} of one element a group", Transform(plan.cast(_single(rng, n)), n),
+                     mask=0x7FFFFFFF)  # fmt: skip
         for what, draw in (
             ("cancelling", cancelling),
             ("heavy-tailed", heavy_tailed),
@@ -76,11 +87,23 @@ def checks(plan: Plan) -> Iterator[Check]:
         ):
             x = draw(rng, (64 if plan.full else 8, 4 * n))
             yield _check("hadamard.order", f"H{n} {what}", Transform(plan.cast(x), n, signs))
+        for shape, axis in (((2, 2 * n, 3), 1), ((2 * n, 2, 3), 0), ((3, n, 2, 2), 1)):
+            t = Transform(plan.cast(tame(rng, shape, axis)), n, axis=axis)
+            rows = np.ascontiguousarray(np.moveaxis(t.x, axis, -1)).reshape(-1, shape[axis])
+            title = f"H{n} of shape {shape} along axis {axis}"
+            yield _check("hadamard.size", title, t, control=Transform(rows, n))
         yield _check(
             "hadamard.order",
             f"H{n} along the middle",
             Transform(plan.cast(cancelling(rng, (2, 2 * n, 3))), n, axis=1),
         )
+        in_rows = Transform(plan.cast(tame(rng, (5, max(32, 2 * n)))), n)
+        in_columns = replace(in_rows, order="F")
+        yield _check("quantize.strides", f"H{n} in Fortran order", in_columns, control=in_rows)
+    if plan.full:  # a result beyond a processor's caches
+        large = Transform(plan.cast(rng.standard_normal((4099, 512))), 32)
+        control = Transform(large.x[:64], 32)
+        yield _check("quantize.strides", "H32 of 2 Mi values", large, control=control)
         yield _check(
             "hadamard.nonfinite",
             f"H{n} NaN, Inf, overflow",
@@ -92,7 +115,11 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield _check("conventions.inputs", f"H16 of {name}", Transform(x, 16, 0x1234))
 
 
-def _check(clause: str, title: str, transform: Transform, mask: int = 0xFFFFFFFF) -> Check:
+def _check(
+    clause: str, title: str, transform: Transform, mask: int = 0xFFFFFFFF, control: Transform | None = None
+) -> Check:
+    """Return a check of the bits of `mask`; where the control comes out wrong too, `hadamard.order` is to blame."""
+
     def wrong(t: Transform, subject: Subject) -> NDArray[np.bool_]:
         got = t.answer(subject)
         if got.shape != t.expected.shape:
@@ -109,12 +136,14 @@ def _check(clause: str, title: str, transform: Transform, mask: int = 0xFFFFFFFF
         if not differs.any():
             return Verdict(differs.size)
         t = _shrunk(transform, subject, wrong) if subject.shrink else transform
+        right = control is None or np.array_equal(control.answer(subject), control.expected)
         bad = wrong(t, subject)
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         got, want = t.answer(subject), t.expected
         small = t.x.size <= 512
+        blamed = clause if right else "hadamard.order"
         failure = Failure(
-            clause, title, f"{int(differs.sum())} of {differs.size} values differ, first at {where} of what is shown",
+            blamed, title, f"{int(differs.sum())} of {differs.size} values differ, first at {where} of what is shown",
             t.describe(), {"x": _words(float_bits(t.x))} if small else {},
             " ".join(_words(want)) if small else f"{want[where]:08x}",
             " ".join(_words(got)) if small else f"{got[where]:08x}",
@@ -157,6 +186,13 @@ def _shrunk(
         x.flat[i] = 0
         t = replace(t, x=x) if fails(replace(t, x=x)) else t
     return t
+
+
+def _single(rng: np.random.Generator, n: int) -> NDArray[np.float32]:
+    """Return groups of one element each, of any mantissa: every sum is exact, and only the factor rounds."""
+    x = np.zeros((64, n), np.float32)
+    x[np.arange(64), rng.integers(0, n, 64)] = rng.uniform(1, 2, 64) * np.exp2(rng.integers(-9, 9, 64))
+    return x
 
 
 def _subnormal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Capabilities
+from mxref.conformance.blame import controlled_check
 from mxref.conformance.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
 from mxref.conformance.request import Blocks, Request, quantize_check
@@ -41,23 +42,31 @@ def checks(plan: Plan) -> Iterator[Check]:
     yield _permuted(plan, rng, "packing.nibbles", 1)
     yield _permuted(plan, rng, "packing.scales", 8)
     for layout, base, view in _views():
-        check = quantize_check("quantize.strides", layout, request(base, view=view, layout=layout))
+        viewed = request(base, view=view, layout=layout)
+        copied = replace(viewed, x=np.ascontiguousarray(viewed.array()), view=None, layout="")
+        check = controlled_check("quantize.strides", layout, viewed, [copied])
         yield replace(check, needs=(*check.needs, ("arrays", "numpy"))) if layout in _NUMPY_ONLY else check
     empty: tuple[tuple[int, ...], ...] = ((0, 32), (3, 0), (0, 0), (2, 0, 64), (0, 32, 3))
     for shape in empty:
         yield quantize_check(
             "quantize.strides", f"empty {shape}", request(shape, axis=1 if len(shape) > 2 else -1)
         )
+    # Beyond 65,535 rows, of either axis: a grid of GPU programs has no more along its second dimension.
+    many = (((65569, 32), -1), ((32, 65569), 0)) if plan.full else ()
+    for shape, axis in many:
+        yield quantize_check("quantize.strides", f"sizes {shape}, axis {axis}", request(shape, axis))
     for shape in ((1, 32), (3, 96), (33, 32), (130, 64), (1, 4128), (1027, 32)):
         yield quantize_check("quantize.strides", f"sizes {shape}", request(shape))
     for shape, axis in (
         ((32,), 0), ((64, 3), 0), ((5, 64), -1), ((2, 64, 3), 1), ((64, 2, 3), 0), ((2, 3, 4, 32), -1),
-        ((2, 3, 32, 5), -2), ((2, 32, 3, 2), -3), ((160, 130), 0),
+        ((2, 3, 32, 5), -2), ((2, 32, 3, 2), -3), ((160, 130), 0), ((96, 3, 2, 2), 0),
     ):  # fmt: skip
         yield quantize_check("quantize.axis", f"shape {shape}, axis {axis}", request(shape, axis))
     for n in SIZES if plan.full else (16, 64):
         long = request((2 * n if n >= 32 else 64, 3), 0, spec={"hadamard": n})
         yield quantize_check("quantize.axis", f"H{n} along axis 0", long)
+        three = request((2 * n if n >= 32 else 64, 2, 3), 0, spec={"hadamard": n})
+        yield quantize_check("quantize.axis", f"H{n} along axis 0 of three", three)
     yield _refused(request((3, 40)), "length 40 without pad=True")
     yield _refused(request((40, 3), 0), "length 40 along axis 0 without pad=True")
     yield _refused(request((3, 32), spec={"hadamard": 64}), "length 32 under H64")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mxref.conformance.decode import drawn_array, given
+from mxref.conformance.decode import LAYOUTS, drawn_array, given
 from mxref.conformance.gemm import adversarial
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Operands, Product, product_check
@@ -29,7 +29,8 @@ def checks(plan: Plan) -> Iterator[Check]:
             for what, a, b in operands:
                 for how, change in _CHANGES.items():
                     top = max((int(q.scales[q.scales < 255].max(initial=0)) for q in (a, b)), default=0)
-                    product = Product(a, b, profile, out, "contiguous" in what, operands=change)
+                    layout = what if what in LAYOUTS else ""
+                    product = Product(a, b, profile, out, layout, operands=change)
                     yield product_check(
                         "conformance.dual", f"{profile.value}, {out}: {how}, {what}", product, top
                     )
@@ -46,7 +47,8 @@ def _operands(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, MXArr
     for m, n, k in sizes if full else sizes[:3]:
         yield f"M, N, K = {m}, {n}, {k}", drawn((m, k), 1, k), drawn((n, k), 1, k)
     yield "along axis 0, padded", drawn((4, 40), 1, 64), drawn((40, 6), 0, 64)
-    yield "codes not contiguous", drawn((8, 64), 1, 64), drawn((6, 64), 1, 64)
+    for layout in LAYOUTS:
+        yield layout, drawn((8, 64), 1, 64), drawn((6, 64), 1, 64)
     yield "no rows", drawn((3, 64), 1, 64), drawn((0, 64), 1, 64)
     yield "K = 0", drawn((2, 0), 1, 0), drawn((3, 0), 1, 0)
     a, b = adversarial(rng, 9, 6), adversarial(rng, 40, 6)

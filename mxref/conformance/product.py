@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
 _MAX_SHRINK_BLOCKS = 64
+_FEW_ROWS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,8 @@ class Product:
     b: MXArray
     profile: GemmProfile
     out: str = "float32"
-    strided: bool = False
+    layout: str = ""
+    """How codes and scales lie in memory: one of `LAYOUTS` of the module `decode`, or nothing."""
     error_class: str = "fp32"
     operands: Operands | None = None
 
@@ -55,7 +57,7 @@ class Product:
         Raises:
             ValueError: the result has another shape or type than it should.
         """
-        a, b = (given(subject, q, self.strided) for q in (self.a, self.b))
+        a, b = (given(subject, q, self.layout) for q in (self.a, self.b))
         if self.operands:
             a, b = self.operands(subject, self, a, b)
         backend = subject.backend
@@ -80,8 +82,8 @@ class Product:
         out = {"profile": self.profile.value, "out_dtype": self.out, "M, N, K": f"{m}, {n}, {k}"}
         if self.a.prescale or self.b.prescale:
             out["prescaled"] = " and ".join(name for name, q in (("A", self.a), ("B", self.b)) if q.prescale)
-        if self.strided:
-            out["layout"] = "codes and scales not contiguous"
+        if self.layout:
+            out["layout"] = self.layout
         return out
 
 
@@ -99,17 +101,13 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
     def run(subject: Subject) -> Verdict:
         asked = replace(product, error_class=subject.capabilities.bounded_class) if bounded else product
         wrong, got = asked.wrong(subject)
-        if wrong.any() and clause in ("gemm.output", "gemm.prescale"):
-            # The narrowing, or the undoing, is to blame only where the product without it is right.
-            plain = replace(asked, out="float32") if clause == "gemm.output" else _unscaled(asked)
-            if plain.out in subject.capabilities.gemm_dtypes:
-                wrong = wrong & ~plain.wrong(subject)[0]
-        if wrong.any() and asked.operands:
-            wrong = wrong & ~replace(asked, operands=None).wrong(subject)[0]
+        blamed, wrong = decided(subject, clause, asked, wrong)
         if not wrong.any():
             return Verdict(wrong.size)
+        from mxref.conformance.shrink_product import shrunk
+
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        small, here = _shrunk(subject, asked, at) if subject.shrink else (asked, at)
+        small, here = shrunk(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
         if subject.shrink:
             _, got = small.wrong(subject)
         expected = shown(small.expected[here])
@@ -117,13 +115,13 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
             total, tolerance = small.bound
             expected = f"{total[here]:.9g} within {tolerance[here]:.3g}"
         inputs = {
-            name: tuple(_blocks(q, here[i]))
+            name: tuple(_blocks(q, range(len(q.scales)) if len(q.scales) <= _FEW_ROWS else [here[i]]))
             for i, (name, q) in enumerate((("A", small.a), ("B", small.b)))
             if q.scales.size <= _MAX_SHRINK_BLOCKS
         }
         message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
         return Verdict(
-            wrong.size, Failure(clause, title, message, small.describe(), inputs, expected, shown(got[here]))
+            wrong.size, Failure(blamed, title, message, small.describe(), inputs, expected, shown(got[here]))
         )
 
     bounded = product.profile is GemmProfile.BOUNDED
@@ -135,56 +133,40 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
     return Check(clause, title, Op.GEMM, tuple(needs), run, describe=product.describe)
 
 
-def _unscaled(product: Product) -> Product:
-    return replace(product, a=replace(product.a, prescale=False), b=replace(product.b, prescale=False))
+def decided(
+    subject: Subject, clause: str, product: Product, wrong: NDArray[np.bool_]
+) -> tuple[str, NDArray[np.bool_]]:
+    """Return the clause that decides wrong results of a check of `clause`, and those of them that it decides.
+
+    Each step is held against the plainer product that lacks it: where that is wrong too, the step is not to blame.
+    """
+    plain = _plainer(subject, clause, product) if wrong.any() else None
+    if plain is None:
+        return clause, wrong
+    before = wrong & plain.wrong(subject)[0]
+    profile = f"gemm.{product.profile.value}"
+    if clause in ("gemm.operands", "gemm.block_dot"):
+        if before.any():
+            return clause, before
+        # `exact` rounds the real sum to the output type, and narrows nothing.
+        return (profile if product.profile is GemmProfile.EXACT else "gemm.output"), wrong
+    return (profile, wrong) if (before == wrong).all() else (clause, wrong & ~before)
 
 
-def _blocks(q: MXArray, row: int) -> Iterator[str]:
-    for scale, codes in zip(q.scales[row], q.codes[row].reshape(-1, 16), strict=True):
-        yield f"{int(scale):02x}:{bytes(codes).hex()}"
+def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
+    """Return the product without the step that a clause is about, None where there is none."""
+    if product.operands:
+        return replace(product, operands=None)
+    if clause == "gemm.prescale":
+        a, b = (replace(q, prescale=False) for q in (product.a, product.b))
+        return replace(product, a=a, b=b)
+    narrow = clause in ("gemm.output", "gemm.operands", "gemm.block_dot") and product.out != "float32"
+    return (
+        replace(product, out="float32") if narrow and "float32" in subject.capabilities.gemm_dtypes else None
+    )
 
 
-def _shrunk(subject: Subject, product: Product, at: tuple[int, ...]) -> tuple[Product, tuple[int, ...]]:
-    """Return a product of one row and one column that is still wrong, if there is one, blocks and elements dropped."""
-
-    def fails(candidate: Product) -> bool:
-        try:
-            return bool(candidate.wrong(subject)[0].any())
-        except Exception:  # another way to fail is not the failure that is being shrunk
-            return False
-
-    a, b = (rows_of(q) for q in (product.a, product.b))
-    single = replace(product, a=_row(a, at[0]), b=_row(b, at[1]), strided=False)
-    if not fails(single):
-        return product, at
-    product = single
-    step = product.a.scales.shape[1]
-    while step:  # drop runs of blocks, long ones first
-        start = 0
-        while start < product.a.scales.shape[1]:
-            dropped = replace(product, a=_without(product.a, start, step), b=_without(product.b, start, step))
-            if dropped.a.scales.shape[1] and fails(dropped):
-                product = dropped
-            else:
-                start += step
-        step //= 2
-    for side in ("a", "b"):
-        for i in range(getattr(product, side).codes.size):
-            for keep in (0x00, 0x0F, 0xF0):
-                q = getattr(product, side)
-                codes = q.codes.copy()
-                codes[0, i] &= keep
-                if (codes != q.codes).any():
-                    candidate = replace(product, **{side: replace(q, codes=codes)})
-                    product = candidate if fails(candidate) else product
-    return product, (0, 0)
-
-
-def _row(q: MXArray, i: int) -> MXArray:
-    return replace(q, codes=q.codes[i : i + 1].copy(), scales=q.scales[i : i + 1].copy(), shape=(1, q.length))
-
-
-def _without(q: MXArray, start: int, count: int) -> MXArray:
-    blocks = [i for i in range(q.scales.shape[1]) if not start <= i < start + count]
-    codes = q.codes.reshape(1, -1, 16)[:, blocks].reshape(1, -1)
-    return replace(q, codes=codes, scales=q.scales[:, blocks], shape=(1, 32 * len(blocks)))
+def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:
+    for row in rows:
+        for scale, codes in zip(q.scales[row], q.codes[row].reshape(-1, 16), strict=True):
+            yield f"{int(scale):02x}:{bytes(codes).hex()}"

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance.blame import controlled_check
+from mxref.conformance.crafted import tame
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Blocks, Request, quantize_check
 from mxref.formats import BlockShape
-from mxref.philox import Stream, random_integers
+from mxref.philox import Stream, elements_per_call, random_integers
 from mxref.plan import QuantPlan, plan_quantize
 from mxref.recipe import OperandSpec
 from mxref.rounding import MAX_SR_BITS, Rounding
@@ -38,7 +40,18 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield _clear(plan, "random.counter", f"seed {seed:#x}", spec, Stream(seed))
     for bits in (16, 20):
         yield _clear(plan, "random.counter", f"R = {bits}, group index beyond 32 bits", replace(spec, sr_bits=bits),
-                     Stream(0), origin=((1 << 31) - 4, 64), global_shape=(1 << 31, 160))  # fmt: skip
+                     Stream(0), origin=((1 << 31) - 4, 64), global_shape=(1 << 31, 160),
+                     near={"origin": (4, 64), "global_shape": (8, 160)})  # fmt: skip
+    for bits in (16, 20):
+        for title, arguments in _carries(bits).items():
+            yield _clear(
+                plan,
+                "random.counter",
+                f"R = {bits}, {title}",
+                replace(spec, sr_bits=bits),
+                Stream(0),
+                **arguments,
+            )
     for name, values in (
         ("step", (1, 0xFFFFFFFF)), ("layer", (1, 256, (1 << 24) - 1)), ("operand", range(1, 6)),
     ):  # fmt: skip
@@ -58,6 +71,26 @@ def checks(plan: Plan) -> Iterator[Check]:
             "rounding.sr", f"R = {bits}, at the threshold and just below", _made(plan, _turning, where)
         )
     yield _statistics(plan, spec)
+
+
+def _carries(bits: int) -> dict[str, dict[str, Any]]:
+    """Rows in whose midst the group index passes 2^32, so that its upper word changes, and their neighbours."""
+    turn = (1 << 32) * elements_per_call(bits)
+    found = {}
+    for length in (96, 544):
+        row = turn // length
+        assert turn % length  # so the turn lies within the row, at a multiple of 32
+        found |= {
+            f"a carry within a row of {length}": {
+                "shape": (3, length), "origin": (row - 1, 0), "global_shape": (row + 2, length),
+                "near": {"origin": (1, 0), "global_shape": (4, length)},
+            },
+            f"a carry within a column of {length}": {
+                "shape": (length, 3), "axis": 0, "origin": (0, row - 1), "global_shape": (length, row + 2),
+                "near": {"origin": (0, 1), "global_shape": (length, 4)},
+            },
+        }  # fmt: skip
+    return found
 
 
 def _places() -> dict[str, dict[str, Any]]:
@@ -85,11 +118,17 @@ def _clear(
     spec: OperandSpec,
     rng: Stream,
     shape: tuple[int, ...] = (4, 96),
+    near: dict[str, Any] | None = None,
     **where: Any,
 ) -> Check:
-    return quantize_check(
-        clause, title, _made(plan, _away, {"shape": shape, "spec": spec, "rng": rng, **where})
-    )
+    """Return a check of random integers; `near` says where a control lies that an index of 32 bits can count."""
+    arguments = {"shape": shape, "spec": spec, "rng": rng, **where}
+    controls = [_made(plan, _away, arguments | near)] if near else []
+    if plan.base.rounding is not Rounding.SR:  # are the rows the right ones, whatever their random bits?
+        values = tame(np.random.default_rng(6), shape, where.get("axis", -1))
+        plain = replace(plan.base, block=spec.block)
+        controls.append(Request(plan.cast(values), plain, **{"rng": rng, **where}))
+    return controlled_check(clause, title, _made(plan, _away, arguments), controls)
 
 
 def _made(plan: Plan, place: Any, where: dict[str, Any]) -> Request:

@@ -57,9 +57,8 @@ def shrink_quantize(
     array = _unit_rows(request, row, block)
     flat = array.astype(np.float32).view(np.uint32).ravel()
     words = tuple(f"0x{int(w):08x}" for w in flat)
-    shown = request.spec.block is not BlockShape.TILE
     return Failure(
-        clause, check, message, request.describe(), {"x": words} if shown else {}, _text(want),
+        clause, check, message, request.describe(), {"x": words}, _text(want),
         _text(got), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
         explain_command(request, row, block), array, explain_command(request, row, block, "FILE"),
     )  # fmt: skip

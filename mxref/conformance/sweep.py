@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.blame import deciders
+from mxref.conformance.blame import controlled_check, deciders
 from mxref.conformance.crafted import crafted_blocks, tame
 from mxref.conformance.model import Check, Plan
 from mxref.conformance.request import Request, quantize_check, scales_only
@@ -102,7 +102,8 @@ def _block_shapes(plan: Plan) -> Iterator[Check]:
             spec = OperandSpec(scale_rule=rule, rounding=rounding, block=BlockShape.TILE, zero_scale=127)
             request = Request(plan.cast(_tiles(rng, shape, axis)), spec, axis=axis, rng=STREAM)
             title = f"{rule.value} {rounding.value}, tiles of shape {shape} along axis {axis}"
-            yield quantize_check("scale.block.tile", title, request)
+            rows = replace(request, spec=replace(spec, block=BlockShape.ROW))
+            yield controlled_check("scale.block.tile", title, request, [rows])
 
 
 def _tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ The oracle lives among the tests because nothing that runs may lean on it; it is
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from mxref.vectors import Op, Record
 from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
 from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor
 
-_MODULES = ("oracle", "oracle_random", "differential")
+_MODULES = ("oracle", "oracle_random", "oracle_plan", "differential")
 
 
 class Oracle:
     """The results that the oracle gives for records.
 
     Args:
-        tests: the folder that holds `oracle.py`, `oracle_random.py` and `differential.py`.
+        tests: the folder that holds `oracle.py`, `oracle_random.py`, `oracle_plan.py` and `differential.py`.
 
     Raises:
         FileFormatError: the folder does not hold them.
@@ -41,7 +40,7 @@ class Oracle:
             )
         sys.path.insert(0, str(tests))
         try:
-            self._scalar, self._random, self._arrays = (importlib.import_module(name) for name in _MODULES)
+            self._scalar, self._random, self._plan, self._arrays = map(importlib.import_module, _MODULES)
         finally:
             sys.path.remove(str(tests))
 
@@ -59,21 +58,9 @@ class Oracle:
 
     def _quantize(self, record: Record) -> dict[str, str]:
         i, spec, stream = record.inputs, record_spec(record), record_stream(record)
-        x = record_tensor(record).astype(np.float32)
-        axis = i.get("axis", x.ndim - 1)
-        moved = np.moveaxis(x, axis, -1)
-        unit = math.lcm(MXFP4.k, spec.hadamard or 1)
-        padding = -moved.shape[-1] % unit
-        rows = math.prod(moved.shape[:-1])
-        flat = np.zeros((rows, moved.shape[-1] + padding), np.float32)
-        flat[:, : moved.shape[-1]] = moved.reshape(rows, moved.shape[-1])
-        origin = i.get("origin", [0] * x.ndim)
-        length = i.get("global_shape", x.shape)[axis]
-        if any(origin) and x.ndim != 2:
-            raise FileFormatError(f"{record.id}: the oracle places matrices only")
-        row_start = origin[1 - axis] if x.ndim == 2 else 0
-        codes, scales = self._arrays.oracle_quantize(
-            flat, spec, stream, row_start=row_start, length=length + -length % unit, first=origin[axis]
+        where = {name: tuple(i[name]) for name in ("origin", "global_shape") if name in i}
+        codes, scales = self._arrays.oracle_quantize_array(
+            record_tensor(record), spec, stream, axis=i.get("axis", -1), pad=i.get("pad", False), **where
         )
         if spec.nonfinite.value == "raise" and (scales == self._scalar.NAN_BYTE).any():
             return {"error": "nonfinite"}
@@ -144,7 +131,7 @@ class Oracle:
 
     def _signs(self, record: Record) -> dict[str, str]:
         i = record.inputs
-        sign_id = 6 + i["operand"] // 2
+        sign_id = self._plan.sign_id(i["operand"])
         signs = self._random.sign_vector(
             i["n"], int(i["seed"], 16), i["step"], i["layer"], sign_id, i["policy"]
         )
