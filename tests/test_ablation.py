@@ -414,7 +414,7 @@ def test_changed_configuration_or_data_reruns_everything(
 
 def test_changed_code_reruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, FakeTrainer())
-    monkeypatch.setattr("mxref_training.ablation.code_digest", lambda backend: "0" * 12)
+    monkeypatch.setattr("mxref_training.ablation.code_digest", lambda: "0" * 12)
     _, said = run(tmp_path, FakeTrainer())
     assert "because the code changed" in said[0]
 
@@ -426,9 +426,9 @@ def test_code_digest_sees_what_can_change_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, counts: bool
 ) -> None:
     monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "fingerprint.py"))
-    before = fingerprint.code_digest(mxref.get_backend("reference"))
+    before = fingerprint.code_digest()
     (tmp_path / f"{module}.py").write_text("x = 1\n")
-    after = fingerprint.code_digest(mxref.get_backend("reference"))
+    after = fingerprint.code_digest()
     assert (before != after) is counts
 
 

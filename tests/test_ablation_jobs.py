@@ -33,6 +33,7 @@ from mxref_training.ablation_progress import BarsDisplay, LinesDisplay, default_
 from mxref_training.ablation_worker import PipeProgress
 from mxref_training.errors import ConfigError
 from mxref_training.ladder import Ladder
+from training_setup import newest
 
 ARMS = ("fp8", "h16", "plain")
 LADDER = """
@@ -162,7 +163,7 @@ def assert_same(out: Path, unbroken: Path) -> None:
 
 
 def latest(out: Path, arm: str) -> int:
-    return int((out / "arms" / arm / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
+    return newest(out / "arms" / arm)
 
 
 def log(out: Path, arm: str) -> str:
@@ -315,7 +316,9 @@ def test_two_processes_never_train_in_one_directory(tmp_path: Path) -> None:
     def twice(label: str) -> None:
         run()
 
-    with pytest.raises(ConfigError, match=r"another process is training in .*arms/fp8: wait until it has"):
+    with pytest.raises(
+        ConfigError, match=rf"process {os.getpid()} on .* is training in .*arms/fp8: wait until it has"
+    ):
         run(trainer=FakeTrainer(interrupt=twice))
     assert run()["unfinished"] == []
 

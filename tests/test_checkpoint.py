@@ -69,12 +69,12 @@ def test_only_safetensors_and_json(store: CheckpointStore) -> None:
         json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
 
 
-def test_old_checkpoints_go_and_the_pointer_follows(store: CheckpointStore) -> None:
+def test_old_checkpoints_go(store: CheckpointStore) -> None:
     for step in (1, 2, 10, 30):
         store.save(snapshot(step))
         assert store.latest() == step
     assert store.steps() == [10, 30]
-    assert sorted(p.name for p in store.folder.iterdir()) == ["latest", "step-10", "step-30"]
+    assert sorted(p.name for p in store.folder.iterdir()) == ["step-10", "step-30"]
 
 
 def flip(path: Path) -> None:
@@ -130,8 +130,7 @@ def test_following_the_advice_goes_on_from_the_one_before(store: CheckpointStore
     for path in store.path(3).iterdir():
         path.unlink()
     store.path(3).rmdir()
-    with pytest.raises(CheckpointError, match=r"names step-7, but no checkpoint is left.*--no-resume"):
-        store.latest()
+    assert store.latest() is None
 
 
 def test_the_only_checkpoint_damaged_says_so(store: CheckpointStore) -> None:
@@ -167,7 +166,7 @@ def test_a_write_that_the_system_cuts_short(store: CheckpointStore) -> None:
     assert store.load(3).step == 3
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace", "rename"])
+@pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_full_disk_at_any_point_leaves_the_last_good_one(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -178,38 +177,17 @@ def test_a_full_disk_at_any_point_leaves_the_last_good_one(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        if call == "rename":
-            patch.setattr(Path, "rename", full)
-        else:
-            patch.setattr(os, call, full)
+        patch.setattr(*((Path, "rename") if call == "rename" else (os, call)), full)
         with pytest.raises(
             CheckpointError, match=r"step-7: No space left on device; free some space.*step-3"
         ):
             store.save(snapshot(7))
-    left = listing(store.folder)
     assert store.latest() == 3
     assert store.load(3).step == 3
-    assert not [name for name in left if ".partial" in name or name.endswith(".tmp")]
-    if call != "replace":  # by then the new checkpoint is complete, and only the pointer is missing
-        assert left == before
+    assert listing(store.folder) == before
+    assert [p.name for p in store.folder.iterdir()] == ["step-3"]
     store.save(snapshot(7))
     assert store.latest() == 7
-
-
-def test_killed_before_the_pointer_moves(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.save(snapshot(3))
-
-    def killed(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "replace_text", killed)
-        with pytest.raises(KeyboardInterrupt):
-            store.save(snapshot(7))
-    assert store.latest() == 3
-    store.save(snapshot(7, size=8))  # the run reaches step 7 again
-    assert store.latest() == 7
-    assert store.load(7).tensors["model"]["w"].shape == (8,)
 
 
 def test_killed_while_writing_leaves_nothing_to_mistake_for_a_checkpoint(
@@ -226,14 +204,7 @@ def test_killed_while_writing_leaves_nothing_to_mistake_for_a_checkpoint(
         patch.setattr(checkpoint, "save_file", killed)
         with pytest.raises(KeyboardInterrupt):
             store.save(snapshot(7))
-    assert (store.folder / ".partial-step-7").is_dir()
+    assert (store.folder / ".step-7.tmp").is_dir()
     assert store.steps() == [3]
     store.save(snapshot(9))
-    assert sorted(p.name for p in store.folder.iterdir()) == ["latest", "step-3", "step-9"]
-
-
-def test_an_unreadable_pointer_is_an_error(store: CheckpointStore) -> None:
-    store.save(snapshot(3))
-    (store.folder / "latest").write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match="cannot read .*latest"):
-        store.latest()
+    assert sorted(p.name for p in store.folder.iterdir()) == ["step-3", "step-9"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 import data_files
 from data_files import documents, make_texts, write
 from mxref_training.data import Tokenizer, cache, load_tokenizer, train_tokenizer
+from mxref_training.durable import locked
 from mxref_training.errors import DataError
 
 own_cache = data_files.own_cache
@@ -39,15 +42,36 @@ def test_cache_is_complete_or_absent(own_cache: Path) -> None:
     assert cache.cached("kind", "key", fail) == folder
 
 
-def test_cache_when_another_process_wins(own_cache: Path) -> None:
-    def race(folder: Path) -> None:
-        (own_cache / "kind" / "key").mkdir()
-        (own_cache / "kind" / "key" / "theirs").write_text("x")
-        (folder / "ours").write_text("x")
+def test_of_two_that_want_an_entry_one_builds_it_and_the_other_waits(own_cache: Path) -> None:
+    began, go_on = threading.Event(), threading.Event()
 
-    folder = cache.cached("kind", "key", race)
-    assert [p.name for p in folder.iterdir()] == ["theirs"]
+    def slow(folder: Path) -> None:
+        (folder / "whole").write_text("x")
+        began.set()
+        assert go_on.wait(60)
+
+    def never(folder: Path) -> None:
+        raise AssertionError("built twice")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.cached, "kind", "key", slow)
+        assert began.wait(60)
+        second = pool.submit(cache.cached, "kind", "key", never)
+        go_on.set()
+        assert first.result(60) == second.result(60)
     assert [p.name for p in (own_cache / "kind").iterdir()] == ["key"]
+
+
+def test_what_a_killed_builder_left_goes_with_the_next_build(own_cache: Path) -> None:
+    left = own_cache / "kind" / ".other.tmp"
+    left.mkdir(parents=True)
+    (left / "half").write_text("x")
+    alive = own_cache / "kind" / ".alive.tmp"
+    alive.mkdir()
+    with locked(alive.with_name(".alive.lock")):
+        cache.cached("kind", "key", lambda folder: None)
+        assert not left.exists()
+        assert alive.exists()
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,11 +78,14 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in metrics(out).splitlines()]
 
 
+def newest(out: Path) -> int:
+    """The step of a run's newest checkpoint."""
+    return max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir())
+
+
 def weights(out: Path) -> bytes:
-    step = (out / "checkpoints" / "latest").read_text().strip()
-    return b"".join(
-        (out / "checkpoints" / step / f"{g}.safetensors").read_bytes() for g in ("model", "optimizer")
-    )
+    step = out / "checkpoints" / f"step-{newest(out)}"
+    return b"".join((step / f"{g}.safetensors").read_bytes() for g in ("model", "optimizer"))
 
 
 def files(folder: Path) -> dict[str, bytes]:

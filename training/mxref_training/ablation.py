@@ -67,7 +67,7 @@ def run_ladder(
     """
     selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
     _check(ladder, config, backend, seeds)
-    code, tokens = code_digest(backend), corpus()
+    code, tokens = code_digest(), corpus()
 
     def resolved(arm: Arm, seed: int) -> ArmRun:
         run, recipe = seeded(config, arm, seed), ladder.resolve(arm)

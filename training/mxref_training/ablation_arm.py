@@ -1,7 +1,8 @@
 """One run of one arm: its directory, what its result depends on, and how it is trained.
 
 `OUT/arms/NAME/` is the run directory of an arm. `arm.json` there holds the fingerprint of everything its
-result depends on, written before training; `result.json` is written in one piece when the arm is done.
+result depends on, and appears before training; `result.json` appears when the arm is done. A result counts
+while its own digest is right, it belongs to the fingerprint, and `metrics.jsonl` is the one it was read from.
 So an interrupted ladder goes on at the unfinished arm, from that arm's own checkpoint, and an arm whose
 recipe, configuration, data or code changed is trained anew, the old directory being moved to
 `OUT/superseded/`.
@@ -9,11 +10,11 @@ recipe, configuration, data or code changed is trained anew, the old directory b
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mxref.backend import Backend
 from mxref.recipe import Recipe, recipe_from_table
 from mxref.tomlio import build, to_table
-from mxref_training.checkpoint import replace_text
 from mxref_training.config import TrainConfig, config_from_table
+from mxref_training.durable import explained, locked, make_folder, replace_text, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.fingerprint import changes, is_longer
 from mxref_training.ladder import Arm
-from mxref_training.telemetry import read_lines
+from mxref_training.metrics_log import file_sha256, read_lines
 
 if TYPE_CHECKING:
     from mxref_training.loop import TrainResult
@@ -83,7 +84,30 @@ class ArmRun:
 
     def finished(self) -> Record | None:
         """Return the record of a finished run that is still valid."""
-        return _read_json(self.folder / _RESULT) if self._stored_key() == plain(self.key) else None
+        if self._stored_key() != plain(self.key):
+            return None
+        found = _read_json(self.folder / _RESULT) or {}
+        record = found.get("record")
+        if not isinstance(record, dict) or found != self._sealed(record):
+            return None
+        return record
+
+    def _sealed(self, record: Record) -> dict[str, Any]:
+        """Return the content of `result.json`: a record, and the digests by which an edit is noticed."""
+        metrics = self.folder / "metrics.jsonl"
+        table = {
+            "fingerprint": _digest(self.key),
+            "metrics": file_sha256(metrics) if metrics.exists() else "",
+            "record": plain(record),
+        }
+        return table | {"sha256": _digest(table)}
+
+    def finish(self, record: Record) -> Record:
+        """Write the record of a finished run, and return it as it is read back."""
+        sealed = self._sealed(record)
+        write_json(self.folder / _RESULT, sealed)
+        found: Record = sealed["record"]
+        return found
 
     def prepare(self) -> str:
         """Make the directory ready, moving one with another fingerprint aside; return what will happen, and why.
@@ -93,23 +117,38 @@ class ArmRun:
         """
         if self.finished():
             return "finished before, kept"
-        if not self.folder.exists():
-            write_json(self.folder / _KEY, self.key)
-            return "starts"
-        with self.alone():
-            stored = self._stored_key()
-            if stored == plain(self.key):
-                return "resumes where it stopped"
-            if stored and is_longer(stored, plain(self.key)):
-                (self.folder / _RESULT).unlink(missing_ok=True)
+        with self._explained():
+            make_folder(self.folder)
+            with self.alone():
+                stored = self._stored_key()
+                if stored == plain(self.key):
+                    if (self.folder / _RESULT).exists():
+                        return "its result.json or metrics.jsonl was changed since: read again from the run"
+                    return "resumes where it stopped"
+                if stored and is_longer(stored, plain(self.key)):
+                    (self.folder / _RESULT).unlink(missing_ok=True)
+                    write_json(self.folder / _KEY, self.key)
+                    return f"goes on from {stored['run']['steps']:,} to {self.key['run']['steps']:,} steps"
+                if stored is None and not (self.folder / "run.json").exists():
+                    write_json(self.folder / _KEY, self.key)
+                    return "starts"
+                changed = (
+                    ", ".join(changes(stored, plain(self.key))) if stored else "its fingerprint is missing"
+                )
+                aside = self._move_aside()
+            make_folder(self.folder)
+            with self.alone():
                 write_json(self.folder / _KEY, self.key)
-                return f"goes on from {stored['run']['steps']:,} to {self.key['run']['steps']:,} steps"
-            changed = ", ".join(changes(stored, plain(self.key))) if stored else "its fingerprint is missing"
-            aside = _aside(self.out / "superseded" / self.folder.name)
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.rename(aside)
-        write_json(self.folder / _KEY, self.key)
         return f"starts anew, because {changed} (the old run is in {aside})"
+
+    def _move_aside(self) -> Path:
+        aside = _free_name(self.out / "superseded" / self.folder.name)
+        make_folder(aside.parent)
+        self.folder.rename(aside)
+        for folder in (aside.parent, self.folder.parent):
+            sync(folder)
+        (aside / _LOCK).unlink()  # whoever waits for the lock finds that the directory is another one
+        return aside
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -118,14 +157,17 @@ class ArmRun:
         Two processes writing one run would damage it without a word. The second may be the same command
         given twice, or what is left of one that was killed: its arms end after the step in progress.
         """
-        with (self.folder / _LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"another process is training in {self.folder}: wait until it has ended, or stop it"
-                ) from None
+
+        def busy(holder: str) -> ConfigError:
+            return ConfigError(f"{holder} is training in {self.folder}: wait until it has ended, or stop it")
+
+        with ExitStack() as held:
+            with self._explained():
+                held.enter_context(locked(self.folder / _LOCK, busy))
             yield
+
+    def _explained(self) -> Any:
+        return explained(ConfigError, f"write to {self.folder}", "free some space, or choose another --out")
 
     def to_table(self) -> dict[str, Any]:
         """Return this run as JSON can hold it."""
@@ -211,19 +253,15 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
         facts = _read_json(run.folder / "run.json") or {}
         kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
         record |= {"environment": {key: facts[key] for key in kept if key in facts}}
-        written: Record = plain(record)
-        write_json(run.folder / _RESULT, written)
-        return written
+        return run.finish(record)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value in one piece, null for what JSON has no word for; ConfigError where that cannot be done."""
     text = json.dumps(plain(value), indent=1, allow_nan=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with explained(ConfigError, f"write {path}", "free some space, or choose another --out"):
+        make_folder(path.parent)
         replace_text(path, text)
-    except OSError as err:
-        raise ConfigError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
 
 
 def plain(value: Any) -> Any:
@@ -237,7 +275,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _aside(path: Path) -> Path:
+def _free_name(path: Path) -> Path:
     number = 1
     while (candidate := path.with_name(f"{path.name}-{number}")).exists():
         number += 1
@@ -255,3 +293,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _digest(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON, whatever the order of its keys."""
+    text = json.dumps(plain(value), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

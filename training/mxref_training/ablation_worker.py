@@ -81,7 +81,7 @@ def _train(table: dict[str, Any], progress: PipeProgress) -> int:
     try:
         run, backend = ArmRun.from_table(table["run"]), get_backend(table["backend"])
         corpus = prepare_corpus(run.config)
-        key = plain(fingerprint(run.config, run.recipe, backend, corpus, code_digest(backend)))
+        key = plain(fingerprint(run.config, run.recipe, backend, corpus, code_digest()))
         if key != run.key:
             # The sources may have been edited since the ladder began; its arms would not be alike.
             changed = ", ".join(changes(run.key, key))

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mxref
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref_training.backend_code import digest, own_sources
 from mxref_training.run_folder import identity
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
-
-# Modules and packages, by the first word of their name, that show, judge or check results and cannot change
-# one: an edit there leaves finished arms finished. Any other counts, so that a new one is never forgotten.
-_READERS = {
-    "ablation",
-    "cli",
-    "conformance",
-    "crossing",
-    "explain",
-    "fingerprint",
-    "ladder",
-    "pytest",
-    "report",
-    "results",
-    "vectors",
-}
 
 
 def fingerprint(
@@ -46,27 +29,10 @@ def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return before < now and old | {"run": old["run"] | {"steps": now}} == new
 
 
-def code_digest(backend: Backend) -> str:
-    """Return 12 hex digits of the SHA-256 over the sources that a result depends on."""
-    top = sys.modules[type(backend).__module__.partition(".")[0]]
-    files = [*_sources(Path(mxref.__file__).parent), *_sources(Path(__file__).parent)]
-    if top.__file__ and top.__name__ not in ("mxref", "mxref_training"):
-        single = not hasattr(top, "__path__")
-        files += [Path(top.__file__)] if single else _sources(Path(top.__file__).parent)
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
-
-
-def _sources(package: Path) -> list[Path]:
-    own = package in (Path(mxref.__file__).parent, Path(__file__).parent)
-    files = sorted(package.rglob("*.py"))
-    return [p for p in files if not (own and _first_word(p.relative_to(package)) in _READERS)]
-
-
-def _first_word(path: Path) -> str:
-    return path.parts[0].removesuffix(".py").partition("_")[0]
+def code_digest() -> str:
+    """Return 12 hex digits of the SHA-256 over the sources of this project that a result depends on."""
+    packages = Path(mxref.__file__).parent, Path(__file__).parent
+    return digest(pair for package in packages for pair in own_sources(package))
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

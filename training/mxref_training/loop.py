@@ -25,7 +25,7 @@ from mxref_training.device import (
     generator_states,
     set_generator_states,
 )
-from mxref_training.errors import CheckpointError, DivergedError
+from mxref_training.errors import CheckpointError, DivergedError, start_over
 from mxref_training.evaluate import (
     Evaluation,
     cross_entropy,
@@ -34,6 +34,7 @@ from mxref_training.evaluate import (
     first_nonfinite_output,
 )
 from mxref_training.interrupt import Interrupted, StopRequest
+from mxref_training.metrics_log import Mark, MetricsLog
 from mxref_training.model import Llama, flops_per_token, parameter_count
 from mxref_training.optim import (
     clip_gradients,
@@ -45,8 +46,8 @@ from mxref_training.optim import (
     set_learning_rate,
 )
 from mxref_training.outcome import TrainResult, outcome
-from mxref_training.run_folder import RunFolder, changed_environment
-from mxref_training.telemetry import MetricsLog, ProgressSink, default_progress, reporting
+from mxref_training.run_folder import RunFolder, changed_environment, log_marks
+from mxref_training.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
@@ -90,7 +91,11 @@ def train(
     corpus.tokenizer.check_vocab(config.model.vocab)
     folder = RunFolder(Path(out), config.run.keep)
     device = choose_device(config.run.device, backend)
-    with deterministic(device, config.run.threads), reporting(progress or default_progress()) as sink:
+    with (
+        deterministic(device, config.run.threads),
+        reporting(progress or default_progress()) as sink,
+        folder.alone(),
+    ):
         wanted = run_folder.identity(config, recipe, backend, corpus)
         if not resume:
             folder.clear()
@@ -99,14 +104,18 @@ def train(
             folder.require(wanted, record["identity"])
             if changed := changed_environment(record, device_name(device)):
                 sink.note(f"not the machine that began this run, so bits may differ: {', '.join(changed)}")
+            if folder.store.latest() is None:
+                sink.note(f"no checkpoint in {folder.store.folder}: starts at step 0")
         step = (folder.store.latest() or 0) if record else 0
         if step > config.run.steps:
             raise CheckpointError(
                 f"the run in {out} is at step {step} already, beyond run.steps = {config.run.steps}; "
-                "choose another --out, or start over with --no-resume"
+                f"choose another --out, or {start_over(folder.path)}"
             )
         if step == config.run.steps:
             sink.note(f"{folder.path} is finished: {step} steps")
+            folder.verify_logs(step)
+            folder.describe(config, recipe)
         elif stop_after is None or step < stop_after:
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
             if record is None:
@@ -117,7 +126,8 @@ def train(
                     "parameters": parameter_count(config.model),
                     "flops_per_token": flops_per_token(config.model, config.run.seq_len),
                 }
-                folder.create(config, recipe, corpus, device_name(device), facts)
+                folder.create(recipe, corpus, device_name(device), facts)
+            folder.describe(config, recipe)
             run.go(step, min(config.run.steps, stop_after or config.run.steps), label)
         return outcome(folder, config)
 
@@ -152,9 +162,9 @@ class _Run:
         """Train from a checkpoint's step, or from 0, up to `last`."""
         run = self.config.run
         torch.manual_seed(run.seed)  # nothing draws from it; a module that did would still be repeatable
-        metrics_bytes, timing_bytes = self._restore(step) if step else (0, 0)
-        self.metrics = MetricsLog(self.folder.metrics, metrics_bytes)
-        self.timing = MetricsLog(self.folder.timing, timing_bytes)
+        marks = self._restore(step) if step else {}
+        self.metrics = MetricsLog(self.folder.metrics, marks.get("metrics"))
+        self.timing = MetricsLog(self.folder.timing, marks.get("timing"))
         self.sink.start(label, self.step, run.steps, run.step_tokens)
         if step:
             self.sink.note(f"resumed at step {step} of {run.steps}")
@@ -296,13 +306,10 @@ class _Run:
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         if self.config.model.tie_embeddings:
             del tensors["lm_head.weight"]
-        for log in (self.metrics, self.timing):
-            log.sync()
         state = {
             "skipped_in_a_row": self.skipped_in_a_row,
             "loader": self.loader.state_dict(),
-            "metrics_bytes": self.metrics.position(),
-            "timing_bytes": self.timing.position(),
+            "logs": {"metrics": self.metrics.mark().to_table(), "timing": self.timing.mark().to_table()},
             "identity": self.identity,
         }
         groups = {
@@ -312,8 +319,8 @@ class _Run:
         }
         self.folder.store.save(Snapshot(self.step, groups, state))
 
-    def _restore(self, step: int) -> tuple[int, int]:
-        """Take a checkpoint's state; return the lengths of the metrics and timing files at that point."""
+    def _restore(self, step: int) -> dict[str, Mark]:
+        """Take a checkpoint's state; return what metrics and timing files held at that point."""
         snapshot = self.folder.store.load(step)
         state = snapshot.state
         self.folder.require(self.identity, state["identity"])
@@ -329,7 +336,7 @@ class _Run:
         set_generator_states(self.device, snapshot.tensors["rng"])
         self.loader.load_state_dict(state["loader"])
         self.step, self.skipped_in_a_row = step, int(state["skipped_in_a_row"])
-        return int(state["metrics_bytes"]), int(state["timing_bytes"])
+        return log_marks(state)
 
 
 def _finite(value: float) -> float | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mxref_training.config import TrainConfig
 from mxref_training.crossing import has_diverged
+from mxref_training.metrics_log import read_lines
 from mxref_training.run_folder import RunFolder
-from mxref_training.telemetry import read_lines
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxref.tomlio import dumps
-from mxref_training.checkpoint import replace_text
+from mxref_training.durable import explained, replace_text
+from mxref_training.errors import ConfigError
 from mxref_training.report_plots import colours, curves_svg, overheads_svg, short_names
 
 if TYPE_CHECKING:
@@ -285,7 +286,9 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
     )
     paths = folder / HTML, folder / MARKDOWN
     for path, text in zip(paths, (page, markdown(results)), strict=True):
-        replace_text(path, text)
+        way_out = f"free some space, or see to the folder's permissions, then: mxref report {folder}"
+        with explained(ConfigError, f"write {path}", way_out):
+            replace_text(path, text)
     return paths
 
 

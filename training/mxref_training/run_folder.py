@@ -1,14 +1,16 @@
 """The folder of a run: what it was, what it wrote, and whether it may go on.
 
-`config.toml`, `recipe.toml`, `run.json`, `metrics.jsonl`, `timing.jsonl` and `checkpoints/`. Clock readings are
-in `timing.jsonl` and `run.json` alone, so the metrics of a resumed run equal those of one that never stopped.
+`run.json` is the first file to appear: with it the folder is a run, without it it is none. `config.toml` and
+`recipe.toml` are copies for readers and are made again where they are missing. `metrics.jsonl` and `timing.jsonl` are
+logs, and count up to the length that the newest checkpoint records. Clock readings are in `timing.jsonl` and `run.json`
+alone, so the metrics of a resumed run equal those of one that never stopped. `docs/durability.rst` has the whole rule.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +19,20 @@ from typing import Any
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.tomlio import dumps, to_table
-from mxref_training.checkpoint import CheckpointStore, replace_text
+from mxref_training.backend_code import backend_identity
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import Schedule, TrainConfig
 from mxref_training.corpus import TokenCorpus
-from mxref_training.errors import CheckpointError, ConfigError
+from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
+from mxref_training.errors import CheckpointError, ConfigError, start_over
+from mxref_training.metrics_log import Mark, MetricsLog
 from mxref_training.telemetry import environment
 
-FORMAT = "mxref.run.1"
+FORMAT = "mxref.run.2"
+_FAMILY = "mxref.run."
+_DELETED = ".run.json.deleted"
+"""What `run.json` is renamed to before a run is deleted: with it, the files of the run are rubbish."""
+_LOCK = "run.lock"
 _OWN = ("config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "checkpoints", "run.json")
 
 
@@ -48,7 +57,7 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
         "run": kept,
         "recipe": to_table(recipe),
         "data": corpus.hashes,
-        "backend": backend.name,
+        "backend": backend_identity(backend),
     }
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
@@ -76,34 +85,84 @@ class RunFolder:
         """The checkpoints."""
         return CheckpointStore(self.path / "checkpoints", self.keep)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other process out of the folder, which is made where it is missing, and clear up after dead ones.
+
+        Raises:
+            ConfigError: another process trains there, or the folder holds files of other origin.
+            CheckpointError: the folder cannot be made or written.
+        """
+
+        def busy(holder: str) -> ConfigError:
+            return ConfigError(
+                f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out"
+            )
+
+        self._refuse_strangers()
+        existed = self.path.exists()
+        with ExitStack() as held:
+            with self._explained():
+                make_folder(self.path)
+                held.enter_context(locked(self.path / _LOCK, busy))
+                for name in _OWN:
+                    clean(self.path, name)
+                self.store.clean()
+                if (self.path / _DELETED).exists():
+                    self._finish_deletion()
+            yield
+        if not existed:
+            with suppress(OSError):  # it holds something
+                self.path.rmdir()
+
+    def _refuse_strangers(self) -> None:
+        if any((self.path / name).exists() for name in ("run.json", _DELETED)):
+            return
+        for name in _OWN:
+            if (self.path / name).exists():
+                raise ConfigError(
+                    f"{self.path / name} exists, but {self.path / 'run.json'} does not: this is not the folder of a "
+                    "run, choose another --out"
+                )
+
+    def _explained(self) -> Any:
+        return explained(CheckpointError, f"write to {self.path}", "free some space, or choose another --out")
+
     def record(self) -> dict[str, Any] | None:
         """Return `run.json`; None where there is no run yet.
 
         Raises:
-            CheckpointError: it is damaged.
-            ConfigError: there is none, but files that a run would overwrite.
+            CheckpointError: it is damaged, or of another version of mxref.
         """
         path = self.path / "run.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT or not isinstance(found["identity"], dict):
-                raise ValueError(f"format {found['format']!r}")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            for name in _OWN:
-                if (self.path / name).exists():
-                    raise ConfigError(
-                        f"{self.path / name} exists, but {path} does not: this is not the folder of a run, "
-                        "choose another --out"
-                    ) from None
             return None
         except OSError as err:
             raise CheckpointError(f"cannot read {path}: {err.strerror or err}; choose another --out") from err
+        try:
+            found = json.loads(text)
+            version = str(found["format"])
+            if version == FORMAT and not isinstance(found["identity"], dict):
+                raise ValueError("identity is no table")
         except (ValueError, KeyError, TypeError) as err:
+            raise CheckpointError(f"{path} is damaged ({err}): restore it, or {self._way_out(text)}") from err
+        if version != FORMAT:
+            whose = "another version of mxref" if version.startswith(_FAMILY) else "another program"
             raise CheckpointError(
-                f"{path} is damaged ({err}): restore it, or start over with --no-resume"
-            ) from err
+                f"{path} was written by {whose}: its format is {version}, and this version reads {FORMAT}; "
+                f"choose another --out, or {self._way_out(text)}"
+            )
         table: dict[str, Any] = found
         return table
+
+    def _way_out(self, text: str) -> str:
+        """Return how to start over: what `--no-resume` may not delete, the user has to."""
+        if _is_ours(text):
+            return start_over(self.path)
+        names = [name for name in _OWN if (self.path / name).exists()]
+        return f"start over: delete {', '.join(names)} in {self.path}"
 
     def require(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """Raise CheckpointError, naming the first difference, unless the run here is the one that is wanted."""
@@ -112,13 +171,11 @@ class RunFolder:
             more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
             raise CheckpointError(
                 f"{self.path} holds another run: {key} is {theirs} there and {mine} here{more}; "
-                "choose another --out, or start over with --no-resume"
+                f"choose another --out, or {start_over(self.path)}"
             )
 
-    def create(
-        self, config: TrainConfig, recipe: Recipe, corpus: TokenCorpus, device: str, facts: Mapping[str, Any]
-    ) -> None:
-        """Write `config.toml`, `recipe.toml` and `run.json`; `facts` join the latter, and the device's name."""
+    def create(self, recipe: Recipe, corpus: TokenCorpus, device: str, facts: Mapping[str, Any]) -> None:
+        """Write `run.json`, with `facts` and the device's name: from here on the folder is a run."""
         record = {
             "format": FORMAT,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -132,30 +189,63 @@ class RunFolder:
             },
             **environment(device),
         }
-        files = {
-            "run.json": json.dumps(record, indent=1) + "\n",
-            "config.toml": dumps(config),
-            "recipe.toml": dumps(recipe),
-        }
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                replace_text(self.path / name, text)
-        except OSError as err:
-            raise CheckpointError(
-                f"cannot write to {self.path}: {err.strerror or err}; choose another --out"
-            ) from err
+        with self._explained():
+            replace_text(self.path / "run.json", json.dumps(record, indent=1) + "\n")
+            (self.path / _DELETED).unlink(missing_ok=True)
+
+    def describe(self, config: TrainConfig, recipe: Recipe) -> None:
+        """Write `config.toml` and `recipe.toml` where they are missing or say something else."""
+        with self._explained():
+            for name, text in (("config.toml", dumps(config)), ("recipe.toml", dumps(recipe))):
+                path = self.path / name
+                if not path.exists() or path.read_bytes() != text.encode():
+                    replace_text(path, text)
+
+    def verify_logs(self, step: int) -> None:
+        """Cut the logs back to what the checkpoint of a step knew; CheckpointError where that was changed since."""
+        for name, mark in log_marks(self.store.state(step)).items():
+            MetricsLog(self.path / f"{name}.jsonl", mark).close()
 
     def clear(self) -> None:
-        """Delete the files of the run that is here; other files stay."""
-        if self.record() is None:
+        """Delete the files of the run that is here; other files stay.
+
+        Raises:
+            CheckpointError: `run.json` is not one of mxref's, or a file cannot be deleted.
+        """
+        path = self.path / "run.json"
+        if not path.exists():
             return
-        for name in _OWN:  # run.json last: what is left of a deletion cut short is still a run
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if not _is_ours(text):
+            raise CheckpointError(
+                f"{path} is no record of a run, or is damaged: choose another --out, or {self._way_out(text)}"
+            )
+        with self._explained():
+            path.rename(self.path / _DELETED)
+            sync(self.path)
+            self._finish_deletion()
+
+    def _finish_deletion(self) -> None:
+        """Delete what a run left, its `run.json` being gone; the mark stays until there is a new one."""
+        if (self.path / "run.json").exists():
+            (self.path / _DELETED).unlink()
+            return
+        self.store.clear()
+        for name in _OWN:
             path = self.path / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            if name != "checkpoints":
+                remove(path)
+        sync(self.path)
+
+
+def log_marks(state: Mapping[str, Any]) -> dict[str, Mark]:
+    """Return what a checkpoint's state says of each log, by its name."""
+    return {name: Mark(**mark) for name, mark in state["logs"].items()}
+
+
+def _is_ours(text: str) -> bool:
+    """Return whether a file begins as `run.json` does, whatever became of the rest."""
+    return text.startswith(f'{{\n "format": "{_FAMILY}')
 
 
 def changed_environment(record: Mapping[str, Any], device: str) -> list[str]:

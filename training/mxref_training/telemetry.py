@@ -1,14 +1,13 @@
-"""What a run says while it runs: metrics as JSON lines, a progress bar, and the record of what ran where."""
+"""What a run says while it runs: a progress bar, and the record of what ran where."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,62 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mxref_training.errors import CheckpointError
-
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _VERSIONS_OF = ("mxref", "torch", "numpy", "ml_dtypes", "numba", "triton", "tokenizers", "safetensors")
 _PLAIN_INTERVAL = 10.0  # seconds between lines where there is no terminal
-
-
-class MetricsLog:
-    """A file of JSON lines that can be cut back to what a checkpoint knew.
-
-    A line reaches the operating system as soon as it is written, so a killed process loses none; `sync` has them
-    reach the disk.
-    """
-
-    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Open a log and keep its first bytes.
-
-        Raises:
-            CheckpointError: the file holds fewer bytes than are to be kept.
-        """
-        self.path = path
-        found = path.stat().st_size if path.exists() else 0
-        if found < keep_bytes:
-            raise CheckpointError(
-                f"{path} has {found:,} bytes, but the checkpoint was taken at {keep_bytes:,}: "
-                "restore the file, or start over with --no-resume"
-            )
-        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        self._file.truncate(keep_bytes)
-        self._file.seek(keep_bytes)
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; floats are written so that reading them back gives the same bits."""
-        self._file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-
-    def position(self) -> int:
-        """Return the length of the file in bytes."""
-        return self._file.tell()
-
-    def sync(self) -> None:
-        """Have every line reach the disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a metrics file; a last line that was cut short is left out."""
-    if path.exists():
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                yield json.loads(line)
 
 
 class ProgressSink(Protocol):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from mxref_training.durable import explained, locked, make_folder, publish, temporary
 from mxref_training.errors import DataError
 
 
@@ -30,8 +31,9 @@ def cache_key(*parts: str) -> str:
 def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder `kind/key` of the cache, and let `build` fill it where it does not exist.
 
-    The folder appears by one rename after `build` has returned, so an interrupted build leaves nothing behind
-    and of two processes that build at once the first one wins.
+    The folder appears by one rename after `build` has returned and its files have reached the disk, so an interrupted
+    build leaves nothing to mistake for an entry. Of two processes that want one entry, one builds it and the other
+    waits.
 
     Args:
         kind: name of the kind of data, a folder.
@@ -48,25 +50,37 @@ def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     final = parent / key
     if final.is_dir():
         return final
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
-    except OSError as error:
-        raise DataError(
-            f"cannot write the cache folder {parent} ({error.strerror}): set XDG_CACHE_HOME to a writable folder"
-        ) from error
-    try:
-        build(partial)
-        partial.chmod(0o755)
+    with explained(DataError, f"write the cache folder {parent}", "set XDG_CACHE_HOME to a writable folder"):
+        make_folder(parent)
+    partial = temporary(final)
+    with (
+        explained(DataError, f"fill the cache folder {parent}", "free some space, or set XDG_CACHE_HOME"),
+        locked(_lock(final)),
+    ):
+        if final.is_dir():  # another process built it while this one waited
+            return final
+        _sweep(parent, final)
+        partial.mkdir()
         try:
-            partial.rename(final)
-        except OSError as error:
-            if not final.is_dir():
-                raise DataError(f"cannot move {partial} to {final} ({error.strerror})") from error
-    except OSError as error:
-        raise DataError(
-            f"cannot fill the cache folder {parent} ({error.strerror}): free some space, or set XDG_CACHE_HOME"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            build(partial)
+            publish(partial, final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
     return final
+
+
+def _lock(final: Path) -> Path:
+    return final.with_name(f".{final.name}.lock")
+
+
+def _sweep(parent: Path, own: Path) -> None:
+    """Remove what builders that died left; who builds `own` holds its lock."""
+    for left in parent.glob(".*.tmp"):
+        final = left.with_name(left.name[1 : -len(".tmp")])
+        with suppress(_Busy), nullcontext() if final == own else locked(_lock(final), _Busy):
+            shutil.rmtree(left)
+
+
+class _Busy(DataError):
+    """Another process is building an entry."""

@@ -1,0 +1,169 @@
+"""Files that survive kills, full disks and power cuts: the only module of the package that writes any.
+
+The rule, of which `docs/durability.rst` gives the whole:
+
+1. A file or folder that must be whole is written under a temporary name, synced, and renamed. Its old state or its
+   new one is there, never a part. The temporary name of `NAME` is `.NAME.tmp`, so what a killed process left is
+   overwritten or removed by the next one.
+2. A log is appended to. A checkpoint holds its length and SHA-256, and what follows that length is cut off.
+3. After a name appears or goes, the folder that holds the name is synced before anything that relies on it is written.
+4. A process that writes holds a lock. The lock ends with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mxref.errors import MxrefError
+
+
+def temporary(path: Path) -> Path:
+    """Return the name under which a file or folder is made ready."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextmanager
+def explained(kind: type[MxrefError], action: str, way_out: str) -> Iterator[None]:
+    """Turn an OSError of the block into `kind`: `cannot <action>: <reason>; <way_out>`."""
+    try:
+        yield
+    except MxrefError:
+        raise
+    except OSError as err:
+        raise kind(f"cannot {action}: {err.strerror or err}; {way_out}") from err
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes; a write that the system cuts short is continued until it fails or is complete."""
+    left = memoryview(data)
+    while left:
+        count = os.write(descriptor, left)
+        if not count:
+            raise OSError(errno.EIO, "the system accepts no more bytes")
+        left = left[count:]
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or a folder's names, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as err:
+        # Some network file systems know no sync of a folder; they write its names through.
+        if err.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file whole or not at all."""
+    partial = temporary(path)
+    descriptor = _hold(partial)
+    try:
+        os.ftruncate(descriptor, 0)
+        write_all(descriptor, text.encode())
+        os.fsync(descriptor)
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; the disk knows their names when this returns."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+    # A process that was killed may have made the folder and not synced its name.
+    with suppress(PermissionError):
+        sync(path.parent)
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Sync everything in a folder and give the folder its name, which must be free."""
+    for folder, _, names in os.walk(partial, topdown=False):
+        for name in names:
+            sync(Path(folder, name))
+        sync(Path(folder))
+    partial.rename(final)
+    sync(final.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (its target stays), or a folder, which goes by one rename before its content does."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    doomed = path.with_name(f".{path.name}.deleted.tmp")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    path.rename(doomed)
+    sync(path.parent)
+    shutil.rmtree(doomed)
+
+
+def clean(folder: Path, pattern: str) -> None:
+    """Remove temporaries of the matching names, which processes that died have left; the caller holds the lock."""
+    for left in folder.glob(f".{pattern}.tmp"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+@contextmanager
+def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Iterator[None]:
+    """Hold a lock file during the block; it is removed afterwards, and a killed process loses the lock.
+
+    Args:
+        path: the lock file; its folder exists.
+        busy: makes the error to raise where a process holds the lock, from words that name this process. Without
+            it the lock is waited for.
+    """
+    descriptor = _hold(path, busy)
+    try:
+        os.ftruncate(descriptor, 0)
+        write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        with suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                path.unlink()
+        os.close(descriptor)
+
+
+def _hold(path: Path, busy: Callable[[str], MxrefError] | None = None) -> int:
+    """Return a descriptor of the file at `path`, made where it is missing, with its lock."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            # Its last holder may have removed or renamed the file meanwhile.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            assert busy is not None
+            raise busy(holder) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
