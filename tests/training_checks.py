@@ -13,7 +13,7 @@ import torch
 import training_oracle as oracle
 import training_oracle_model as model_oracle
 from mxref_training.config import Schedule
-from training_recording import Recording
+from training_recording import Recording, Step
 
 REDUCED = 1e-5
 FEW = 2.0**-20
@@ -42,7 +42,9 @@ def initial_weights(r: Recording) -> None:
         expected = torch.ones(found.shape)
         if not oracle.is_norm(name):
             narrow = m.scale_output_init and name.split(".")[-2] in ("o_proj", "down_proj")
-            expected.normal_(0, m.init_std / (2 * m.layers) ** 0.5 if narrow else m.init_std, generator=generator)
+            expected.normal_(
+                0, m.init_std / (2 * m.layers) ** 0.5 if narrow else m.init_std, generator=generator
+            )
         np.testing.assert_array_equal(found, expected.numpy(), err_msg=name)
 
 
@@ -66,7 +68,9 @@ def accumulation(r: Recording) -> None:
     for number, step in enumerate(r.steps):
         targets = np.array(batch_of(r, number)[1])
         logits = np.concatenate([forward.logits for forward in step.forwards])
-        found = np.concatenate([forward.gradient for forward in step.forwards if forward.gradient is not None])
+        found = np.concatenate(
+            [forward.gradient for forward in step.forwards if forward.gradient is not None]
+        )
         expected = oracle.logit_gradient(logits, targets, targets.size)
         np.testing.assert_allclose(found, expected, rtol=0, atol=REDUCED / targets.size)
 
@@ -133,7 +137,9 @@ def adamw(r: Recording) -> None:
                 rounding = 4 * FEW * lr * state.largest[name] / (root + optim.eps)
                 allowed = rounding + FEW * np.abs(step.before[name])
                 off = np.abs(step.after[name] - expected)
-                assert (off <= allowed).all(), f"{name} in step {number}: off by {(off / allowed).max():.1f} bounds"
+                assert (off <= allowed).all(), (
+                    f"{name} in step {number}: off by {(off / allowed).max():.1f} bounds"
+                )
         if (r.folder / f"checkpoints/step-{number + 1}").exists():
             _moments(r, state, number + 1)
 
@@ -144,7 +150,10 @@ def _moments(r: Recording, state: oracle.AdamW, step: int) -> None:
         f"{kind}/{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in state.first
     }
     for name, largest in state.largest.items():
-        for kind, expected, terms in (("exp_avg", state.first, largest), ("exp_avg_sq", state.second, largest**2)):
+        for kind, expected, terms in (
+            ("exp_avg", state.first, largest),
+            ("exp_avg_sq", state.second, largest**2),
+        ):
             off = np.abs(saved[f"{kind}/{name}"] - expected[name])
             assert (off <= 4 * FEW * terms).all(), f"{kind} of {name} after {step} steps"
         assert saved[f"step/{name}"] == state.steps
@@ -152,12 +161,18 @@ def _moments(r: Recording, state: oracle.AdamW, step: int) -> None:
 
 def standstill(r: Recording) -> None:
     """A step whose loss or gradient is not finite changes no weight, and the log says so."""
-    skipped = [number for number, step in enumerate(r.steps) if not step.clipped]
-    assert [line["step"] - 1 for line in r.log if "skipped" in line] == skipped
-    assert skipped, "the run has such steps"
-    for number in skipped:
+    spoiled = [number for number, step in enumerate(r.steps) if not _finite(step)]
+    assert spoiled, "the run has such steps"
+    assert [line["step"] - 1 for line in r.log if "skipped" in line] == spoiled
+    assert [number for number, step in enumerate(r.steps) if not step.clipped] == spoiled
+    for number in spoiled:
         for name, after in r.steps[number + 1].before.items():
             np.testing.assert_array_equal(after, r.steps[number].before[name], err_msg=name)
+
+
+def _finite(step: Step) -> bool:
+    arrays = [*(forward.logits for forward in step.forwards), *step.raw.values()]
+    return all(np.isfinite(array).all() for array in arrays)
 
 
 def evaluation_mode(r: Recording) -> None:
@@ -209,7 +224,9 @@ def fp8_product(r: Recording) -> None:
         for x, w, y in step.products:
             values, factors = [], []
             for tensor, source in (("x", x), ("w", w)):
-                history = oracle.Fp8History(tensor, step.scales["model.layers.0.self_attn.q_proj", tensor] or None)
+                history = oracle.Fp8History(
+                    tensor, step.scales["model.layers.0.self_attn.q_proj", tensor] or None
+                )
                 scale = history.in_force(oracle.amax(source))
                 values.append(oracle.fp8_values(source, scale, tensor).reshape(-1, source.shape[-1]))
                 factors.append(1 / np.float64(scale))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mxref.formats import E4M3
 from mxref.linear import GemmRole
-from mxref_training import fp8, layer, linear, loop, model, ops
+from mxref_training import fp8, linear, loop, model, ops
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.fp8 import Fp8Scales
 from mxref_training.layer import MXLinear, StepContext
@@ -145,7 +145,9 @@ def nan_passed_over(patch: Patch) -> None:
 def evaluation_is_observed(patch: Patch) -> None:
     right = MXLinear.shared_fp8
     patch.setattr(
-        MXLinear, "shared_fp8", lambda self, tensor, t, roles, observe=True: right(self, tensor, t, roles, True)
+        MXLinear,
+        "shared_fp8",
+        lambda self, tensor, t, roles, observe=True: right(self, tensor, t, roles, True),
     )
 
 
@@ -201,13 +203,18 @@ def place(**fixed: Any) -> Plant:
     )
 
 
-def _words(change: Callable[[int, int, int], list[int]]) -> Plant:
-    return lambda patch: patch.setattr(layer.ops, "stream_words", change)
+def one_layer(patch: Patch) -> None:
+    right = MXLinear.__init__
+    patch.setattr(
+        MXLinear,
+        "__init__",
+        lambda self, source, recipe, context, index: right(self, source, recipe, context, 0),
+    )
 
 
-_stream_words = ops.stream_words
-one_layer = _words(lambda seed, index, operand: _stream_words(seed, 0, operand))
-one_operand = _words(lambda seed, index, operand: _stream_words(seed, index, operand % 2))
+def one_operand(patch: Patch) -> None:
+    right = ops.stream_words
+    patch.setattr(ops, "stream_words", lambda seed, index, operand: right(seed, index, operand % 2))
 
 
 # ---- the model ----
@@ -273,4 +280,3 @@ def gate_and_up_exchanged(patch: Patch) -> None:
         return self.down_proj(F.silu(self.up_proj(x)) * self.gate_proj(x))
 
     patch.setattr(model.MLP, "forward", forward)
-

@@ -47,11 +47,11 @@ def _starts(change: Callable[[Loader, int], Any]) -> Plant:
 _starts_right = Loader._starts
 one_order_for_all_epochs = _starts(lambda self, epoch: _starts_right(self, 0))
 corpus_order = _starts(lambda self, epoch: np.arange(self.windows) * self.seq_len)
-windows_without_shift = _starts(
-    lambda self, epoch: _starts_right(self, epoch) // self.seq_len * self.seq_len
-)
+windows_without_shift = _starts(lambda self, epoch: _starts_right(self, epoch) // self.seq_len * self.seq_len)
 windows_apart = _starts(
-    lambda self, epoch: _starts_right(self, epoch) // self.seq_len * (self.seq_len + 1) % (self.windows * 16 - 16)
+    lambda self, epoch: (
+        _starts_right(self, epoch) // self.seq_len * (self.seq_len + 1) % (self.windows * 16 - 16)
+    )
 )
 
 
@@ -301,12 +301,6 @@ embeddings_spared = _with_groups(
 )
 
 
-@_optimizer
-def amsgrad(model: Any, config: Any) -> Any:
-    right = _make(model, config)
-    return torch.optim.AdamW(right.param_groups, amsgrad=True, fused=True)
-
-
 class Hand(torch.optim.AdamW):
     """AdamW written out, with a fault of the kind that `options` names."""
 
@@ -372,7 +366,18 @@ class Narrow(torch.optim.AdamW):
                 p.copy_(p.bfloat16())
 
 
-weights_in_bfloat16 = _optimizer(lambda model, config: Narrow(_make(model, config).param_groups, fused=True))
+class NarrowMoments(torch.optim.AdamW):
+    """Keeps what BF16 holds of each second moment."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for state in self.state.values():
+            state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
+
+
+weights_in_bfloat16 = _optimizer(lambda model, config: Narrow(_make(model, config).param_groups))
+moments_in_bfloat16 = _optimizer(lambda model, config: NarrowMoments(_make(model, config).param_groups))
 
 
 # ---- evaluation ----
@@ -402,7 +407,9 @@ def validates_on_training_tokens(model: Any, context: Any, tokens: Any, **rest: 
 
 
 limit_ignored = _evaluate(
-    lambda model, context, tokens, **rest: _right_evaluate(model, context, tokens, **rest | {"limit": len(tokens)})
+    lambda model, context, tokens, **rest: _right_evaluate(
+        model, context, tokens, **rest | {"limit": len(tokens)}
+    )
 )
 
 
@@ -417,6 +424,12 @@ def _batches(change: Callable[..., Any]) -> Plant:
 
 
 _right_batches = loader.sequential_batches
+overlapping_windows = _batches(
+    lambda tokens, seq_len, batch, limit: (
+        (tokens[i : i + seq_len][None].astype(int), tokens[i + 1 : i + seq_len + 1][None].astype(int))
+        for i in range(0, limit // seq_len * seq_len // 2, seq_len // 2)
+    )
+)
 drops_the_last_batch = _batches(
     lambda tokens, seq_len, batch, limit: list(_right_batches(tokens, seq_len, batch, limit))[:-1]
 )
@@ -439,11 +452,6 @@ def mean_of_means(patch: Patch) -> None:
 
     patch.setattr(evaluate, "cross_entropy", loss)
     patch.setattr(loop, "evaluate", mean)
-
-
-def evaluates_in_bfloat16(patch: Patch) -> None:
-    change = lambda logits, targets, reduction: _right_loss(logits.bfloat16().float(), targets, reduction)  # noqa: E731
-    patch.setattr(evaluate, "cross_entropy", change)
 
 
 def perplexity_of_two(patch: Patch) -> None:

@@ -56,7 +56,9 @@ def crossing_from_the_end(curve: Any, target: float) -> Crossing:
     found = _right_crossing(curve, target)
     if found.reach is not Reach.CROSSED:
         return found
-    before, after = next((a, b) for (a, _), (b, loss) in zip(curve, curve[1:], strict=False) if loss <= target)
+    before, after = next(
+        (a, b) for (a, _), (b, loss) in zip(curve, curve[1:], strict=False) if loss <= target
+    )
     return replace(found, tokens=before + after - found.tokens)
 
 

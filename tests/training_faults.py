@@ -50,7 +50,9 @@ FAULTS = [
         ("labels smoothed", loop.smoothed_labels),
         ("logged loss is the sum of the micro-batches", loop.loss_not_divided),
     ),
-    Fault("gradient not divided by the micro-batches", "optimization", "accumulation", loop.gradient_not_divided),
+    Fault(
+        "gradient not divided by the micro-batches", "optimization", "accumulation", loop.gradient_not_divided
+    ),
     *_optimization(
         "gradient",
         ("gradients are not cleared", loop.gradients_pile_up),
@@ -101,7 +103,7 @@ FAULTS = [
         ("norms decay", loop.norms_decay),
         ("embeddings do not decay", loop.embeddings_spared),
         ("nothing decays", loop.nothing_decays),
-        ("largest second moment kept", loop.amsgrad),
+        ("second moments rounded to BF16", loop.moments_in_bfloat16),
         ("resumed without the moments", loop.moments_lost),
         ("resumed with the step at 0", loop.optimizer_step_lost),
         ("weights rounded to BF16 after each step", loop.weights_in_bfloat16),
@@ -116,7 +118,7 @@ FAULTS = [
         ("limit of validation tokens ignored", loop.limit_ignored),
         ("last batch dropped", loop.drops_the_last_batch),
         ("other windows at each evaluation", loop.shuffled_validation),
-        ("logits rounded to BF16 in evaluation", loop.evaluates_in_bfloat16),
+        ("windows that overlap", loop.overlapping_windows),
     ),
     Fault("perplexity as a power of 2", "optimization", "log", loop.perplexity_of_two),
     Fault("NaN gradients taken for 0", "fp8", "standstill", layers.nan_taken_for_zero),
@@ -137,12 +139,14 @@ FAULTS = [
     Fault("Dgrad with the treatment of X", "streams", "treatments", layers.dgrad_as_fprop),
     Fault("Wgrad's operands exchanged", "streams", "treatments", layers.wgrad_exchanged),
     Fault("weights quantized for each micro-batch", "streams", "treatments", layers.weights_made_again),
-    Fault("quantizer seeded by the data seed", "streams", "random_streams", layers.quantizer_of_the_data_seed),
+    Fault(
+        "quantizer seeded by the data seed", "streams", "random_streams", layers.quantizer_of_the_data_seed
+    ),
     Fault("the step of the random bits stands still", "streams", "random_streams", layers.place(step=0)),
     Fault("all layers draw the same bits", "streams", "random_streams", layers.one_layer),
     Fault("rows and columns draw the same bits", "streams", "treatments", layers.one_operand),
     Fault("every micro-batch is the first", "streams", "random_places", layers.place(token_origin=0)),
-    Fault("rows counted in the micro-batch", "streams", "random_places", layers.place(global_tokens=None)),
+    Fault("rows counted over two steps", "streams", "random_places", layers.place(global_tokens=128)),
     Fault("wavelengths of another model", "forward", "logits", layers.other_theta),
     Fault("channel pairs side by side", "forward", "logits", layers.interleaved_pairs),
     Fault("positions from the end", "forward", "logits", layers.positions_reversed),
@@ -158,8 +162,15 @@ FAULTS = [
     Fault("crossing interpolated from the wrong end", "study", "crossings", study.crossing_from_the_end),
     Fault("the last crossing counts", "study", "crossings", study.last_crossing),
     Fault("a run that never crosses counts as one at its end", "study", "crossings", study.censoring_dropped),
-    Fault("a first evaluation below the target is a crossing", "study", "crossings", study.first_taken_for_crossed),
-    Fault("paired with the reference of the first seed", "study", "fixed_target", study.paired_with_the_first),
+    Fault(
+        "a first evaluation below the target is a crossing",
+        "study",
+        "crossings",
+        study.first_taken_for_crossed,
+    ),
+    Fault(
+        "paired with the reference of the first seed", "study", "fixed_target", study.paired_with_the_first
+    ),
     Fault("paired with the next seed's reference", "study", "fixed_target", study.paired_with_the_next),
     Fault("overhead with the other sign", "study", "fixed_target", study.other_sign),
     Fault("overhead relative to the arm", "study", "fixed_target", study.relative_to_the_arm),

@@ -55,9 +55,7 @@ def training_batch(
     return inputs, targets
 
 
-def validation_windows(
-    tokens: Array, seq_len: int, limit: int
-) -> tuple[list[list[int]], list[list[int]]]:
+def validation_windows(tokens: Array, seq_len: int, limit: int) -> tuple[list[list[int]], list[list[int]]]:
     """Inputs and targets of an evaluation: whole windows from the first token on, at most `limit` targets."""
     count = min(len(tokens) - 1, limit) // seq_len
     starts = [seq_len * i for i in range(count)]

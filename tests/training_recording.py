@@ -242,7 +242,9 @@ class Watched(ReferenceBackend):
                 Call(number, seen.phase, len(forwards) - 1, x.shape, axis, spec, rng, origin, global_shape)
             )
 
-    def quantize_dual(self, x, specs, *, rngs=(None, None), origin=None, global_shape=None, pads=(False, False)):  # type: ignore[no-untyped-def]
+    def quantize_dual(
+        self, x, specs, *, rngs=(None, None), origin=None, global_shape=None, pads=(False, False)
+    ):  # type: ignore[no-untyped-def]
         # One after the other, by what any backend has: each is then noted once.
         first, second = (
             self.quantize(

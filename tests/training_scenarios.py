@@ -121,7 +121,9 @@ def treatments(r: Recording) -> None:
         for call in calls:
             wanted = TREATMENTS[call.stream.operand]
             treatment = call.spec.scale_rule.value, call.spec.rounding.value, call.spec.sr_bits
-            assert treatment[: len(wanted)] == wanted, f"operand {call.stream.operand} of layer {call.stream.layer}"
+            assert treatment[: len(wanted)] == wanted, (
+                f"operand {call.stream.operand} of layer {call.stream.layer}"
+            )
             assert call.axis == AXES[call.stream.operand]
         micro_batches = run.batch // run.micro_batch
         per_operand = {0: micro_batches, 1: 1, 2: micro_batches, 3: 1, 4: micro_batches, 5: micro_batches}

@@ -22,7 +22,7 @@ EVERY, STEPS = 10, 100
 CONFIG = tiny(f"run.steps={STEPS}", f"run.eval_every={EVERY}", "run.seed=20", "run.data_seed=70")
 STEP_TOKENS = CONFIG.run.batch * CONFIG.run.seq_len
 
-SLOWER = {"reference": 1.0, "slower": 1.17, "faster": 0.9, "stuck": 2.6, "early": 0.07, "unstable": 1.05}
+SLOWER = {"reference": 1.0, "slower": 1.17, "faster": 0.9, "stuck": 1.5, "early": 0.07, "unstable": 1.05}
 """How many times the reference's tokens an arm takes to any loss."""
 FIXED = 4.1
 
@@ -31,7 +31,7 @@ def curve(arm: str, seed: int) -> list[tuple[int, float]]:
     """Validation losses by step; seeds differ by more than most arms do, and wiggle."""
     stretch = SLOWER[arm] * (1 + 0.12 * seed + 0.02 * math.sin(7 * seed + len(arm)))
     points = [(step, 2 + 6 * (step / stretch) ** -0.25) for step in range(EVERY, STEPS + 1, EVERY)]
-    points = [(step, loss + 0.02 * math.sin(step)) for step, loss in points]
+    points = [(step, loss + 0.12 * math.sin(step)) for step, loss in points]
     if arm == "unstable" and seed == 1:
         points[-1] = (STEPS, points[0][1] + 1)
     return points
@@ -60,7 +60,8 @@ def study(folder: Path) -> Study:
     for name, target in (("fixed", {"loss": FIXED}), ("relative", {"fraction": 0.65})):
         trained.clear()
         arms = [{"name": arm, "label": arm} for arm in SLOWER]
-        table = {"title": "curves", "train": {"preset": "tiny"}, "arm": arms, "target": {"reference": "reference", "high_precision": ""} | target}
+        against = {"reference": "reference", "high_precision": ""} | target
+        table = {"title": "curves", "train": {"preset": "tiny"}, "arm": arms, "target": against}
         ladder = build(Ladder, table, "ladder")
         options: dict[str, Any] = {"trainer": trainer, "corpus": FakeCorpus, "say": lambda line: None}
         backend = get_backend("reference")
