@@ -22,6 +22,7 @@ from mxref.recipe import GemmProfile
 from mxref_triton.block import Output
 from mxref_triton.dequantize import dequantize
 from mxref_triton.gemm import (
+    BOUNDED,
     CLASSES,
     MAX_SCALES,
     BoundedWay,
@@ -59,7 +60,7 @@ class TritonBackend(Backend):
             conversions: see `mxref_triton.gfx950_check.native_roundings`.
         """
         self.native, self._conversions = native_roundings(conversions)
-        self._way = bounded_way(bounded)
+        self._way, self._bounded = bounded_way(bounded)
         self._flag = RangeFlag()
         self._widened = 0
         self.capabilities = replace(
@@ -73,7 +74,7 @@ class TritonBackend(Backend):
 
     def details(self) -> str:
         """Return which kernels are used here."""
-        return f"on {DEVICE}, {self._conversions}; bounded GEMMs by {self._way}"
+        return f"on {DEVICE}, {self._conversions}; bounded GEMMs by {self._bounded}"
 
     def range_exceeded(self) -> bool:
         """Return whether an operand of a `bounded` GEMM since the last call was out of range; waits for the GPU."""
@@ -152,4 +153,4 @@ def backend() -> TritonBackend:
             "backend 'triton' needs a GPU that torch sees, and there is none; "
             "TRITON_INTERPRET=1 runs it on the CPU, slowly, for tests"
         )
-    return TritonBackend()
+    return TritonBackend(BOUNDED)

@@ -15,6 +15,7 @@ from mxref_triton.dequantize import dequantize
 from mxref_triton.fold import Folded, fold
 from mxref_triton.gfx950 import is_gfx950
 from mxref_triton.gfx950_gemm import MAX_SCALE, multiply, multiply_onto
+from mxref_triton.gfx950_scales import first_wrong_scale, on_device
 from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
 from mxref_triton.ordered import UNPRESCALE, multiply_misfits, ordered
@@ -34,13 +35,23 @@ class BoundedWay(StrEnum):
     """Operands decoded to BF16, multiplied into float32: class `fp32`."""
     MFMA = "mfma"
     """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.gfx950_gemm`."""
+    ORDERED = "ordered"
+    """By the kernels of the profile `ordered`, whose result is a member of every class; any scale."""
 
 
-CLASSES = {BoundedWay.FP8: "fp8-hopper", BoundedWay.BF16: "fp32", BoundedWay.MFMA: "fp32"}
+CLASSES = {
+    BoundedWay.FP8: "fp8-hopper",
+    BoundedWay.BF16: "fp32",
+    BoundedWay.MFMA: "fp32",
+    BoundedWay.ORDERED: "fp32",
+}
 """Error class of `bounded`."""
 
-MAX_SCALES = {BoundedWay.FP8: 254, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE}
-"""Largest scale code of `bounded`. FP8 has no limit; for BF16 every element has to fit, 6 * 2^125."""
+MAX_SCALES = {BoundedWay.FP8: 254, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE, BoundedWay.ORDERED: 254}
+"""Largest scale code of `bounded`. FP8 and `ordered` have no limit; for BF16 every element has to fit, 6 * 2^125."""
+
+BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
+"""How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
 
 _FP8_UNIT = 16
 """What cuBLAS wants N and K to be multiples of in FP8."""
@@ -78,27 +89,43 @@ class RangeFlag:
         return found
 
 
-def bounded_way(name: str) -> BoundedWay:
-    """Return how `bounded` is computed: `auto` is FP8 where the current GPU is a Hopper, MFMA on gfx950, else BF16.
+def bounded_way(name: str) -> tuple[BoundedWay, str]:
+    """Return how `bounded` is computed, and what to say about it.
+
+    `auto` is FP8 where the current GPU is a Hopper and BF16 on others, but on gfx950 MFMA if its scaled matrix
+    instruction gives the reference's bits for every scale byte, and `ordered` if not. A name is taken at its word.
 
     Raises:
-        RecipeError: none of the three nor `auto`.
+        RecipeError: neither a way nor `auto`.
         UnsupportedError: MFMA on another GPU than gfx950.
     """
     gpu = torch.device("cuda")
     if name == "auto":
         if INTERPRETED:
-            return BoundedWay.BF16
-        if is_gfx950(gpu):
-            return BoundedWay.MFMA
-        return BoundedWay.FP8 if _is_hopper(gpu) else BoundedWay.BF16
+            way = BoundedWay.BF16
+        elif is_gfx950(gpu):
+            return _way_of_gfx950(gpu)
+        else:
+            way = BoundedWay.FP8 if _is_hopper(gpu) else BoundedWay.BF16
+        return way, way
     try:
         way = BoundedWay(name)
     except ValueError:
-        raise RecipeError(f"bounded = {name!r} is not one of auto, {', '.join(BoundedWay)}") from None
+        raise RecipeError(
+            f"bounded = {name!r} is not one of auto, {', '.join(BoundedWay)} (MXREF_TRITON_BOUNDED sets it)"
+        ) from None
     if way is BoundedWay.MFMA and not (INTERPRETED or is_gfx950(gpu)):
         raise UnsupportedError("bounded = 'mfma' needs a gfx950 GPU, and this is none; take bounded = 'auto'")
-    return way
+    return way, way
+
+
+def _way_of_gfx950(gpu: torch.device) -> tuple[BoundedWay, str]:
+    if (wrong := first_wrong_scale(on_device(gpu))) is None:
+        return BoundedWay.MFMA, f"{BoundedWay.MFMA}, whose scale bytes gave the reference's bits at start-up"
+    return (
+        BoundedWay.ORDERED,
+        f"{BoundedWay.ORDERED}: the scaled matrix instruction is not as specified, {wrong}",
+    )
 
 
 def scaled_gemm(
@@ -118,7 +145,7 @@ def scaled_gemm(
     _check_devices(a, b)
     layout = b.layout_for(name, profile) if isinstance(b, PreparedArray) else ()
     fp8 = way is BoundedWay.FP8
-    if profile is GemmProfile.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
+    if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
         folded = None
         if _folds_ordered(a, b):
             folded = _folded(a), Folded.of(layout) if layout else _folded(b)

@@ -13,6 +13,7 @@ import torch
 from mxref.errors import BackendError
 from mxref.rounding import Rounding
 from mxref_triton.backend import TritonBackend
+from mxref_triton.gemm import BOUNDED
 from mxref_triton.gfx950 import is_gfx950
 from mxref_triton.gfx950_check import first_difference, on_device
 from mxref_triton.launch import INTERPRETED
@@ -48,4 +49,4 @@ def backend() -> NativeStochasticBackend:
         raise BackendError("backend 'triton-native-sr' needs a gfx950 GPU, and there is none; take 'triton'")
     if (wrong := first_difference(on_device(gpu, seed=1), stochastic=True)) is not None:
         raise BackendError(f"the stochastic conversions of this gfx950 leave a value's neighbours: {wrong}")
-    return NativeStochasticBackend()
+    return NativeStochasticBackend(BOUNDED)

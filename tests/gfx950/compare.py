@@ -71,14 +71,15 @@ def quantized(
 
 
 @contextmanager
-def start_up(package: dict[str, ModuleType]) -> Iterator[list[str]]:
-    """Make the model the device, also for the check of its conversions; yield the kernels that are executed."""
-    check = package["gfx950_check"]
-    convert = check.on_device
-    # It asks for a "cuda" device, as ROCm's torch calls it; the model's tensors are the CPU's.
+def start_up(package: dict[str, ModuleType], **how: Any) -> Iterator[list[str]]:
+    """Make the model the device, also for the checks that a backend makes first; yield the kernels executed."""
+    conversions, gemm = package["gfx950_check"], package["gemm"]
+    convert, multiply = conversions.on_device, gemm.on_device
+    # They ask for a "cuda" device, as ROCm's torch calls it; the model's tensors are the CPU's.
     with (
-        on_model() as launched,
-        patch.object(check, "on_device", lambda device: convert(torch.device("cpu"))),
+        on_model(**how) as launched,
+        patch.object(conversions, "on_device", lambda device: convert(torch.device("cpu"))),
+        patch.object(gemm, "on_device", lambda device: multiply(torch.device("cpu"))),
     ):
         yield launched
 
@@ -113,7 +114,7 @@ FOLDED_LAUNCHES = ["_fold", "_fold", "_ordered_by_block", "_ordered_misfits"]
 
 def folded_product(
     package: dict[str, ModuleType], m: int, n: int, blocks: int, out: str = "float32", hostile: bool = True,
-    prescale: bool = False,
+    prescale: bool = False, **how: Any,
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:  # fmt: skip
     """Return what the model gives for A B^T under `ordered`, what is right, and the kernels that were executed.
 
@@ -122,7 +123,7 @@ def folded_product(
     own_a, a = on_tensors(drawn(m, blocks, m, hostile), prescale=prescale)
     own_b, b = on_tensors(drawn(n, blocks, n, hostile))
     with (
-        on_model(spoil_sums=hostile) as launched,
+        on_model(spoil_sums=hostile, **how) as launched,
         patch.object(package["gemm"], "LEAST_FOLDED_WORK", 1),
         patch.object(package["ordered"], "_MISFIT_PROGRAMS", 3),
     ):

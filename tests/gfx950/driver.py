@@ -25,6 +25,7 @@ from triton.runtime.cache import get_cache_manager
 
 from gfx950.errors import Gfx950Error
 from gfx950.machine import run_compiled
+from gfx950.registers import Choices
 
 TARGET = GPUTarget("hip", "gfx950", 64)
 LDS_BYTES = 160 * 1024
@@ -48,8 +49,7 @@ class Settings:
     """How launches are executed (see `run_compiled`), and the names of the kernels that were."""
 
     preload: bool = True
-    rcp_ulps: int = 0
-    spoil_sums: bool = False
+    choices: Choices = field(default_factory=Choices)
     launched: list[str] = field(default_factory=list)
 
 
@@ -76,8 +76,7 @@ class Launcher:
         ]
         run_compiled(
             self.assembly, (x, y, z), args, self.metadata.num_warps, shared=self.metadata.shared,
-            preload=self.settings.preload, rcp_ulps=self.settings.rcp_ulps,
-            spoil_sums=self.settings.spoil_sums,
+            preload=self.settings.preload, choices=self.settings.choices,
         )  # fmt: skip
         self.settings.launched.append(self.metadata.name)
 
@@ -123,13 +122,18 @@ class ModelDriver(DriverBase):
 
 
 @contextmanager
-def on_model(*, preload: bool = True, rcp_ulps: int = 0, spoil_sums: bool = False) -> Iterator[list[str]]:
-    """Make the model the device that Triton launches on; yield the list of kernels as they are executed."""
+def on_model(*, preload: bool = True, **choices: Any) -> Iterator[list[str]]:
+    """Make the model the device that Triton launches on; yield the list of kernels as they are executed.
+
+    Args:
+        preload: see `run_compiled`.
+        choices: fields of `Choices`.
+    """
     driver = triton.runtime.driver
     # reset_active() would look for a GPU.
     previous = driver._active
     driver.set_active(ModelDriver())
-    Launcher.settings = Settings(preload, rcp_ulps, spoil_sums)
+    Launcher.settings = Settings(preload, Choices(**choices))
     try:
         with _as_amd():
             yield Launcher.settings.launched

@@ -160,13 +160,17 @@ def exactly(name: str, approximate: Callable[[np.ndarray], np.ndarray]) -> Calla
     return compute
 
 
-def reciprocal(x: np.ndarray, ulps: int) -> np.ndarray:
-    """Return v_rcp_f32, whose error may reach one ulp: the nearest float32, moved by `ulps` unless it is exact."""
+def reciprocal(x: np.ndarray, ulps: int, flushes: bool) -> np.ndarray:
+    """Return v_rcp_f32, whose error may reach one ulp: the nearest float32, moved by `ulps` unless it is exact.
+
+    If `flushes`, a subnormal result is a zero of its sign, whatever the mode says: public models disagree about it.
+    """
     if ((np.abs(x) < np.finfo(np.float32).tiny) & (x != 0)).any():
         raise Gfx950Error("v_rcp_f32 of a subnormal is not modelled")
     nearest = (1 / x.astype(np.float64)).astype(np.float32)
     inexact = np.isfinite(nearest) & (nearest != 0) & (np.abs(np.frexp(x)[0]) != 0.5)
-    return np.where(inexact, nearest.view(np.int32) + np.int32(ulps), nearest.view(np.int32)).view(np.float32)
+    bits = np.where(inexact, nearest.view(np.int32) + np.int32(ulps), nearest.view(np.int32))
+    return flush(bits.view(np.float32)) if flushes else bits.view(np.float32)
 
 
 def power_of_two(x: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ from gfx950.assembly import Instruction, Program, parse
 from gfx950.errors import Gfx950Error
 from gfx950.hazards import check_hazards
 from gfx950.memory import Lds, Memory
-from gfx950.registers import LANES, Group, Registers
+from gfx950.registers import LANES, Choices, Group, Registers
 
 ARITHMETIC = (
     valu.HANDLERS | packed.HANDLERS | crosslane.HANDLERS | salu.HANDLERS | fp4.HANDLERS | mfma.HANDLERS
@@ -235,8 +235,7 @@ def run_compiled(
     *,
     shared: int = 0,
     preload: bool = True,
-    rcp_ulps: int = 0,
-    spoil_sums: bool = False,
+    choices: Choices | None = None,
     limit: int = 10_000_000,
 ) -> Run:
     """Execute a compiled kernel on host arrays, which are changed in place.
@@ -248,8 +247,7 @@ def run_compiled(
         num_warps: waves per workgroup; checked against the text.
         shared: bytes of LDS per workgroup (the compiler's metadata has it, the text does not).
         preload: whether arguments arrive in scalar registers, as new firmware does, or are loaded first.
-        rcp_ulps: error of v_rcp_f32, -1 to 1, where its result is not exact; a right kernel does not care.
-        spoil_sums: whether a matrix sum that may depend on the hardware is NaN, and not an error.
+        choices: what the hardware does where public texts do not say; None is as `Choices` says.
         limit: instructions after which a launch is taken to hang.
 
     Raises Gfx950Error where the model refuses, naming the line.
@@ -264,8 +262,7 @@ def run_compiled(
         )
     x, y, z = (*grid, 1, 1)[:3]
     machine = Machine(program, (x, y, z), shared)
-    machine.state.rcp_ulps = rcp_ulps
-    machine.state.spoil_sums = spoil_sums
+    machine.state.choices = choices or Choices()
     machine.set_up(pack_arguments(program, args, machine.memory, (x, y, z)), preload=preload)
     machine.run(limit)
     machine.memory.finish()

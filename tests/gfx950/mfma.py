@@ -138,7 +138,7 @@ def multiply(group: Group, instruction: Instruction, a: np.ndarray, b: np.ndarra
         bits = group.vector32(third, register)
         addend = np.broadcast_to(bits, (group.count, LANES)).view(np.float32).astype(np.float64)
         products = a[:, row[:, register]] * b[:, column[:, register]]
-        totals.append(exact_sum(products, addend, group.state.spoil_sums))
+        totals.append(exact_sum(products, addend, group.state.choices.spoil_sums))
     for register, total in enumerate(totals):
         group.write_vector(destination, register, total.view(U32), None)
 
@@ -173,7 +173,9 @@ def scaled(n: int, k: int) -> Handler:
             elements = from_fp4(words(group, operand))
             byte = low[number] + 2 * high[number]
             code = (np.broadcast_to(group.vector32(scale), (group.count, LANES)) >> U32(8 * byte)) & U32(0xFF)
-            power = np.where(code == 255, np.nan, np.ldexp(1.0, code.astype(np.int64) - 127))
+            power = np.ldexp(1.0, code.astype(np.int64) - 127)
+            if group.state.choices.nan_scales:
+                power = np.where(code == 255, np.nan, power)
             factors.append(matrix(elements * power[..., None], n))
         if any(f.shape[2] != k for f in factors):
             raise Gfx950Error(f"{factors[0].shape[2]} elements along K, not {k}")

@@ -6,6 +6,7 @@ encoded numbers; scc [wave] bool. Registers that nothing wrote hold POISON, a si
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -41,6 +42,20 @@ def from_lanes(lanes: np.ndarray) -> np.ndarray:
     return np.packbits(lanes, axis=1, bitorder="little").view(np.uint64).ravel()
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What public texts leave to the hardware, or state in two ways."""
+
+    rcp_ulps: int = 0
+    """Error of v_rcp_f32, -1 to 1, where its result is not exact; a right kernel does not care."""
+    rcp_flushes: bool = False
+    """Whether v_rcp_f32 gives a zero for a subnormal result; a right kernel does not care."""
+    nan_scales: bool = True
+    """Whether scale byte 255 of a scaled matrix instruction is NaN, and not 2^128; `bounded` needs NaN."""
+    spoil_sums: bool = False
+    """Whether a matrix sum that may depend on the hardware is NaN, and not an error."""
+
+
 class Registers:
     """The state of all waves, and the modes that they share."""
 
@@ -54,8 +69,7 @@ class Registers:
         self.pc = np.zeros(waves, np.int64)
         self.workgroup = np.zeros(waves, np.int64)
         self.denorm32 = self.denorm16 = 3
-        self.rcp_ulps = 0
-        self.spoil_sums = False
+        self.choices = Choices()
 
 
 class Group:

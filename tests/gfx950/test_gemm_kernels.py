@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
+from gfx950 import floats  # noqa: E402
 from gfx950.compare import FOLDED_LAUNCHES, drawn, folded_product, more, on_tensors, same_bits  # noqa: E402
 from gfx950.driver import on_model  # noqa: E402
 from gfx950.inputs import random_operand  # noqa: E402
@@ -146,6 +147,53 @@ def test_products_of_a_backward_pass(
     assert same_bits(got, want)
     assert launched[-1] == "_multiply"
     assert not backend.range_exceeded(), "NaN is within the range"
+
+
+@pytest.fixture
+def reciprocals(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Return the list of what reciprocals are taken of."""
+    taken: list[np.ndarray] = []
+    compute = floats.reciprocal
+
+    def recorded(x: np.ndarray, *how: Any) -> np.ndarray:
+        taken.append(x.ravel())
+        return compute(x, *how)
+
+    monkeypatch.setattr(floats, "reciprocal", recorded)
+    return taken
+
+
+# Every other test keeps subnormal results and takes the nearest float32.
+RECIPROCALS = [{"rcp_flushes": True}, {"rcp_flushes": True, "rcp_ulps": -1, "preload": False}]
+
+
+@pytest.mark.parametrize("how", [*RECIPROCALS, *more([({"rcp_ulps": 1},)])])
+def test_products_do_not_depend_on_what_the_hardware_may_choose(
+    package: dict[str, ModuleType], backend: Any, reciprocals: list[np.ndarray], how: dict[str, Any]
+) -> None:
+    """Whether v_rcp_f32 flushes subnormal results, its last bit, and how arguments arrive.
+
+    Compilers divide integers of 32 bits with v_rcp_iflag_f32, to place a program's tile, and use no other reciprocal.
+    The reciprocal of such an integer is 2^-32 or more, so none is subnormal.
+    """
+    (own_a, a), (own_b, b) = on_tensors(close(136, 256, 4)), on_tensors(close(140, 256, 5))
+    want = reference.scaled_gemm(own_a, own_b, profile=GemmProfile.ORDERED)
+    products = {
+        "_ordered": lambda: backend.scaled_gemm(a, b, profile=GemmProfile.ORDERED),
+        "_multiply": lambda: package["gfx950_gemm"].multiply(a, b, "float32"),
+    }
+    for name, product in products.items():
+        with on_model(**how) as launched:
+            got = product()
+        assert launched == [name]
+        assert same_bits(got.numpy(), want)
+        assert reciprocals, f"{name} takes no reciprocal any more"
+        assert all(((x >= 1) & (x <= 2.0**32)).all() for x in reciprocals)
+        reciprocals.clear()
+    folded, want, launched = folded_product(package, 72, 100, 8, **how)
+    assert launched == FOLDED_LAUNCHES
+    assert same_bits(folded, want)
+    assert all(((x >= 1) & (x <= 2.0**32)).all() for x in reciprocals)
 
 
 @pytest.mark.parametrize("side", ["a", "b"])

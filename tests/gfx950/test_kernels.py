@@ -81,11 +81,9 @@ def test_quantization_of_odd_shapes(backend: Any, recipe: str, axis: int, shape:
     assert quantized(backend, matrix(*shape, "bfloat16", 6), OPERANDS[recipe], axis, pad=not axis)[0] == 0
 
 
-def test_quantization_does_not_depend_on_what_the_hardware_may_choose(backend: Any) -> None:
-    """How arguments arrive, and the last bit of reciprocals, which compilers divide integers with."""
-    x = matrix(64, 128, "bfloat16", 1)
-    for preload, ulps in ((False, 0), (True, -1), (True, 1)):
-        assert quantized(backend, x, EVEN, -1, preload=preload, rcp_ulps=ulps)[0] == 0
+def test_quantization_does_not_depend_on_how_arguments_arrive(backend: Any) -> None:
+    """Elsewhere they arrive in scalar registers; no quantizer takes a reciprocal, so its last bit is no question."""
+    assert quantized(backend, matrix(64, 128, "bfloat16", 1), EVEN, -1, preload=False)[0] == 0
 
 
 # The transform of 4 or 64 elements, whose norm is folded into the divisor, and the largest divisor, of `ceil`.

@@ -4,6 +4,7 @@ import pytest
 
 from gfx950.bench import OLD, f16, f32, f64, machine, vector
 from gfx950.errors import Gfx950Error
+from gfx950.registers import Choices
 
 HIGH = OLD << 32
 INF, NAN, SNAN = 0x7F800000, 0x7FC00000, 0x7F800001
@@ -188,12 +189,25 @@ def test_inexact_functions_are_refused(line: str, value: int) -> None:
 def test_reciprocal_errs_by_the_ulps_asked_for() -> None:
     for ulps in (-1, 0, 1):
         m = machine(["v_rcp_f32_e32 {d}, {a}"])
-        m.state.rcp_ulps = ulps
+        m.state.choices = Choices(rcp_ulps=ulps)
         m.state.vgpr[2] = THREE
         m.state.vgpr[2, 0, 1] = TWO
         m.run(10)
         assert int(m.state.vgpr[0, 0, 0]) == f32(1 / 3) + ulps
         assert int(m.state.vgpr[0, 0, 1]) == f32(0.5)
+
+
+@pytest.mark.parametrize(("flushes", "want"), [(False, 1 << 22), (True, 0)])
+@pytest.mark.parametrize("sign", [0, MINUS])
+def test_subnormal_reciprocals_are_kept_or_flushed(flushes: bool, want: int, sign: int) -> None:
+    """1 / 2^127 is subnormal, 1 / 2^126 is not."""
+    m = machine(["v_rcp_f32_e32 {d}, {a}"])
+    m.state.choices = Choices(rcp_flushes=flushes)
+    m.state.vgpr[2] = f32(2.0**127) | sign
+    m.state.vgpr[2, 0, 1] = f32(2.0**126) | sign
+    m.run(10)
+    assert int(m.state.vgpr[0, 0, 0]) == want | sign
+    assert int(m.state.vgpr[0, 0, 1]) == f32(2.0**-126) | sign
 
 
 # A smaller number, a larger one: for every type, such that reading it as another type turns the order around.

@@ -6,6 +6,7 @@ import pytest
 from gfx950.bench import OLD, f16, f32, machine, vector
 from gfx950.errors import Gfx950Error
 from gfx950.machine import Machine
+from gfx950.registers import Choices
 
 HIGH = OLD << 32
 ONE = f32(1)
@@ -213,6 +214,17 @@ def test_scaled_matrix() -> None:
     assert nonzero(scaled(WIDE, a, b, (127, 127)), 16) == {(1, 41): -6.0}
 
 
+def test_scale_byte_255_is_a_power_of_two_if_asked_for() -> None:
+    m = machine([SCALED.format("0,0,0")])
+    m.state.vgpr[8:56] = 0
+    m.state.choices = Choices(nan_scales=False)
+    m.state.vgpr[9, 0, 37], m.state.vgpr[25, 0, 41] = 3 << 20, 14 << 20
+    m.state.vgpr[60], m.state.vgpr[61] = 255, 0
+    m.run(10)
+    # 1.5 * 2^128 times -4 * 2^-127
+    assert nonzero(m, 4) == {(1, 25): -12.0}
+
+
 FP8 = "v_mfma_f32_16x16x32_fp8_fp8 v[40:43], v[8:9], v[24:25], v[40:43]"
 
 
@@ -261,7 +273,7 @@ def test_sums_that_depend_on_the_order_are_refused() -> None:
 def test_sums_that_depend_on_the_order_are_nan_if_asked_for() -> None:
     m = machine([LINE])
     m.state.vgpr[8:56] = 0
-    m.state.spoil_sums = True
+    m.state.choices = Choices(spoil_sums=True)
     # Row 0 times column 0 is 2^11 + 2^-14, row 1 times column 0 is 1.
     m.state.vgpr[8, 0, 0] = f16(2.0**11) | f16(2.0**-14) << 16
     m.state.vgpr[8, 0, 1] = f16(1)

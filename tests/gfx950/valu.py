@@ -42,12 +42,13 @@ def simple(op: Op) -> Handler:
 
 
 def reciprocal(group: Group, instruction: Instruction) -> None:
-    """v_rcp_f32 and v_rcp_iflag_f32, with the error that the launch asks for."""
+    """v_rcp_f32 and v_rcp_iflag_f32, as inexact as the launch asks for."""
     check_modifiers(instruction, FLOAT_OUT)
     destination, operand = instruction.operands
     sources = Sources(group, instruction)
     value = np.where(group.lanes, sources.read(0, operand, "f32"), np.float32(1))
-    sources.write(destination, floats.reciprocal(value, group.state.rcp_ulps), "f32")
+    choices = group.state.choices
+    sources.write(destination, floats.reciprocal(value, choices.rcp_ulps, choices.rcp_flushes), "f32")
 
 
 def accumulate(kind: str) -> Handler:

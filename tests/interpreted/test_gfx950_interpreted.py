@@ -205,12 +205,29 @@ def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
 
 
 @pytest.mark.parametrize(("asked", "least"), [("1", 1), ("0", 1 << 30)])
-def test_folding_of_every_product_can_be_asked_for(asked, least):
+def test_kernels_of_products_can_be_asked_for(asked, least):
+    """Folding of every product, and another way for `bounded`."""
+    said = "from mxref_triton import backend, gemm; print(gemm.LEAST_FOLDED_WORK, backend().way)"
     done = subprocess.run(
-        [sys.executable, "-c", "from mxref_triton import gemm; print(gemm.LEAST_FOLDED_WORK)"],
-        env=os.environ | {"MXREF_TRITON_FOLD": asked}, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", said], capture_output=True, text=True, check=True,
+        env=os.environ | {"MXREF_TRITON_FOLD": asked, "MXREF_TRITON_BOUNDED": "ordered", "TRITON_INTERPRET": "1"},
     )  # fmt: skip
-    assert int(done.stdout) == least
+    assert done.stdout.split() == [str(least), "ordered"]
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.nan")
+def test_bounded_by_the_kernels_of_ordered():
+    backend = TritonBackend(bounded="ordered")
+    assert "bounded GEMMs by ordered" in backend.details()
+    assert (backend.capabilities.bounded_class, backend.capabilities.bounded_max_scale) == ("fp32", 254)
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 4, 64, 100, 110), drawn(rng, 5, 64, 100, 110)
+    b.scales[0, 0], b.scales[1, 1] = 255, 254
+    left, right = on("cpu", a), on("cpu", b)
+    want = bits(scaled_gemm(a, b, profile="ordered"))
+    for made in (right, backend.prepare(right, profile="bounded")):
+        assert (bits(backend.scaled_gemm(left, made, profile="bounded")) == want).all()
+    assert not backend.range_exceeded()
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.nan", "gemm.prescale", "conformance.dual")
