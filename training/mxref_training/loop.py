@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
@@ -33,6 +34,7 @@ from mxref_training.evaluate import (
     first_nonfinite_gradient,
     first_nonfinite_output,
 )
+from mxref_training.finite import require_finite, require_finite_loss, require_finite_start, way_out
 from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.metrics_log import Mark, MetricsLog
 from mxref_training.model import Llama, flops_per_token, parameter_count
@@ -82,8 +84,9 @@ def train(
 
     Raises:
         ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
-        CheckpointError: the run in `out` is another one, is damaged, or cannot be written.
-        DivergedError: the loss or a gradient was not finite for `MAX_SKIPPED` steps in a row.
+        CheckpointError: the run in `out` is another one, is damaged or not finite, or cannot be written.
+        DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
+            `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
     """
     corpus = corpus or prepare_corpus(config)
@@ -118,6 +121,7 @@ def train(
             folder.describe(config, recipe)
         elif stop_after is None or step < stop_after:
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
+            run.begin(step)
             if record is None:
                 facts = {
                     "label": label,
@@ -128,8 +132,12 @@ def train(
                 }
                 folder.create(recipe, corpus, device_name(device), facts)
             folder.describe(config, recipe)
-            run.go(step, min(config.run.steps, stop_after or config.run.steps), label)
-        return outcome(folder, config)
+            run.go(min(config.run.steps, stop_after or config.run.steps), label)
+            step = run.step
+        result = outcome(folder, config)
+        if step == config.run.steps:
+            require_finite_loss(result, config, folder)
+        return result
 
 
 class _Run:
@@ -158,16 +166,20 @@ class _Run:
         self.step = self.skipped_in_a_row = 0
         self.checked = False
 
-    def go(self, step: int, last: int, label: str) -> None:
-        """Train from a checkpoint's step, or from 0, up to `last`."""
+    def begin(self, step: int) -> None:
+        """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
+        torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
+        self.marks = self._restore(step) if step else {}
+        require_finite_start(self._state(), step, self.config, self.folder.store)
+
+    def go(self, last: int, label: str) -> None:
+        """Train up to the step `last`."""
         run = self.config.run
-        torch.manual_seed(run.seed)  # nothing draws from it; a module that did would still be repeatable
-        marks = self._restore(step) if step else {}
-        self.metrics = MetricsLog(self.folder.metrics, marks.get("metrics"))
-        self.timing = MetricsLog(self.folder.timing, marks.get("timing"))
+        self.metrics = MetricsLog(self.folder.metrics, self.marks.get("metrics"))
+        self.timing = MetricsLog(self.folder.timing, self.marks.get("timing"))
         self.sink.start(label, self.step, run.steps, run.step_tokens)
-        if step:
-            self.sink.note(f"resumed at step {step} of {run.steps}")
+        if self.step:
+            self.sink.note(f"resumed at step {self.step} of {run.steps}")
         try:
             with StopRequest() as request:
                 while self.step < last:
@@ -228,10 +240,12 @@ class _Run:
             {"step": self.step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
         )
         self.sink.step(self.step, None if problem else loss)
+        if problem:
+            self._require_finite()  # what is lost stays lost, so more skipped steps would not help
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise DivergedError(
                 f"{problem} at step {self.step}, the {MAX_SKIPPED}th step in a row to be skipped: "
-                f"lower optim.lr = {self.config.optim.lr}, or take a recipe with more precision"
+                f"{way_out(self.config)}"
             )
 
     def _gradients(self, batch: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[float, float, str]:
@@ -290,6 +304,9 @@ class _Run:
         self.metrics.write(line | ({"widened": True} if widened else {}))
         self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
         self.sink.validation(self.step, found.loss)
+        if not math.isfinite(found.loss):
+            self.sink.note(f"validation loss {found.loss} at step {self.step}")
+        self._require_finite()
 
     def _evaluation(self) -> Evaluation:
         run = self.config.run
@@ -302,10 +319,20 @@ class _Run:
             limit=run.eval_tokens,
         )
 
-    def _save(self) -> None:
+    def _weights(self) -> dict[str, Tensor]:
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         if self.config.model.tie_embeddings:
             del tensors["lm_head.weight"]
+        return tensors
+
+    def _state(self) -> dict[str, Tensor]:
+        return self._weights() | optimizer_tensors(self.model, self.optimizer)
+
+    def _require_finite(self) -> None:
+        require_finite(self._state(), self.step, self.config, self.folder.store)
+
+    def _save(self) -> None:
+        self._require_finite()
         state = {
             "skipped_in_a_row": self.skipped_in_a_row,
             "loader": self.loader.state_dict(),
@@ -313,7 +340,7 @@ class _Run:
             "identity": self.identity,
         }
         groups = {
-            "model": tensors,
+            "model": self._weights(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "rng": generator_states(self.device),
         }
