@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 import data_files
-from data_files import documents, make_texts, write
+from data_files import documents, jsonl, make_texts, write
 from mxref.errors import MxrefError
 from mxref_training.data import builtin_corpus, open_corpus
 from mxref_training.errors import DataError
@@ -46,7 +47,10 @@ def test_a_path_alone_holds_some_documents_out(tmp_path: Path) -> None:
 def test_one_document_cannot_be_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to validate on"):
         open_corpus(write(tmp_path / "t.jsonl", ["same", "same"]))
-    assert len(open_corpus(write(tmp_path / "t.jsonl", ["same", "other"])).val_docs) == 1
+    corpus = open_corpus(write(tmp_path / "t.jsonl", ["same", "other"]))
+    assert len(corpus.val_docs) == 1
+    assert "held out 1 document (" in str(corpus.report)
+    assert "t.jsonl: 1 document, " in str(corpus.report)
 
 
 def test_equal_training_and_validation_data_are_refused(tmp_path: Path) -> None:
@@ -68,6 +72,28 @@ def test_overlap_at_the_limit(tmp_path: Path) -> None:
     assert "dropped 2 documents" in str(few.report)
     with pytest.raises(DataError, match="3 of 300 validation documents"):
         open_corpus(write(tmp_path / "many.jsonl", [*train, *val[:3]]), path)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_compressed_data_without_a_checksum_is_in_the_report(tmp_path: Path, files: int) -> None:
+    plain = write(tmp_path / "v.jsonl", make_texts(20, 9))
+    for number in range(files):
+        packed = zstandard.ZstdCompressor().compress(jsonl(make_texts(50, number)))
+        (tmp_path / f"t{number}.jsonl.zst").write_bytes(packed)
+    sources = [str(tmp_path / f"t{number}.jsonl.zst") for number in range(files)]
+    for corpus in (open_corpus(sources), open_corpus(sources, plain), open_corpus(plain, sources)):
+        report = str(corpus.report)
+        assert report.count("without a checksum") == 1
+        assert "t0.jsonl.zst" + " and 1 other file" * (files - 1) in report
+    checked = zstandard.ZstdCompressor(write_checksum=True).compress(jsonl(make_texts(50)))
+    (tmp_path / "t0.jsonl.zst").write_bytes(checked)
+    assert "checksum" not in str(open_corpus(sources[:1]).report)
+
+
+def test_the_limit_of_a_line_reaches_the_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", ["short", "long" * 100])
+    with pytest.raises(DataError, match=r"line 2: longer than 100 bytes"):
+        open_corpus(path, max_line=100)
 
 
 def test_the_builtin_corpus_as_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,10 +16,11 @@ from pathlib import Path
 
 from mxref_training.data import dedup, installed, prose
 from mxref_training.data.cache import cache_key, cached
-from mxref_training.data.documents import digest
+from mxref_training.data.documents import TextHash, digest
 from mxref_training.data.installed import Installed, find_sources, texts_of
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
+from mxref_training.wording import counted
 
 # The packages that the project pins, then those that these bring along. Order matters: of two copies of a
 # paragraph the first stays.
@@ -69,7 +69,7 @@ VALIDATION_SHARE = 0.05  # of source files
 
 @dataclass(frozen=True)
 class Side:
-    """What one side of the split holds; `sha256` is over every document's UTF-8 text followed by a NUL byte."""
+    """What one side of the split holds; `sha256` is that of `documents.TextHash`."""
 
     documents: int
     characters: int
@@ -104,7 +104,7 @@ class BuiltinReport:
         text = (
             f"built-in corpus: {self.train.documents:,} + {self.val.documents:,} documents, "
             f"{self.train.characters / 1e6:.2f} + {self.val.characters / 1e6:.2f} M characters from "
-            f"{len(self.versions)} sources, {self.exact + self.near:,} repeated paragraphs removed"
+            f"{counted(len(self.versions), 'source')}, {counted(self.exact + self.near, 'repeated paragraph')} removed"
         )
         return text + (f", not installed: {', '.join(self.absent)}" if self.absent else "")
 
@@ -135,12 +135,12 @@ class _Writer:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", newline="\n")
-        self._hash = hashlib.sha256()
+        self._hash = TextHash()
         self._documents = self._characters = 0
 
     def add(self, text: str, source: str) -> None:
         self._file.write(json.dumps({"text": text, "source": source}, ensure_ascii=False) + "\n")
-        self._hash.update(text.encode() + b"\0")
+        self._hash.add(text)
         self._documents += 1
         self._characters += len(text)
 
@@ -226,8 +226,8 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
     )
     if not report.train.documents or not report.val.documents:
         raise DataError(
-            f"the {len(files)} installed source files with documentation give {report.train.documents} training "
-            f"and {report.val.documents} validation documents, too few for a corpus: "
+            f"{counted(len(files), 'installed source file')} with documentation gave too few documents for a corpus, "
+            f"{report.train.documents} for training and {report.val.documents} for validation: "
             "pass a JSONL file with a text field instead"
         )
     (folder / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
