@@ -139,6 +139,17 @@ def test_c4_is_fetched_once_within_its_budget(monkeypatch: pytest.MonkeyPatch) -
         open_corpus("c4", c4_documents=0)
 
 
+def test_a_full_disk_is_not_taken_for_a_network_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    fake = FakeDatasets({"train": make_texts(90, 1), "validation": make_texts(90, 2)})
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr("mxref_training.data.sources.gzip.open", full)
+    with pytest.raises(DataError, match=r"cannot fill .*No space left on device"):
+        open_corpus("c4", c4_documents=50)
+
+
 def test_c4_out_of_reach(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets({}, ConnectionError("no route to host")))
     with pytest.raises(DataError, match=r"cannot fetch C4 .*no route to host.*`builtin`"):

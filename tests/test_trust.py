@@ -66,7 +66,9 @@ def test_what_belongs_to_another_user_is_not(
     assert why_untrusted(folder) == f"{changed} belongs to user {STRANGER}"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a folder away"
+)
 def test_root_does_not_trust_the_folder_of_another_user(folder: Path) -> None:
     os.chown(folder, STRANGER, -1)
     assert why_untrusted(folder) == f"{folder} belongs to user {STRANGER}"

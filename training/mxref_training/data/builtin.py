@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from mxref_training.data import dedup, installed, prose
 from mxref_training.data.cache import cache_key, cached
@@ -130,11 +131,15 @@ def _documents(paragraphs: list[str]) -> Iterator[str]:
         yield text
 
 
-class _Writer:
-    """One JSONL file of the split, with its counts."""
+def _jsonl(path: Path) -> IO[str]:
+    return path.open("w", encoding="utf-8", newline="\n")
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="\n")
+
+class _Writer:
+    """One side of the split, written to a JSONL file and counted."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
         self._hash = TextHash()
         self._documents = self._characters = 0
 
@@ -144,8 +149,8 @@ class _Writer:
         self._documents += 1
         self._characters += len(text)
 
-    def close(self) -> Side:
-        self._file.close()
+    def side(self) -> Side:
+        """Return the counts so far."""
         return Side(self._documents, self._characters, self._hash.hexdigest())
 
 
@@ -202,21 +207,22 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
         for paragraph in file.paragraphs
         for code in dedup.shingles(dedup.normalised_words(paragraph))
     }
-    train, val = _Writer(folder / "train.jsonl"), _Writer(folder / "val.jsonl")
     kept = {source.name: 0 for source in sources}
     leaked = 0
-    for file in files:
-        side, paragraphs = train, file.paragraphs
-        if file.code in held_out:
-            # What is quoted in a longer training paragraph is new in the order of reading, yet trained on.
-            side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
-            leaked += len(file.paragraphs) - len(paragraphs)
-        for document in _documents(paragraphs):
-            side.add(document, file.source)
-            kept[file.source] += len(document)
+    with _jsonl(folder / "train.jsonl") as train_file, _jsonl(folder / "val.jsonl") as val_file:
+        train, val = _Writer(train_file), _Writer(val_file)
+        for file in files:
+            side, paragraphs = train, file.paragraphs
+            if file.code in held_out:
+                # What is quoted in a longer training paragraph is new in the order of reading, yet trained on.
+                side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
+                leaked += len(file.paragraphs) - len(paragraphs)
+            for document in _documents(paragraphs):
+                side.add(document, file.source)
+                kept[file.source] += len(document)
     report = BuiltinReport(
-        train=train.close(),
-        val=val.close(),
+        train=train.side(),
+        val=val.side(),
         sources=kept,
         versions={source.name: source.version for source in sources},
         absent=absent,

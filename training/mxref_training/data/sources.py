@@ -72,26 +72,30 @@ def _require_datasets() -> None:
         raise DataError(f"C4 needs the package datasets: pip install datasets, or {_WAY_OUT}")
 
 
+def _c4_texts(split: str, documents: int) -> Iterator[str]:
+    _require_datasets()
+    import datasets
+
+    try:
+        stream = datasets.load_dataset(_C4_REPOSITORY, "en", split=split, streaming=True)
+        for row in itertools.islice(stream, documents):
+            yield str(row["text"])
+    except Exception as error:  # the library passes on the errors of whatever HTTP client it uses
+        raise DataError(f"cannot fetch C4 ({type(error).__name__}: {error}): {_WAY_OUT}") from error
+
+
 def _c4_file(split: str, documents: int) -> Path:
     """Return a file with the first documents of a split of C4 `en`, fetched once."""
 
     def build(folder: Path) -> None:
-        _require_datasets()
-        import datasets
-
-        try:
-            stream = datasets.load_dataset(_C4_REPOSITORY, "en", split=split, streaming=True)
-            texts = itertools.islice((str(row["text"]) for row in stream), documents)
-            count = 0
-            with gzip.open(folder / "c4.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
-                for text in progress(texts, f"fetching C4 {split}", documents):
-                    file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                    count += 1
-        except Exception as error:  # the library passes on the errors of whatever HTTP client it uses
-            raise DataError(f"cannot fetch C4 ({type(error).__name__}: {error}): {_WAY_OUT}") from error
+        count = 0
+        with gzip.open(folder / "c4.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
+            for text in progress(_c4_texts(split, documents), f"fetching C4 {split}", documents):
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                count += 1
         if count < documents:
             raise DataError(
-                f"C4 {split} ended after {count} of {documents} documents: ask for fewer, or retry"
+                f"C4 {split} ended after {count} of {counted(documents, 'document')}: ask for fewer, or retry"
             )
 
     if documents < 1:
