@@ -199,7 +199,7 @@ def test_builtin_does_not_import_what_it_reads() -> None:
 
 
 def test_builtin_needs_something_installed(own_cache: Path) -> None:
-    with pytest.raises(DataError, match="too few for a corpus"):
+    with pytest.raises(DataError, match="too few documents for a corpus"):
         builtin_corpus((), "no-such-file.py")
     assert not list((own_cache / "builtin").iterdir())
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +39,6 @@ def test_several_frames_in_one_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"data.jsonl{suffix}"
     path.write_bytes(PACKINGS[suffix](jsonl(texts[:15])) + PACKINGS[suffix](jsonl(texts[15:])))
     assert list(iter_documents(str(path))) == texts
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_lines_do_not_depend_on_the_chunks_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    monkeypatch.setattr("mxref_training.data.documents._CHUNK", chunk)
-    texts = make_texts(12)
-    path = tmp_path / "data.jsonl.zst"
-    path.write_bytes(PACKINGS[".zst"](jsonl(texts)))
-    assert list(iter_documents(path)) == texts
 
 
 def test_folder_pattern_and_list(tmp_path: Path) -> None:
@@ -122,6 +112,9 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
         (tmp_path / "nothing", "no JSONL file in the folder"),
         (tmp_path / "empty.jsonl", "the corpus is empty"),
         ([], "no data files given"),
+        ("", "the data path is empty"),
+        ([tmp_path / "empty.jsonl", ""], "the data path is empty"),
+        ("x" * 5000, "cannot look for data in x+ .File name too long"),
     ):
         with pytest.raises(DataError, match=message):
             list(iter_documents(source))
@@ -130,5 +123,28 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
 def test_survey_counts_and_hashes() -> None:
     docs = documents(["ab", "é"])
     assert (len(docs), docs.characters, docs.utf8_bytes) == (2, 3, 4)
-    assert docs.sha256 == hashlib.sha256("ab\0é\0".encode()).hexdigest()
+    lengths = [(2).to_bytes(8, "little")] * 2
+    assert docs.sha256 == hashlib.sha256(lengths[0] + b"ab" + lengths[1] + "é".encode()).hexdigest()
     assert list(docs) == list(docs) == ["ab", "é"]
+
+
+def test_corpora_with_null_characters_do_not_share_a_hash() -> None:
+    split = [["a\0b"], ["a", "b"], ["a\0", "b"], ["a", "\0b"], ["a\0b", ""], ["", "a\0b"], ["ab"]]
+    assert len({documents(texts).sha256 for texts in split}) == len(split)
+
+
+def test_a_folder_that_cannot_be_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def closed(path: str | Path) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)  # root, as whom tests may run, can read every folder
+    with pytest.raises(DataError, match=r"cannot look for data in .*closed \(Permission denied\)"):
+        list(iter_documents(tmp_path))

@@ -60,7 +60,7 @@ def test_damaged_token_cache(tokenizer: Tokenizer, own_cache: Path, damage: str)
         data = bytearray((folder / "tokens.npy").read_bytes())
         data[-9] ^= 1
         (folder / "tokens.npy").write_bytes(data if damage == "flip" else data[:-100])
-    with pytest.raises(DataError, match=r"are damaged .*delete this folder"):
+    with pytest.raises(DataError, match=r"is damaged .*delete this folder"):
         tokenize(docs, tokenizer)
 
 

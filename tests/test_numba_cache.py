@@ -147,6 +147,51 @@ def test_no_folder_at_all_is_said_once_and_costs_only_time(copied: Path) -> None
     assert "set NUMBA_CACHE_DIR" in found["warnings"][0]
 
 
+def test_a_folder_asked_for_that_others_can_write_is_refused_and_that_is_said(copied: Path) -> None:
+    wanted = copied / "shared"
+    wanted.mkdir()
+    assert run(copied, NUMBA_CACHE_DIR=str(wanted))["misses"] == 1
+    wanted.chmod(0o777)
+    before = kernel_files(copied)
+    found = run(copied, NUMBA_CACHE_DIR=str(wanted))
+    assert (found["result"], found["hits"], found["folder"]) == (6, 0, None)
+    (said,) = found["warnings"]
+    assert f"({wanted} can be written by every user)" in said
+    assert "set NUMBA_CACHE_DIR to a folder that you alone can write" in said
+    assert kernel_files(copied) == before, "nothing is written there either"
+
+
+def test_a_package_that_others_can_write_caches_in_the_users_folder(copied: Path) -> None:
+    first = Path(run(copied)["folder"])
+    first.chmod(0o777)
+    home = copied / "home"
+    found = run(copied, XDG_CACHE_HOME=str(home))
+    assert home in Path(found["folder"]).parents
+    assert (found["result"], found["hits"], found["warnings"]) == (6, 0, [])
+    code = (
+        "from mxref_numba.outer import twice\ntwice(10)\n"
+        "from mxref_numba import backend\nprint(backend.details())"
+    )
+    done = python(copied, code, XDG_CACHE_HOME=str(home))
+    assert f"{first} can be written by every user" in done.stdout, done.stderr
+    home.chmod(0o777)
+    nowhere = run(copied, XDG_CACHE_HOME=str(home))
+    assert nowhere["result"] == 6
+    (said,) = nowhere["warnings"]
+    assert f"{first} can be written by every user; {home} can be written by every user" in said
+
+
+def test_a_kernel_that_others_can_write_is_compiled_anew(tmp_path: Path) -> None:
+    files = cache._KernelFiles(tmp_path, "kernel")
+    files.save("key", "value")
+    assert files.load("key") == "value"
+    (file,) = tmp_path.iterdir()
+    file.chmod(0o666)
+    assert files.load("key") is None
+    files.save("key", "value")
+    assert files.load("key") == "value"
+
+
 def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

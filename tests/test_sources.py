@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 import data_files
-from data_files import documents, make_texts, write
+from data_files import documents, jsonl, make_texts, write
 from mxref.errors import MxrefError
 from mxref_training.data import builtin_corpus, open_corpus
 from mxref_training.errors import DataError
@@ -46,7 +47,10 @@ def test_a_path_alone_holds_some_documents_out(tmp_path: Path) -> None:
 def test_one_document_cannot_be_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to validate on"):
         open_corpus(write(tmp_path / "t.jsonl", ["same", "same"]))
-    assert len(open_corpus(write(tmp_path / "t.jsonl", ["same", "other"])).val_docs) == 1
+    corpus = open_corpus(write(tmp_path / "t.jsonl", ["same", "other"]))
+    assert len(corpus.val_docs) == 1
+    assert "held out 1 document (" in str(corpus.report)
+    assert "t.jsonl: 1 document, " in str(corpus.report)
 
 
 def test_equal_training_and_validation_data_are_refused(tmp_path: Path) -> None:
@@ -68,6 +72,28 @@ def test_overlap_at_the_limit(tmp_path: Path) -> None:
     assert "dropped 2 documents" in str(few.report)
     with pytest.raises(DataError, match="3 of 300 validation documents"):
         open_corpus(write(tmp_path / "many.jsonl", [*train, *val[:3]]), path)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_compressed_data_without_a_checksum_is_in_the_report(tmp_path: Path, files: int) -> None:
+    plain = write(tmp_path / "v.jsonl", make_texts(20, 9))
+    for number in range(files):
+        packed = zstandard.ZstdCompressor().compress(jsonl(make_texts(50, number)))
+        (tmp_path / f"t{number}.jsonl.zst").write_bytes(packed)
+    sources = [str(tmp_path / f"t{number}.jsonl.zst") for number in range(files)]
+    for corpus in (open_corpus(sources), open_corpus(sources, plain), open_corpus(plain, sources)):
+        report = str(corpus.report)
+        assert report.count("without a checksum") == 1
+        assert "t0.jsonl.zst" + " and 1 other file" * (files - 1) in report
+    checked = zstandard.ZstdCompressor(write_checksum=True).compress(jsonl(make_texts(50)))
+    (tmp_path / "t0.jsonl.zst").write_bytes(checked)
+    assert "checksum" not in str(open_corpus(sources[:1]).report)
+
+
+def test_the_limit_of_a_line_reaches_the_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", ["short", "long" * 100])
+    with pytest.raises(DataError, match=r"line 2: longer than 100 bytes"):
+        open_corpus(path, max_line=100)
 
 
 def test_the_builtin_corpus_as_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,6 +137,17 @@ def test_c4_is_fetched_once_within_its_budget(monkeypatch: pytest.MonkeyPatch) -
         open_corpus("c4", c4_documents=91)
     with pytest.raises(DataError, match="budget of 0"):
         open_corpus("c4", c4_documents=0)
+
+
+def test_a_full_disk_is_not_taken_for_a_network_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    fake = FakeDatasets({"train": make_texts(90, 1), "validation": make_texts(90, 2)})
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr("mxref_training.data.sources.gzip.open", full)
+    with pytest.raises(DataError, match=r"cannot fill .*No space left on device"):
+        open_corpus("c4", c4_documents=50)
 
 
 def test_c4_out_of_reach(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:

@@ -1,11 +1,9 @@
-"""The cache and the tokenizers: the same every time, exact both ways, and refused where they do not fit."""
+"""The tokenizers: the same every time, exact both ways, and refused where they do not fit."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,80 +12,11 @@ from hypothesis import strategies as st
 
 import data_files
 from data_files import documents, make_texts, write
-from mxref_training.data import Tokenizer, cache, load_tokenizer, train_tokenizer
-from mxref_training.durable import locked
+from mxref_training.data import Tokenizer, load_tokenizer, train_tokenizer
 from mxref_training.errors import DataError
 
 own_cache = data_files.own_cache
 tokenizer = data_files.tokenizer
-
-
-# ---------------------------------------------------------------- cache
-
-
-def test_cache_is_complete_or_absent(own_cache: Path) -> None:
-    def fail(folder: Path) -> None:
-        (folder / "half").write_text("x")
-        raise RuntimeError("interrupted")
-
-    with pytest.raises(RuntimeError):
-        cache.cached("kind", "key", fail)
-    assert not list((own_cache / "kind").iterdir())
-
-    def succeed(folder: Path) -> None:
-        (folder / "whole").write_text("x")
-
-    folder = cache.cached("kind", "key", succeed)
-    assert [p.name for p in folder.iterdir()] == ["whole"]
-    assert cache.cached("kind", "key", fail) == folder
-
-
-def test_of_two_that_want_an_entry_one_builds_it_and_the_other_waits(own_cache: Path) -> None:
-    began, go_on = threading.Event(), threading.Event()
-
-    def slow(folder: Path) -> None:
-        (folder / "whole").write_text("x")
-        began.set()
-        assert go_on.wait(60)
-
-    def never(folder: Path) -> None:
-        raise AssertionError("built twice")
-
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(cache.cached, "kind", "key", slow)
-        assert began.wait(60)
-        second = pool.submit(cache.cached, "kind", "key", never)
-        go_on.set()
-        assert first.result(60) == second.result(60)
-    assert [p.name for p in (own_cache / "kind").iterdir()] == ["key"]
-
-
-def test_what_a_killed_builder_left_goes_with_the_next_build(own_cache: Path) -> None:
-    left = own_cache / "kind" / ".other.tmp"
-    left.mkdir(parents=True)
-    (left / "half").write_text("x")
-    alive = own_cache / "kind" / ".alive.tmp"
-    alive.mkdir()
-    with locked(alive.with_name(".alive.lock")):
-        cache.cached("kind", "key", lambda folder: None)
-        assert not left.exists()
-        assert alive.exists()
-
-
-def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("x")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="XDG_CACHE_HOME"):
-        cache.cached("kind", "key", lambda path: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.cache_root() == Path.home() / ".cache" / "mxref"
-
-
-def test_cache_keys_do_not_run_together() -> None:
-    assert cache.cache_key("ab", "c") != cache.cache_key("a", "bc")
-
-
-# ---------------------------------------------------------------- tokenizer
 
 
 def test_tokenizer_special_tokens_and_size(tokenizer: Tokenizer) -> None:
@@ -155,6 +84,22 @@ def test_tokenizer_errors(tmp_path: Path) -> None:
     HuggingFaceTokenizer(models.WordLevel({"a": 0}, "a")).save(str(tmp_path / "endless.json"))
     with pytest.raises(DataError, match="to end a document with"):
         load_tokenizer(tmp_path / "endless.json")
+
+
+def test_a_tokenizer_that_drops_merges_at_random_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+    inner = HuggingFaceTokenizer.from_str(tokenizer._inner.to_str())
+    path = tmp_path / "dropout.json"
+    for dropout in (0.1, 1.0):
+        inner.model.dropout = dropout
+        inner.save(str(path))
+        with pytest.raises(DataError, match=rf'dropout {dropout:g}\).*set "dropout" to null'):
+            load_tokenizer(path)
+    for never in (0.0, None):
+        inner.model.dropout = never
+        inner.save(str(path))
+        assert load_tokenizer(path).encode_batch(["a b"]) == tokenizer.encode_batch(["a b"])
 
 
 def test_end_token_of_other_tokenizers(tmp_path: Path) -> None:

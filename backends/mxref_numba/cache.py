@@ -6,7 +6,8 @@ one number to different code. Here a file is named by all that shaped it: the so
 of the specification whose constants the kernels freeze, the versions of the compiler, the CPU, and the types.
 
 Where the files lie is still Numba's decision: NUMBA_CACHE_DIR, the package's own `__pycache__`, or the
-user's cache folder where the package cannot be written.
+user's cache folder where the package cannot be written. A file holds a pickle and machine code, so whoever writes
+it decides what runs: a folder that other users can change is not used (`mxref.trust`).
 """
 
 # mypy: allow-untyped-calls
@@ -28,11 +29,17 @@ from typing import Any
 
 import llvmlite
 import numba
+from numba.core import config
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.serialize import dumps
 
+from mxref.trust import read_trusted, why_untrusted
+
 CONSTANTS_FROM = ("formats", "hadamard", "philox", "rounding", "scale")
 """Modules of `mxref` whose constants kernels freeze when they are compiled."""
+
+REFUSED: dict[str, None] = {}
+"""Why folders that Numba would have taken are not used, in the order in which they were refused."""
 
 _DIGEST = hashlib.sha256().digest_size
 _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
@@ -68,9 +75,9 @@ class _KernelFiles:
         return self._folder / f"{self._base}.{source_stamp()}-{name}.kernel"
 
     def load(self, key: Any) -> Any:
-        """Return what was saved under the key, or None; a damaged file counts as none."""
+        """Return what was saved under the key, or None; a damaged file counts as none, and so does another user's."""
         try:
-            data = self._path(key).read_bytes()
+            data = read_trusted(self._path(key))
         except OSError:
             return None
         if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
@@ -110,30 +117,61 @@ class _KernelFiles:
                 file.unlink(missing_ok=True)
 
 
+class UntrustedFolder(RuntimeError):
+    """A folder of compiled kernels that other users can change; the message says why."""
+
+
+class _Trusted:
+    """One of Numba's ways to find a folder, without the folders that other users can change."""
+
+    def __init__(self, locator: Any) -> None:
+        self._locator = locator
+
+    def from_function(self, function: Any, file: str) -> Any:
+        found = self._locator.from_function(function, file)
+        if found is None or not (reason := why_untrusted(found.get_cache_path())):
+            return found
+        REFUSED.setdefault(reason)
+        if config.CACHE_DIR:  # what was asked for by name is not replaced by another folder
+            raise UntrustedFolder(reason)
+        return None
+
+
+class _Implementation(FunctionCache._impl_class):  # type: ignore[misc]
+    _locator_classes = [_Trusted(locator) for locator in FunctionCache._impl_class._locator_classes]  # noqa: RUF012
+
+
 class KernelCache(FunctionCache):
     """Numba's cache of one function, with the files above; without a folder to write, RuntimeError."""
 
+    _impl_class = _Implementation
+
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file: Any = _KernelFiles(Path(self.cache_path), self._impl.filename_base)
+        folder = Path(self.cache_path).resolve()
+        if reason := why_untrusted(folder):  # NUMBA_CACHE_LOCATOR_CLASSES replaces the ways above
+            raise UntrustedFolder(reason)
+        self._cache_file: Any = _KernelFiles(folder, self._impl.filename_base)
 
 
 def kernel_cache(function: Any) -> Any:
     """Return the cache of a kernel, or one that keeps nothing, with a warning, where no folder can be written."""
     try:
         return KernelCache(function)
+    except UntrustedFolder as err:
+        _warn_uncached(str(err))
     except RuntimeError as err:
         if "no locator available" not in str(err):
             raise
-        _warn_uncached()
-        return NullCache()
+        _warn_uncached("; ".join(REFUSED) or "Numba finds no folder that can be written")
+    return NullCache()
 
 
 @cache
-def _warn_uncached() -> None:
+def _warn_uncached(reason: str) -> None:
     warnings.warn(
-        "Numba finds no folder to keep compiled kernels in, so every process compiles its own, for many seconds: "
-        "set NUMBA_CACHE_DIR to a folder that can be written",
+        f"compiled kernels are kept nowhere ({reason}), so every process compiles its own, for many seconds: "
+        "set NUMBA_CACHE_DIR to a folder that you alone can write",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -28,7 +28,7 @@ import numpy as np
 from numba import threading_layer  # type: ignore[attr-defined]
 
 from mxref.errors import BackendError
-from mxref_numba.cache import kernel_cache
+from mxref_numba.cache import REFUSED, kernel_cache
 
 KERNELS: list[Any] = []
 """Every kernel of the package that is imported, in order."""
@@ -86,8 +86,9 @@ def started_layer() -> str:
 def running() -> str:
     """Return on what the kernels run, for people: threads and their layer, and the folder of compiled code."""
     threads = numba.get_num_threads()
-    folder = KERNELS[0]._cache.cache_path or "kept nowhere, since no folder can be written"
-    return f"{threads} thread{'s'[: threads != 1]} ({threading_layer()}), compiled code in {folder}"
+    folder = KERNELS[0]._cache.cache_path or "no folder"
+    refused = f" (not where others can change it: {'; '.join(REFUSED)})" if REFUSED else ""
+    return f"{threads} thread{'s'[: threads != 1]} ({threading_layer()}), compiled code in {folder}{refused}"
 
 
 def worker_count(elements: int) -> int:

@@ -109,9 +109,17 @@ class DataConfig:
     """A `tokenizer.json`; without it a byte-level BPE of `model.vocab` tokens is trained on `train`."""
     max_documents: int = 0
     """Read no more than this many training documents; 0 reads all."""
+    max_line_mib: int = 64
+    """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
 
     def __post_init__(self) -> None:
         _require(self.max_documents >= 0, f"data.max_documents = {self.max_documents} is negative")
+        _require(self.max_line_mib >= 1, f"data.max_line_mib = {self.max_line_mib} is below 1")
+        for name in ("train", "val", "tokenizer"):
+            _require(
+                getattr(self, name) != "",
+                f"data.{name} is empty: give a path, or leave it out for its default",
+            )
 
 
 class Schedule(StrEnum):

@@ -18,6 +18,7 @@ from mxref_training.data import (
 )
 from mxref_training.data.documents import survey
 from mxref_training.errors import ConfigError
+from mxref_training.wording import counted
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TokenCorpus:
     def __post_init__(self) -> None:
         if self.train.sha256 == self.val.sha256:
             raise ConfigError(
-                f"training and validation data are the same {len(self.val):,} tokens "
+                f"training and validation data are the same {counted(len(self.val), 'token')} "
                 f"(SHA-256 {self.val.sha256[:16]}): name other validation data, or none to have some held out"
             )
 
@@ -55,7 +56,7 @@ def prepare_corpus(config: TrainConfig) -> TokenCorpus:
     """
     data = config.data
     options = {"c4_documents": data.max_documents} if data.max_documents else {}
-    corpus = open_corpus(data.train, data.val, **options)
+    corpus = open_corpus(data.train, data.val, max_line=data.max_line_mib << 20, **options)
     train = _first(corpus.train_docs, data.max_documents)
     tokenizer = (
         load_tokenizer(data.tokenizer) if data.tokenizer else train_tokenizer(train, config.model.vocab)
@@ -76,7 +77,7 @@ def check_lengths(config: TrainConfig, corpus: TokenCorpus) -> None:
     ):
         if len(tokens) < needed:
             raise ConfigError(
-                f"the {side} data has {len(tokens):,} tokens, this run needs {needed:,}: "
+                f"the {side} data has {counted(len(tokens), 'token')}, this run needs {needed:,}: "
                 "give more text, or lower run.seq_len or run.eval_tokens"
             )
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from mxref_training.data import dedup, installed, prose
 from mxref_training.data.cache import cache_key, cached
-from mxref_training.data.documents import digest
+from mxref_training.data.documents import TextHash, digest
 from mxref_training.data.installed import Installed, find_sources, texts_of
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
+from mxref_training.wording import counted
 
 # The packages that the project pins, then those that these bring along. Order matters: of two copies of a
 # paragraph the first stays.
@@ -69,7 +70,7 @@ VALIDATION_SHARE = 0.05  # of source files
 
 @dataclass(frozen=True)
 class Side:
-    """What one side of the split holds; `sha256` is over every document's UTF-8 text followed by a NUL byte."""
+    """What one side of the split holds; `sha256` is that of `documents.TextHash`."""
 
     documents: int
     characters: int
@@ -104,7 +105,7 @@ class BuiltinReport:
         text = (
             f"built-in corpus: {self.train.documents:,} + {self.val.documents:,} documents, "
             f"{self.train.characters / 1e6:.2f} + {self.val.characters / 1e6:.2f} M characters from "
-            f"{len(self.versions)} sources, {self.exact + self.near:,} repeated paragraphs removed"
+            f"{counted(len(self.versions), 'source')}, {counted(self.exact + self.near, 'repeated paragraph')} removed"
         )
         return text + (f", not installed: {', '.join(self.absent)}" if self.absent else "")
 
@@ -130,22 +131,26 @@ def _documents(paragraphs: list[str]) -> Iterator[str]:
         yield text
 
 
-class _Writer:
-    """One JSONL file of the split, with its counts."""
+def _jsonl(path: Path) -> IO[str]:
+    return path.open("w", encoding="utf-8", newline="\n")
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="\n")
-        self._hash = hashlib.sha256()
+
+class _Writer:
+    """One side of the split, written to a JSONL file and counted."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._hash = TextHash()
         self._documents = self._characters = 0
 
     def add(self, text: str, source: str) -> None:
         self._file.write(json.dumps({"text": text, "source": source}, ensure_ascii=False) + "\n")
-        self._hash.update(text.encode() + b"\0")
+        self._hash.add(text)
         self._documents += 1
         self._characters += len(text)
 
-    def close(self) -> Side:
-        self._file.close()
+    def side(self) -> Side:
+        """Return the counts so far."""
         return Side(self._documents, self._characters, self._hash.hexdigest())
 
 
@@ -202,21 +207,22 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
         for paragraph in file.paragraphs
         for code in dedup.shingles(dedup.normalised_words(paragraph))
     }
-    train, val = _Writer(folder / "train.jsonl"), _Writer(folder / "val.jsonl")
     kept = {source.name: 0 for source in sources}
     leaked = 0
-    for file in files:
-        side, paragraphs = train, file.paragraphs
-        if file.code in held_out:
-            # What is quoted in a longer training paragraph is new in the order of reading, yet trained on.
-            side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
-            leaked += len(file.paragraphs) - len(paragraphs)
-        for document in _documents(paragraphs):
-            side.add(document, file.source)
-            kept[file.source] += len(document)
+    with _jsonl(folder / "train.jsonl") as train_file, _jsonl(folder / "val.jsonl") as val_file:
+        train, val = _Writer(train_file), _Writer(val_file)
+        for file in files:
+            side, paragraphs = train, file.paragraphs
+            if file.code in held_out:
+                # What is quoted in a longer training paragraph is new in the order of reading, yet trained on.
+                side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
+                leaked += len(file.paragraphs) - len(paragraphs)
+            for document in _documents(paragraphs):
+                side.add(document, file.source)
+                kept[file.source] += len(document)
     report = BuiltinReport(
-        train=train.close(),
-        val=val.close(),
+        train=train.side(),
+        val=val.side(),
         sources=kept,
         versions={source.name: source.version for source in sources},
         absent=absent,
@@ -226,8 +232,8 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
     )
     if not report.train.documents or not report.val.documents:
         raise DataError(
-            f"the {len(files)} installed source files with documentation give {report.train.documents} training "
-            f"and {report.val.documents} validation documents, too few for a corpus: "
+            f"{counted(len(files), 'installed source file')} with documentation gave too few documents for a corpus, "
+            f"{report.train.documents} for training and {report.val.documents} for validation: "
             "pass a JSONL file with a text field instead"
         )
     (folder / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")

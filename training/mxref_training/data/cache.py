@@ -1,4 +1,8 @@
-"""Derived data on disk, under `$XDG_CACHE_HOME/mxref` or `~/.cache/mxref`: built once, complete or absent."""
+"""Derived data on disk, under `$XDG_CACHE_HOME/mxref` or `~/.cache/mxref`: built once, complete or absent.
+
+An entry is used only where no other user can change it and every file is as it was written. One that is damaged is
+refused and not rebuilt: a disk that flips bits should be known, and another process may be reading the entry.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,34 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from mxref.trust import why_untrusted
+from mxref_training.data.seal import broken_seal, seal
 from mxref_training.durable import explained, locked, make_folder, publish, temporary
 from mxref_training.errors import DataError
+
+_LAYOUT = "2"  # of an entry: with its seal, and named by hashes that take in the length of every document
 
 
 def cache_root() -> Path:
     """Return the folder of all derived data.
 
     A relative `XDG_CACHE_HOME` is ignored, as the XDG Base Directory Specification 0.8 demands.
+
+    Raises:
+        DataError: there is neither an `XDG_CACHE_HOME` nor a home folder.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mxref"
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mxref"
+    except RuntimeError as error:
+        raise DataError(
+            "there is no home folder for the cache: set XDG_CACHE_HOME to an absolute path"
+        ) from error
 
 
 def cache_key(*parts: str) -> str:
     """Return 32 hexadecimal digits that name the given parts; no two lists of parts share a name."""
-    joined = "".join(f"{len(part)}:{part}" for part in parts)
+    joined = "".join(f"{len(part)}:{part}" for part in (_LAYOUT, *parts))
     return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
 
@@ -44,30 +60,52 @@ def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         The finished folder.
 
     Raises:
-        DataError: the cache cannot be written.
+        DataError: the cache cannot be written, other users can change it, or the entry is damaged.
     """
     parent = cache_root() / kind
     final = parent / key
-    if final.is_dir():
-        return final
+    if not os.path.isdir(final):
+        _fill(parent, final, build)
+    _check_trust(final)
+    if damage := broken_seal(final):
+        raise DataError(
+            f"the cache folder {final} is damaged ({damage}): delete this folder, and the same command fills it again"
+        )
+    return final
+
+
+def _check_trust(folder: Path) -> None:
+    try:
+        reason = why_untrusted(folder)
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise DataError(
+            f"the cache folder {folder} cannot be trusted ({reason}): set XDG_CACHE_HOME to a folder that you alone "
+            "can write"
+        )
+
+
+def _fill(parent: Path, final: Path, build: Callable[[Path], None]) -> None:
     with explained(DataError, f"write the cache folder {parent}", "set XDG_CACHE_HOME to a writable folder"):
         make_folder(parent)
+    _check_trust(parent)
     partial = temporary(final)
     with (
         explained(DataError, f"fill the cache folder {parent}", "free some space, or set XDG_CACHE_HOME"),
         locked(_lock(final)),
     ):
         if final.is_dir():  # another process built it while this one waited
-            return final
+            return
         _sweep(parent, final)
         partial.mkdir()
         try:
             build(partial)
+            seal(partial)
             publish(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    return final
 
 
 def _lock(final: Path) -> Path:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import lzma
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import IO, cast
 
+from mxref_training.data.packed import PACKINGS, Damaged, pieces
 from mxref_training.errors import DataError
+from mxref_training.wording import counted
 
-SUFFIXES = tuple(
-    stem + packing for stem in (".jsonl", ".json", ".ndjson") for packing in ("", ".gz", ".zst", ".xz")
-)
-_CHUNK = 1 << 20
-_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
+SUFFIXES = tuple(stem + packing for stem in (".jsonl", ".json", ".ndjson") for packing in ("", *PACKINGS))
+MAX_LINE = 64 << 20  # bytes of a decompressed line; a bomb without line ends stops there
 
 PathLike = str | os.PathLike[str]
 
@@ -33,16 +28,27 @@ def resolve_files(source: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
             pattern with `*`, `?` or `[`; or a list of these, whose order is kept.
 
     Raises:
-        DataError: nothing is there, or a folder holds no JSONL file.
+        DataError: nothing is there, a path is empty or cannot be looked at, or a folder holds no JSONL file.
     """
+    try:
+        return _resolve(source)
+    except OSError as error:
+        raise DataError(
+            f"cannot look for data in {error.filename} ({error.strerror}): give a path that can be read"
+        ) from error
+
+
+def _resolve(source: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
     if not isinstance(source, str | os.PathLike):
-        files = [file for part in source for file in resolve_files(part)]
+        files = [file for part in source for file in _resolve(part)]
         if not files:
             raise DataError("no data files given: name at least one JSONL file")
         return tuple(files)
+    if not os.fspath(source):
+        raise DataError("the data path is empty: give a JSONL file, a folder (`.` is this one) or a pattern")
     path = Path(source)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+        found = sorted(p for p in _files_below(path) if p.name.endswith(SUFFIXES) and p.is_file())
         if not found:
             raise DataError(
                 f"no JSONL file in the folder {path}: expected names ending in {', '.join(SUFFIXES)}"
@@ -58,68 +64,45 @@ def resolve_files(source: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
     return (path,)
 
 
-def _zstd_chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """Decompress frame by frame; the library's own stream reader takes a truncated frame for a short one."""
-    import zstandard
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files at any depth; OSError for a folder that cannot be read, whose files would be missing."""
 
-    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # frames of `zstd --long=31` too
-    frame, held = decompressor.decompressobj(), b""
-    started = False
-    while data := held or file.read(_CHUNK):
-        try:
-            yield frame.decompress(data)
-        except zstandard.ZstdError as error:
-            raise OSError(str(error)) from error
-        started, held = True, b""
-        if frame.eof:
-            held, started = frame.unused_data, False
-            frame = decompressor.decompressobj()
-    if started:
-        raise EOFError("the last frame is cut short")
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, _, names in os.walk(folder, onerror=fail):
+        yield from (Path(parent, name) for name in names)
 
 
-def _plain_chunks(file: IO[bytes]) -> Iterator[bytes]:
-    while data := file.read(_CHUNK):
-        yield data
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in pieces."""
-    if path.stat().st_size == 0 and path.suffix in (".gz", ".zst", ".xz"):
-        raise EOFError("the file is empty")
-    match path.suffix:
-        case ".gz":
-            with gzip.open(path, "rb") as file:
-                yield from _plain_chunks(cast(IO[bytes], file))
-        case ".xz":
-            with lzma.open(path, "rb") as file:
-                yield from _plain_chunks(file)
-        case ".zst":
-            with path.open("rb") as file:
-                yield from _zstd_chunks(file)
-        case _:
-            with path.open("rb") as file:
-                yield from _plain_chunks(file)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    rest: list[bytes] = []
+def _lines(path: Path, max_line: int, unchecked: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file, decompressed, with their numbers; no more than one line is held in memory."""
+    number, rest, held = 1, [], 0
     try:
-        for chunk in _chunks(path):
-            head, newline, tail = chunk.rpartition(b"\n")
-            if not newline:
-                rest.append(tail)
-                continue
-            yield from b"".join([*rest, head]).split(b"\n")
-            rest = [tail]
+        for piece in pieces(path, unchecked):
+            *whole, tail = piece.split(b"\n")
+            for end in whole:
+                _check_length(held + len(end), max_line, path, number)
+                yield number, b"".join([*rest, end])
+                number, rest, held = number + 1, [], 0
+            rest.append(tail)
+            held += len(tail)
+            _check_length(held, max_line, path, number)
     except PermissionError as error:
         raise DataError(f"no permission to read {path}: ask its owner, or copy it") from error
-    except _DAMAGE as error:
+    except (Damaged, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
             f"cannot read {path} ({reason}): the file is damaged or not {path.suffix or 'plain text'}; fetch it again"
         ) from error
-    yield b"".join(rest)
+    yield number, b"".join(rest)
+
+
+def _check_length(length: int, limit: int, path: Path, number: int) -> None:
+    if length > limit:
+        raise DataError(
+            f"{path}, line {number}: longer than {limit:,} bytes, decompressed: split the document, or raise "
+            "data.max_line_mib if there is memory for it"
+        )
 
 
 def _text(line: bytes, where: str) -> str:
@@ -140,7 +123,12 @@ def _text(line: bytes, where: str) -> str:
     return text
 
 
-def iter_documents(source: PathLike | Sequence[PathLike]) -> Iterator[str]:
+def iter_documents(
+    source: PathLike | Sequence[PathLike],
+    *,
+    max_line: int = MAX_LINE,
+    unchecked: Callable[[Path], None] = lambda path: None,
+) -> Iterator[str]:
     """Yield the `text` of every line of JSONL files, in order.
 
     Blank lines and documents of nothing but white space are passed over. The compression is told by the file
@@ -148,30 +136,63 @@ def iter_documents(source: PathLike | Sequence[PathLike]) -> Iterator[str]:
 
     Args:
         source: a file, folder, pattern or list of them, see `resolve_files`.
+        max_line: longest line in bytes, decompressed.
+        unchecked: called with each compressed file that carries no checksum of its content, or not of all of it.
 
     Raises:
-        DataError: a file is missing, truncated or damaged, a line is not a JSON object with a string `text`
-            (the message names file and line), or there is no document at all.
+        DataError: a file is missing, truncated or damaged, a line is too long or not a JSON object with a string
+            `text` (the message names file and line), there is too little memory, or there is no document at all.
     """
     empty = True
     paths = resolve_files(source)
     for path in paths:
-        for number, line in enumerate(_lines(path), 1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            text = _text(line, f"{path}, line {number}")
-            if text.strip():
-                empty = False
-                yield text
+        number = 0
+        try:
+            for number, line in _lines(path, max_line, lambda path=path: unchecked(path)):
+                text = _document(line, path, number)
+                if text.strip():
+                    empty = False
+                    yield text
+        except MemoryError as error:
+            raise DataError(
+                f"{path}: not enough memory near line {max(1, number)}: raise the memory limit, or lower "
+                "data.max_line_mib to refuse long lines"
+            ) from error
     if empty:
         raise DataError(f"no documents in {', '.join(map(str, paths))}: the corpus is empty")
+
+
+def _document(line: bytes, path: Path, number: int) -> str:
+    """Return the text of a line; nothing for a blank one."""
+    if number == 1:
+        line = line.removeprefix(b"\xef\xbb\xbf")
+    return _text(line, f"{path}, line {number}") if line.strip() else ""
 
 
 def digest(text: str) -> int:
     """Return the first 8 bytes of the SHA-256 of a document, which stand for it when documents are compared."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+class TextHash:
+    """SHA-256 over every document's UTF-8 text behind its length: 8 bytes, little-endian.
+
+    A separator in place of the length would let two corpora share a hash, since a text may hold any character.
+    """
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def add(self, text: str) -> int:
+        """Take in the next document, and return its size in bytes."""
+        data = text.encode()
+        self._sha.update(len(data).to_bytes(8, "little"))
+        self._sha.update(data)
+        return len(data)
+
+    def hexdigest(self) -> str:
+        """Return the hash of the documents so far."""
+        return self._sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -183,7 +204,7 @@ class Documents:
         documents: number of documents.
         characters: number of characters (code points).
         utf8_bytes: number of bytes in UTF-8, for losses in bits per byte.
-        sha256: over every document's UTF-8 text followed by a NUL byte.
+        sha256: of the texts, as `TextHash` has it.
     """
 
     name: str
@@ -201,7 +222,7 @@ class Documents:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {self.documents:,} documents, {self.characters:,} characters, "
+            f"{self.name}: {counted(self.documents, 'document')}, {counted(self.characters, 'character')}, "
             f"SHA-256 {self.sha256[:16]}"
         )
 
@@ -209,11 +230,9 @@ class Documents:
 def survey(name: str, read: Callable[[], Iterable[str]]) -> Documents:
     """Read a stream of documents once, and return it with its counts and its SHA-256."""
     count = characters = size = 0
-    sha = hashlib.sha256()
+    sha = TextHash()
     for text in read():
-        data = text.encode()
         count += 1
         characters += len(text)
-        size += len(data)
-        sha.update(data + b"\0")
+        size += sha.add(text)
     return Documents(name, count, characters, size, sha.hexdigest(), read)

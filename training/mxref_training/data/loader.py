@@ -15,6 +15,7 @@ import numpy as np
 
 from mxref_training.data.tokens import token_hash
 from mxref_training.errors import DataError
+from mxref_training.wording import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,7 @@ def _check(tokens: NDArray[Any], seq_len: int) -> None:
         raise DataError(f"a sequence length of {seq_len} is too short: it must be at least 1")
     if len(tokens) < seq_len + 1:
         raise DataError(
-            f"the data has {len(tokens)} tokens, fewer than one window of {seq_len} + 1: "
+            f"the data has {counted(len(tokens), 'token')}, fewer than one window of {seq_len} + 1: "
             "give more text or a shorter sequence length"
         )
 

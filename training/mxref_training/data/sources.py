@@ -13,9 +13,18 @@ from pathlib import Path
 
 from mxref_training.data.builtin import builtin_corpus
 from mxref_training.data.cache import cache_key, cached
-from mxref_training.data.documents import Documents, PathLike, digest, iter_documents, resolve_files, survey
+from mxref_training.data.documents import (
+    MAX_LINE,
+    Documents,
+    PathLike,
+    digest,
+    iter_documents,
+    resolve_files,
+    survey,
+)
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
+from mxref_training.wording import counted
 
 BUILTIN = "builtin"
 C4 = "c4"
@@ -63,26 +72,30 @@ def _require_datasets() -> None:
         raise DataError(f"C4 needs the package datasets: pip install datasets, or {_WAY_OUT}")
 
 
+def _c4_texts(split: str, documents: int) -> Iterator[str]:
+    _require_datasets()
+    import datasets
+
+    try:
+        stream = datasets.load_dataset(_C4_REPOSITORY, "en", split=split, streaming=True)
+        for row in itertools.islice(stream, documents):
+            yield str(row["text"])
+    except Exception as error:  # the library passes on the errors of whatever HTTP client it uses
+        raise DataError(f"cannot fetch C4 ({type(error).__name__}: {error}): {_WAY_OUT}") from error
+
+
 def _c4_file(split: str, documents: int) -> Path:
     """Return a file with the first documents of a split of C4 `en`, fetched once."""
 
     def build(folder: Path) -> None:
-        _require_datasets()
-        import datasets
-
-        try:
-            stream = datasets.load_dataset(_C4_REPOSITORY, "en", split=split, streaming=True)
-            texts = itertools.islice((str(row["text"]) for row in stream), documents)
-            count = 0
-            with gzip.open(folder / "c4.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
-                for text in progress(texts, f"fetching C4 {split}", documents):
-                    file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                    count += 1
-        except Exception as error:  # the library passes on the errors of whatever HTTP client it uses
-            raise DataError(f"cannot fetch C4 ({type(error).__name__}: {error}): {_WAY_OUT}") from error
+        count = 0
+        with gzip.open(folder / "c4.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
+            for text in progress(_c4_texts(split, documents), f"fetching C4 {split}", documents):
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                count += 1
         if count < documents:
             raise DataError(
-                f"C4 {split} ended after {count} of {documents} documents: ask for fewer, or retry"
+                f"C4 {split} ended after {count} of {counted(documents, 'document')}: ask for fewer, or retry"
             )
 
     if documents < 1:
@@ -96,26 +109,42 @@ class _Reader:
 
     name: str
     source: Source
+    max_line: int
+    unchecked: dict[Path, None] = field(default_factory=dict)
+    """The files without a checksum among those read so far, in the order of reading."""
 
     def __call__(self) -> Iterator[str]:
-        return iter_documents(self.source)
+        return iter_documents(
+            self.source, max_line=self.max_line, unchecked=lambda path: self.unchecked.setdefault(path)
+        )
 
     def only(self, keep: Callable[[int], bool]) -> Callable[[], Iterable[str]]:
         return lambda: (text for text in self() if keep(digest(text)))
 
+    def note(self) -> list[str]:
+        """Return what there is to say about the files once they have been read."""
+        if not self.unchecked:
+            return []
+        more = f" and {counted(len(self.unchecked) - 1, 'other file')}" * (len(self.unchecked) > 1)
+        hold = "hold" if more else "holds"
+        return [
+            f"{next(iter(self.unchecked))}{more} {hold} compressed data without a checksum, so damage to it may go "
+            "unnoticed: compress with `zstd --check` or `xz --check=crc64`"
+        ]
 
-def _reader(source: Source, side: str, c4_documents: int, notes: list[str]) -> _Reader:
+
+def _reader(source: Source, side: str, c4_documents: int, max_line: int, notes: list[str]) -> _Reader:
     """Resolve one side of a corpus; `side` is `train` or `val`."""
     if source == BUILTIN:
         corpus = builtin_corpus()
         if (note := str(corpus.report)) not in notes:
             notes.append(note)
-        return _Reader(f"{BUILTIN}-{side}", corpus.train if side == "train" else corpus.val)
+        return _Reader(f"{BUILTIN}-{side}", corpus.train if side == "train" else corpus.val, max_line)
     if source == C4:
         split = "train" if side == "train" else "validation"
-        return _Reader(f"{C4}-en-{split}", _c4_file(split, c4_documents))
+        return _Reader(f"{C4}-en-{split}", _c4_file(split, c4_documents), max_line)
     files = resolve_files(source)
-    return _Reader(files[0].name if len(files) == 1 else f"{len(files)} files", files)
+    return _Reader(files[0].name if len(files) == 1 else f"{len(files)} files", files, max_line)
 
 
 def _hold_out(whole: _Reader, notes: list[str]) -> tuple[Documents, Documents]:
@@ -129,7 +158,7 @@ def _hold_out(whole: _Reader, notes: list[str]) -> tuple[Documents, Documents]:
     val = survey(f"{whole.name} (held out)", whole.only(lambda code: code <= bound))
     share = val.documents / (train.documents + val.documents)
     notes.append(
-        f"no validation data given: held out {val.documents:,} documents ({share:.1%}) by their hash"
+        f"no validation data given: held out {counted(val.documents, 'document')} ({share:.1%}) by hash"
     )
     return train, val
 
@@ -148,16 +177,22 @@ def _separate(train: _Reader, val: _Reader, notes: list[str]) -> tuple[Documents
     train_docs = survey(train.name, train.only(is_new))
     if common and len(common) >= MAX_OVERLAP * len(known):
         raise DataError(
-            f"{len(common):,} of {len(known):,} validation documents are in the training data too: "
+            f"{len(common):,} of {counted(len(known), 'validation document')} "
+            f"{'are' if len(common) > 1 else 'is'} in the training data too: "
             "give validation data that is not trained on, or none to have some held out"
         )
     if common:
-        notes.append(f"dropped {len(common):,} documents from training that validation has too")
+        notes.append(f"dropped {counted(len(common), 'document')} from training that validation has too")
     return train_docs, val_docs, len(common)
 
 
 def open_corpus(
-    train: Source, val: Source | None = None, *, c4_documents: int = 100_000, c4_val_documents: int = 2_000
+    train: Source,
+    val: Source | None = None,
+    *,
+    c4_documents: int = 100_000,
+    c4_val_documents: int = 2_000,
+    max_line: int = MAX_LINE,
 ) -> Corpus:
     """Return training and validation documents that have no document in common.
 
@@ -168,6 +203,7 @@ def open_corpus(
             2 % of the documents by their hash.
         c4_documents: training documents to fetch where C4 is named.
         c4_val_documents: validation documents to fetch where C4 is named.
+        max_line: longest line of a file in bytes, decompressed.
 
     Returns:
         Documents that can be read any number of times, and a report with counts and SHA-256 of both sides.
@@ -179,11 +215,13 @@ def open_corpus(
     notes: list[str] = []
     if val is None and train in (BUILTIN, C4):
         val = train
-    train_reader = _reader(train, "train", c4_documents, notes)
+    train_reader = _reader(train, "train", c4_documents, max_line, notes)
     dropped = 0
     if val is None:
         train_docs, val_docs = _hold_out(train_reader, notes)
+        notes += train_reader.note()
     else:
-        val_reader = _reader(val, "val", c4_val_documents, notes)
+        val_reader = _reader(val, "val", c4_val_documents, max_line, notes)
         train_docs, val_docs, dropped = _separate(train_reader, val_reader, notes)
+        notes += [*train_reader.note(), *val_reader.note()]
     return Corpus(train_docs, val_docs, CorpusReport(train_docs, val_docs, dropped, tuple(notes)))

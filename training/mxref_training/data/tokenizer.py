@@ -34,6 +34,7 @@ class Tokenizer:
     """A tokenizer with a token that ends a document.
 
     Special tokens are never read out of the text: a document that spells `<|endoftext|>` gets ordinary tokens.
+    Raises DataError where no token ends a document, or where equal texts would not get equal tokens.
 
     Attributes:
         sha256: of the tokenizer's JSON, which names it in caches and logs.
@@ -50,6 +51,11 @@ class Tokenizer:
         if not ends:
             raise DataError(
                 f"{name}: the tokenizer has none of {', '.join(_END_NAMES)} to end a document with"
+            )
+        if dropout := getattr(inner.model, "dropout", None):
+            raise DataError(
+                f"{name}: the tokenizer drops merges at random (BPE dropout {dropout:g}), so the same text would give "
+                'other tokens every time: set "dropout" to null in its model'
             )
         self._inner = inner
         self.name = name
@@ -153,7 +159,8 @@ def train_tokenizer(documents: Documents, vocab_size: int) -> Tokenizer:
                 f"{documents.name} yields only {inner.get_vocab_size()} tokens, not {vocab_size}: "
                 "choose a smaller vocabulary or give more text"
             )
-        inner.save(str(folder / "tokenizer.json"))
+        # The library's own `save` raises a bare Exception where the disk is full.
+        (folder / "tokenizer.json").write_text(inner.to_str(pretty=True), encoding="utf-8")
 
     key = cache_key(documents.sha256, str(vocab_size), _SPLIT, tokenizers.__version__)
     return load_tokenizer(cached("tokenizers", key, build) / "tokenizer.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxref_training.data.cache import cache_key, cached
-from mxref_training.data.documents import Documents
+from mxref_training.data.documents import Documents, TextHash
 from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from mxref_training.data.tokenizer import Tokenizer
 
 _BATCH = 256  # documents that are encoded at once
+_BATCH_CHARACTERS = 1 << 22  # after which a batch is full: long documents would fill the memory
 _QUIET_BELOW = 20_000_000  # bytes of text that take a few seconds, for which no bar is worth its flicker
 _FORMAT = "1"
 
@@ -62,19 +62,26 @@ def _header(dtype: np.dtype[Any], length: int) -> bytes:
     return buffer.getvalue()
 
 
-def _batches(documents: Documents, sha: Any) -> Iterator[list[str]]:
+def _batches(documents: Documents, sha: TextHash) -> Iterator[list[str]]:
     texts = iter(documents)
     if documents.utf8_bytes >= _QUIET_BELOW:
         texts = progress(texts, f"tokenising {documents.name}", documents.documents)
-    while batch := list(itertools.islice(texts, _BATCH)):
-        for text in batch:
-            sha.update(text.encode() + b"\0")
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        sha.add(text)
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == _BATCH or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
         yield batch
 
 
 def _write(folder: Path, documents: Documents, tokenizer: Tokenizer) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
-    text_sha, token_sha, total = hashlib.sha256(), hashlib.sha256(), 0
+    text_sha, token_sha, total = TextHash(), hashlib.sha256(), 0
     with (folder / "tokens.npy").open("wb") as file:
         start = file.write(_header(dtype, 0))
         for batch in _batches(documents, text_sha):
@@ -104,12 +111,14 @@ def tokenize(documents: Documents, tokenizer: Tokenizer) -> Tokens:
         tokenizer: the tokenizer; together with the text's SHA-256 its own names the cached array.
 
     Returns:
-        The token array, mapped from disk, verified against its SHA-256.
+        The token array, mapped from disk; the cache has verified its SHA-256.
 
     Raises:
         DataError: the text changes while it is read, or the cached array is damaged.
     """
-    key = cache_key(_FORMAT, documents.sha256, tokenizer.sha256)
+    import tokenizers
+
+    key = cache_key(_FORMAT, documents.sha256, tokenizer.sha256, tokenizers.__version__)
     folder = cached("tokens", key, lambda partial: _write(partial, documents, tokenizer))
     try:
         facts = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
@@ -117,8 +126,6 @@ def tokenize(documents: Documents, tokenizer: Tokenizer) -> Tokens:
         tokens = Tokens(ids, int(facts["documents"]), int(facts["utf8_bytes"]), str(facts["sha256"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"the cached tokens in {folder} are damaged ({error}): delete this folder") from error
-    if token_hash(ids) != tokens.sha256:
-        raise DataError(f"the cached tokens in {folder} are damaged (wrong SHA-256): delete this folder")
     return tokens
 
 
