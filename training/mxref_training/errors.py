@@ -19,3 +19,7 @@ class ConfigError(MxrefError, ValueError):
 
 class DivergedError(MxrefError, ArithmeticError):
     """A loss or gradient that is not finite, or a loss that a stated rule calls diverged."""
+
+
+class StepError(MxrefError, RuntimeError):
+    """A training step that would draw the random bits of a step before it once more."""
