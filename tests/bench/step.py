@@ -105,6 +105,8 @@ class Steps:
             total += loss.item()
             enter("backward")
             loss.backward()  # type: ignore[no-untyped-call]
+        if not self.number:
+            linear.check_census(self.context, self.model, self.recipe, run.micro_batches)
         enter("optimizer")
         norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
         self.repeated += self.backend.range_exceeded()
@@ -114,8 +116,6 @@ class Steps:
         enter("")
         if not math.isfinite(total + norm):
             raise DivergedError(f"step {self.number}: loss {total}, gradient norm {norm}; lower optim.lr")
-        if not self.number:
-            linear.check_census(self.context, self.model, self.recipe, run.micro_batches)
         self.number += 1
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxref_training.data import sequential_batches
+from mxref_training.names import named_modules, named_parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,7 @@ def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
     """
     was_training = model.training
     place = context.token_origin, context.global_tokens
-    census = context.census.copy()
+    counted = context.counted()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     device = next(model.parameters()).device
     model.eval()
@@ -55,8 +56,7 @@ def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
     finally:
         model.train(was_training)
         context.token_origin, context.global_tokens = place
-        context.census.clear()
-        context.census.update(census)
+        context.set_counted(counted)
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
@@ -108,7 +108,7 @@ def first_nonfinite_output(model: nn.Module, context: StepContext, inputs: Tenso
         context: as for `evaluate`.
         inputs: the micro-batch that gave the loss, int64 [B, T].
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if not bool(torch.isfinite(parameter).all()):
             return f"the weight {name}"
     found: list[str] = []
@@ -121,7 +121,7 @@ def first_nonfinite_output(model: nn.Module, context: StepContext, inputs: Tenso
         return hook
 
     # The hook of an inner module runs before that of the module around it, so the first name is the innermost.
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    handles = [module.register_forward_hook(watch(name)) for name, module in named_modules(model)]
     try:
         with undisturbed(model, context):
             model(inputs)
@@ -133,7 +133,7 @@ def first_nonfinite_output(model: nn.Module, context: StepContext, inputs: Tenso
 
 def first_nonfinite_gradient(model: nn.Module) -> str:
     """Return the name of the first weight, in the order of the backward pass, whose gradient is not finite."""
-    for name, parameter in reversed(list(model.named_parameters())):
+    for name, parameter in reversed(list(named_parameters(model))):
         if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
             return name
     return "the norm over all gradients"  # each is finite, and their squares overflow

@@ -8,21 +8,22 @@ where that is the format, a quarter or half of BF16's memory.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
-from mxref.backend import Backend
 from mxref.errors import DtypeError, ShapeError
 from mxref.formats import OperandFormat
+from mxref.hadamard import SignPolicy
 from mxref.linear import OPERANDS, GemmRole
-from mxref.philox import Stream
 from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.rounding import Rounding
 from mxref_training import ops
+from mxref_training.context import StepContext, repeated
+from mxref_training.errors import StepError
 from mxref_training.fp8 import Fp8Scales
 
 _BF16 = OperandSpec(format=OperandFormat.BF16)
@@ -46,39 +47,6 @@ READERS = {
 """The two GEMMs that read a tensor, along axis 1 and along axis 0, and which of their operands it is."""
 
 
-@dataclass
-class StepContext:
-    """What every linear layer of a model needs to know about the step; set before each forward."""
-
-    backend: Backend
-    seed: int
-    step: int = 0
-    """Optimizer step, from 0."""
-    token_origin: int = 0
-    """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
-    global_tokens: int | None = None
-    """Tokens of the whole optimizer step; None: those of the tensor itself."""
-    census: ops.Census = field(default_factory=Counter)
-    """GEMMs that ran since `reset_census`."""
-    sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
-    """From `linear.sole_uses`: weights to whose `.grad` Wgrad adds in place, by node. Where none is, autograd adds."""
-
-    def __post_init__(self) -> None:
-        Stream(self.seed)  # checks its range
-        self.backend_key = ops.register_backend(self.backend)
-        self.tally = ops.register_census(self.census)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in ("step", "token_origin", "global_tokens"):
-            # A new tensor each time: a backward pass still to come keeps that of its forward.
-            self.place = ops.step_place(self.step, self.token_origin, self.global_tokens)
-
-    def reset_census(self) -> None:
-        """Forget the GEMMs counted so far."""
-        self.census.clear()
-
-
 class MXLinear(nn.Linear):
     """A linear layer that holds the Parameters of the `nn.Linear` it replaces.
 
@@ -98,6 +66,19 @@ class MXLinear(nn.Linear):
         self.spec_texts = {role: [ops.spec_text(s) for s in recipe.operands(role)] for role in GemmRole}
         if OperandFormat.FP8 in self.formats.values():
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
+        self.draws = any(
+            spec.signs in (SignPolicy.PER_STEP, SignPolicy.PER_STEP_LAYER)
+            or (spec.rounding is Rounding.SR and not context.backend.capabilities.native_sr)
+            for role in GemmRole
+            if self.formats[role] is OperandFormat.MXFP4
+            for spec in recipe.operands(role)
+        )
+        self.census = ops.LayerCensus()
+        self.census.whole = context.census
+        self.tally = ops.register_census(self.census)
+        context.layers.append(self.census)
+        self._converted = weakref.ref(self.weight)
+        self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
         self._weights: dict[str, tuple[tuple[int, int, int], Operand]] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -109,6 +90,8 @@ class MXLinear(nn.Linear):
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
+            if self.draws and not torch.compiler.is_compiling():
+                self._check_step()
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
         else:
             role = GemmRole.FPROP
@@ -116,8 +99,45 @@ class MXLinear(nn.Linear):
             a = self.operands("x", tokens, place, (role,), x8)[role]
             w = self.weight_operand(role, self.weight, place, None)
             y = self.gemm(role, a, w, self.in_features, x.dtype)
-        y = y.reshape(*x.shape[:-1], self.out_features)
+        # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _check_step(self) -> None:
+        """Raise StepError if the weight is another one than in the forward before, and the step is not."""
+        # A weight that is refilled by its owner keeps its version: nothing can be said of it here.
+        if not self._has_own_weight(self.weight):
+            return
+        now = self.context.step, self.weight._version
+        if self._trained is not None and self._trained[0] == now[0] and self._trained[1] != now[1]:
+            raise StepError(repeated(now[0]))
+        self._trained = now
+
+    def _has_own_weight(self, weight: torch.Tensor) -> bool:
+        """Return whether the weight is the Parameter that was converted, whose version tells of every change.
+
+        FSDP2 puts another one in its place and refills it before each forward under an unchanged version.
+        """
+        return self._converted() is weight
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: nothing that was made of the weight, nor a reference to it."""
+        return {key: value for key, value in vars(self).items() if key != "_converted"} | {"_weights": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of `__getstate__`."""
+        super().__setstate__(state)
+        self._converted = weakref.ref(self.weight)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._forget()
+        self.context.reopen_step()
+
+    def _forget(self) -> None:
+        """Forget what is known of the weight and of the step that trained it."""
+        self._weights.clear()
+        self._trained = None
 
     def shared_fp8(
         self, tensor: str, t: torch.Tensor, roles: Collection[GemmRole], observe: bool = True
@@ -188,9 +208,9 @@ class MXLinear(nn.Linear):
         format = self.formats[role]
         if format is OperandFormat.BF16:
             return (_cast(weight, torch.bfloat16),)
-        # A compiled graph cannot ask for a tensor's version: it makes the operand anew.
+        # A compiled graph cannot ask for a tensor's version, and a sharded weight has none: the operand is made anew.
         key, again = None, False
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self._has_own_weight(weight):
             step, _, total = place.tolist()
             key = step, weight._version, weight.data_ptr()
             # One GEMM alone gains nothing from a layout: it would make the same on its way.
@@ -224,25 +244,25 @@ class MXLinear(nn.Linear):
 
     def gemm(self, role: GemmRole, a: Operand, b: Operand, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return one GEMM from its two operands, [M, N] of `dtype`; `length` is its contraction length."""
-        context, format = self.context, self.formats[role]
+        format = self.formats[role]
         if format is OperandFormat.MXFP4:
             name = str(dtype).removeprefix("torch.")
             product: torch.Tensor = ops.scaled_gemm(
-                *self._packed(role, a, b, length), name, role.value, context.tally
+                *self._packed(role, a, b, length), name, role.value, self.tally
             )
             return product
         # The contraction axis goes last, as MXFP4 operands are stored.
         rows, columns = (
             t[0] if operand.axis == 1 else t[0].t() for operand, t in zip(OPERANDS[role], (a, b), strict=True)
         )
-        out: torch.Tensor = ops.dense_gemm(rows, columns, role.value, context.tally)
+        out: torch.Tensor = ops.dense_gemm(rows, columns, role.value, self.tally)
         if format is OperandFormat.FP8:
             out = out * a[1] * b[1]
         return _cast(out, dtype)
 
     def gemm_onto(self, onto: torch.Tensor, role: GemmRole, a: Operand, b: Operand, length: int) -> None:
         """Add one GEMM in MXFP4 to a contiguous float32 array [M, N] in place; the rest as in `gemm`."""
-        ops.add_product(onto, *self._packed(role, a, b, length), role.value, self.context.tally)
+        ops.add_product(onto, *self._packed(role, a, b, length), role.value, self.tally)
 
     def _packed(self, role: GemmRole, a: Operand, b: Operand, length: int) -> tuple[Any, ...]:
         """Return a GEMM in MXFP4 as its operators take it: operands, and how they were made."""
@@ -258,7 +278,7 @@ class MXLinear(nn.Linear):
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""
-        self._weights.clear()
+        self._forget()
         if OperandFormat.FP8 in self.formats.values():
             self.fp8.restart()
 

@@ -7,11 +7,9 @@ that ran, and the check of stochastic rounding looks at its mean and spread befo
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping
+import warnings
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -28,9 +26,12 @@ from mxref.recipe import OperandSpec, Recipe
 from mxref.rounding import Rounding
 from mxref.scale import scale_exponent
 from mxref_training import ops
+from mxref_training.census import check_census, expected_census, is_kept, never_ran, some
 from mxref_training.errors import ConfigError
 from mxref_training.gradient import sole_uses
 from mxref_training.layer import BF16_RECIPE, READERS, MXLinear, StepContext
+from mxref_training.names import named_linears, named_parameters
+from mxref_training.replaceable import check_replaceable
 
 __all__ = [
     "MXLinear",
@@ -48,22 +49,14 @@ _SR_COPIES = 4096
 """Copies of one block that the check of stochastic rounding rounds: spread is then known to about 2 %."""
 
 
-def _linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return every linear module by its first name, converted or not, in definition order."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-
-
-def _kept(name: str, recipe: Recipe) -> bool:
-    return any(fnmatchcase(name, glob) for glob in recipe.keep_bf16)
-
-
 def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) -> StepContext:
     """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
 
     A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. A layer's index in
     the random streams is its index among all linear modules in definition order, kept or not. A converted
     model can be converted again to another recipe (FP8's history starts anew); copy a model before
-    converting it, not after, since the layers of a copy would listen to the copied context.
+    converting it, not after, since the layers of a copy would listen to the copied context. Convert before
+    `fully_shard`; names are those without the wrappers of compilation, data parallelism and checkpointing.
 
     Args:
         model: holds float32 parameters.
@@ -75,16 +68,16 @@ def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) ->
         The context to set before each forward, shared by all layers.
 
     Raises:
-        ConfigError: a parameter that is not float32, an axis that MXFP4 blocks do not divide, or a glob
-            that matches nothing; the model is then unchanged.
+        ConfigError: a parameter that is not float32, an axis that MXFP4 blocks do not divide, a glob that
+            matches nothing, or a layer that would not run as converted; the model is then unchanged.
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
-    linears = _linears(model)
-    if not linears or "" in linears:
+    linears = named_linears(model)
+    if not linears or isinstance(model, nn.Linear):
         raise ConfigError(
             "convert replaces the linear layers inside a module, and this model has none inside"
         )
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             raise ConfigError(
                 f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
@@ -95,19 +88,20 @@ def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) ->
             raise ConfigError(
                 f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
             )
+    check_replaceable(model)
     for name, linear in linears.items():
-        if not _kept(name, recipe):
+        if not is_kept(name, recipe):
             _check_layer(name, linear, recipe, backend, seed)
     context = StepContext(backend, seed)
     replacements = {
-        id(linear): MXLinear(linear, BF16_RECIPE if _kept(name, recipe) else recipe, context, index)
+        linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
         for index, (name, linear) in enumerate(linears.items())
     }
     for parent in list(model.modules()):
         # Not named_children, which gives a module that has two names only once.
         for child_name, child in list(parent._modules.items()):
-            if id(child) in replacements:
-                setattr(parent, child_name, replacements[id(child)])
+            if isinstance(child, nn.Linear):
+                setattr(parent, child_name, replacements[child])
     return context
 
 
@@ -140,90 +134,35 @@ def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend,
 def advance(model: nn.Module) -> None:
     """Close an optimizer step of a converted model: next FP8 scales, quantized weights dropped.
 
-    Call it once after each optimizer step; the context's `step` is set by the caller.
+    Call it once after each optimizer step; the context's `step` is set by the caller. The first call warns
+    of layers that never ran.
+
+    Raises:
+        StepError: the recipe draws random bits, and the training step before this one had the same number.
     """
-    for module in model.modules():
-        if isinstance(module, MXLinear):
-            module.advance()
+    layers = [module for module in model.modules() if isinstance(module, MXLinear)]
+    for context in {id(layer.context): layer.context for layer in layers}.values():
+        first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
+        if first and (names := never_ran(model)):
+            warnings.warn(
+                f"converted layers that never ran in the first step: {some(names)}; a module that reads their weights "
+                "past them computes in its own precision (check_census raises an error instead)",
+                stacklevel=2,
+            )
+    for layer in layers:
+        layer.advance()
 
 
 def restart(model: nn.Module) -> None:
-    """Forget what the step has left in a converted model so far, so that it can be done over."""
+    """Forget what the step has left in a converted model so far, so that it can be done over.
+
+    Call it too before a forward with weights that were changed other than by an optimizer step and
+    `load_state_dict`, under a step number that was trained before.
+    """
     for module in model.modules():
         if isinstance(module, MXLinear):
+            module.context.reopen_step()
             module.restart()
-
-
-def expected_census(
-    model: nn.Module,
-    recipe: Recipe,
-    micro_batches: int = 1,
-    *,
-    without_dgrad: Collection[str] = (),
-    calls: Mapping[str, int] = MappingProxyType({}),
-) -> ops.Census:
-    """Return the GEMMs that forward and backward of one optimizer step run, by role and format.
-
-    It follows from module names and the recipe alone, not from what `convert` made of them. Activation
-    checkpointing would run Fprop again: take the census without it.
-
-    Args:
-        model: converted or not.
-        recipe: the treatment of the three GEMMs.
-        micro_batches: forward and backward passes of the step.
-        without_dgrad: names of layers whose input needs no gradient, such as a first layer fed with data;
-            Dgrad is not run for them. (In a language model the embedding needs gradients, so there is none.)
-        calls: how often a layer runs in one forward pass, by its first name, for those that do not run once:
-            a block that several depths share runs at each of them.
-
-    Raises:
-        ConfigError: a name in `without_dgrad` or `calls` that is no linear layer.
-    """
-    linears = _linears(model)
-    for what, names in (("without_dgrad", without_dgrad), ("calls", calls)):
-        for name in names:
-            if name not in linears:
-                first = next(iter(linears), "")
-                raise ConfigError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
-    census: ops.Census = Counter()
-    for name, linear in linears.items():
-        for role in GemmRole:
-            runs = {
-                GemmRole.FPROP: True,
-                GemmRole.DGRAD: name not in without_dgrad,
-                GemmRole.WGRAD: linear.weight.requires_grad,
-            }[role]
-            format = OperandFormat.BF16 if _kept(name, recipe) else recipe.format(role)
-            census[role, format] += micro_batches * calls.get(name, 1) * runs
-    return +census
-
-
-def check_census(
-    context: StepContext,
-    model: nn.Module,
-    recipe: Recipe,
-    micro_batches: int = 1,
-    *,
-    without_dgrad: Collection[str] = (),
-    calls: Mapping[str, int] = MappingProxyType({}),
-) -> None:
-    """Raise ConfigError unless exactly the GEMMs of one optimizer step ran since the census was reset.
-
-    Arguments are those of `expected_census`; the message names every role and format that differs.
-    """
-    expected = expected_census(model, recipe, micro_batches, without_dgrad=without_dgrad, calls=calls)
-    differences = [
-        f"{role.value} in {format.value}: {context.census[role, format]} ran, {expected[role, format]} expected"
-        for role in GemmRole
-        for format in OperandFormat
-        if context.census[role, format] != expected[role, format]
-    ]
-    if differences:
-        raise ConfigError(
-            f"the GEMMs that ran are not the recipe's ({'; '.join(differences)}): a layer that convert has not "
-            "replaced, or whose forward is bypassed, runs in another precision; one that does not run once in "
-            "a forward pass is to be named in `calls`"
-        )
 
 
 def check_stochastic_rounding(backend: Backend, recipe: Recipe) -> None:

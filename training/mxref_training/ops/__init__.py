@@ -9,6 +9,7 @@ from mxref_training.ops.products import add_product, dense_gemm, prepare, scaled
 from mxref_training.ops.quantization import quantize, quantize_dual
 from mxref_training.ops.registry import (
     Census,
+    LayerCensus,
     parse_spec,
     register_backend,
     register_census,
@@ -19,6 +20,7 @@ from mxref_training.ops.registry import (
 
 __all__ = [
     "Census",
+    "LayerCensus",
     "add_product",
     "dense_gemm",
     "parse_spec",

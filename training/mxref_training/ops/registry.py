@@ -22,6 +22,18 @@ from mxref.tomlio import build, nearest, to_table
 Census = Counter[tuple[GemmRole, OperandFormat]]
 """How often each GEMM ran, by role and by the format of its operands."""
 
+
+class LayerCensus(Counter[tuple[GemmRole, OperandFormat]]):
+    """The census of one layer, whose GEMMs are counted into that of its model too."""
+
+    whole: Census | None = None
+    """The census of the model."""
+    ran: bool = False
+    """Whether any GEMM of the layer ever ran."""
+    trained: bool = False
+    """Whether a GEMM of the backward pass ran since the last optimizer step."""
+
+
 _backends: dict[str, Backend] = {}
 _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
@@ -96,8 +108,16 @@ def register_census(census: Census) -> int:
 
 def count(tally: int, role: str, format: OperandFormat) -> None:
     """Count a GEMM that ran into the census of a handle; 0, or one that no longer lives, counts nowhere."""
-    if (census := _tallies.get(tally)) is not None:
-        census[GemmRole(role), format] += 1
+    census = _tallies.get(tally)
+    if census is None:
+        return
+    gemm = GemmRole(role), format
+    census[gemm] += 1
+    if isinstance(census, LayerCensus):
+        census.ran = True
+        census.trained |= gemm[0] is not GemmRole.FPROP
+        if census.whole is not None:
+            census.whole[gemm] += 1
 
 
 def spec_text(spec: OperandSpec) -> str:

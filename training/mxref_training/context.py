@@ -1,0 +1,97 @@
+"""What all linear layers of a model share: the place of a micro-batch in training, and what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mxref.backend import Backend
+from mxref.philox import Stream
+from mxref_training import ops
+from mxref_training.errors import StepError
+
+
+@dataclass
+class StepContext:
+    """What every linear layer of a model needs to know about the step; set before each forward."""
+
+    backend: Backend
+    seed: int
+    step: int = 0
+    """Optimizer step, from 0."""
+    token_origin: int = 0
+    """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
+    global_tokens: int | None = None
+    """Tokens of the whole optimizer step; None: those of the tensor itself."""
+    census: ops.Census = field(default_factory=Counter)
+    """GEMMs that ran since `reset_census`."""
+    layers: list[ops.LayerCensus] = field(default_factory=list)
+    """The same for each layer, in the order of layer indices."""
+    sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
+    """From `linear.sole_uses`: weights to whose `.grad` Wgrad adds in place, by node. Where none is, autograd adds."""
+
+    def __post_init__(self) -> None:
+        Stream(self.seed)  # checks its range
+        self.backend_key = ops.register_backend(self.backend)
+        self._closed: int | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("step", "token_origin", "global_tokens"):
+            # A new tensor each time: a backward pass still to come keeps that of its forward.
+            self.place = ops.step_place(self.step, self.token_origin, self.global_tokens)
+
+    def reset_census(self) -> None:
+        """Forget the GEMMs counted so far."""
+        for census in (self.census, *self.layers):
+            census.clear()
+
+    def counted(self) -> list[tuple[ops.Census, bool]]:
+        """Return what was counted so far, for `set_counted`."""
+        return [(Counter(self.census), True), *((Counter(own), own.ran) for own in self.layers)]
+
+    def set_counted(self, counted: list[tuple[ops.Census, bool]]) -> None:
+        """Count as if only what `counted` returned had run."""
+        for census, (held, ran) in zip((self.census, *self.layers), counted, strict=True):
+            census.clear()
+            census.update(held)
+            if isinstance(census, ops.LayerCensus):
+                census.ran = ran
+
+    def close_step(self, draws: bool) -> bool:
+        """Note that an optimizer step was taken; return whether it is the first one that trained anything.
+
+        Args:
+            draws: whether the layers draw random bits.
+
+        Raises:
+            StepError: they do, and the step before it had the same number.
+        """
+        if not any(own.trained for own in self.layers):
+            return False
+        if draws and self._closed == self.step:
+            raise StepError(repeated(self.step))
+        for own in self.layers:
+            own.trained = False
+        first, self._closed = self._closed is None, self.step
+        return first
+
+    def reopen_step(self) -> None:
+        """Forget the last optimizer step, so that its number may come again."""
+        self._closed = None
+        for own in self.layers:
+            own.trained = False
+
+
+def repeated(step: int) -> str:
+    """Return the message of a step whose number was not moved on."""
+    return (
+        f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
+        "random bits would be drawn again: set context.step to the number of the optimizer step before each forward, "
+        "and evaluate within torch.no_grad(); if the step is done over, or the weights were loaded, call "
+        "mxref_training.linear.restart(model) first"
+    )
