@@ -18,7 +18,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-model test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-older-cpu test-one-core test-model test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,12 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 
 test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest -m 'not gpu'
+
+test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
+	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest -m 'not gpu'
+
+test-one-core: $(STAMP)  ## make test on one core of this machine
+	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu'
 
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950

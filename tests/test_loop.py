@@ -119,7 +119,8 @@ def test_evaluation_is_on_the_first_tokens_in_order() -> None:
 def test_micro_batches_draw_the_same_random_bits(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", SR, change(micro_batch=0, steps=1))
     parts = run(tmp_path / "parts", SR, change(micro_batch=1, steps=1))
-    assert parts.train_losses == pytest.approx(whole.train_losses, rel=1e-6)
+    # A BLAS may sum in another order for another number of rows, and BF16 then round another way.
+    assert parts.train_losses == pytest.approx(whole.train_losses, rel=1e-4)
     norms = [lines(tmp_path / name)[0]["grad_norm"] for name in ("whole", "parts")]
     # Other bits would differ in the second digit; what is left is the order of float32 sums and BF16's rounding.
     assert norms[0] == pytest.approx(norms[1], rel=1e-2)

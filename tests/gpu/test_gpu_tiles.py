@@ -19,6 +19,7 @@ from gpu.operands_torch import drawn, exact, tolerance  # noqa: E402
 from mxref import MXArray  # noqa: E402
 from mxref_triton import TritonBackend, gemm, gfx950_gemm, ordered  # noqa: E402
 from mxref_triton.gfx950 import is_gfx950  # noqa: E402
+from mxref_triton.gfx950_scales import first_wrong_scale, on_device  # noqa: E402
 from mxref_triton.launch import DEVICE  # noqa: E402
 from mxref_triton.range import PART, flag_scales  # noqa: E402
 from mxref_triton.tile import Tile  # noqa: E402
@@ -68,6 +69,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Spy:
 def force(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
     monkeypatch.setattr(gfx950_gemm, "TUNES", False)
     monkeypatch.setattr(gfx950_gemm, "tile_for", lambda m, n: tile)
+
+
+@needs_gfx950
+@pytest.mark.clause("gemm.nan")
+@pytest.mark.parametrize("tile", gfx950_gemm.TILES, ids=of_size)
+def test_every_scale_byte_is_a_power_of_two_or_nan(tile):
+    assert first_wrong_scale(on_device(GPU, tile)) is None
 
 
 def check_class(tile: Tile, out: str, m: int, n: int, k: int, launched: Spy) -> None:

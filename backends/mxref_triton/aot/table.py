@@ -16,6 +16,8 @@ from mxref.recipe import GemmProfile, OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
+from mxref_triton.gemm import BoundedWay
+from mxref_triton.gfx950 import is_gfx950
 from mxref_triton.gfx950_check import launch_conversion
 from mxref_triton.gfx950_gemm import multiply_onto
 
@@ -44,8 +46,9 @@ class Case:
 
     def launch(self) -> None:
         """Let the backend launch the case's kernels."""
-        backend = TritonBackend(conversions="portable")
-        # The device would have to answer for its conversions first.
+        # A device would have to answer for its scale bytes and its conversions first.
+        bounded = BoundedWay.MFMA if is_gfx950(torch.device("cuda")) else "auto"
+        backend = TritonBackend(bounded, conversions="portable")
         backend.native = self.native
         self.run(backend)
 
