@@ -15,7 +15,7 @@ from mxref.formats import BlockShape
 from mxref.mxarray import MXArray
 from mxref.packing import unpack
 from mxref.philox import Stream
-from mxref.plan import dtype_name
+from mxref.plan import QuantPlan, dtype_name, plan_quantize
 from mxref.quantize import quantize
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
@@ -68,6 +68,12 @@ class Request:
             "axis": self.axis, "rng": self.rng, "origin": self.origin, "global_shape": self.global_shape,
             "pad": self.pad,
         }  # fmt: skip
+
+    @cached_property
+    def plan(self) -> QuantPlan:
+        """The plan of the quantization."""
+        arguments = self.arguments
+        return plan_quantize(self.array().shape, self.spec, arguments.pop("axis"), **arguments)
 
     @cached_property
     def expected(self) -> MXArray:
@@ -172,17 +178,18 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
 
         row, block = plainest(wrong, want)
         return Verdict(
-            compared, shrink_quantize(subject, request, row, block, clause, title, int(wrong.sum()))
+            compared, shrink_quantize(subject, request, row, block, clause, title, int(wrong.sum()), judge)
         )
 
     return Check(clause, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
 
 
 def plainest(wrong: NDArray[np.bool_], want: Blocks) -> tuple[int, int]:
-    """Return the row and block of a wrong block: of those whose scale should be nearest to 1, the first."""
+    """Return the row and block of a wrong block: of those whose scale should be nearest to 1, the first that holds numbers."""
     places = np.argwhere(wrong)
     distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
-    row, block = places[int(distance.argmin())]
+    zero = ~(want.codes[wrong] & 7).any(axis=-1)  # a block of zeros shows least
+    row, block = places[int(np.lexsort((distance, zero))[0])]
     return int(row), int(block)
 
 
@@ -192,3 +199,13 @@ def tile_rows(request: Request, row: int) -> range:
         return range(row, row + 1)
     # The axis before the block axis is the last of the rows, so a tile's rows are consecutive.
     return range(row // K * K, row // K * K + K)
+
+
+def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
+    """Return what the block depends on: its Hadamard group, over all rows of a tile, block axis last."""
+    plan = request.plan
+    rows = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)
+    rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
+    start = block * 32 // plan.unit * plan.unit
+    tile = tile_rows(request, row)
+    return rows[tile.start : tile.stop, start : start + plan.unit]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Failure, Subject, declares
-from mxref.conformance.request import Blocks, Request, tile_rows
+from mxref.conformance.model import Failure, Subject
+from mxref.conformance.own import Own, own_block
+from mxref.conformance.request import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
 from mxref.formats import BlockShape
 from mxref.hadamard import SignPolicy
 from mxref.linear import OPERANDS
 from mxref.packing import pack
 from mxref.philox import Stream
-from mxref.plan import QuantPlan, plan_quantize
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
@@ -30,7 +30,8 @@ _MAX_WORDS = 512
 
 
 def shrink_quantize(
-    subject: Subject, request: Request, row: int, block: int, clause: str, check: str, wrong: int
+    subject: Subject, request: Request, row: int, block: int, clause: str, check: str, wrong: int,
+    judge: Judge = all_of_it,
 ) -> Failure:
     """Return the failure at a block of a request, shrunk if the subject says so.
 
@@ -42,11 +43,14 @@ def shrink_quantize(
         clause: clause of the check.
         check: its name.
         wrong: how many blocks were wrong.
+        judge: of the check.
     """
     total = request.expected_blocks.scales.size
+    if subject.shrink:
+        own, (row, block) = own_block(subject, request, (row, block), clause, judge)
     at = _where(request, row, block)
     if subject.shrink:
-        request, row, block = _smallest(subject, request, row, block)
+        request, row, block = _smallest(own, request, row, block)
     want = _block(request.expected_blocks, row, block)
     got = _answer(subject, request, row, block)
     message = (
@@ -54,7 +58,7 @@ def shrink_quantize(
         if subject.shrink
         else (f"{wrong} of {total} blocks differ, one of them at {at}")
     )
-    array = _unit_rows(request, row, block)
+    array = unit_rows(request, row, block)
     flat = array.astype(np.float32).view(np.uint32).ravel()
     words = tuple(f"0x{int(w):08x}" for w in flat)
     return Failure(
@@ -73,7 +77,7 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
         block: number of the block in its row.
         file: where the block's rows are saved, needed for tiles.
     """
-    spec, plan = request.spec, _plan(request)
+    spec, plan = request.spec, request.plan
     options = ["mxref", "explain", *spec_options(spec)]
     if request.rng is not None and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
         options += stream_options(request.rng)
@@ -94,7 +98,7 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
         before = start + block // unit_blocks * plan.unit
         if before + plan.unit > _MAX_WORDS or before % plan.unit:
             return None
-    bits = _unit_rows(request, row, block).astype(np.float32).view(np.uint32).ravel()
+    bits = unit_rows(request, row, block).astype(np.float32).view(np.uint32).ravel()
     words = [f"0x{int(w):08x}" if w else "0" for w in bits]
     while len(words) > 1 and words[-1] == "0":
         words.pop()
@@ -124,27 +128,27 @@ def stream_options(stream: Stream) -> Iterator[str]:
         yield from ("--operand", OPERAND_NAMES[stream.operand])
 
 
-def _smallest(subject: Subject, request: Request, row: int, block: int) -> tuple[Request, int, int]:
-    """Return the simplest request found whose answer at the block is still wrong."""
+def _smallest(own: Own, request: Request, row: int, block: int) -> tuple[Request, int, int]:
+    """Return the simplest request found whose answer at the block is still wrong, for the same reason."""
     for candidate, place in _plain_forms(request, row, block):
-        if _fails(subject, candidate, *place):
+        if own.shown(candidate, place):
             request, (row, block) = candidate, place
             break
     for changes in _SIMPLER:
         candidate = replace(request, spec=replace(request.spec, **changes))
-        if candidate.spec != request.spec and _fails(subject, candidate, row, block):
+        if candidate.spec != request.spec and own.shown(candidate, (row, block)):
             request = candidate
     for candidate, place in _plain_forms(request, row, block):  # without a transform, one block is a unit
-        if candidate.x.size < request.x.size and _fails(subject, candidate, *place):
+        if candidate.x.size < request.x.size and own.shown(candidate, place):
             request, (row, block) = candidate, place
             break
-    return _fewest_elements(subject, request, row, block), row, block
+    return _fewest_elements(own, request, row, block), row, block
 
 
 def _plain_forms(request: Request, row: int, block: int) -> Iterator[tuple[Request, tuple[int, int]]]:
     """Yield the block as a request of its own: at the origin, or where its random bits are the same."""
-    plan = _plan(request)
-    x = np.ascontiguousarray(_unit_rows(request, row, block))
+    plan = request.plan
+    x = np.ascontiguousarray(unit_rows(request, row, block))
     height, inside = (row - tile_rows(request, row)[0]), block % (plan.unit // 32)
     yield Request(x, request.spec, rng=request.rng), (height, inside)
     if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
@@ -163,7 +167,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
 """Treatments with one choice less; each is tried on top of those that were taken."""
 
 
-def _fewest_elements(subject: Subject, request: Request, row: int, block: int) -> Request:
+def _fewest_elements(own: Own, request: Request, row: int, block: int) -> Request:
     """Return the request with as many elements as possible made zero, runs of them first."""
     left = np.flatnonzero(request.x.astype(np.float32).view(np.uint32))
     run, tries = len(left), 0
@@ -174,24 +178,12 @@ def _fewest_elements(subject: Subject, request: Request, row: int, block: int) -
             x.reshape(-1)[left[start : start + run]] = 0
             candidate = replace(request, x=x)
             tries += 1
-            if _fails(subject, candidate, row, block):
+            if own.shown(candidate, (row, block)):
                 request, left = candidate, np.delete(left, slice(start, start + run))
             else:
                 start += run
         run //= 2
     return request
-
-
-def _fails(subject: Subject, request: Request, row: int, block: int) -> bool:
-    """Return whether a declared request is answered with a wrong block; an exception is another failure."""
-    if not all(declares(subject.capabilities, name, value) for name, value in request.needs):
-        return False
-    try:
-        got = _answer(subject, request, row, block)
-        want = _block(request.expected_blocks, row, block)
-    except Exception:
-        return False
-    return got[0] != want[0] or bool((got[1] != want[1]).any())
 
 
 def _answer(subject: Subject, request: Request, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:
@@ -206,24 +198,9 @@ def _text(block: tuple[int, NDArray[np.uint8]]) -> str:
     return f"scale {block[0]:02x}  codes {pack(block[1]).tobytes().hex(' ')}"
 
 
-def _plan(request: Request) -> QuantPlan:
-    arguments = request.arguments
-    return plan_quantize(request.array().shape, request.spec, arguments.pop("axis"), **arguments)
-
-
-def _unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
-    """Return what the block depends on: its Hadamard group, over all rows of a tile, block axis last."""
-    plan = _plan(request)
-    rows = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)
-    rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
-    start = block * 32 // plan.unit * plan.unit
-    tile = tile_rows(request, row)
-    return rows[tile.start : tile.stop, start : start + plan.unit]
-
-
 def _where(request: Request, row: int, block: int) -> str:
     """Return the place of a block in the array: its elements, in the array's own axes."""
-    plan = _plan(request)
+    plan = request.plan
     index = [str(int(i)) for i in np.unravel_index(row, plan.rows_shape)] if plan.rows_shape else []
     index.insert(plan.axis, f"{block * 32}:{block * 32 + 32}")
     return f"[{', '.join(index)}]"

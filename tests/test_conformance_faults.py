@@ -1,0 +1,74 @@
+"""A backend of several faults: every finding keeps a block on which its own fault fails, and no other does."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from mutant_stages import Staged
+from mutants import MUTANTS
+from mxref.conformance import check, shrink
+from mxref.conformance.model import Subject
+from mxref.conformance.request import Blocks, all_of_it
+from mxref.hadamard import Rotation
+from mxref.hadamard import hadamard as transform
+
+
+class Unsigned(Staged):
+    def rotate(self, v, rotation):
+        return transform(v, Rotation(rotation.n))
+
+
+BY_NAME = {mutant.name: type(mutant.make()) for mutant in MUTANTS if mutant.name in (
+    "EVEN at 1.5", "zero byte swapped", "ties away", "operand ignored", "tile amax by row",
+)}  # fmt: skip
+FAULTS = {
+    "scale.rule.even": BY_NAME["EVEN at 1.5"],
+    "scale.zero": BY_NAME["zero byte swapped"],
+    "rounding.rne": BY_NAME["ties away"],
+    "random.stream": BY_NAME["operand ignored"],
+    "scale.block.tile": BY_NAME["tile amax by row"],
+    "hadamard.policy": Unsigned,
+}
+
+
+def joined(classes):
+    """Return a backend with the faults of classes, each of which overrides another stage."""
+    changed = [
+        {name: method for name, method in vars(each).items() if callable(method)} for each in classes
+    ]
+    assert sum(map(len, changed)) == len(reduce(lambda a, b: a | b, changed))
+    return type("Joined", (Staged,), reduce(lambda a, b: a | b, changed))()
+
+
+def wrong(backend, request, row, block):
+    got = Blocks.of(request.answer(Subject(backend)))
+    return bool(all_of_it(got, request.expected_blocks)[0][row, block])
+
+
+@pytest.mark.clause("conformance.protocol")
+def test_each_finding_of_a_backend_with_several_faults_shows_its_own(monkeypatch):
+    shown = []
+    explain = shrink.explain_command
+    monkeypatch.setattr(
+        shrink, "explain_command", lambda *place: (shown.append(place[:3]), explain(*place))[1]
+    )
+    report = check(joined(FAULTS.values()), ops=["quantize"], level="quick")
+    failures = {failure.clause: failure for failure in report.failures}
+    assert set(FAULTS) <= set(failures)
+    for clause, fault in FAULTS.items():
+        failure = failures[clause]
+        request, row, block = next(
+            each
+            for each in reversed(shown)
+            if each[0].describe() == failure.request
+            and failure.array.tobytes() == shrink.unit_rows(*each).tobytes()
+        )
+        assert wrong(fault(), request, row, block), (clause, failure)
+        others = [each for name, each in FAULTS.items() if name != clause]
+        assert not wrong(joined(others), request, row, block), (clause, failure)
+        assert np.count_nonzero(failure.array) > 0 or clause == "scale.zero", failure
+    inputs = [failures[clause].inputs.get("x", failures[clause].array.tobytes()) for clause in FAULTS]
+    assert len(set(inputs)) == len(FAULTS)
