@@ -149,12 +149,9 @@ def _check(
         got = subject.once(decoding, lambda: decoding.answer(subject))
         looked = np.ones(want.shape, np.bool_) if where is None else where
         wrong = differs(got, want) & looked
-        if (
-            permuted
-        ):  # the layout is to blame only where the right values, signs of zeros too, lie in another order
-            wrong &= ~differs(np.sort(_sortable(got), axis=-1), np.sort(_sortable(want), axis=-1)).any(
-                axis=-1
-            )[:, None]
+        if permuted:  # the layout is to blame only where the very same values lie in another order
+            others = differs(*(np.sort(_sortable(values), axis=-1) for values in (got, want)))
+            wrong &= ~np.any(others, axis=-1, keepdims=True)
         if not wrong.any():
             return Verdict(int(looked.sum()))
         at = tuple(int(i) for i in np.argwhere(wrong)[0])

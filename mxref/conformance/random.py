@@ -76,7 +76,7 @@ def checks(plan: Plan) -> Iterator[Check]:
 def _carries(bits: int) -> dict[str, dict[str, Any]]:
     """Rows in whose midst the group index passes 2^32, so that its upper word changes, and their neighbours."""
     turn = (1 << 32) * elements_per_call(bits)
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for length in (96, 544):
         row = turn // length
         assert turn % length  # so the turn lies within the row, at a multiple of 32

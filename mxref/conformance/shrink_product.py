@@ -100,11 +100,11 @@ class _Search:
 
 def _fewer_rows_or_blocks(product: Product) -> Iterator[Product]:
     """Yield the product without a run of rows of either operand, or of blocks of both; long runs first."""
-    for side in _SIDES:
-        q = getattr(product, side)
-        for kept in _without_a_run(q.scales.shape[0]):
-            yield replace(product, **{side: _take(q, kept)})
     a, b = product.a, product.b
+    for kept in _without_a_run(a.scales.shape[0]):
+        yield replace(product, a=_take(a, kept))
+    for kept in _without_a_run(b.scales.shape[0]):
+        yield replace(product, b=_take(b, kept))
     for kept in _without_a_run(a.scales.shape[1]):
         yield replace(product, a=_blocks_of(a, kept), b=_blocks_of(b, kept))
 

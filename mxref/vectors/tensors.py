@@ -164,12 +164,34 @@ def _places() -> Iterator[Record]:
         "zeros up to a multiple of 64, before the transform", window(33, 120, 140),
         shape=[2, 70], axis=1, hadamard=64, pad=True,
     )  # fmt: skip
+    yield from _random_places()
     for dtype in ("bfloat16", "float16"):
         for rule in RULES:
             yield quantization(
                 f"quantize.dtype.{dtype}.{rule}", ["conventions.inputs"], "the exact values of a narrower type",
                 float_halves(dtype, 41, 96), rule=rule, dtype=dtype,
             )  # fmt: skip
+
+
+def _random_places() -> Iterator[Record]:
+    """Yield parts of padded tensors whose lengths are multiples of 32 and not of the Hadamard size, under SR."""
+    places: list[tuple[str, list[int], int, int, list[int] | None, list[int] | None]] = [
+        ("whole", [2, 96], 1, 64, None, None),
+        ("whole_axis0", [96, 2], 0, 64, None, None),
+        ("shard", [2, 32], 1, 64, [1, 64], [4, 96]),
+        ("shard_axis0", [32, 2], 0, 64, [64, 1], [96, 5]),
+        ("shard_h256", [2, 32], 1, 256, [1, 256], [4, 288]),
+        ("shard_axis0_h256", [32, 2], 0, 256, [256, 1], [288, 5]),
+        ("batch", [2, 2, 32], 2, 64, [2, 1, 64], [5, 3, 96]),
+        ("batch_axis0", [32, 2, 2], 0, 64, [64, 1, 1], [96, 3, 5]),
+    ]
+    for number, (name, shape, axis, n, origin, whole) in enumerate(places):
+        yield quantization(
+            f"quantize.place.sr.{name}", ["quantize.padding", "random.index"],
+            "rows of the whole are as long as they are when padded to whole groups",
+            window(60 + number, 121, int(np.prod(shape))), rounding="sr", hadamard=n, shape=shape, axis=axis,
+            origin=origin, global_shape=whole, pad=True, **stream_inputs(Stream(0xFEED, 9, 8, 3)),
+        )  # fmt: skip
 
 
 def _compositions() -> Iterator[Record]:

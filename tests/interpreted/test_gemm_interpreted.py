@@ -230,6 +230,20 @@ def test_operands_that_are_not_contiguous_or_not_aligned():
     shifted.copy_(torch.from_numpy(b.codes))
     crooked = replace(on(DEVICE, b), codes=shifted)
     assert (bits(ordered(strided, crooked, "float32")) == want).all()
+    columns = [
+        replace(on(DEVICE, q), **{part: torch.from_numpy(np.asfortranarray(getattr(q, part)))})
+        for part in ("codes", "scales")
+        for q in (a, b)
+    ]
+    for left, right in (columns[:2], columns[2:]):
+        assert (bits(ordered(left, right, "float32")) == want).all()
+        profiles = {
+            profile: TritonBackend().scaled_gemm(left, right, profile=profile)
+            for profile in ("ordered", "bounded")
+        }
+        assert (bits(profiles["ordered"]) == want).all()
+        plain = TritonBackend().scaled_gemm(on(DEVICE, a), on(DEVICE, b), profile="bounded")
+        assert (bits(profiles["bounded"]) == bits(plain)).all()
     for way in (BY_ROW, BY_BLOCK):
         got = ordered(strided, crooked, "float32", folded_pair(strided, crooked, way))
         assert (bits(got) == want).all()

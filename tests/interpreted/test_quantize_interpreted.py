@@ -120,6 +120,8 @@ def test_hadamard_alone(n):
         (0, crafted(np.float32)[:256]),
         (1, heavy(32, 256)),
         (2, heavy(3, 2, 256, dtype=np.float16)),
+        (0, heavy(256, 2, 3, dtype=np.float32)),
+        (1, heavy(2, 256, 3, dtype=np.float32)),
     ):
         x = x[: x.shape[0] // n * n] if axis == 0 else x
         got = BACKEND.to_numpy(BACKEND.hadamard(BACKEND.from_numpy(x), n, signs, axis=axis))
@@ -169,6 +171,17 @@ def test_parts_get_the_bits_of_the_whole(bits):
     for axis in (1, 2):
         check(heavy(2, 32, 64), spec, axis=axis, origin=(3, 32, 64), global_shape=(7, 96, 192))
     check(heavy(64, 2, 3), spec, axis=0, origin=(32, 1, 2), global_shape=(96, 7, 9))
+
+
+@pytest.mark.clause("random.index", "random.counter")
+@pytest.mark.parametrize(("bits", "per_call"), [(16, 8), (20, 4)])
+def test_a_counter_that_carries_within_a_row(bits, per_call):
+    spec = OperandSpec(rounding="sr", sr_bits=bits)
+    for length in (96, 544):
+        row = (per_call << 32) // length
+        assert (per_call << 32) % length
+        check(heavy(3, length), spec, axis=1, origin=(row - 1, 0), global_shape=(row + 2, length))
+        check(heavy(length, 3), spec, axis=0, origin=(0, row - 1), global_shape=(length, row + 2))
 
 
 @pytest.mark.clause("scale.nonfinite")
@@ -237,9 +250,11 @@ def test_dequantize_every_code_under_every_scale(dtype):
         (256, 1),
     )
     scales = np.arange(256, dtype=np.uint8)[:, None]
-    for axis, shape in ((1, (256, 32)), (1, (256, 27)), (0, (32, 256))):
-        q = MXArray(codes, scales, shape, axis)
-        given = MXArray(BACKEND.from_numpy(codes), BACKEND.from_numpy(scales), shape, axis)
+    for axis, shape in ((1, (256, 32)), (1, (256, 27)), (0, (32, 256)), (0, (32, 64, 4)), (1, (4, 32, 64))):
+        rows = shape[:axis] + shape[axis + 1 :]
+        stored = codes.reshape(*rows, 16), scales.reshape(*rows, 1)
+        q = MXArray(*stored, shape, axis)
+        given = MXArray(*map(BACKEND.from_numpy, stored), shape, axis)
         got, want = BACKEND.to_numpy(BACKEND.dequantize(given, dtype)), REFERENCE.dequantize(q, dtype)
         assert got.shape == want.shape
         assert got.dtype == want.dtype
