@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mxref.errors import FileFormatError
 from mxref.tomlio import dumps
 from mxref_training.checkpoint import replace_text
 from mxref_training.report_plots import colours, curves_svg, overheads_svg, short_names
@@ -258,7 +259,11 @@ def _facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder, each in one piece, and return their paths."""
+    """Write `report.html` and `report.md` into a folder, each in one piece, and return their paths.
+
+    Raises:
+        FileFormatError: a file cannot be written; an older one is left as it was.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -285,7 +290,13 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
     )
     paths = folder / HTML, folder / MARKDOWN
     for path, text in zip(paths, (page, markdown(results)), strict=True):
-        replace_text(path, text)
+        try:
+            replace_text(path, text)
+        except OSError as err:
+            raise FileFormatError(
+                f"cannot write {path}: {err.strerror or err}; the numbers are in results.json, and "
+                f"'mxref report {folder}' makes the report again"
+            ) from err
     return paths
 
 
