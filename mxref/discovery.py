@@ -18,7 +18,7 @@ from typing import Any
 
 from mxref.backend import Backend, Capabilities
 from mxref.errors import BackendError, LoadError, MxrefError
-from mxref.tomlio import nearest
+from mxref.tomlio import nearest, suggestion
 
 ENVIRONMENT_VARIABLE = "MXREF_BACKEND"
 ENTRY_POINT_GROUP = "mxref.backends"
@@ -110,7 +110,8 @@ def get_backend(name: str | None = None) -> Backend:
                 backend = backend()
         if not isinstance(backend, Backend):
             raise BackendError(
-                f"{name!r} is {type(backend).__name__}, not an mxref.Backend; see 'Add a backend' in the documentation"
+                f"{name!r} is of type {type(backend).__name__}, not an mxref.Backend; "
+                "see 'Add a backend' in the documentation"
             )
         if not isinstance(getattr(backend, "capabilities", None), Capabilities):
             raise BackendError(
@@ -155,7 +156,7 @@ def _load(name: str) -> Backend | Callable[[], Backend]:
         found: Backend | Callable[[], Backend] = _load_object(*name.rsplit(":", 1))
         return found
     known = [*points, "module:object"]
-    raise BackendError(f"unknown backend {name!r}{nearest(name, points)}; known: {', '.join(known)}")
+    raise BackendError(f"unknown backend {name!r}{suggestion(name, points)}; known: {', '.join(known)}")
 
 
 def _load_object(module_name: str, attribute: str) -> Any:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from mxref.errors import RecipeError
 from mxref.formats import BlockShape, Nonfinite, OperandFormat
@@ -20,7 +20,7 @@ from mxref.hadamard import SIZES, SignPolicy
 from mxref.linear import OPERANDS, GemmRole
 from mxref.rounding import MAX_SR_BITS, Rounding
 from mxref.scale import ScaleRule
-from mxref.tomlio import build, merge, nearest, read_toml, to_table
+from mxref.tomlio import build, convert, merge, nearest, normalize, read_toml, shown, to_table
 
 
 class GemmProfile(StrEnum):
@@ -32,16 +32,6 @@ class GemmProfile(StrEnum):
     """Float32 accumulation, block by block in ascending order: one answer, on every device."""
     BOUNDED = "bounded"
     """Any result within the backend's declared error class."""
-
-
-_CHOICES: dict[str, type[StrEnum]] = {
-    "format": OperandFormat,
-    "scale_rule": ScaleRule,
-    "rounding": Rounding,
-    "block": BlockShape,
-    "nonfinite": Nonfinite,
-    "signs": SignPolicy,
-}
 
 
 @dataclass(frozen=True)
@@ -69,24 +59,23 @@ class OperandSpec:
     signs: SignPolicy = SignPolicy.NONE
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, kind(value))
-            except ValueError:
-                raise RecipeError(f"{name} = {value!r} is not one of {', '.join(kind)}") from None
-        if not 1 <= self.sr_bits <= MAX_SR_BITS:
-            raise RecipeError(f"sr_bits = {self.sr_bits} is outside 1 .. {MAX_SR_BITS}")
-        if self.zero_scale not in (0, 127):
-            raise RecipeError(f"zero_scale = {self.zero_scale} is neither 0 nor 127")
-        if self.hadamard and self.hadamard not in SIZES:
-            raise RecipeError(
-                f"hadamard = {self.hadamard} is not 0 (none) or one of {', '.join(map(str, SIZES))}"
-            )
+        normalize(self)
+        for f in fields(self):
+            _require_in_range(f.name, getattr(self, f.name))
         if self.signs is not SignPolicy.NONE and not self.hadamard:
             raise RecipeError(
                 f"signs = {self.signs.value!r} without a Hadamard transform: set hadamard = 16, say"
             )
+
+
+def _require_in_range(key: str, value: Any) -> None:
+    """Raise RecipeError unless a key of `OperandSpec` may have this value, of the right type."""
+    if key == "sr_bits" and not 1 <= value <= MAX_SR_BITS:
+        raise RecipeError(f"sr_bits = {value} is outside 1 .. {MAX_SR_BITS}")
+    if key == "zero_scale" and value not in (0, 127):
+        raise RecipeError(f"zero_scale = {value} is neither 0 nor 127")
+    if key == "hadamard" and value and value not in SIZES:
+        raise RecipeError(f"hadamard = {value} is not 0 (none) or one of {', '.join(map(str, SIZES))}")
 
 
 @dataclass(frozen=True)
@@ -96,6 +85,9 @@ class FpropSpec:
     x: OperandSpec = OperandSpec()
     w: OperandSpec = OperandSpec()
 
+    def __post_init__(self) -> None:
+        normalize(self)
+
 
 @dataclass(frozen=True)
 class DgradSpec:
@@ -104,6 +96,9 @@ class DgradSpec:
     dy: OperandSpec = OperandSpec()
     w: OperandSpec = OperandSpec()
 
+    def __post_init__(self) -> None:
+        normalize(self)
+
 
 @dataclass(frozen=True)
 class WgradSpec:
@@ -111,6 +106,9 @@ class WgradSpec:
 
     dy: OperandSpec = OperandSpec()
     x: OperandSpec = OperandSpec()
+
+    def __post_init__(self) -> None:
+        normalize(self)
 
 
 class Fp8Scaling(StrEnum):
@@ -139,6 +137,7 @@ class Recipe:
     """Globs over module names: these linear layers stay in BF16."""
 
     def __post_init__(self) -> None:
+        normalize(self)
         for role in GemmRole:
             a, b = self.operands(role)
             for key in ("format", "hadamard", "signs"):
@@ -211,8 +210,8 @@ def dialect(name: str) -> Dialect:
 
     Implements: dialect.ocp, dialect.amd, dialect.nvidia, dialect.tseng
     """
-    if name not in DIALECTS:
-        raise RecipeError(f"unknown dialect {name!r}{nearest(name, DIALECTS)}")
+    if not isinstance(name, str) or name not in DIALECTS:
+        raise RecipeError(f"unknown dialect {shown(name)}{nearest(name, DIALECTS)}")
     return DIALECTS[name]
 
 
@@ -233,31 +232,40 @@ def recipe_from_table(table: Mapping[str, Any], where: str = "recipe") -> Recipe
     known = {"dialect", "all", *(f.name for f in fields(Recipe))}
     for key in table:
         if key not in known:
-            raise RecipeError(f"{where}: unknown key {key!r}{nearest(key, known)}")
+            raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, known)}")
     table = dict(table)
     base = dialect(table.pop("dialect")).spec if "dialect" in table else OperandSpec()
-    common = _subtable(table.pop("all", {}), f"{where}.all")
-    keys = {f.name for f in fields(OperandSpec)}
+    common, _ = _layer(table.pop("all", {}), f"{where}.all")
     for role in GemmRole:
-        gemm = _subtable(table.get(role.value, {}), f"{where}.{role.value}")
         names = [operand.tensor for operand in OPERANDS[role]]
-        for key in gemm:
-            if key not in keys and key not in names:
-                raise RecipeError(f"{where}.{role.value}: unknown key {key!r}{nearest(key, [*keys, *names])}")
-        shared = merge(common, {k: v for k, v in gemm.items() if k in keys})
+        place = f"{where}.{role.value}"
+        shared, own = _layer(table.get(role.value, {}), place, names)
+        over = merge(merge(to_table(base), common), shared)
         table[role.value] = {
-            name: merge(
-                merge(to_table(base), shared), _subtable(gemm.get(name, {}), f"{where}.{role.value}.{name}")
-            )
-            for name in names
+            name: merge(over, _layer(own.get(name, {}), f"{place}.{name}")[0]) for name in names
         }
     return build(Recipe, table, where)
 
 
-def _subtable(value: Any, where: str) -> Mapping[str, Any]:
+def _layer(value: Any, where: str, operands: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a layer's keys of `OperandSpec` and its tables of single operands.
+
+    A mistake is named where it stands, before the layers are merged.
+    """
     if not isinstance(value, Mapping):
-        raise RecipeError(f"{where}: expected a table, got {value!r}")
-    return value
+        raise RecipeError(f"{where}: expected a table, got {shown(value)}")
+    kinds = get_type_hints(OperandSpec)
+    for key, given in value.items():
+        if key in operands:
+            continue
+        if key not in kinds:
+            raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, [*kinds, *operands])}")
+        try:
+            _require_in_range(key, convert(kinds[key], given, key))
+        except RecipeError as err:
+            raise RecipeError(f"{where}.{err}") from None
+    shared = {key: given for key, given in value.items() if key in kinds}
+    return shared, {key: given for key, given in value.items() if key in operands}
 
 
 def load_recipe(path: str | Path) -> Recipe:

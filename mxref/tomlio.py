@@ -7,12 +7,16 @@ of them answer a misspelt key in the same way.
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
+import reprlib
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,22 +25,88 @@ from mxref.errors import FileFormatError, RecipeError
 T = TypeVar("T")
 
 
+MAX_DEPTH = 32
+"""Tables and lists within each other that a file may have."""
+
+_INTEGER_BITS = 64  # a seed takes all of them
+_SHOWN = 80
+
+
+class _Short(reprlib.Repr):
+    """Values in error messages: cut to one line, whatever a file holds."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write out integers of more than 4,300 digits.
+        return repr(x) if x.bit_length() <= 2 * _INTEGER_BITS else f"an integer of {x.bit_length()} bits"
+
+
+_short = _Short()
+_short.maxstring = _short.maxother = _SHOWN
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: like `repr`, but short."""
+    return _short.repr(value)
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the tables of a TOML file; FileFormatError names the file, and the line if it does not parse."""
+    """Return the tables of a TOML file.
+
+    Raises:
+        FileFormatError: the file cannot be read or parsed, or nests tables or lists deeper than `MAX_DEPTH`; the
+            message names the file, and the line if it does not parse.
+    """
     try:
-        with open(path, "rb") as f:
-            return tomllib.load(f)
+        text = Path(path).read_bytes().decode()
     except OSError as err:
-        raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise FileFormatError(f"{path} is not valid TOML: {err}") from err
+        raise FileFormatError(f"cannot read {shorter(path)}: {err.strerror or err}") from err
+    except ValueError as err:  # a null byte in the path, or a file that is not UTF-8
+        raise FileFormatError(f"{shorter(path)} is not valid TOML: {err}") from err
+    try:
+        return parse_toml(text)
+    except ValueError as err:
+        raise FileFormatError(f"{shorter(path)} is not valid TOML: {err}") from err
 
 
-def nearest(word: str, known: typing.Iterable[str]) -> str:
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of TOML text; ValueError if it does not parse or is nested deeper than `MAX_DEPTH`."""
+    too_deep = f"tables or lists are nested more than {MAX_DEPTH} deep"
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    if any(depth > MAX_DEPTH for depth in _depths(table)):
+        raise ValueError(too_deep)
+    return table
+
+
+def _depths(table: dict[str, Any]) -> Iterator[int]:
+    waiting: list[tuple[Any, int]] = [(table, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        yield depth
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        waiting += [(one, depth + 1) for one in inner]
+
+
+def shorter(text: str | Path) -> str:
+    """Return text for an error message, its middle left out where it is very long."""
+    full = str(text)
+    return full if len(full) <= 3 * _SHOWN else f"{full[:_SHOWN]}...{full[-_SHOWN:]}"
+
+
+def suggestion(word: object, known: typing.Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` for the known word nearest to `word`, or nothing if none is near."""
+    if not isinstance(word, str):
+        return ""
+    close = difflib.get_close_matches(shorter(word), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def nearest(word: object, known: typing.Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the known word nearest to `word`, or the list of known words."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known))})"
+    return suggestion(word, known) or f" (known: {', '.join(sorted(known))})"
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,45 +126,95 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
     Implements: recipe.unknown
     """
-    hints = typing.get_type_hints(cls)
-    names = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:
-        if key not in names:
-            raise RecipeError(f"{where}: unknown key {key!r}{nearest(key, names)}")
-    values = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in table.items()}
+        if key not in known:
+            raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, known)}")
+    hints = _hints(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    values = {key: convert(hints[key], value, f"{where}.{key}") for key, value in table.items()}
+    for key, f in known.items():
+        if key not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise RecipeError(f"{where}: key {key!r} is missing")
     try:
         return cls(**values)
-    except TypeError as err:
+    except RecipeError as err:
         raise RecipeError(f"{where}: {err}") from err
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def normalize(obj: Any, where: str = "") -> None:
+    """Convert the fields of a frozen dataclass to their declared types, in its `__post_init__`.
+
+    So a value has to be of the same type whether it comes from a file or from Python.
+
+    Raises:
+        RecipeError: a value of another type; `where` and the field's name begin the message.
+    """
+    for name, hint in _hints(type(obj)).items():  # type: ignore[arg-type]
+        object.__setattr__(obj, name, convert(hint, getattr(obj, name), where + name))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Return a value as the type of a field; RecipeError, beginning with `where`, if it is of another type."""
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         options = [h for h in typing.get_args(hint) if h is not type(None)]
-        if value is None:
-            return None
-        return _convert(options[0], value, where)
+        return None if value is None else convert(options[0], value, where)
     if is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
         if not isinstance(value, Mapping):
-            raise RecipeError(f"{where}: expected a table, got {value!r}")
+            raise RecipeError(f"{where}: expected a table, got {shown(value)}")
         return build(hint, value, where)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        try:
-            return hint(value)
-        except ValueError:
-            known = [str(m.value) for m in hint]
-            raise RecipeError(f"{where}: {value!r} is not one of {', '.join(known)}") from None
+        known = {m.value: m for m in hint}
+        if not isinstance(value, str) or value not in known:
+            raise RecipeError(f"{where} = {shown(value)} is not one of {', '.join(known)}")
+        return known[value]
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise RecipeError(f"{where}: expected a list, got {value!r}")
+            raise RecipeError(f"{where}: expected a list, got {shown(value)}")
         item = typing.get_args(hint)[0]
-        return tuple(_convert(item, v, f"{where}[{i}]") for i, v in enumerate(value))
-    if hint is float and type(value) is int:
-        return float(value)
+        return tuple(convert(item, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return _integer(int(value), where)
+    if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return _finite(value, where)
     if type(value) is not hint:
-        raise RecipeError(f"{where}: expected {hint.__name__}, got {value!r} ({type(value).__name__})")
+        raise RecipeError(f"{where}: expected {hint.__name__}, got {shown(value)} ({type(value).__name__})")
+    if hint is str:
+        _require_text(value, where)
     return value
+
+
+def _integer(value: int, where: str) -> int:
+    if value.bit_length() > _INTEGER_BITS:
+        raise RecipeError(f"{where} = {shown(value)} has more than {_INTEGER_BITS} bits")
+    return value
+
+
+def _finite(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise RecipeError(f"{where} = {shown(value)} is beyond the range of a float64") from None
+    if not math.isfinite(number):
+        raise RecipeError(f"{where} = {number} is not a finite number")
+    return number
+
+
+def _require_text(value: str, where: str) -> None:
+    """Raise RecipeError unless the text can be written to a file and name one."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{where} = {shown(value)} is not valid Unicode") from None
+    if "\0" in value:
+        raise RecipeError(f"{where} = {shown(value)} holds a null character")
 
 
 def to_table(obj: Any) -> Any:

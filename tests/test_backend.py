@@ -351,7 +351,7 @@ def test_one_file_is_a_backend(tmp_path, monkeypatch):
     monkeypatch.setenv("MXREF_BACKEND", f"{path}:backend")
     assert get_backend().name == "mine"
     assert get_backend(f"{path}:factory").quantize(X, OperandSpec()) == quantize(X)
-    with pytest.raises(BackendError, match="is int, not an mxref.Backend"):
+    with pytest.raises(BackendError, match="is of type int, not an mxref.Backend"):
         get_backend(f"{path}:number")
     with pytest.raises(BackendError, match=r"has no 'bakend' \(did you mean 'backend'"):
         get_backend(f"{path}:bakend")

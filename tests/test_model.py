@@ -289,7 +289,7 @@ def test_clipping() -> None:
         ("model.kv_heads=3", "model.heads = 4 is not a multiple of model.kv_heads = 3"),
         ("model.width=100", "model.width = 100 is not a multiple of 2 \\* model.heads"),
         ("model.rope_scaling.low_freq_factor=9.0", "must be positive and below high_freq_factor"),
-        ("optim.lr=-1", "optim.lr = -1.0 must be positive"),
+        ("optim.lr=-1", "optim.lr = -1.0 is no positive number"),
         ("optim.schedule=linear", "'linear' is not one of constant, cosine"),
     ],
 )

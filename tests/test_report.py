@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import re
@@ -157,6 +158,41 @@ def test_labels_are_escaped(results: dict[str, Any], tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "<b>&" not in text
     _Page(text)
+
+
+@pytest.mark.parametrize("label", ["$\\foo$", "50 $ and 60 $", "$x_1$", "a_b^{c", "日本語", "\\frac{1}{0}"])
+def test_labels_are_text_and_no_formula(results: dict[str, Any], tmp_path: Path, label: str) -> None:
+    arms = [{**arm, "label": label} if arm["name"] in ("fp8", "bf16") else arm for arm in results["arms"]]
+    page, _ = write_report({**results, "arms": arms, "title": label}, tmp_path)
+    charts = re.findall(r"<svg.*?</svg>", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(charts) == 2
+    assert all(label in chart for chart in charts)
+
+
+def no_space(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_a_report_that_cannot_be_written(
+    folder: Path, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "results.json").write_bytes((folder / "results.json").read_bytes())
+    (tmp_path / "report.md").write_text("old")
+    (tmp_path / "report.html" / "in the way").mkdir(parents=True)
+    found = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "underpowered" in found.stdout, "the table is shown all the same"
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"error: cannot write {tmp_path / 'report.html'}: ")
+    assert line.endswith(f"'mxref report {tmp_path}' makes the report again")
+    assert (tmp_path / "report.md").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "results.json"]
+
+    monkeypatch.setattr("mxref_training.report.replace_text", no_space)
+    found = CliRunner().invoke(main, ["report", str(folder)])
+    assert found.exit_code == 2
+    assert "report.html: No space left on device; the numbers are in results.json" in found.stderr
+    assert (folder / "report.html").read_text(encoding="utf-8") == page
 
 
 def test_report_is_repeatable(page: str, results: dict[str, Any], tmp_path: Path) -> None:

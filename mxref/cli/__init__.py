@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
+import sys
 import textwrap
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -22,6 +24,8 @@ from mxref.tomlio import nearest
 ENTRY_POINT_GROUP = "mxref.commands"
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+
+_ERROR = click.style("error:", fg="red", bold=True)
 
 _OWN = {
     "explain": "mxref.cli.explain:explain",
@@ -69,16 +73,36 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line; a file that cannot be read or written ends in one line and exit code 2."""
+        try:
+            return super().main(*args, **options)
+        except OSError as err:
+            name = f": {err.filename}" if err.filename else ""
+            click.echo(f"{_ERROR} {err.strerror or err}{name}", err=True)
+            _drop_output()
+            sys.exit(EXIT_BAD_INPUT)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
         try:
             return super().invoke(ctx)
         except MxrefError as err:
-            click.echo(f"{click.style('error:', fg='red', bold=True)} {err}", err=True)
+            click.echo(f"{_ERROR} {err}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
+
+
+def _drop_output() -> None:
+    """Discard what standard output could not take: Python would try again at the exit and print a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def load_command(point: EntryPoint) -> click.Command:

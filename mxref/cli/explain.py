@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError
@@ -100,6 +101,7 @@ def explain(
         raise click.UsageError("--key and --axis say how to read a --file")
     x = read_array(file, key) if file else np.array(_floats(numbers), np.float32)
     spec = _spec(name, options)
+    _require_used(spec, options["sr_bits"])
     rng = Stream(seed, step, layer, OPERAND_IDS[operand])
     first = explain_block(x, spec, rng, axis=axis, index=index or 0, pad=True)
     wanted = range(1, first.blocks) if index is None and not file else range(0)
@@ -127,6 +129,22 @@ def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
     if changes.get("hadamard") == 0:
         changes.setdefault("signs", SignPolicy.NONE)  # a dialect's signs go with its transform
     return replace(dialect(name).spec, **changes)
+
+
+def _require_used(spec: OperandSpec, sr_bits: int | None) -> None:
+    """Raise UsageError for an option that the block's bits would not depend on."""
+    if spec.rounding is Rounding.SR:
+        return
+    if sr_bits is not None:
+        raise click.UsageError(f"--sr-bits is for --rounding sr, and the rounding here is {spec.rounding}")
+    ctx, signs = click.get_current_context(), list(SignPolicy)
+    # Fixed signs depend on the seed, signs per step on the step too, and those per step and layer on all three.
+    for number, option in enumerate(("seed", "step", "layer"), 1):
+        given = ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
+        if given and signs.index(spec.signs) < number:
+            raise click.UsageError(
+                f"--{option} decides nothing here: it takes --rounding sr, or --hadamard with --signs {signs[number]}"
+            )
 
 
 def _floats(words: Sequence[str]) -> list[np.float32]:
@@ -159,7 +177,8 @@ def _float(word: str) -> np.float32:
     value = float(word)
     with np.errstate(over="ignore"):
         narrow = np.float32(value)
-    if math.isfinite(value) and not np.isfinite(narrow):
+    is_number = not word.lower().lstrip("+-").startswith(("inf", "nan"))
+    if is_number and not np.isfinite(narrow):
         raise OverflowError(word)
     return narrow
 

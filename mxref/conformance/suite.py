@@ -27,7 +27,7 @@ from mxref.conformance.model import CLAUSES, Check, Failure, Level, Op, Plan, Su
 from mxref.conformance.request import Mismatch
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.recipe import OperandSpec, dialect
-from mxref.tomlio import nearest
+from mxref.tomlio import suggestion
 
 
 @lru_cache(maxsize=4)
@@ -77,7 +77,7 @@ def checks_of(
 
 def _member(value: str, known: Collection[str], what: str) -> None:
     if value not in known:
-        raise RecipeError(f"unknown {what} {value!r}{nearest(value, known)}; known: {', '.join(known)}")
+        raise RecipeError(f"unknown {what} {value!r}{suggestion(value, known)}; known: {', '.join(known)}")
 
 
 def _within(spec: OperandSpec, whole: OperandSpec) -> bool:

@@ -70,7 +70,7 @@ def train(
     resume: bool,
     dry_run: bool,
 ) -> None:
-    r"""Train a Llama from scratch with the GEMMs of a recipe.
+    """Train a Llama from scratch with the GEMMs of a recipe.
 
     CONFIG is a TOML file or a preset: demo (the default), tiny, llama31_8b. A run that was stopped goes on
     from its latest checkpoint when the same command is given again, bit for bit as if it had never stopped.
@@ -82,7 +82,7 @@ def train(
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
-    """
+    """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     _require_torch()
     from mxref.discovery import choose, get_backend
     from mxref_training.config import find_recipe, load_config
@@ -107,6 +107,7 @@ def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, 
     from mxref_training import loop
     from mxref_training.telemetry import clock
 
+    loop.preflight(config, recipe, backend)
     corpus = loop.prepare_corpus(config)
     click.echo(corpus.report, err=True)
     try:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mxref_training.ladder import Ladder
 
 EXIT_INTERRUPTED = 130
+MAX_SEEDS = 1000
 
 
 @click.command()
@@ -22,9 +23,13 @@ EXIT_INTERRUPTED = 130
 @click.option("--data", help="Training data, as data.train: builtin, c4, or JSONL files.")
 @click.option("--val", help="Validation data, as data.val.")
 @click.option("--tokenizer", help="A tokenizer.json, as data.tokenizer.")
-@click.option("--steps", type=int, help="Optimizer steps of every arm, as run.steps.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of every arm, as run.steps.")
 @click.option(
-    "--seeds", type=int, default=1, show_default=True, help="Repetitions of every arm; a verdict needs 3."
+    "--seeds",
+    type=click.IntRange(1, MAX_SEEDS),
+    default=1,
+    show_default=True,
+    help="Repetitions of every arm; a verdict needs 3.",
 )
 @click.option("--arms", help="Comma-separated names: run these and the reference.")
 @click.option(
@@ -73,7 +78,7 @@ def ablate(
     from mxref_training.config import load_config
     from mxref_training.corpus import prepare_corpus
     from mxref_training.interrupt import Interrupted
-    from mxref_training.loop import train
+    from mxref_training.loop import preflight, train
 
     paths = {"train": data, "val": val, "tokenizer": tokenizer}
     given = {
@@ -86,12 +91,15 @@ def ablate(
     chosen, _ = choose(backend_name)
     count = job_count(jobs, len(planned(loaded, seeds, names)))
     config = on_share(config, count) if count > 1 else config
+    backend = get_backend(chosen)
+    for arm in loaded.arm:
+        preflight(config, loaded.resolve(arm), backend, count)
     try:
         results = run_ladder(
             loaded,
             config,
             folder,
-            backend=get_backend(chosen),
+            backend=backend,
             trainer=train,
             corpus=lambda: prepare_corpus(config),
             seeds=seeds,
@@ -132,11 +140,11 @@ def _show(results: dict[str, Any], folder: Path) -> None:
     from mxref.cli.style import console
     from mxref_training.report import WIDE, table, write_report
 
-    page, _ = write_report(results, folder)
     screen = console()
     if not screen.is_terminal:
         screen.width = max(screen.width, WIDE)  # a file or a pipe has room
     screen.print(table(results, screen.width))
+    page, _ = write_report(results, folder)
     click.echo(f"\n{page}")
 
 

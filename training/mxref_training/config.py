@@ -5,7 +5,6 @@ Every table goes through `mxref.tomlio`, so an unknown key names the nearest val
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -14,16 +13,49 @@ from typing import Any
 
 from mxref.errors import RecipeError
 from mxref.recipe import Recipe, load_recipe
-from mxref.tomlio import build, merge, nearest, read_toml
+from mxref.tomlio import MAX_DEPTH, build, merge, nearest, normalize, parse_toml, read_toml, shown
 from mxref_training.errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
 
 
+MAX_COUNT = 2**32 - 1
+"""Most of what is counted by the run; a step is a 32-bit word of the random streams."""
+MAX_STEP_TOKENS = 2**31
+MAX_LAYERS = 4096
+MAX_WIDTH = 2**24
+MAX_THREADS = 1024
+"""OpenMP ends the process where the system refuses to start a thread."""
+
+_SMALLEST, _LARGEST = (
+    1.1754943508222875e-38,
+    3.4028234663852886e38,
+)  # normal float32: the arithmetic is float32
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _check(obj: Any, section: str, **limits: tuple[float, float]) -> None:
+    """Raise ConfigError, naming key, value and limit, unless all fields have their types and lie within limits."""
+    try:
+        normalize(obj, f"{section}.")
+    except RecipeError as err:
+        raise ConfigError(str(err)) from err
+    for name, (low, high) in limits.items():
+        value = getattr(obj, name)
+        if value is None or low <= value <= high:
+            continue
+        if value > high:
+            limit = f"above {high:,}" if isinstance(high, int) else f"above {high:.6g}"
+        elif low == 0:
+            limit = "negative"
+        else:
+            limit = f"below {low}" if low != _SMALLEST or value > 0 else "no positive number"
+        raise ConfigError(f"{section}.{name} = {value} is {limit}")
 
 
 @dataclass(frozen=True)
@@ -40,17 +72,17 @@ class RopeScaling:
     """Positions before stretching."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.factor >= 1, f"model.rope_scaling.factor = {self.factor} is below 1, which would shrink"
+        _check(
+            self,
+            "model.rope_scaling",
+            factor=(1, _LARGEST),
+            high_freq_factor=(0, _LARGEST),
+            original_max_position=(1, MAX_COUNT),
         )
         _require(
             0 < self.low_freq_factor < self.high_freq_factor,
             f"model.rope_scaling: low_freq_factor = {self.low_freq_factor} must be positive and below "
             f"high_freq_factor = {self.high_freq_factor}",
-        )
-        _require(
-            self.original_max_position >= 1,
-            f"model.rope_scaling.original_max_position = {self.original_max_position} is below 1",
         )
 
 
@@ -76,8 +108,9 @@ class ModelConfig:
     """Divide the standard deviation of `o_proj` and `down_proj` by sqrt(2 layers), as Megatron does."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "kv_heads", "ffn", "vocab", "max_seq"):
-            _require(getattr(self, name) >= 1, f"model.{name} = {getattr(self, name)} is below 1")
+        sizes = dict.fromkeys(("width", "heads", "kv_heads", "ffn", "vocab", "max_seq"), (1, MAX_WIDTH))
+        reals = dict.fromkeys(("norm_eps", "init_std", "rope_theta"), (_SMALLEST, _LARGEST))
+        _check(self, "model", layers=(1, MAX_LAYERS), **sizes, **reals)
         _require(
             self.width % (2 * self.heads) == 0,
             f"model.width = {self.width} is not a multiple of 2 * model.heads = {2 * self.heads}: "
@@ -87,8 +120,6 @@ class ModelConfig:
             self.heads % self.kv_heads == 0,
             f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}",
         )
-        _require(self.norm_eps > 0, f"model.norm_eps = {self.norm_eps} must be positive")
-        _require(self.init_std > 0, f"model.init_std = {self.init_std} must be positive")
         _require(self.rope_theta > 1, f"model.rope_theta = {self.rope_theta} must be above 1")
 
     @property
@@ -113,8 +144,7 @@ class DataConfig:
     """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
 
     def __post_init__(self) -> None:
-        _require(self.max_documents >= 0, f"data.max_documents = {self.max_documents} is negative")
-        _require(self.max_line_mib >= 1, f"data.max_line_mib = {self.max_line_mib} is below 1")
+        _check(self, "data", max_documents=(0, MAX_COUNT), max_line_mib=(1, MAX_COUNT))
         for name in ("train", "val", "tokenizer"):
             _require(
                 getattr(self, name) != "",
@@ -150,13 +180,20 @@ class OptimConfig:
     """Step at which the cosine ends; 0 is the last step of the run."""
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, f"optim.lr = {self.lr} must be positive")
+        positive, counts = (_SMALLEST, _LARGEST), (0, MAX_COUNT)
+        reals = dict.fromkeys(("weight_decay", "clip"), (0, _LARGEST))
+        _check(
+            self,
+            "optim",
+            lr=positive,
+            eps=positive,
+            warmup=counts,
+            decay_steps=counts,
+            min_lr_ratio=(0, 1),
+            **reals,
+        )
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
-        _require(self.eps > 0, f"optim.eps = {self.eps} must be positive")
-        for name in ("weight_decay", "clip", "warmup", "decay_steps"):
-            _require(getattr(self, name) >= 0, f"optim.{name} = {getattr(self, name)} is negative")
-        _require(0 <= self.min_lr_ratio <= 1, f"optim.min_lr_ratio = {self.min_lr_ratio} is outside [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -188,11 +225,15 @@ class RunConfig:
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is where the backend computes."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every"):
-            _require(getattr(self, name) >= 1, f"run.{name} = {getattr(self, name)} is below 1")
-        for name in ("seed", "micro_batch", "checkpoint_every", "threads"):
-            _require(getattr(self, name) >= 0, f"run.{name} = {getattr(self, name)} is negative")
-        _require(self.seed < 1 << 64, f"run.seed = {self.seed} is not below 2^64")
+        from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
+        from_zero = ("micro_batch", "checkpoint_every")
+        counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
+        seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
+        _check(self, "run", threads=(0, MAX_THREADS), **counts, **seeds)
+        _require(
+            self.step_tokens <= MAX_STEP_TOKENS,
+            f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {MAX_STEP_TOKENS:,}",
+        )
         _require(
             self.batch % self.sequences == 0,
             f"run.batch = {self.batch} is not a multiple of run.micro_batch = {self.micro_batch}",
@@ -233,6 +274,7 @@ class TrainConfig:
     data: DataConfig = DataConfig()
 
     def __post_init__(self) -> None:
+        _check(self, "config")
         _require(
             self.run.seq_len <= self.model.max_seq,
             f"run.seq_len = {self.run.seq_len} is above model.max_seq = {self.model.max_seq}",
@@ -283,11 +325,10 @@ def _find(source: str | Path, folder: Path, kind: str) -> Path:
     path = Path(source)
     if path.suffix == ".toml" or len(path.parts) > 1:
         return path
-    shipped = folder / f"{source}.toml"
-    if not shipped.is_file():
-        hint = nearest(str(source), names(folder))
-        raise ConfigError(f"unknown {kind} {str(source)!r}{hint}; a file's name must end in .toml")
-    return shipped
+    if str(source) not in (known := names(folder)):
+        hint = nearest(str(source), known)
+        raise ConfigError(f"unknown {kind} {shown(str(source))}{hint}; a file's name must end in .toml")
+    return folder / f"{source}.toml"
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -295,14 +336,14 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     sections = [f.name for f in fields(TrainConfig)]
-    if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"{text!r} does not read section.key=value, as in run.steps=100")
+    if not equals or not 2 <= len(parts) <= MAX_DEPTH or not all(parts):
+        raise ConfigError(f"{shown(text)} does not read section.key=value, as in run.steps=100")
     if parts[0] not in sections:
-        raise ConfigError(f"{text!r}: unknown section {parts[0]!r}{nearest(parts[0], sections)}")
+        raise ConfigError(f"{shown(text)}: unknown section {shown(parts[0])}{nearest(parts[0], sections)}")
     parsed: Any
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {value}")["value"]
+    except ValueError:
         parsed = value.strip()
     for part in reversed(parts):
         parsed = {part: parsed}

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mxref.backend import Backend
+from mxref.errors import MxrefError
+from mxref.tomlio import shown
 from mxref_training.errors import ConfigError
+
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may hold, in its two versions."""
 
 
 def choose_device(wanted: str, backend: Backend) -> torch.device:
@@ -29,10 +39,12 @@ def choose_device(wanted: str, backend: Backend) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError as err:
-        raise ConfigError(f"run.device = {wanted!r} is no device; take auto, cpu, cuda or cuda:N") from err
+        raise ConfigError(
+            f"run.device = {shown(wanted)} is no device; take auto, cpu, cuda or cuda:N"
+        ) from err
     if device.type not in devices:
         raise ConfigError(
-            f"run.device = {wanted!r}, but backend {backend.name!r} computes on {', '.join(sorted(devices))}; "
+            f"run.device = {shown(wanted)}, but backend {backend.name!r} computes on {', '.join(sorted(devices))}; "
             "set run.device = 'auto', or choose another backend"
         )
     if device.type == "cuda":
@@ -41,6 +53,38 @@ def choose_device(wanted: str, backend: Backend) -> torch.device:
             raise ConfigError(f"run.device = {wanted!r}, but PyTorch sees {count} GPUs here")
         device = torch.device("cuda", index)
     return device
+
+
+def memory_limit(device: torch.device) -> int:
+    """Return the bytes that a run may hold on a device: on a CPU the machine's, or a lower limit of the process."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device)
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    texts = (path.read_text(encoding="ascii").strip() for path in CGROUP_LIMITS if path.is_file())
+    limits += [int(text) for text in texts if text.isdecimal()]  # `max` is no limit
+    return min(limits)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Have an allocation that fails in the block end in ConfigError that says what to lower."""
+    try:
+        yield
+    except MxrefError:
+        raise
+    except (MemoryError, RuntimeError) as err:
+        # PyTorch's allocator on the CPU has no error class of its own.
+        known = MemoryError | torch.OutOfMemoryError
+        if not isinstance(err, known) and "DefaultCPUAllocator" not in str(err):
+            raise
+        said = str(err).partition("\n")[0] or "no more memory"
+        raise ConfigError(
+            f"out of memory ({said}): lower run.micro_batch, or take a smaller model; --dry-run shows what is needed"
+        ) from err
 
 
 def device_name(device: torch.device) -> str:

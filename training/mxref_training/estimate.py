@@ -11,6 +11,7 @@ from mxref.recipe import Recipe
 from mxref_training import linear
 from mxref_training.config import TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.errors import ConfigError
 from mxref_training.ladder import describe
 from mxref_training.model import Llama, flops_per_token, parameter_count
 from mxref_training.ops import Census
@@ -34,11 +35,14 @@ class Memory:
     optimizer: int
     activations: int
     logits: int
+    tables: int
+    """The rotary table, and the token ids of one step's batch."""
 
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.tables)
+        return sum(parts)
 
 
 def memory(config: TrainConfig, recipe: Recipe) -> Memory:
@@ -61,6 +65,39 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
         optimizer=8 * parameters,
         activations=round(tokens * m.layers * layer),
         logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # BF16, float32, their log-softmax and its gradient
+        tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
+    )
+
+
+def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: int = 1) -> None:
+    """Refuse a run that cannot fit into memory, before anything is allocated.
+
+    Args:
+        config: the run.
+        recipe: treatment of the linear layers.
+        available: bytes of the device, as `mxref_training.device.memory_limit` returns.
+        runs: how many such runs share them.
+
+    Raises:
+        ConfigError: the estimate is above what there is; the message gives both.
+    """
+    need = memory(config, recipe)
+    if need.total * runs <= available:
+        return
+    state, pass_ = need.weights + need.gradients + need.optimizer, need.activations + need.logits
+    if state * runs > available:
+        way_out = "lower model.layers, model.width, model.ffn or model.vocab"
+    elif need.tables * runs > available:
+        way_out = "lower run.batch or model.max_seq"
+    else:
+        way_out = "lower run.micro_batch or run.seq_len"
+    each = " in each" if runs > 1 else ""
+    who = f"{runs} runs at a time need" if runs > 1 else "the run needs"
+    raise ConfigError(
+        f"{who} about {si(need.total * runs)}B of memory and there are {si(available)}B: {si(state)}B for weights, "
+        f"gradients and moments of {parameter_count(config.model):,} parameters, {si(pass_)}B for a micro-batch of "
+        f"{config.run.sequences:,} x {config.run.seq_len:,} tokens and a vocabulary of {config.model.vocab:,}, "
+        f"{si(need.tables)}B for tables{each}; {way_out}"
     )
 
 
@@ -120,6 +157,7 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
                 ("AdamW moments", f"{si(need.optimizer)}B, float32"),
                 ("activations", f"about {si(need.activations)}B for one micro-batch"),
                 ("logits", f"{si(need.logits)}B"),
+                ("tables", f"{si(need.tables)}B, rotary embedding and token ids"),
                 ("in all", f"about {si(need.total)}B"),
             ],
         ),

@@ -6,6 +6,7 @@ arm to a full recipe, and refuses what could not be compared; it trains nothing.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mxref.errors import FileFormatError
 from mxref.linear import OPERANDS, GemmRole
 from mxref.recipe import Recipe, recipe_from_table
-from mxref.tomlio import build, merge, nearest, read_toml
+from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
 
 # A table taken as it is: what it is laid over checks its keys. `build` knows plain `dict` alone.
@@ -24,6 +25,9 @@ else:
     Table = dict
 
 SHIPPED = Path(__file__).parent / "ablations"
+MAX_NAME = 100
+"""Characters of an arm's name, which becomes the name of a directory."""
+MAX_PERCENT = 1_000_000
 DNC = "DNC"
 """How a paper's table says that an arm does not converge."""
 
@@ -43,8 +47,13 @@ class Claim:
     def __post_init__(self) -> None:
         if self.overhead != DNC and not _PERCENT.fullmatch(self.overhead):
             raise ConfigError(
-                f"paper.overhead = {self.overhead!r} is neither a percentage like '8-9 %' nor 'DNC'"
+                f"paper.overhead = {shown(self.overhead)} is neither a percentage like '8-9 %' nor 'DNC'"
             )
+        low, high = self.range or (0.0, 0.0)
+        if high > MAX_PERCENT:
+            raise ConfigError(f"paper.overhead = {shown(self.overhead)} is above {MAX_PERCENT:,} %")
+        if low > high:
+            raise ConfigError(f"paper.overhead = {shown(self.overhead)} begins above its end")
 
     @property
     def range(self) -> tuple[float, float] | None:
@@ -113,16 +122,19 @@ class Ladder:
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
         for name in names:
-            if not _NAME.fullmatch(name):
+            if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
                 raise ConfigError(
-                    f"arm name {name!r} is not made of lower-case letters, digits, '-' and '_' alone"
+                    f"arm name {shown(name)} is not made of lower-case letters, digits, '-' and '_' alone, "
+                    f"{MAX_NAME} at most"
                 )
             if names.count(name) > 1:
                 raise ConfigError(f"two arms are named {name!r}; a name is a directory, so give each its own")
         for key in ("reference", "high_precision"):
             name = getattr(self.target, key)
             if name not in names and (name or key == "reference"):
-                raise ConfigError(f"target.{key} = {name!r} is no arm of the ladder{nearest(name, names)}")
+                raise ConfigError(
+                    f"target.{key} = {shown(name)} is no arm of the ladder{nearest(name, names)}"
+                )
         if not 0 < self.target.fraction < 1:
             raise ConfigError(f"target.fraction = {self.target.fraction} is outside 0 .. 1")
         if self.reference.seed_offset:
@@ -149,7 +161,7 @@ class Ladder:
         for arm in self.arm:
             if arm.name == name:
                 return arm
-        raise ConfigError(f"no arm is named {name!r}{nearest(name, [arm.name for arm in self.arm])}")
+        raise ConfigError(f"no arm is named {shown(name)}{nearest(name, [arm.name for arm in self.arm])}")
 
     def resolve(self, arm: Arm) -> Recipe:
         """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
@@ -181,9 +193,9 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
         path = SHIPPED / f"{name}.toml"
     else:
         path = Path(name)
-        if not path.suffix and not path.exists():
+        if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
             raise FileFormatError(
-                f"no ladder is named {name!r}{nearest(name, shipped())}; or give a path to a .toml file"
+                f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
             )
     return build(Ladder, read_toml(path), path.name)
 

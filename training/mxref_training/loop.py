@@ -24,9 +24,12 @@ from mxref_training.device import (
     deterministic,
     device_name,
     generator_states,
+    memory_errors,
+    memory_limit,
     set_generator_states,
 )
 from mxref_training.errors import CheckpointError, DivergedError, start_over
+from mxref_training.estimate import require_memory
 from mxref_training.evaluate import (
     Evaluation,
     cross_entropy,
@@ -89,12 +92,13 @@ def train(
             `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
     """
+    device = preflight(config, recipe, backend)
     corpus = corpus or prepare_corpus(config)
     check_lengths(config, corpus)
     corpus.tokenizer.check_vocab(config.model.vocab)
     folder = RunFolder(Path(out), config.run.keep)
-    device = choose_device(config.run.device, backend)
     with (
+        memory_errors(),
         deterministic(device, config.run.threads),
         reporting(progress or default_progress()) as sink,
         folder.alone(),
@@ -138,6 +142,19 @@ def train(
         if step == config.run.steps:
             require_finite_loss(result, config, folder)
         return result
+
+
+def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
+    """Return the device of a run, once it is known to be there and to hold the run.
+
+    It needs no data, so a command calls it before it makes a corpus. Of `runs` at a time each has its share.
+
+    Raises:
+        ConfigError: no such device, the backend does not compute on it, or too little memory.
+    """
+    device = choose_device(config.run.device, backend)
+    require_memory(config, recipe, memory_limit(device), runs)
+    return device
 
 
 class _Run:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mxref.errors import FileFormatError
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, replace_text
-from mxref_training.errors import ConfigError
 from mxref_training.report_plots import colours, curves_svg, overheads_svg, short_names
 
 if TYPE_CHECKING:
@@ -259,7 +259,11 @@ def _facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder, each in one piece, and return their paths."""
+    """Write `report.html` and `report.md` into a folder, each in one piece, and return their paths.
+
+    Raises:
+        FileFormatError: a file cannot be written; an older one is left as it was.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -286,8 +290,8 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
     )
     paths = folder / HTML, folder / MARKDOWN
     for path, text in zip(paths, (page, markdown(results)), strict=True):
-        way_out = f"free some space, or see to the folder's permissions, then: mxref report {folder}"
-        with explained(ConfigError, f"write {path}", way_out):
+        way_out = f"the numbers are in results.json, and 'mxref report {folder}' makes the report again"
+        with explained(FileFormatError, f"write {path}", way_out):
             replace_text(path, text)
     return paths
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
@@ -45,10 +47,21 @@ _STYLE: Any = {
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     "text.color": INK,
+    # Labels are text: a dollar sign begins no formula.
+    "text.parse_math": False,
+    "text.usetex": False,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "svg.fonttype": "none",
 }
+
+
+@contextmanager
+def _look(salt: str) -> Iterator[None]:
+    """Draw in the report's style; a reader's browser has the letters that the font here lacks."""
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def colours(arms: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -71,7 +84,7 @@ def curves_svg(results: dict[str, Any]) -> str:
 
     The difference is drawn to the scale of the second half of the budget.
     """
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": "curves"}):
+    with _look("curves"):
         figure = Figure(figsize=(11.2, 4.5))
         loss, gap = figure.subplots(1, 2, width_ratios=(1, 1.08))
         colour, names = colours(results["arms"]), short_names(results["arms"])
@@ -140,7 +153,7 @@ def curves_svg(results: dict[str, Any]) -> str:
 def overheads_svg(results: dict[str, Any]) -> str:
     """Return the overhead of every arm with its interval, beside the paper's range, as one SVG."""
     arms = [arm for arm in results["arms"] if arm["role"] != "reference"]
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": "overheads"}):
+    with _look("overheads"):
         figure = Figure(figsize=(11.2, 0.95 + 0.36 * max(len(arms), 1)))
         axes = figure.subplots()
         low, high = _limits(arms)
