@@ -6,9 +6,11 @@ So `mxref --help` answers at once, and lists the training commands on a machine 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import re
 import textwrap
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import click
 
 from mxref import __version__
 from mxref.errors import BackendError, MxrefError
+from mxref.printable import printable
 from mxref.tomlio import nearest
 
 ENTRY_POINT_GROUP = "mxref.commands"
@@ -30,6 +33,16 @@ _OWN = {
     "conform": "mxref.cli.conform:conform",
     "vectors": "mxref.cli.vectors:vectors",
 }
+
+
+@contextlib.contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Spell out control codes in usage errors, which quote what was typed."""
+    try:
+        yield
+    except click.ClickException as err:
+        err.message = printable(err.message)
+        raise
 
 
 class LazyGroup(click.Group):
@@ -69,12 +82,18 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Parse the options that stand before the command."""
+        with _printable_errors():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
         try:
-            return super().invoke(ctx)
+            with _printable_errors():
+                return super().invoke(ctx)
         except MxrefError as err:
-            click.echo(f"{click.style('error:', fg='red', bold=True)} {err}", err=True)
+            click.echo(f"{click.style('error:', fg='red', bold=True)} {printable(str(err))}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
