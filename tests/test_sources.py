@@ -176,6 +176,6 @@ def test_the_title_of_a_bar_is_no_markup(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as rich knows
-    assert list(progress([1, 2], "reading [/odd] \x1b[2J.jsonl", 2)) == [1, 2]
+    assert list(progress([1, 2], "[/odd] \x1b[2J", 2)) == [1, 2]
     shown = capfd.readouterr().err
-    assert r"reading [/odd] \x1b[2J.jsonl" in shown
+    assert r"[/odd] \x1b[2J" in shown

@@ -41,7 +41,7 @@ def _printable_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as err:
-        err.message = printable(err.message)
+        err.message = printable(err.message)  # type: ignore[misc]
         raise
 
 

@@ -19,6 +19,7 @@ def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterat
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from mxref.cli.style import console
+    from mxref.printable import printable
 
     err = console(stderr=True)
     # Without markup: the title may hold the name of a file.
@@ -29,4 +30,4 @@ def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterat
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        yield from bar.track(items, total, description=title)
+        yield from bar.track(items, total, description=printable(title))
