@@ -108,6 +108,7 @@ def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, 
     from mxref.cli.style import echo
     from mxref_training import loop
     from mxref_training.telemetry import clock
+    from mxref_training.wording import counted
 
     corpus = loop.prepare_corpus(config)
     echo(corpus.report, err=True)
@@ -117,7 +118,7 @@ def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, 
         echo(f"interrupted: {err}", err=True)
         return 130
     rate = result.tokens / result.seconds if result.seconds else 0.0
-    skipped = f", {result.skipped_steps} steps skipped" if result.skipped_steps else ""
+    skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
     echo(
         f"validation loss {result.final_loss:.4f} after {result.tokens:,} tokens in {clock(result.seconds)} "
         f"({rate:,.0f} tokens/s){skipped}; see {folder / 'metrics.jsonl'}"
