@@ -175,6 +175,7 @@ def test_data_errors_are_errors_of_the_project() -> None:
 def test_the_title_of_a_bar_is_no_markup(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as rich knows
     assert list(progress([1, 2], "[/odd] \x1b[2J", 2)) == [1, 2]
     shown = capfd.readouterr().err
