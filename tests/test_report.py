@@ -17,7 +17,7 @@ from rich.console import Console
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
-from mxref.cli import main
+from mxref.cli import main, style
 from mxref_training.ablation import load_results, run_ladder
 from mxref_training.cli_ablate import ablate, report
 from mxref_training.interrupt import Interrupted
@@ -152,12 +152,60 @@ def test_report_of_a_ladder_without_a_target(tmp_path: Path) -> None:
     assert "There is no target: the reference diverged" in page.read_text(encoding="utf-8")
 
 
-def test_labels_are_escaped(results: dict[str, Any], tmp_path: Path) -> None:
-    arms = [{**arm, "label": "<b>&"} if arm["name"] == "bf16" else arm for arm in results["arms"]]
-    page, _ = write_report({**results, "arms": arms}, tmp_path)
-    text = page.read_text(encoding="utf-8")
-    assert "<b>&" not in text
-    _Page(text)
+HOSTILE = "<script>alert(1)</script>|![x](http://y)`*_&\x1b[2J\nnext"
+
+
+def hostile(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the results with every text that a file or an environment gives made hostile."""
+    arms = [
+        arm
+        | {"label": f"{arm['label']} {HOSTILE}", "stage": HOSTILE}
+        | {
+            "recipe": arm["recipe"]
+            | {"treatment": [[role, HOSTILE] for role, _ in arm["recipe"]["treatment"]]}
+        }
+        | {"paper": arm["paper"] and arm["paper"] | {"overhead": HOSTILE, "source": HOSTILE}}
+        | {"verdict": arm["verdict"] and arm["verdict"] | {"reason": HOSTILE}}
+        | {"runs": [run | {"environment": {"hardware": {HOSTILE: HOSTILE}}} for run in arm["runs"]]}
+        for arm in results["arms"]
+    ]
+    return results | {
+        "arms": arms,
+        "title": HOSTILE,
+        "description": HOSTILE,
+        "backend": HOSTILE,
+        "rules": dict.fromkeys(results["rules"], HOSTILE),
+        "data": {"report": HOSTILE, "hashes": {HOSTILE: HOSTILE}},
+    }
+
+
+def test_texts_are_escaped_in_the_page(results: dict[str, Any], tmp_path: Path) -> None:
+    path, _ = write_report(hostile(results), tmp_path)
+    text = path.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "&lt;script&gt;" in text
+    assert r"\x1b[2J" in text
+    assert not {"script", "img"} & set(_Page(text).tags)
+
+
+def test_texts_are_escaped_in_markdown(results: dict[str, Any]) -> None:
+    text = markdown(hostile(results))
+    assert "<script" not in text
+    assert "&lt;script>" in text
+    assert "\x1b" not in text
+    assert not re.search(r"(?<!\\)[`\]]\(?http", text), "no link and no image"
+    plain, changed = markdown(results).splitlines(), text.splitlines()
+    cells = [len(re.findall(r"(?<!\\)\|", line)) for line in plain if line.startswith("|")]
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in changed if line.startswith("|")] == cells
+
+
+def test_texts_are_escaped_in_the_terminal(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = style.console()
+    screen.file, screen.width = io.StringIO(), 200
+    screen.print(table(hostile(results), 200))
+    assert "\x1b" not in screen.file.getvalue()
+    assert r"\x1b[2J" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize("label", ["$\\foo$", "50 $ and 60 $", "$x_1$", "a_b^{c", "日本語", "\\frac{1}{0}"])

@@ -15,6 +15,7 @@ import data_files
 from data_files import documents, jsonl, make_texts, write
 from mxref.errors import MxrefError
 from mxref_training.data import builtin_corpus, open_corpus
+from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
 
 own_cache = data_files.own_cache
@@ -169,3 +170,13 @@ def test_the_data_side_does_not_need_torch() -> None:
 def test_data_errors_are_errors_of_the_project() -> None:
     assert issubclass(DataError, MxrefError)
     assert issubclass(DataError, ValueError)
+
+
+def test_the_title_of_a_bar_is_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as rich knows
+    assert list(progress([1, 2], "[/odd] \x1b[2J", 2)) == [1, 2]
+    shown = capfd.readouterr().err
+    assert r"[/odd] \x1b[2J" in shown

@@ -132,12 +132,13 @@ class _Trusted:
         if found is None or not (reason := why_untrusted(found.get_cache_path())):
             return found
         REFUSED.setdefault(reason)
-        if config.CACHE_DIR:  # what was asked for by name is not replaced by another folder
+        # What was asked for by name is not replaced by another folder.
+        if config.CACHE_DIR:  # type: ignore[attr-defined]
             raise UntrustedFolder(reason)
         return None
 
 
-class _Implementation(FunctionCache._impl_class):  # type: ignore[misc]
+class _Implementation(FunctionCache._impl_class):  # type: ignore[misc, valid-type]
     _locator_classes = [_Trusted(locator) for locator in FunctionCache._impl_class._locator_classes]  # noqa: RUF012
 
 

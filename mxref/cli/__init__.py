@@ -6,11 +6,13 @@ So `mxref --help` answers at once, and lists the training commands on a machine 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import click
 
 from mxref import __version__
 from mxref.errors import BackendError, MxrefError
+from mxref.printable import printable
 from mxref.tomlio import nearest
 
 ENTRY_POINT_GROUP = "mxref.commands"
@@ -34,6 +37,16 @@ _OWN = {
     "conform": "mxref.cli.conform:conform",
     "vectors": "mxref.cli.vectors:vectors",
 }
+
+
+@contextlib.contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Spell out control codes in usage errors, which quote what was typed."""
+    try:
+        yield
+    except click.ClickException as err:
+        err.message = printable(err.message)  # type: ignore[misc]
+        raise
 
 
 class LazyGroup(click.Group):
@@ -79,16 +92,22 @@ class LazyGroup(click.Group):
             return super().main(*args, **options)
         except OSError as err:
             name = f": {err.filename}" if err.filename else ""
-            click.echo(f"{_ERROR} {err.strerror or err}{name}", err=True)
+            click.echo(f"{_ERROR} {printable(f'{err.strerror or err}{name}')}", err=True)
             _drop_output()
             sys.exit(EXIT_BAD_INPUT)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Parse the options that stand before the command."""
+        with _printable_errors():
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
         try:
-            return super().invoke(ctx)
+            with _printable_errors():
+                return super().invoke(ctx)
         except MxrefError as err:
-            click.echo(f"{_ERROR} {err}", err=True)
+            click.echo(f"{_ERROR} {printable(str(err))}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)

@@ -1,15 +1,40 @@
-"""The look of terminal output, shared by the commands."""
+"""The look of terminal output, shared by the commands; control codes in what they print are spelled out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from mxref.printable import printable
 
 BOX = box.SIMPLE_HEAD
 HEAD = "bold cyan"
 QUIET = "dim"
 
 
-def console() -> Console:
-    """Return a console on stdout that prints text as it is: no markup, no emoji codes, no highlighting."""
-    return Console(markup=False, emoji=False, highlight=False)
+def echo(text: object, err: bool = False) -> None:
+    """Print a line on stdout or stderr, with control codes spelled out."""
+    click.echo(printable(str(text)), err=err)
+
+
+class _SafeConsole(Console):
+    """A console that spells out control codes in all text, and sends on those that rich itself makes."""
+
+    def render_str(self, text: str, *args: Any, **options: Any) -> Text:
+        # Spelled out before it is measured, so that columns fit.
+        return super().render_str(printable(text), *args, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def console(stderr: bool = False) -> Console:
+    """Return a console that prints text as it is: no markup, no emoji codes, no highlighting, no control codes."""
+    return _SafeConsole(stderr=stderr, markup=False, emoji=False, highlight=False)

@@ -59,6 +59,7 @@ def verify(directory: Path | None) -> None:
 
     Exit code 1 where a result differs, 2 where a file is missing or damaged.
     """
+    from mxref.cli.style import echo
     from mxref.vectors import CHAPTERS, vectors_directory
     from mxref.vectors.run import verify_vectors
 
@@ -70,7 +71,7 @@ def verify(directory: Path | None) -> None:
         state = f"{len(mismatches)} of {count} differ" if mismatches else f"{count} agree"
         click.echo(f"{chapter:<12}{state}")
         for mismatch in mismatches[:_SHOWN]:
-            click.echo(f"  {mismatch}")
+            echo(f"  {mismatch}")
         if len(mismatches) > _SHOWN:
             click.echo(f"  and {len(mismatches) - _SHOWN} more")
     if wrong:
@@ -86,6 +87,7 @@ def verify(directory: Path | None) -> None:
 )
 def generate(directory: Path | None, tests: Path | None) -> None:
     """Write the files anew, in a checkout: results from the scalar oracle, where the reference agrees."""
+    from mxref.cli.style import echo
     from mxref.vectors import vectors_directory
     from mxref.vectors.make import default_tests, write_vectors
     from mxref.vectors.oracle import Oracle
@@ -95,4 +97,4 @@ def generate(directory: Path | None, tests: Path | None) -> None:
     if not folder.is_dir():
         raise FileFormatError(f"no folder {folder}: make it, or name another with --dir")
     for path, changed in write_vectors(folder, oracle):
-        click.echo(f"{path}  {'written' if changed else 'unchanged'}")
+        echo(f"{path}  {'written' if changed else 'unchanged'}")

@@ -25,11 +25,11 @@ def warm_up(name: str | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, console
+    from mxref.cli.style import BOX, HEAD, console, echo
 
     chosen, why = choose(name)
     backend = get_backend(chosen)
-    click.echo(f"backend {backend.name}, {why}")
+    echo(f"backend {backend.name}, {why}")
     seconds = dict(_watched(backend.warm_up()))
     if not seconds:
         click.echo("it compiles nothing, so there is nothing to warm up")
@@ -46,13 +46,14 @@ def warm_up(name: str | None) -> None:
 
 def _watched(ready: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
     """Yield what gets ready, and show on a terminal how long it has been going on and what came last."""
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from mxref.cli.style import console
+
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    console = Console(stderr=True)
-    quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+    err = console(stderr=True)
+    quiet = not err.is_terminal
+    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
         task = progress.add_task("compiling")
         for operation, seconds in ready:
             progress.update(task, description=f"compiling; {operation} is ready")

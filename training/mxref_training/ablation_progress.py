@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from mxref.cli.style import console
 from mxref_training.telemetry import PlainProgress, ProgressSink, SilentProgress
 
 _INTERVAL = 10.0  # seconds between plain lines, those of all arms together
@@ -131,5 +132,5 @@ class _ArmBar(SilentProgress):
 
 def default_display(jobs: int, arms: int) -> Display:
     """Return bars where standard error is a terminal, and plain lines elsewhere."""
-    console = Console(stderr=True)
-    return BarsDisplay(console, arms) if console.is_terminal else LinesDisplay(jobs)
+    err = console(stderr=True)
+    return BarsDisplay(err, arms) if err.is_terminal else LinesDisplay(jobs)

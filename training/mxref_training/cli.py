@@ -84,6 +84,7 @@ def train(
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     _require_torch()
+    from mxref.cli.style import echo
     from mxref.discovery import choose, get_backend
     from mxref_training.config import find_recipe, load_config
 
@@ -98,26 +99,28 @@ def train(
         _print_plan(loaded, treatment, chosen, why)
         return
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
-    click.echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
+    echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
     ctx.exit(_train(loaded, treatment, folder, chosen, resume))
 
 
 def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool) -> int:
     """Train, print what it came to, and return the exit code."""
+    from mxref.cli.style import echo
     from mxref_training import loop
     from mxref_training.telemetry import clock
+    from mxref_training.wording import counted
 
     loop.preflight(config, recipe, backend)
     corpus = loop.prepare_corpus(config)
-    click.echo(corpus.report, err=True)
+    echo(corpus.report, err=True)
     try:
         result = loop.train(config, recipe, folder, backend=backend, corpus=corpus, resume=resume)
     except loop.Interrupted as err:
-        click.echo(f"interrupted: {err}", err=True)
+        echo(f"interrupted: {err}", err=True)
         return 130
     rate = result.tokens / result.seconds if result.seconds else 0.0
-    skipped = f", {result.skipped_steps} steps skipped" if result.skipped_steps else ""
-    click.echo(
+    skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
+    echo(
         f"validation loss {result.final_loss:.4f} after {result.tokens:,} tokens in {clock(result.seconds)} "
         f"({rate:,.0f} tokens/s){skipped}; see {folder / 'metrics.jsonl'}"
     )

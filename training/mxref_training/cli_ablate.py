@@ -70,6 +70,7 @@ def ablate(
     if list_arms:
         _list(loaded)
         return
+    from mxref.cli.style import echo
     from mxref.discovery import choose, get_backend
 
     _require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
@@ -105,10 +106,10 @@ def ablate(
             seeds=seeds,
             arms=names,
             runner=ChildProcesses(count, chosen) if count > 1 else None,
-            say=lambda line: click.echo(line, err=True),
+            say=lambda line: echo(line, err=True),
         )
     except Interrupted as err:
-        click.echo(f"interrupted: {err}", err=True)
+        echo(f"interrupted: {err}", err=True)
         sys.exit(EXIT_INTERRUPTED)
     _show(results, folder)
 
@@ -137,7 +138,7 @@ def _require(command: str, *packages: str) -> None:
 
 
 def _show(results: dict[str, Any], folder: Path) -> None:
-    from mxref.cli.style import console
+    from mxref.cli.style import console, echo
     from mxref_training.report import WIDE, table, write_report
 
     screen = console()
@@ -145,7 +146,7 @@ def _show(results: dict[str, Any], folder: Path) -> None:
         screen.width = max(screen.width, WIDE)  # a file or a pipe has room
     screen.print(table(results, screen.width))
     page, _ = write_report(results, folder)
-    click.echo(f"\n{page}")
+    echo(f"\n{page}")
 
 
 def _list(ladder: Ladder) -> None:

@@ -16,6 +16,7 @@ from mxref_training.ladder import describe
 from mxref_training.model import Llama, flops_per_token, parameter_count
 from mxref_training.ops import Census
 from mxref_training.optim import learning_rate
+from mxref_training.wording import counted
 
 _BYTES = {OperandFormat.BF16: 2.0, OperandFormat.FP8: 1.0, OperandFormat.MXFP4: 17 / 32}
 """Bytes per element of a saved operand; MXFP4 is half a byte and a thirty-second of its scale."""
@@ -123,8 +124,8 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     tokens = run.steps * run.step_tokens
     end = learning_rate(config.optim, run.steps - 1, run.steps)
     warmup, schedule = config.optim.warmup, config.optim.schedule.value
-    rate = f"{config.optim.lr:g} after {warmup} steps of warm-up, {schedule}, {end:.3g} at the end"
-    heads = f"{m.heads} heads over {m.kv_heads}"
+    rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
+    heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
     own = "its own validation side" if config.data.train in (BUILTIN, C4) else "documents held out of it"
     return [
         (
@@ -133,18 +134,18 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
                 ("parameters", f"{parameter_count(m):,}"),
                 (
                     "shape",
-                    f"{m.layers} layers, width {m.width}, {heads}, SwiGLU {m.ffn}, vocabulary {m.vocab:,}",
+                    f"{counted(m.layers, 'layer')}, width {m.width}, {heads}, SwiGLU {m.ffn}, vocabulary {m.vocab:,}",
                 ),
             ],
         ),
         (
             "Run",
             [
-                ("tokens", f"{tokens:,} in {run.steps:,} steps of {run.batch} x {run.seq_len}"),
-                ("micro-batches", f"{run.micro_batches} of {run.sequences} sequences"),
+                ("tokens", f"{tokens:,} in {counted(run.steps, 'step')} of {run.batch} x {run.seq_len}"),
+                ("micro-batches", f"{run.micro_batches} of {counted(run.sequences, 'sequence')}"),
                 ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
                 ("learning rate", rate),
-                ("evaluation", f"every {run.eval_every:,} steps on {run.eval_tokens:,} tokens"),
+                ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
                 ("data", f"{config.data.train}, validated on {config.data.val or own}"),
                 ("tokenizer", config.data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data"),
             ],

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
+from mxref.printable import printable
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, replace_text
 from mxref_training.report_plots import colours, curves_svg, overheads_svg, short_names
+from mxref_training.report_text import escaped, markdown_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,6 +158,7 @@ def table(results: Results, width: int = WIDE) -> Table:
 
 def markdown(results: Results) -> str:
     """Return the report as Markdown, without charts."""
+    results = escaped(results, markdown_text)
     second = [f"gap to {_second(results)}"] * _has(results)
     head = [
         "stage",
@@ -266,6 +269,7 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    shown = escaped(results, printable)
     environment = Environment(
         loader=PackageLoader("mxref_training", "."),
         autoescape=True,
@@ -273,20 +277,20 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
         trim_blocks=True,
     )
     page = environment.get_template("report.html.j2").render(
-        r=results,
-        rows=rows(results),
-        colour=colours(results["arms"]),
-        names=short_names(results["arms"]),
-        headline=headline(results),
-        target=target_line(results),
-        noise=noise_line(results),
-        how_to_read=how_to_read(results),
-        provenance=provenance(results),
-        config=dumps(results["config"]),
-        reference=_label(results),
-        second=_second(results) if _has(results) else "",
-        curves=curves_svg(results),
-        overheads=overheads_svg(results),
+        r=shown,
+        rows=rows(shown),
+        colour=colours(shown["arms"]),
+        names=short_names(shown["arms"]),
+        headline=headline(shown),
+        target=target_line(shown),
+        noise=noise_line(shown),
+        how_to_read=how_to_read(shown),
+        provenance=provenance(shown),
+        config=dumps(shown["config"]),
+        reference=_label(shown),
+        second=_second(shown) if _has(shown) else "",
+        curves=curves_svg(shown),
+        overheads=overheads_svg(shown),
     )
     paths = folder / HTML, folder / MARKDOWN
     for path, text in zip(paths, (page, markdown(results)), strict=True):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from mxref.printable import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -115,7 +117,7 @@ class PlainProgress(SilentProgress):
     def note(self, text: str) -> None:
         """Print the text after the run's label."""
         label = f"{self._pace.label}: " if self._pace.label else ""
-        print(f"{label}{text}", file=sys.stderr, flush=True)
+        print(printable(f"{label}{text}"), file=sys.stderr, flush=True)
 
 
 class BarProgress(SilentProgress):
@@ -128,8 +130,9 @@ class BarProgress(SilentProgress):
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         """Show the bar."""
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        from mxref.cli.style import console
 
         self._pace = _Pace(label, steps, step_tokens, step)
         self._bar = Progress(
@@ -137,7 +140,7 @@ class BarProgress(SilentProgress):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}", markup=False),
-            console=Console(stderr=True, markup=False, highlight=False),
+            console=console(stderr=True),
         )
         self._task = self._bar.add_task(label or "training", total=steps, completed=step, facts="")
         self._bar.start()
@@ -163,7 +166,7 @@ class BarProgress(SilentProgress):
         if self._bar is not None:
             self._bar.console.print(text)
         else:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     def stop(self) -> None:
         """Take the bar's thread down; the bar stays on the screen."""

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _lines(path: Path, max_line: int, unchecked: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, decompressed, with their numbers; no more than one line is held in memory."""
-    number, rest, held = 1, [], 0
+    rest: list[bytes] = []
+    number = 1
+    held = 0
     try:
         for piece in pieces(path, unchecked):
             *whole, tail = piece.split(b"\n")
@@ -148,7 +151,7 @@ def iter_documents(
     for path in paths:
         number = 0
         try:
-            for number, line in _lines(path, max_line, lambda path=path: unchecked(path)):
+            for number, line in _lines(path, max_line, partial(unchecked, path)):
                 text = _document(line, path, number)
                 if text.strip():
                     empty = False

@@ -183,8 +183,10 @@ def sequential_batches(
     windows = (len(tokens) - 1) // seq_len
     if limit_tokens is not None:
         windows = min(windows, limit_tokens // seq_len)
-    if windows < 1:
-        raise DataError(f"a limit of {limit_tokens} tokens is below one window of {seq_len}: raise the limit")
+        if windows < 1:
+            raise DataError(
+                f"a limit of {counted(limit_tokens, 'token')} is below one window of {seq_len}: raise the limit"
+            )
     for first in range(0, windows, batch):
         starts = [index * seq_len for index in range(first, min(first + batch, windows))]
         yield _gather(tokens, starts, seq_len)

@@ -102,8 +102,8 @@ def _xz(source: _Input, unchecked: Callable[[], None]) -> Iterator[bytes]:
         if stream.check == lzma.CHECK_NONE:
             unchecked()
         source.give_back(stream.unused_data)
-        if padding := source.skip_zeros() % 4:
-            raise Damaged(f"the padding behind a stream is {padding} bytes longer than a multiple of 4")
+        if source.skip_zeros() % 4:
+            raise Damaged("the padding behind a stream is no multiple of 4 bytes")
 
 
 def _zstd(source: _Input, unchecked: Callable[[], None]) -> Iterator[bytes]:

@@ -16,10 +16,18 @@ def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterat
         title: what is being done, in a few words.
         total: number of items, where `items` has no length.
     """
-    from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    yield from track(
-        items, title, total=total, console=console, transient=True, disable=not console.is_terminal
+    from mxref.cli.style import console
+    from mxref.printable import printable
+
+    err = console(stderr=True)
+    # Without markup: the title may hold the name of a file.
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
     )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        yield from bar.track(items, total, description=printable(title))
