@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -56,9 +57,7 @@ def crossing_from_the_end(curve: Any, target: float) -> Crossing:
     found = _right_crossing(curve, target)
     if found.reach is not Reach.CROSSED:
         return found
-    before, after = next(
-        (a, b) for (a, _), (b, loss) in zip(curve, curve[1:], strict=False) if loss <= target
-    )
+    before, after = next((a, b) for (a, _), (b, loss) in pairwise(curve) if loss <= target)
     return replace(found, tokens=before + after - found.tokens)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 Curve = list[tuple[int, float]]
 """Tokens and loss."""
@@ -26,7 +27,7 @@ def crossing(curve: Curve, target: float) -> tuple[str, Fraction]:
 
 def value_at(curve: Curve, tokens: Fraction) -> Fraction:
     """Loss on the straight line between the evaluations around a number of tokens."""
-    for (t0, l0), (t1, l1) in zip(curve, curve[1:], strict=False):
+    for (t0, l0), (t1, l1) in pairwise(curve):
         if t0 <= tokens <= t1:
             return Fraction(l0) + (Fraction(l1) - Fraction(l0)) * (tokens - t0) / (t1 - t0)
     raise ValueError("outside the curve")
