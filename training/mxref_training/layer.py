@@ -122,7 +122,8 @@ class MXLinear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: nothing that was made of the weight, nor a reference to it."""
-        return {key: value for key, value in vars(self).items() if key != "_converted"} | {"_weights": {}}
+        kept = {key: value for key, value in vars(self).items() if key != "_converted"}
+        return kept | {"_weights": {}, "_trained": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of `__getstate__`."""
