@@ -21,7 +21,7 @@ STAMP := .venv/.installed
 .PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 env: $(STAMP)  ## make .venv and install mxref into it, editable, with all that CPU work needs
 

@@ -173,8 +173,8 @@ def test_products_do_not_depend_on_what_the_hardware_may_choose(
 ) -> None:
     """Whether v_rcp_f32 flushes subnormal results, its last bit, and how arguments arrive.
 
-    Compilers divide integers of 32 bits with v_rcp_iflag_f32, to place a program's tile, and use no other reciprocal.
-    The reciprocal of such an integer is 2^-32 or more, so none is subnormal.
+    Compilers divide integers of 32 bits with a reciprocal, to place a program's tile, and take no other. That of such
+    an integer is 2^-32 or more, so none is subnormal.
     """
     (own_a, a), (own_b, b) = on_tensors(close(136, 256, 4)), on_tensors(close(140, 256, 5))
     want = reference.scaled_gemm(own_a, own_b, profile=GemmProfile.ORDERED)
