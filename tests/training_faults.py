@@ -1,8 +1,8 @@
 """Faults of the training layer, one planted each: the oracle's checks must catch every one, at its own stage first.
 
 Each is one that is easily made, or was made in a real stack. A fault replaces one function or method of the product for
-the length of a scenario; `training_fault_loop`,
-`training_fault_layers` and `training_fault_study` hold what is planted.
+the length of a scenario; `training_fault_loop`, `training_fault_optimizer`, `training_fault_layers` and
+`training_fault_study` hold what is planted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import training_fault_layers as layers
 import training_fault_loop as loop
+import training_fault_optimizer as optimizer
 import training_fault_study as study
 from training_fault_loop import Plant
 
@@ -61,52 +62,52 @@ FAULTS = [
         ("residual branches scaled in the backward pass", loop.halved_backward),
     ),
     Fault("tied embeddings learn from one side", "tied", "gradient", loop.tied_head_detached),
-    Fault("tied embeddings count twice in the norm", "tied", "clipping", loop.tied_counted_twice),
+    Fault("tied embeddings count twice in the norm", "tied", "clipping", optimizer.tied_counted_twice),
     *_optimization(
         "clipping",
-        ("each gradient clipped by itself", loop.clips_each),
-        ("clipped group by group", loop.clips_matrices_apart),
-        ("largest norm in place of the sum", loop.largest_norm),
-        ("every element clipped", loop.clips_values),
-        ("small gradients scaled up", loop.always_scales),
-        ("the norm after clipping is logged", loop.logs_the_clipped_norm),
-        ("not clipped at all", loop.never_clips),
+        ("each gradient clipped by itself", optimizer.clips_each),
+        ("clipped group by group", optimizer.clips_matrices_apart),
+        ("largest norm in place of the sum", optimizer.largest_norm),
+        ("every element clipped", optimizer.clips_values),
+        ("small gradients scaled up", optimizer.always_scales),
+        ("the norm after clipping is logged", optimizer.logs_the_clipped_norm),
+        ("not clipped at all", optimizer.never_clips),
     ),
     *_optimization(
         "schedule",
-        ("rate set on the first group only", loop.rate_of_the_first_group),
-        ("warm-up starts at 0", loop.warm_up_from_zero),
-        ("warm-up takes a step too many", loop.warm_up_too_long),
-        ("cosine counts the warm-up", loop.cosine_from_zero),
-        ("cosine ends at 0", loop.cosine_without_floor),
-        ("floor is a rate, not a ratio", loop.floor_as_a_rate),
-        ("cosine ends with the run", loop.cosine_ends_with_the_run),
-        ("cosine ends a step late", loop.cosine_a_step_late),
-        ("cosine rises again after its end", loop.cosine_goes_on),
-        ("straight line in place of the cosine", loop.linear_decay),
-        ("rate of the step before", loop.late_rate),
+        ("rate set on the first group only", optimizer.rate_of_the_first_group),
+        ("warm-up starts at 0", optimizer.warm_up_from_zero),
+        ("warm-up takes a step too many", optimizer.warm_up_too_long),
+        ("cosine counts the warm-up", optimizer.cosine_from_zero),
+        ("cosine ends at 0", optimizer.cosine_without_floor),
+        ("floor is a rate, not a ratio", optimizer.floor_as_a_rate),
+        ("cosine ends with the run", optimizer.cosine_ends_with_the_run),
+        ("cosine ends a step late", optimizer.cosine_a_step_late),
+        ("cosine rises again after its end", optimizer.cosine_goes_on),
+        ("straight line in place of the cosine", optimizer.linear_decay),
+        ("rate of the step before", optimizer.late_rate),
     ),
     *_optimization(
         "adamw",
-        ("beta1 ignored", loop.betas(beta1=0.9)),
-        ("beta2 ignored", loop.betas(beta2=0.999)),
-        ("betas exchanged", loop.betas_exchanged),
-        ("eps ignored", loop.default_eps),
-        ("eps inside the root", loop.hand(eps="inside")),
-        ("eps before the bias correction", loop.hand(eps="before")),
-        ("no bias correction", loop.hand(corrected=False)),
-        ("second moment not corrected", loop.hand(second_corrected=False)),
-        ("decay through the gradient", loop.hand(decay="coupled")),
-        ("decay without the rate", loop.hand(decay="rateless")),
-        ("decay after the update", loop.hand(decay="after")),
-        ("momentum on the update", loop.hand(nesterov=True)),
-        ("norms decay", loop.norms_decay),
-        ("embeddings do not decay", loop.embeddings_spared),
-        ("nothing decays", loop.nothing_decays),
-        ("second moments rounded to BF16", loop.moments_in_bfloat16),
-        ("resumed without the moments", loop.moments_lost),
-        ("resumed with the step at 0", loop.optimizer_step_lost),
-        ("weights rounded to BF16 after each step", loop.weights_in_bfloat16),
+        ("beta1 ignored", optimizer.betas(beta1=0.9)),
+        ("beta2 ignored", optimizer.betas(beta2=0.999)),
+        ("betas exchanged", optimizer.betas_exchanged),
+        ("eps ignored", optimizer.default_eps),
+        ("eps inside the root", optimizer.hand(eps="inside")),
+        ("eps before the bias correction", optimizer.hand(eps="before")),
+        ("no bias correction", optimizer.hand(corrected=False)),
+        ("second moment not corrected", optimizer.hand(second_corrected=False)),
+        ("decay through the gradient", optimizer.hand(decay="coupled")),
+        ("decay without the rate", optimizer.hand(decay="rateless")),
+        ("decay after the update", optimizer.hand(decay="after")),
+        ("momentum on the update", optimizer.hand(nesterov=True)),
+        ("norms decay", optimizer.norms_decay),
+        ("embeddings do not decay", optimizer.embeddings_spared),
+        ("nothing decays", optimizer.nothing_decays),
+        ("second moments rounded to BF16", optimizer.moments_in_bfloat16),
+        ("resumed without the moments", optimizer.moments_lost),
+        ("resumed with the step at 0", optimizer.optimizer_step_lost),
+        ("weights rounded to BF16 after each step", optimizer.weights_in_bfloat16),
     ),
     Fault("evaluated in training mode", "optimization", "evaluation_mode", loop.never_in_evaluation_mode),
     Fault("left in evaluation mode", "optimization", "evaluation_mode", loop.never_in_training_mode),
