@@ -68,9 +68,9 @@ def checks(plan: Plan) -> Iterator[Check]:
         needed = (needs[0], ("hadamard_sizes", n))
         yield values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, partial(_hadamard, n))
     for profile, out in product(GemmProfile, OUT_DTYPES):
-        needed = (("gemm_profiles", profile), ("gemm_dtypes", out))
+        kind: Needs = (("gemm_profiles", profile), ("gemm_dtypes", out))
         title = f"scaled_gemm, {profile.value}, {out}"
-        yield arrays(title, Op.GEMM, needed, partial(_scaled_gemm, profile, out))
+        yield arrays(title, Op.GEMM, kind, partial(_scaled_gemm, profile, out))
 
 
 def _dequantize(dtype: str, backend: Backend, q: MXArray) -> Any:
