@@ -36,9 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Conformance:
-    """Collects the clauses after everything else is collected."""
+    """Collects the clauses after everything else is collected, and before `-k` and its like select."""
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
         self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
@@ -54,17 +54,15 @@ class _Backend(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield an item per clause, causes first."""
-        from mxref.conformance import checks_of
-        from mxref.conformance.model import by_rank
-        from mxref.discovery import get_backend
+        from mxref.conformance import asked_clauses
         from mxref.errors import MxrefError
 
+        self.backend = self.config.getoption("--mxref-backend")
         try:
-            self.backend = get_backend(self.config.getoption("--mxref-backend"))
-            checks = checks_of(self.backend.capabilities, **self.amount)
+            clauses = asked_clauses(self.backend, **self.amount)
         except MxrefError as err:
             raise pytest.UsageError(str(err)) from err
-        for clause in by_rank({check.clause for check in checks}):
+        for clause in clauses:
             yield _Clause.from_parent(self, name=clause, backend=self)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import mxref
 import oracle_random
@@ -31,8 +32,9 @@ from mxref import (
     quantize,
     scaled_gemm,
 )
+from mxref.cli import main
 from mxref.discovery import candidates, choose
-from mxref.errors import BackendError, DtypeError, NonfiniteError, ShapeError
+from mxref.errors import BackendError, DtypeError, LoadError, NonfiniteError, ShapeError
 from mxref.hadamard import Rotation
 from mxref.philox import random_integers
 from mxref.reference import ReferenceBackend
@@ -430,6 +432,52 @@ def test_missing_modules_and_files(tmp_path):
         get_backend("nowhere:backend")
     with pytest.raises(BackendError, match="cannot load backend"):
         get_backend(f"{tmp_path}/none.py:backend")
+
+
+@pytest.mark.clause("conformance.selection", evidence="known answer")
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit(0)", r"its code raised SystemExit: 0 \(.*mine.py, line 1\)"),
+        ("raise ValueError('bad\\n table')", r"its code raised ValueError: bad table \(.*mine.py, line 1\)"),
+        ("raise RuntimeError", r"its code raised RuntimeError: no message \(.*mine.py, line 1\)"),
+        ("def f(:", r"its code raised SyntaxError: .*line 1\)"),
+        ("def backend(): exit(0)", r"its code raised SystemExit: 0"),
+    ],
+)
+def test_what_a_backends_code_raises_while_it_is_loaded_is_one_error(tmp_path, code, message):
+    (tmp_path / "mine.py").write_text(f"{code}\n")
+    with pytest.raises(LoadError, match=f"cannot load backend '.*mine.py:backend': {message}") as error:
+        get_backend(f"{tmp_path}/mine.py:backend")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.clause("conformance.selection", evidence="known answer")
+def test_training_with_a_backend_that_exits_is_refused(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text("raise SystemExit(0)\n")
+    command = ["train", "tiny", "--dry-run", "--backend", f"{tmp_path}/mine.py:backend"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "its code raised SystemExit: 0" in result.stderr
+
+
+@pytest.mark.clause("conformance.selection", evidence="known answer")
+def test_a_file_has_a_name_of_its_own_and_finds_its_siblings(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module in ("colorsys_of_mine", "colorsys"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    (tmp_path / "colorsys.py").write_text(f"import colorsys_of_mine\n{textwrap.dedent(BACKEND_FILE)}")
+    (tmp_path / "colorsys_of_mine.py").write_text("import colorsys\nassert colorsys.hsv_to_rgb\n")
+    assert get_backend(f"{tmp_path}/colorsys.py:backend").name == "mine"
+    assert sys.modules["colorsys"].hsv_to_rgb
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_backend_without_capabilities_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(BACKEND_FILE) + "backend.capabilities = None\n")
+    with pytest.raises(BackendError, match="declares nothing: give it `capabilities`"):
+        get_backend(f"{tmp_path}/mine.py:backend")
 
 
 def test_a_backend_whose_package_is_missing_says_what_to_install():

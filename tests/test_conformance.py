@@ -468,6 +468,19 @@ def test_a_log_is_told_how_far_the_run_is(monkeypatch):
     assert lines == [f"{done} of {total} checks" for done in range(1, total + 1)]
 
 
+def test_a_screen_holds_the_output_and_verbose_has_every_clause():
+    few, all_of_it = (
+        run("conform", "--backend", PLANTED, "--quick", *more).stdout.splitlines() for more in ((), ("-v",))
+    )
+    assert len(few) < 36
+    assert any(line.startswith("rounding     FAILED") for line in few)
+    assert any(line.startswith("-v prints the other 2 failures") for line in few)
+    clauses = [line.split()[0] for line in all_of_it if re.search(r"(passed|FAILED|skipped) ", line)]
+    assert set(CLAUSES) <= set(clauses)
+    assert sum(line.startswith("  expected ") for line in few) == 1
+    assert sum(line.startswith("  expected ") for line in all_of_it) == 3
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -557,6 +570,22 @@ def test_plugin_makes_a_test_of_every_clause(tmp_path):
     assert "explain   mxref explain --block 0" in done.stdout
     assert "Traceback" not in done.stdout
     assert "not declared: scale_rules even" in done.stdout
+
+
+def test_plugin_leaves_the_choice_of_clauses_to_pytest(tmp_path):
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    done = run_pytest(tmp_path, "--mxref-backend", PLANTED, "-k", "scale.rule and not even", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"scale\.rule\.floor PASSED", done.stdout)
+    assert re.search(r"1 passed, 2 skipped, \d+ deselected", done.stdout)
+    assert "test_own PASSED" not in done.stdout
+
+
+def test_plugin_survives_a_backend_that_ends_its_process(tmp_path):
+    (tmp_path / "faulty.py").write_text("import os\nos._exit(0)\n")
+    done = run_pytest(tmp_path, "--mxref-backend", f"{tmp_path}/faulty.py:backend")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "the process that loaded it ended with exit code 0" in done.stderr
 
 
 def test_plugin_passes_a_good_backend_and_refuses_an_unknown_one(tmp_path):

@@ -36,9 +36,7 @@ FAULTS = {
 
 def joined(classes):
     """Return a backend with the faults of classes, each of which overrides another stage."""
-    changed = [
-        {name: method for name, method in vars(each).items() if callable(method)} for each in classes
-    ]
+    changed = [{name: method for name, method in vars(each).items() if callable(method)} for each in classes]
     assert sum(map(len, changed)) == len(reduce(lambda a, b: a | b, changed))
     return type("Joined", (Staged,), reduce(lambda a, b: a | b, changed))()
 

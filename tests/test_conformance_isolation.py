@@ -155,7 +155,10 @@ def test_a_copy_in_this_process_ends_where_it_leaves_the_check():
         return Verdict(1)
 
     verdict = verdict_of(Check("c", "t", Op.QUANTIZE, (), run), Subject(ReferenceBackend()))
-    assert verdict.failure.message == "the backend forked the process, and the copy went on from the call as well"
+    assert (
+        verdict.failure.message
+        == "the backend forked the process, and the copy went on from the call as well"
+    )
     with Copies() as copies:
         if not os.fork():
             os._exit(0)  # as a pool's worker does

@@ -224,7 +224,10 @@ def test_layouts_are_operands_and_prepare_may_share_its_own():
     prepared = watched.prepare(q)
     assert watched.faults == []
     watched.scaled_gemm(MXArray(q.codes.copy(), q.scales.copy(), q.shape, 1), prepared)
-    assert ("conformance.protocol", "scaled_gemm changed 3 bytes of its operand b (layout 0)") in watched.faults
+    assert (
+        "conformance.protocol",
+        "scaled_gemm changed 3 bytes of its operand b (layout 0)",
+    ) in watched.faults
     watched.start()
     assert watched.faults == []
 

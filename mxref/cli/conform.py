@@ -47,14 +47,21 @@ _INTERVAL = 30.0
 @click.option("--quick/--full", default=False, help="Every clause, or every combination of it too (default).")
 @jobs_option("Processes that share the checks; auto: one per core.")
 @click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=TIME_LIMIT, show_default=True,
-    metavar="SECONDS", help="Longest time for a check; a backend that takes longer fails it.",
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIME_LIMIT,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time for a check; a backend that takes longer fails it.",
 )
 @click.option(
-    "--in-process", is_flag=True,
+    "--in-process",
+    is_flag=True,
     help="Run the checks in this process, for a debugger: without --time-limit, and a crash ends the command.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Print every clause, and the failure of each that failed.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Print every clause, and the failure of each that failed."
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")

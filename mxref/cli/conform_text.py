@@ -66,6 +66,6 @@ def _table(results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> No
     for c in results:
         outcome = Text("FAILED" if c.failed else c.outcome, styles[c.outcome])
         counts = (str(n) if n else "" for n in (c.passed, c.failed, c.skipped))
-        row = [Text(c.clause, "bold red" if c.failed else ""), outcome, *counts]
-        table.add_row(*row, *([Text(reasons_text(c))] if reasons else []))
+        last = [Text(reasons_text(c))] if reasons else []
+        table.add_row(Text(c.clause, "bold red" if c.failed else ""), outcome, *counts, *last)
     console().print(table)

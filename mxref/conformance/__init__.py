@@ -29,7 +29,17 @@ from mxref.conformance.suite import Choice, Outline, checks_of, outline, verdict
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError
 
-__all__ = ["CLAUSES", "ClauseResult", "Failure", "Level", "Op", "Report", "check", "checks_of"]
+__all__ = [
+    "CLAUSES",
+    "ClauseResult",
+    "Failure",
+    "Level",
+    "Op",
+    "Report",
+    "asked_clauses",
+    "check",
+    "checks_of",
+]
 
 
 def check(
@@ -104,6 +114,22 @@ def check(
     )  # fmt: skip
 
 
+def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> list[str]:
+    """Return the clauses that a backend is asked about, causes first, those of which it declares nothing included.
+
+    Args:
+        backend: the name to load it by, in a process of its own.
+        seed: of drawn values.
+        level: `full` or `quick`.
+
+    Raises:
+        BackendError: there is no such backend, or it failed while it was loaded.
+    """
+    choice = Choice(tuple(op.value for op in Op), (), (), seed, level)
+    with closing(Processes(backend, choice)) as source:
+        return by_rank(set(source.outline.clauses))
+
+
 class _Here:
     """Answers checks in this process, as `Processes` does in others."""
 
@@ -119,7 +145,7 @@ class _Here:
     ) -> Iterator[tuple[int, Verdict]]:
         self._subject.shrink = shrink
         for group in groups:
-            self._subject.backend.forget()
+            self._subject.watched.forget()
             for i in group:
                 yield i, verdict_of(self._checks[i], self._subject)
 

@@ -168,7 +168,11 @@ class Watched:
         results = [array for array in _arrays(result) if 0 not in tuple(array.shape)]
         for array in results:
             owners = [f"its operand {each.name}" for each in before if _overlap(array, each.array)]
-            owners += [f"a result that {kept.name} had returned" for kept in self._kept if _overlap(array, kept.array)]
+            owners += [
+                f"a result that {kept.name} had returned"
+                for kept in self._kept
+                if _overlap(array, kept.array)
+            ]
             if owners:
                 self._fault(clause, f"{name} returned the memory of {owners[0]}")
         for array in results:
@@ -219,10 +223,7 @@ def _differing(now: bytes, held: bytes) -> int:
 def _overlap(a: Any, b: Any) -> bool:
     """Return whether two arrays of one library have an element's memory in common."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        try:
-            return np.shares_memory(a, b, max_work=10_000)
-        except np.exceptions.TooHardError:
-            return False
+        return np.may_share_memory(a, b)  # within their bounds: operands have memory of their own
     if hasattr(a, "data_ptr") and hasattr(b, "data_ptr") and a.device == b.device:
         (first, end), (other, other_end) = (
             (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size()) for t in (a, b)
@@ -250,9 +251,7 @@ def _surrounded(array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     room.view(np.uint8)[:] = 0xFF
     # The types of ml_dtypes offer no buffer; integers of their size do.
     memory = room.view(f"u{size}") if array.dtype.kind == "V" else room
-    view: NDArray[Any] = np.ndarray(
-        array.shape, array.dtype, memory, MARGIN * size + start, array.strides
-    )
+    view: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, MARGIN * size + start, array.strides)
     view[...] = array
     view.flags.writeable = array.flags.writeable
     return room, view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -170,7 +171,8 @@ class Subject:
     """The backend under test, its calls watched, with NumPy arrays in and out."""
 
     def __init__(self, backend: Backend, shrink: bool = True) -> None:
-        self.backend = Watched(backend)
+        self.watched = Watched(backend)
+        self.backend = typing.cast(Backend, self.watched)
         self.capabilities = backend.capabilities
         self.shrink = shrink
         self._last: tuple[object, Any] | None = None

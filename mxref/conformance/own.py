@@ -56,7 +56,11 @@ class Own:
         if without is None or not self.alone:
             judge = self.judge if without is None else all_of_it
             same = self.kind in (None, _kind(judges, got, want, place))
-            return same and bool(judge(got, want)[0][place]) and (without is None or without(request, place) is not None)
+            return (
+                same
+                and bool(judge(got, want)[0][place])
+                and (without is None or without(request, place) is not None)
+            )
         plainer = without(request, place)
         return bool(all_of_it(got, want)[0][place]) and plainer is not None and not self._wrong(*plainer)
 
@@ -67,7 +71,9 @@ class Own:
         return bool(all_of_it(got, request.expected_blocks)[0][place])
 
 
-def own_block(subject: Subject, request: Request, place: Place, clause: str, judge: Judge) -> tuple[Own, Place]:
+def own_block(
+    subject: Subject, request: Request, place: Place, clause: str, judge: Judge
+) -> tuple[Own, Place]:
     """Return a wrong block of a request that shows the fault of a clause, and what tells so of others.
 
     Args:
@@ -88,7 +94,7 @@ def own_block(subject: Subject, request: Request, place: Place, clause: str, jud
 
 def _places(wrong: NDArray[np.bool_], want: Blocks) -> list[Place]:
     """Return the places of wrong blocks, those of zeros last, for they show least."""
-    zero = ~(want.codes & 7).any(axis=-1)
+    zero: NDArray[np.bool_] = np.logical_not((want.codes & 7).any(axis=-1))
     found = sorted(np.argwhere(wrong).tolist(), key=lambda p: (bool(zero[tuple(p)]), *p))
     return [(row, block) for row, block in found]
 
@@ -163,9 +169,7 @@ def _on_the_grid(request: Request, place: Place) -> tuple[Request, Place] | None
     want = request.expected_blocks
     elements = want.codes[place].view(ml_dtypes.float4_e2m1fn).astype(np.float64)
     values = np.ldexp(elements, int(want.scales[place]) - 127)
-    bare = replace(
-        request.spec, hadamard=0, signs=SignPolicy.NONE, prescale=False, block=BlockShape.ROW
-    )
+    bare = replace(request.spec, hadamard=0, signs=SignPolicy.NONE, prescale=False, block=BlockShape.ROW)
     return Request(values.astype(request.x.dtype)[None], bare, rng=request.rng), (0, 0)
 
 

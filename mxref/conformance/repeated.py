@@ -6,10 +6,13 @@ Nothing is compared here: `Watched` looks at what earlier calls returned after e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from mxref.backend import Backend
 from mxref.conformance.crafted import tame
 from mxref.conformance.decode import DTYPES, drawn_array, given
 from mxref.conformance.memory import CLAUSE, FUSED_CLAUSE
@@ -17,8 +20,9 @@ from mxref.conformance.model import Check, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Request
 from mxref.gemm import OUT_DTYPES
 from mxref.hadamard import SIZES
+from mxref.mxarray import MXArray
 from mxref.philox import Stream
-from mxref.recipe import GemmProfile
+from mxref.recipe import GemmProfile, OperandSpec
 
 STREAM = Stream(11, step=2, layer=5, operand=1)
 _SCALES = (120, 133)
@@ -31,46 +35,55 @@ def checks(plan: Plan) -> Iterator[Check]:
     first, second = (plan.cast(tame(rng, (32, 256))) for _ in range(2))
     needs = Request(first, plan.base).needs
 
-    def values(call: Callable[[Subject, Any], Any]) -> Callable[[Subject], None]:
-        def run(subject: Subject) -> None:
-            for x in (first, second, first):
-                call(subject, subject.give(x))
-
-        return run
-
-    def arrays(call: Callable[[Subject, Any], Any]) -> Callable[[Subject], None]:
-        drawn = [drawn_array(rng, (32, 256), 1, 256, _SCALES) for _ in range(2)]
-
-        def run(subject: Subject) -> None:
-            for q in (*drawn, drawn[0]):
-                call(subject, given(subject, q))
-
-        return run
-
+    drawn = tuple(drawn_array(rng, (32, 256), 1, 256, _SCALES) for _ in range(2))
     base, both = plan.base, (plan.base, plan.base)
-    yield _check(CLAUSE, "quantize", Op.QUANTIZE, needs,
-                 values(lambda s, x: s.backend.quantize(x, base, rng=STREAM)))  # fmt: skip
-    yield _check(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs,
-                 values(lambda s, x: s.backend.quantize_dual(x, both, rngs=(STREAM, STREAM))))  # fmt: skip
+
+    def values(clause: str, title: str, op: Op, needed: Needs, call: Callable[[Backend, Any], Any]) -> Check:
+        def run(subject: Subject) -> Verdict:
+            for x in (first, second, first):
+                call(subject.backend, subject.give(x))
+            return Verdict(3)
+
+        return Check(clause, f"{title}, results kept", op, needed, run)
+
+    def arrays(title: str, op: Op, needed: Needs, call: Callable[[Backend, MXArray], Any]) -> Check:
+        def run(subject: Subject) -> Verdict:
+            for q in (*drawn, drawn[0]):
+                call(subject.backend, given(subject, q))
+            return Verdict(3)
+
+        return Check(CLAUSE, f"{title}, results kept", op, needed, run)
+
+    def dual(backend: Backend, x: Any) -> Any:
+        return backend.quantize_dual(x, both, rngs=(STREAM, STREAM))
+
+    yield values(CLAUSE, "quantize", Op.QUANTIZE, needs, lambda b, x: b.quantize(x, base, rng=STREAM))
+    yield values(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, dual)
     for dtype in DTYPES:
         decoded = (("dequantize_dtypes", dtype),)
-        yield _check(CLAUSE, f"dequantize to {dtype}", Op.DEQUANTIZE, decoded,
-                     arrays(lambda s, q, dtype=dtype: s.backend.dequantize(q, dtype)))  # fmt: skip
-        yield _check(FUSED_CLAUSE, f"fake_quantize to {dtype}", Op.QUANTIZE, (*needs, *decoded),
-                     values(lambda s, x, dtype=dtype: s.backend.fake_quantize(x, base, dtype=dtype, rng=STREAM)))  # fmt: skip
+        yield arrays(f"dequantize to {dtype}", Op.DEQUANTIZE, decoded, partial(_dequantize, dtype))
+        fake = partial(_fake_quantize, base, dtype)
+        yield values(FUSED_CLAUSE, f"fake_quantize to {dtype}", Op.QUANTIZE, (*needs, *decoded), fake)
     for n in SIZES:
-        yield _check(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, (needs[0], ("hadamard_sizes", n)),
-                     values(lambda s, x, n=n: s.backend.hadamard(x, n, 1)))  # fmt: skip
-    for profile in GemmProfile:
-        for out in OUT_DTYPES:
-            yield _check(CLAUSE, f"scaled_gemm, {profile.value}, {out}", Op.GEMM,
-                         (("gemm_profiles", profile), ("gemm_dtypes", out)),
-                         arrays(lambda s, q, p=profile, out=out: s.backend.scaled_gemm(q, q, profile=p, out_dtype=out)))  # fmt: skip
+        needed = (needs[0], ("hadamard_sizes", n))
+        yield values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, partial(_hadamard, n))
+    for profile, out in product(GemmProfile, OUT_DTYPES):
+        kind: Needs = (("gemm_profiles", profile), ("gemm_dtypes", out))
+        title = f"scaled_gemm, {profile.value}, {out}"
+        yield arrays(title, Op.GEMM, kind, partial(_scaled_gemm, profile, out))
 
 
-def _check(clause: str, title: str, op: Op, needs: Needs, ask: Callable[[Subject], None]) -> Check:
-    def run(subject: Subject) -> Verdict:
-        ask(subject)
-        return Verdict(3)
+def _dequantize(dtype: str, backend: Backend, q: MXArray) -> Any:
+    return backend.dequantize(q, dtype)
 
-    return Check(clause, f"{title}, results kept", op, needs, run)
+
+def _fake_quantize(spec: OperandSpec, dtype: str, backend: Backend, x: Any) -> Any:
+    return backend.fake_quantize(x, spec, dtype=dtype, rng=STREAM)
+
+
+def _hadamard(n: int, backend: Backend, x: Any) -> Any:
+    return backend.hadamard(x, n, 1)
+
+
+def _scaled_gemm(profile: GemmProfile, out: str, backend: Backend, q: MXArray) -> Any:
+    return backend.scaled_gemm(q, q, profile=profile, out_dtype=out)

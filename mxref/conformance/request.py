@@ -185,7 +185,7 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
 
 
 def plainest(wrong: NDArray[np.bool_], want: Blocks) -> tuple[int, int]:
-    """Return the row and block of a wrong block: of those whose scale should be nearest to 1, the first that holds numbers."""
+    """Return the row and block of a wrong block: one that is not all zeros, its scale nearest to 1, the first."""
     places = np.argwhere(wrong)
     distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
     zero = ~(want.codes[wrong] & 7).any(axis=-1)  # a block of zeros shows least

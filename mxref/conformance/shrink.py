@@ -30,7 +30,13 @@ _MAX_WORDS = 512
 
 
 def shrink_quantize(
-    subject: Subject, request: Request, row: int, block: int, clause: str, check: str, wrong: int,
+    subject: Subject,
+    request: Request,
+    row: int,
+    block: int,
+    clause: str,
+    check: str,
+    wrong: int,
     judge: Judge = all_of_it,
 ) -> Failure:
     """Return the failure at a block of a request, shrunk if the subject says so.

@@ -104,7 +104,8 @@ class Choice:
             RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
         """
         for values, known, what in (
-            (self.ops, tuple(Op), "operation"), (self.clauses, CLAUSES, "clause"), ((self.level,), tuple(Level), "level"),
+            (self.ops, tuple(Op), "operation"), (self.clauses, CLAUSES, "clause"),
+            ((self.level,), tuple(Level), "level"),
         ):  # fmt: skip
             for value in values:
                 _member(value, known, what)
@@ -154,13 +155,13 @@ def verdict_of(check: Check, subject: Subject) -> Verdict:
 
     A process that the backend forks and that comes back here ends here, and fails the check.
     """
-    subject.backend.start()
+    subject.watched.start()
     with Copies() as copies:
         verdict = _answered(check, subject)
     if copies.returned:
         message = "the backend forked the process, and the copy went on from the call as well"
         verdict = replace(verdict, failure=verdict.failure or _failed(check.clause, check, message))
-    for clause, message in subject.backend.faults[:1]:
+    for clause, message in subject.watched.faults[:1]:
         verdict = replace(verdict, misuse=_failed(clause, check, message))
     return verdict
 

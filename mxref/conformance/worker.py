@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from mxref.backend import Capabilities
 from mxref.conformance.copies import Copies
 from mxref.conformance.model import Subject
-from mxref.conformance.suite import Choice, Outline, outline, verdict_of
+from mxref.conformance.suite import Outline, outline, verdict_of
 from mxref.discovery import get_backend
 from mxref.errors import LoadError, MxrefError
 
@@ -71,7 +71,7 @@ def main(channel: int, alive: int) -> None:
             numbers, subject.shrink = pipe.recv()
         except EOFError:
             return
-        subject.backend.forget()
+        subject.watched.forget()
         for i in numbers:
             pipe.send((i, verdict_of(checks[i], subject)))
 
@@ -80,4 +80,3 @@ def _end_with_parent(alive: int) -> None:
     """End this process and what it started once the parent has ended, however it did."""
     os.read(alive, 1)
     os.killpg(0, signal.SIGKILL)
-

@@ -70,7 +70,7 @@ def test_ordered_through_the_command(clauses: list[str]) -> None:
         "PYTHONPATH": os.pathsep.join([str(BACKENDS.parent / "tests"), *sys.path]),
         "MXREF_TRITON_FOLD": "1",
     }
-    command = [sys.executable, "-c", "from mxref.cli import main; main()", "conform", "--quick"]
+    command = [sys.executable, "-c", "from mxref.cli import main; main()", "conform", "--quick", "-v"]
     command += ["--backend", "gfx950.backend:backend", "--op", "gemm"]
     command += [part for clause in clauses for part in ("--clause", clause)]
     process = subprocess.run(command, env=environment, timeout=250, capture_output=True, text=True)

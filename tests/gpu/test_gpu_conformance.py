@@ -40,7 +40,7 @@ def test_conformance(share, cases):
     mine = together(checks, declared)[share::SHARES]
     verdicts = [verdict_of(checks[i], subject) for group in mine for i in group]
     assert verdicts
-    failures = [verdict.failure for verdict in verdicts if verdict.failure]
+    failures = [failure for verdict in verdicts for failure in verdict.failures]
     assert not failures, "\n\n".join(map(failure_text, failures))
     cases(sum(verdict.compared for verdict in verdicts))
 
