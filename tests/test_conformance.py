@@ -57,7 +57,6 @@ def test_the_reference_passes_all_that_it_declares(level):
     assert report.ok, report.failing
     assert {c.clause for c in report.clauses} == set(CLAUSES)
     assert {reason for c in report.clauses for reason in c.reasons} == {"native_sr"}
-    assert report.seconds < (10 if level == "quick" else 60)
 
 
 def test_numba_passes_and_skips_only_what_it_does_not_declare():
