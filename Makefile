@@ -18,7 +18,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-model test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-model test-faults test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ test: $(STAMP)  ## prove the bits, and everything around them
 
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
+
+test-faults: $(STAMP)  ## fail, cut and kill every file operation of `train` and `ablate`, and the power after each (an hour)
+	MXREF_FAULTS_ALL=1 $(BIN)/pytest tests/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu

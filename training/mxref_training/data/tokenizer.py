@@ -153,7 +153,8 @@ def train_tokenizer(documents: Documents, vocab_size: int) -> Tokenizer:
                 f"{documents.name} yields only {inner.get_vocab_size()} tokens, not {vocab_size}: "
                 "choose a smaller vocabulary or give more text"
             )
-        inner.save(str(folder / "tokenizer.json"))
+        # Not by `save`, whose error on a full disk is a bare Exception.
+        (folder / "tokenizer.json").write_text(inner.to_str(pretty=True), encoding="utf-8")
 
     key = cache_key(documents.sha256, str(vocab_size), _SPLIT, tokenizers.__version__)
     return load_tokenizer(cached("tokenizers", key, build) / "tokenizer.json")
