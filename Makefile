@@ -18,7 +18,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-faults test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ test-model: $(STAMP)  ## execute every compiled variant of every kernel in the s
 
 test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by inductor too, with the eager ones (minutes)
 	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/test_linear_compiled.py
+
+test-faults: $(STAMP)  ## fail, cut and kill every file operation of `train` and `ablate`, and the power after each (an hour)
+	MXREF_FAULTS_ALL=1 $(BIN)/pytest tests/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu

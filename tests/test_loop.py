@@ -169,7 +169,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path: Path) -> None:
 
 def test_skipped_steps_survive_a_resume(tmp_path: Path) -> None:
     run(tmp_path, WGRAD, backend=Spoiled(range(0, 1), 14, range(0, 2)), stop_after=3)
-    assert run(tmp_path, WGRAD).skipped_steps == 2
+    assert run(tmp_path, WGRAD, backend=Spoiled(range(0, 1), 14, range(0))).skipped_steps == 2
 
 
 def test_a_loss_that_is_never_finite_ends_the_run_and_names_the_layer(tmp_path: Path) -> None:

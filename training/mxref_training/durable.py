@@ -98,7 +98,7 @@ def make_folder(path: Path) -> None:
 def publish(partial: Path, final: Path) -> None:
     """Sync everything in a folder and give the folder its name, which must be free."""
     for folder, _, names in os.walk(partial, topdown=False):
-        for name in names:
+        for name in sorted(names):
             sync(Path(folder, name))
         sync(Path(folder))
     partial.rename(final)

@@ -101,19 +101,21 @@ class RunFolder:
 
         self._refuse_strangers()
         existed = self.path.exists()
-        with ExitStack() as held:
-            with self._explained():
-                make_folder(self.path)
-                held.enter_context(locked(self.path / _LOCK, busy))
-                for name in _OWN:
-                    clean(self.path, name)
-                self.store.clean()
-                if (self.path / _DELETED).exists():
-                    self._finish_deletion()
-            yield
-        if not existed:
-            with suppress(OSError):  # it holds something
-                self.path.rmdir()
+        try:
+            with ExitStack() as held:
+                with self._explained():
+                    make_folder(self.path)
+                    held.enter_context(locked(self.path / _LOCK, busy))
+                    for name in _OWN:
+                        clean(self.path, name)
+                    self.store.clean()
+                    if (self.path / _DELETED).exists():
+                        self._finish_deletion()
+                yield
+        finally:
+            if not existed:
+                with suppress(OSError):  # it holds something
+                    self.path.rmdir()
 
     def _refuse_strangers(self) -> None:
         if any((self.path / name).exists() for name in ("run.json", _DELETED)):

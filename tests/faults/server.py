@@ -1,0 +1,81 @@
+"""A process with everything imported, from which commands are forked: `python -m faults.server`, with the shim loaded.
+
+A line of JSON on standard input gives a command, its fault and where its output goes; a line of standard output
+answers with how the process ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from mxref.cli import main
+from mxref.discovery import get_backend
+
+LATER = (
+    "jinja2",
+    "mxref_training.ablation",
+    "mxref_training.ablation_processes",
+    "mxref_training.cli",
+    "mxref_training.loop",
+    "mxref_training.report",
+    "numpy.random",
+    "rich.progress",
+    "rich.table",
+    "tokenizers",
+    "tomli_w",
+    "torch._inductor",
+)
+"""What the commands import when they run, so that a forked one need not."""
+
+
+def run(request: dict[str, Any]) -> int:
+    """Run a command in this process and return its exit code."""
+    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ |= request["environment"]
+    shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    shim.shim_count.restype = ctypes.c_long
+    shim.shim_arm(
+        request["root"].encode(), request["mode"], ctypes.c_long(request["at"]), request["record"].encode()
+    )
+    try:
+        main(request["command"])
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    torch.set_num_threads(1)
+    get_backend("reference")
+    for module in LATER:
+        import_module(module)
+    Figure().savefig(io.BytesIO(), format="svg")  # reads the fonts
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            os._exit(run(json.loads(line)))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
