@@ -105,9 +105,10 @@ def train(
 def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool) -> int:
     """Train, print what it came to, and return the exit code."""
     from mxref_training import loop
+    from mxref_training.estimate import preflight
     from mxref_training.telemetry import clock
 
-    loop.preflight(config, recipe, backend)
+    preflight(config, recipe, backend)
     corpus = loop.prepare_corpus(config)
     click.echo(corpus.report, err=True)
     try:
