@@ -240,11 +240,11 @@ def test_toml_that_is_nested_too_deep(tmp_path: Path) -> None:
         f"a = {'[' * (MAX_DEPTH + 1)}{']' * (MAX_DEPTH + 1)}",
     ):
         path.write_text(text)
-        for read in (read_toml, load_config, find_recipe, load_ladder):
-            with pytest.raises(
-                FileFormatError, match=rf"deep.toml is not valid TOML: .* more than {MAX_DEPTH} deep"
-            ):
-                read(path)
+        with pytest.raises(FileFormatError, match=rf"deep.toml is not valid TOML: .* {MAX_DEPTH} deep"):
+            read_toml(path)
+    for read in (load_config, find_recipe, load_ladder):
+        with pytest.raises(FileFormatError, match=f"{MAX_DEPTH} deep"):
+            read(path)
     path.write_text(f"a = {'[' * (MAX_DEPTH - 1)}{']' * (MAX_DEPTH - 1)}")
     assert read_toml(path)["a"]
 

@@ -156,3 +156,24 @@ def test_help_as_it_is_shown() -> None:
         # An example is a line of its own: the start of none is found within a line.
         assert not [line for line in lines if " mxref " in line.removeprefix("Usage: mxref ")], path
     assert examples >= 15
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (("conform", "--backend", "zzz"), ["known: ", "numba", "reference", "module:object"]),
+        (("conform", "--backend", "nunba"), ["did you mean 'numba'?", "known: ", "module:object"]),
+        (("conform", "--dialect", "zzz"), ["known: ", "nvidia"]),
+        (("conform", "--clause", "zzz.zzz"), ["known: ", "scale."]),
+        (("conform", "--op", "zzz"), ["'quantize'"]),
+        (("train", "zzz"), ["known: ", "tiny"]),
+        (("ablate", "zzz"), ["known: ", "paper"]),
+        (("zzz",), ["known: ", "explain"]),
+    ],
+    ids=lambda args: " ".join(args),
+)
+def test_known_names_are_listed_once(args: tuple[str, ...], names: list[str]) -> None:
+    found = run(*args)
+    assert found.exit_code == 2
+    assert found.stderr.count("known:") <= 1
+    assert all(name in found.stderr for name in names)

@@ -107,10 +107,11 @@ def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, 
     """Train, print what it came to, and return the exit code."""
     from mxref.cli.style import echo
     from mxref_training import loop
+    from mxref_training.estimate import preflight
     from mxref_training.telemetry import clock
     from mxref_training.wording import counted
 
-    loop.preflight(config, recipe, backend)
+    preflight(config, recipe, backend)
     corpus = loop.prepare_corpus(config)
     echo(corpus.report, err=True)
     try:

@@ -78,8 +78,9 @@ def ablate(
     from mxref_training.ablation_processes import ChildProcesses, job_count, on_share
     from mxref_training.config import load_config
     from mxref_training.corpus import prepare_corpus
+    from mxref_training.estimate import preflight
     from mxref_training.interrupt import Interrupted
-    from mxref_training.loop import preflight, train
+    from mxref_training.loop import train
 
     paths = {"train": data, "val": val, "tokenizer": tokenizer}
     given = {

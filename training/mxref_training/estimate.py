@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from mxref.backend import Backend
 from mxref.formats import OperandFormat
 from mxref.linear import GemmRole
@@ -11,6 +13,7 @@ from mxref.recipe import Recipe
 from mxref_training import linear
 from mxref_training.config import TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.device import choose_device, memory_limit
 from mxref_training.errors import ConfigError
 from mxref_training.ladder import describe
 from mxref_training.model import Llama, flops_per_token, parameter_count
@@ -100,6 +103,19 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
         f"{config.run.sequences:,} x {config.run.seq_len:,} tokens and a vocabulary of {config.model.vocab:,}, "
         f"{si(need.tables)}B for tables{each}; {way_out}"
     )
+
+
+def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
+    """Return the device of a run, once it is known to be there and to hold the run.
+
+    It needs no data, so a command calls it before it makes a corpus. Of `runs` at a time each has its share.
+
+    Raises:
+        ConfigError: no such device, the backend does not compute on it, or too little memory.
+    """
+    device = choose_device(config.run.device, backend)
+    require_memory(config, recipe, memory_limit(device), runs)
+    return device
 
 
 def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> list[Section]:

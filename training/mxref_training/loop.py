@@ -20,16 +20,14 @@ from mxref_training.config import TrainConfig
 from mxref_training.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.data import Loader
 from mxref_training.device import (
-    choose_device,
     deterministic,
     device_name,
     generator_states,
     memory_errors,
-    memory_limit,
     set_generator_states,
 )
 from mxref_training.errors import CheckpointError, DivergedError, start_over
-from mxref_training.estimate import require_memory
+from mxref_training.estimate import preflight
 from mxref_training.evaluate import (
     Evaluation,
     cross_entropy,
@@ -142,19 +140,6 @@ def train(
         if step == config.run.steps:
             require_finite_loss(result, config, folder)
         return result
-
-
-def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
-    """Return the device of a run, once it is known to be there and to hold the run.
-
-    It needs no data, so a command calls it before it makes a corpus. Of `runs` at a time each has its share.
-
-    Raises:
-        ConfigError: no such device, the backend does not compute on it, or too little memory.
-    """
-    device = choose_device(config.run.device, backend)
-    require_memory(config, recipe, memory_limit(device), runs)
-    return device
 
 
 class _Run:
