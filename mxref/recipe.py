@@ -7,10 +7,13 @@ A recipe table is laid out as it is overridden: `[all]`, then a GEMM (`[fprop]`)
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +76,16 @@ class OperandSpec:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, kind(value))
-            except ValueError:
+            except (ValueError, TypeError):
                 raise RecipeError(f"{name} = {value!r} is not one of {', '.join(kind)}") from None
+        for name in ("sr_bits", "zero_scale", "hadamard"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, index(value))
+            except TypeError:
+                raise RecipeError(f"{name} = {value!r} is not an integer") from None
+        if not isinstance(self.prescale, bool):
+            raise RecipeError(f"prescale = {self.prescale!r} is not true or false")
         if not 1 <= self.sr_bits <= MAX_SR_BITS:
             raise RecipeError(f"sr_bits = {self.sr_bits} is outside 1 .. {MAX_SR_BITS}")
         if self.zero_scale not in (0, 127):
@@ -139,6 +150,20 @@ class Recipe:
     """Globs over module names: these linear layers stay in BF16."""
 
     def __post_init__(self) -> None:
+        for name, kind in {"fprop": FpropSpec, "dgrad": DgradSpec, "wgrad": WgradSpec}.items():
+            if not isinstance(getattr(self, name), kind):
+                found = type(getattr(self, name)).__name__
+                raise RecipeError(f"{name} must be a {kind.__name__} of two operand specs, got {found}")
+        for name, choice in (("gemm", GemmProfile), ("fp8_scaling", Fp8Scaling)):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, choice(value))
+            except (ValueError, TypeError):
+                raise RecipeError(f"{name} = {value!r} is not one of {', '.join(choice)}") from None
+        globs = self.keep_bf16
+        if not isinstance(globs, tuple | list) or not all(isinstance(glob, str) for glob in globs):
+            raise RecipeError(f"keep_bf16 must be a list of globs over module names, got {globs!r}")
+        object.__setattr__(self, "keep_bf16", tuple(globs))
         for role in GemmRole:
             a, b = self.operands(role)
             for key in ("format", "hadamard", "signs"):
@@ -211,8 +236,8 @@ def dialect(name: str) -> Dialect:
 
     Implements: dialect.ocp, dialect.amd, dialect.nvidia, dialect.tseng
     """
-    if name not in DIALECTS:
-        raise RecipeError(f"unknown dialect {name!r}{nearest(name, DIALECTS)}")
+    if not isinstance(name, str) or name not in DIALECTS:
+        raise RecipeError(f"unknown dialect {name!r}{nearest(str(name), DIALECTS)}")
     return DIALECTS[name]
 
 
@@ -260,6 +285,38 @@ def _subtable(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def load_recipe(path: str | Path) -> Recipe:
-    """Return the recipe of a TOML file; FileFormatError or RecipeError names the file and the key."""
-    return recipe_from_table(read_toml(path), where=Path(path).name)
+def load_recipe(path: str | Path | Recipe) -> Recipe:
+    """Return the recipe of a TOML file, or of the name of one that the training package ships.
+
+    Args:
+        path: a file, whose name ends in `.toml` or has a folder before it; a shipped name, as `mxfp4_h16`;
+            or a recipe, which is returned as it is.
+
+    Raises:
+        RecipeError: an unknown name (the nearest is named), a wrong key or value, or no path at all.
+        FileFormatError: a file that cannot be read.
+    """
+    if isinstance(path, Recipe):
+        return path
+    if not isinstance(path, str | os.PathLike):
+        raise RecipeError(
+            f"expected a recipe, the name of one, or the path of a TOML file, got {type(path).__name__}"
+        )
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        raise RecipeError(f"expected the path of a TOML file, got {text!r}")
+    file = Path(text)
+    if file.suffix != ".toml" and len(file.parts) < 2:
+        shipped = {found.stem: found for found in _shipped_recipes()}
+        if text not in shipped:
+            hint = nearest(text, shipped) if shipped else "; the shipped ones come with 'mxref[training]'"
+            raise RecipeError(f"unknown recipe {text!r}{hint}; a file's name must end in .toml")
+        file = shipped[text]
+    return recipe_from_table(read_toml(file), where=file.name)
+
+
+def _shipped_recipes() -> list[Path]:
+    """Return the recipe files of the training package, found without importing it."""
+    found = importlib.util.find_spec("mxref_training")
+    folders = (found and found.submodule_search_locations) or []
+    return sorted(file for folder in folders for file in Path(folder, "recipes").glob("*.toml"))
