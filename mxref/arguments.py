@@ -20,7 +20,9 @@ from mxref.recipe import Dialect, OperandSpec, dialect
 
 def described(value: Any) -> str:
     """Return a value as an error message names it: its type, and the value itself where it is short."""
-    text = repr(value) if isinstance(value, str | int | float | bool | None) else ""
+    if isinstance(value, str) and len(value) <= 40:
+        return repr(value)
+    text = repr(value) if isinstance(value, int | float | None) else ""
     return f"{text} ({type(value).__name__})" if text and len(text) <= 40 else type(value).__name__
 
 

@@ -104,7 +104,7 @@ class Backend(ABC):
     def quantize(
         self,
         x: Any,
-        spec: OperandSpec | Dialect | str | None = None,
+        spec: OperandSpec | Dialect | str,
         *,
         axis: int = -1,
         rng: Stream | None = None,
@@ -307,7 +307,7 @@ class Backend(ABC):
     def fake_quantize(
         self,
         x: Any,
-        spec: OperandSpec | Dialect | str | None = None,
+        spec: OperandSpec | Dialect | str,
         *,
         axis: int = -1,
         dtype: str = "float32",
