@@ -15,14 +15,24 @@ from typing import Any, Self
 
 import numpy as np
 
-from mxref.errors import BackendError, ShapeError, UnsupportedError
+from mxref.arguments import (
+    as_array,
+    as_spec,
+    check_bool,
+    check_integer,
+    check_mxarray,
+    check_name,
+    check_stream,
+    described,
+)
+from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
 from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import Stream
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import Dialect, GemmProfile, OperandSpec
 from mxref.rounding import MAX_SR_BITS, Rounding
 from mxref.scale import ScaleRule
 
@@ -94,7 +104,7 @@ class Backend(ABC):
     def quantize(
         self,
         x: Any,
-        spec: OperandSpec,
+        spec: OperandSpec | Dialect | str,
         *,
         axis: int = -1,
         rng: Stream | None = None,
@@ -103,16 +113,33 @@ class Backend(ABC):
         pad: bool = False,
     ) -> MXArray:
         """Return `x` in MXFP4; arguments and errors as in `mxref.quantize`, and UnsupportedError."""
+        x = self._array(x)
         plan = self.plan(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape, pad=pad)
         return plan.array(*self._quantize(x, plan))
 
-    def plan(self, x: Any, spec: OperandSpec, *, axis: int, **placement: Any) -> QuantPlan:
+    def _array(self, x: Any) -> Any:
+        """Return an input as an array of this backend; DtypeError for one that has to be moved or converted."""
+        if self.capabilities.arrays == "numpy":
+            return as_array(x)
+        if isinstance(x, np.ndarray):
+            raise DtypeError(
+                f"backend {self.name!r} takes torch tensors, got a NumPy array; convert it by its from_numpy"
+            )
+        return x
+
+    def plan(
+        self, x: Any, spec: OperandSpec | Dialect | str | None, *, axis: int, **placement: Any
+    ) -> QuantPlan:
         """Return the plan of a quantization, checked against the declared capabilities.
 
         Implements: conformance.unsupported, conformance.plan
         """
         check_input(x)
-        caps = self.capabilities
+        spec, caps = as_spec(spec), self.capabilities
+        if "rng" in placement:
+            check_stream(placement["rng"])
+        if "pad" in placement:
+            placement["pad"] = check_bool("pad", placement["pad"])
         caps.require(self.name, "in_dtypes", dtype_name(x))
         caps.require(self.name, "scale_rules", spec.scale_rule)
         caps.require(self.name, "roundings", spec.rounding)
@@ -129,12 +156,17 @@ class Backend(ABC):
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
         """Return the values of `q` in its original axis order; see `mxref.dequantize`."""
-        self.capabilities.require(self.name, "dequantize_dtypes", dtype)
+        check_mxarray("dequantize", q)
+        self.capabilities.require(self.name, "dequantize_dtypes", check_name("dtype", dtype))
         return self._dequantize(q, dtype)
 
     def hadamard(self, x: Any, n: int, signs: int = 0, *, axis: int = -1) -> Any:
         """Return `x` transformed along an axis in groups of n, in float32; bit i of `signs` set means d_i = -1."""
+        x = self._array(x)
         check_input(x)
+        n, signs, axis = (
+            check_integer(name, value) for name, value in (("n", n), ("signs", signs), ("axis", axis))
+        )
         self.capabilities.require(self.name, "in_dtypes", dtype_name(x))
         self.capabilities.require(self.name, "hadamard_sizes", n)
         if not -len(x.shape) <= axis < len(x.shape):
@@ -183,6 +215,7 @@ class Backend(ABC):
         Implements: conformance.dual
         """
         profile, b = self._product(a, b, profile, "float32")
+        onto = self._array(onto)
         check_sum(onto, a, b)
         self._add_product(a, b, onto, profile)
 
@@ -192,7 +225,7 @@ class Backend(ABC):
         """Return the profile, and B with no layout but this backend's for it, of a request that is declared."""
         profile = gemm_profile(profile)
         self.capabilities.require(self.name, "gemm_profiles", profile)
-        self.capabilities.require(self.name, "gemm_dtypes", out_dtype)
+        self.capabilities.require(self.name, "gemm_dtypes", check_name("out_dtype", out_dtype))
         check_gemm(a, b, out_dtype)
         if a.prescale or b.prescale:
             self.capabilities.require_prescale(self.name)
@@ -216,6 +249,7 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
+        check_mxarray("prepare", q)
         profile = gemm_profile(profile)
         self.capabilities.require(self.name, "gemm_profiles", profile)
         if len(q.shape) != 2:
@@ -230,7 +264,7 @@ class Backend(ABC):
     def quantize_dual(
         self,
         x: Any,
-        specs: tuple[OperandSpec, OperandSpec],
+        specs: tuple[OperandSpec | Dialect | str, OperandSpec | Dialect | str],
         *,
         rngs: tuple[Stream | None, Stream | None] = (None, None),
         origin: tuple[int, ...] | None = None,
@@ -252,7 +286,13 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
+        x = self._array(x)
         check_input(x)
+        for name, pair in (("specs", specs), ("rngs", rngs), ("pads", pads)):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise RecipeError(
+                    f"quantize_dual: {name} holds one for axis 1 and one for axis 0, got {described(pair)}; give a pair"
+                )
         if len(x.shape) != 2:
             raise ShapeError(
                 f"quantize_dual takes a matrix, got shape {tuple(x.shape)}; reshape it to two axes"
@@ -265,7 +305,13 @@ class Backend(ABC):
         return row.array(*by_row), column.array(*by_column)
 
     def fake_quantize(
-        self, x: Any, spec: OperandSpec, *, axis: int = -1, dtype: str = "float32", **placement: Any
+        self,
+        x: Any,
+        spec: OperandSpec | Dialect | str,
+        *,
+        axis: int = -1,
+        dtype: str = "float32",
+        **placement: Any,
     ) -> Any:
         """Return the values that `x` has after quantization, in its own shape.
 
@@ -281,7 +327,8 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
-        self.capabilities.require(self.name, "dequantize_dtypes", dtype)
+        self.capabilities.require(self.name, "dequantize_dtypes", check_name("dtype", dtype))
+        x, spec = self._array(x), as_spec(spec)
         plan = self.plan(x, spec, axis=axis, **placement)
         if spec.nonfinite is Nonfinite.RAISE:
             # The scales, which show a NaN block, are seen only when the two steps are taken one by one.

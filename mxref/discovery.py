@@ -101,6 +101,10 @@ def get_backend(name: str | None = None) -> Backend:
 
     Implements: conformance.selection
     """
+    if name is not None and not isinstance(name, str):
+        raise BackendError(
+            f"a backend is named by a string, as in 'reference' or 'file.py:object', got {type(name).__name__}"
+        )
     if not name:
         name, _ = choose()
     if name not in _registry.loaded:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.arguments import as_array, as_spec, check_bool, check_integer, check_stream
 from mxref.errors import ShapeError
 from mxref.formats import E2M1, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
 from mxref.hadamard import Rotation, hadamard
@@ -21,7 +22,7 @@ from mxref.packing import pack, unpack
 from mxref.philox import Stream, random_integers
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.quantize import quantize
-from mxref.recipe import OperandSpec
+from mxref.recipe import Dialect, OperandSpec
 from mxref.rounding import Rounding, prescale_three_quarters, round_magnitude
 from mxref.scale import (
     ELEMENT_MAX_EXPONENT,
@@ -145,8 +146,8 @@ class BlockExplanation:
 
 
 def explain_block(
-    x: NDArray[Any],
-    spec: OperandSpec | None = None,
+    x: Any,
+    spec: OperandSpec | Dialect | str | None = None,
     rng: Stream | None = None,
     *,
     axis: int = -1,
@@ -166,8 +167,10 @@ def explain_block(
     Raises:
         ShapeError: the block does not exist; and all that `mxref.quantize` raises.
     """
+    x, spec = as_array(x), as_spec(spec)
     check_input(x)
-    spec = spec or OperandSpec()
+    check_stream(rng)
+    index, pad = check_integer("index", index), check_bool("pad", pad)
     whole = plan_quantize(x.shape, spec, axis, rng, pad=pad)
     per_row = whole.length // K
     if not 0 <= index < whole.rows * per_row:

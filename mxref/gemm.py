@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.arguments import check_mxarray, check_name, described
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0, MXFP4
 from mxref.mxarray import MXArray
@@ -36,8 +37,8 @@ def gemm_profile(name: str) -> GemmProfile:
     """Return a profile by name; RecipeError lists the known ones."""
     try:
         return GemmProfile(name)
-    except ValueError:
-        raise RecipeError(f"GEMM profile {name!r} is not one of {', '.join(GemmProfile)}") from None
+    except (ValueError, TypeError):
+        raise RecipeError(f"GEMM profile {described(name)} is not one of {', '.join(GemmProfile)}") from None
 
 
 def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
@@ -46,6 +47,7 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
     Implements: gemm.operands, gemm.output
     """
     for name, q in (("A", a), ("B", b)):
+        check_mxarray("scaled_gemm", q)
         if len(q.shape) != 2:
             raise ShapeError(f"scaled_gemm: {name} must have two axes, got shape {q.shape}")
     if a.shape[a.axis] != b.shape[b.axis] or a.length != b.length:
@@ -58,7 +60,7 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
             f"scaled_gemm: operands carry different Hadamard transforms, {a.rotation} and {b.rotation}; "
             "both need the same size and signs"
         )
-    if out_dtype not in OUT_DTYPES:
+    if check_name("out_dtype", out_dtype) not in OUT_DTYPES:
         raise DtypeError(f"scaled_gemm gives {' or '.join(OUT_DTYPES)}, not {out_dtype}")
 
 

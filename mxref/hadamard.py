@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from operator import index
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.errors import RecipeError, ShapeError
+from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.philox import SIGN_OPERAND, Stream, check_operand, first_bits
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -40,6 +42,12 @@ class Rotation:
     signs: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("n", "signs"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, index(value))
+            except TypeError:
+                raise RecipeError(f"Hadamard {name} must be an integer, got {value!r}") from None
         if self.n not in SIZES:
             raise RecipeError(f"Hadamard size {self.n} is not one of {', '.join(map(str, SIZES))}")
         if not 0 <= self.signs < 1 << self.n:
@@ -85,6 +93,19 @@ def norm_factor(n: int) -> np.float32:
     return np.float32(1.0 / np.sqrt(np.float64(n)))
 
 
+def _check_transform(x: Any, rotation: Any) -> None:
+    """Raise DtypeError, ShapeError or RecipeError unless a float32 array and a rotation were given."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+        found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise DtypeError(f"the Hadamard transform takes a float32 NumPy array, got {found}; convert it first")
+    if not x.ndim:
+        raise ShapeError("the Hadamard transform needs an axis, got a scalar")
+    if not isinstance(rotation, Rotation):
+        raise RecipeError(
+            f"expected a Rotation, got {rotation!r}; make one of the size, as in mxref.Rotation(16)"
+        )
+
+
 def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
     """Return x with each group of n consecutive elements of the last axis multiplied by d and H_n.
 
@@ -102,6 +123,7 @@ def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
     Implements: hadamard.size, hadamard.order, hadamard.factor, hadamard.float32, hadamard.nonfinite,
     conventions.arithmetic
     """
+    _check_transform(x, rotation)
     n = rotation.n
     if x.shape[-1] % n:
         raise ShapeError(
@@ -131,5 +153,6 @@ def inverse_hadamard(y: NDArray[np.float32], rotation: Rotation) -> NDArray[np.f
 
     Implements: hadamard.inverse
     """
+    _check_transform(y, rotation)
     x = hadamard(y, Rotation(rotation.n))
     return (x.reshape(-1, rotation.n) * rotation.vector()).reshape(x.shape)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from mxref.errors import BackendError, RecipeError
 from mxref.philox import Stream
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def linear_gemm(
     role: GemmRole,
     a: Any,
     b: Any,
-    recipe: Recipe,
+    recipe: Recipe | str,
     backend: Backend,
     stream: Stream,
     out_dtype: str = "float32",
@@ -58,7 +59,7 @@ def linear_gemm(
         role: which GEMM; it fixes what `a` and `b` are (see `OPERANDS`).
         a: X or dY, [tokens, features], an array of the backend.
         b: W [outputs, inputs], or X for Wgrad.
-        recipe: names the treatment of both operands and the GEMM profile.
+        recipe: names the treatment of both operands and the GEMM profile; or a name or file, as in `load_recipe`.
         backend: runs the three operations.
         stream: seed, step and layer; the operand ids are filled in here.
         out_dtype: `float32` or `bfloat16`.
@@ -71,6 +72,21 @@ def linear_gemm(
 
     Implements: linear.roles, linear.source
     """
+    from mxref.recipe import load_recipe  # which imports this module
+
+    try:
+        role = GemmRole(role)
+    except (ValueError, TypeError):
+        raise RecipeError(f"role {role!r} is not one of {', '.join(GemmRole)}") from None
+    if not isinstance(stream, Stream):
+        raise RecipeError(
+            f"stream must be a Stream, got {type(stream).__name__}; make one, as in Stream(seed=1)"
+        )
+    if not hasattr(backend, "scaled_gemm") or isinstance(backend, type):
+        raise BackendError(
+            f"expected a backend, got {type(backend).__name__}; take one by mxref.get_backend(name)"
+        )
+    recipe = load_recipe(recipe)
     specs = recipe.operands(role)
     quantized = [
         backend.quantize(tensor, spec, axis=operand.axis, rng=replace(stream, operand=operand.id))

@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class MXArray:
     """The Hadamard transform that the elements carry."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         shape, axis = self.shape, self.axis
         if not -len(shape) <= axis < len(shape):
             raise ShapeError(f"MXArray: axis {axis} is out of range for shape {shape}")
@@ -82,6 +84,29 @@ class MXArray:
                     f"MXArray: {name} have shape {found}, expected {expected} for shape {shape} "
                     f"with block axis {axis} stored last"
                 )
+
+    def _check_types(self) -> None:
+        """Raise ShapeError unless every field has a type that can be looked at; lists and names are converted."""
+        for name, array in (("codes", self.codes), ("scales", self.scales)):
+            if not hasattr(array, "dtype") or not getattr(array, "shape", ()):
+                raise ShapeError(
+                    f"MXArray: {name} must be an array of uint8 codes, got {type(array).__name__}"
+                )
+        try:
+            object.__setattr__(self, "shape", tuple(index(length) for length in self.shape))
+            object.__setattr__(self, "axis", index(self.axis))
+            object.__setattr__(self, "block", BlockShape(self.block))
+        except (TypeError, ValueError) as err:
+            raise ShapeError(
+                f"MXArray: shape {self.shape!r} must hold integers, axis {self.axis!r} be one, "
+                f"and block {self.block!r} be one of {', '.join(BlockShape)}"
+            ) from err
+        if self.rotation is not None and not isinstance(self.rotation, Rotation):
+            raise ShapeError(
+                f"MXArray: rotation must be a Rotation or None, got {type(self.rotation).__name__}"
+            )
+        if not isinstance(self.prescale, bool | np.bool_):
+            raise ShapeError(f"MXArray: prescale must be True or False, got {self.prescale!r}")
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
@@ -137,7 +162,7 @@ class MXArray:
         Raises:
             FileFormatError: another suffix.
         """
-        path = Path(path)
+        path = _path(path)
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {
             "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": self.block.value,
@@ -171,7 +196,7 @@ class MXArray:
         Raises:
             FileFormatError: the file is missing, damaged, or holds something else.
         """
-        path = Path(path)
+        path = _path(path)
         try:
             if path.suffix == ".safetensors":
                 from safetensors import safe_open
@@ -231,6 +256,16 @@ class PreparedArray(MXArray):
     def plain(self) -> MXArray:
         """Return the same array without a layout."""
         return MXArray(**_own_fields(self))
+
+
+def _path(path: Any) -> Path:
+    """Return a path; FileFormatError for anything else."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise FileFormatError(
+            f"expected a path that ends in .npz or .safetensors, got {type(path).__name__}"
+        ) from None
 
 
 def _own_fields(q: MXArray) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,10 @@ class Stream:
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
             value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, index(value))
+            except TypeError:
+                raise RecipeError(f"random stream: {name} must be an integer, got {value!r}") from None
             if not 0 <= value < limit:
                 raise RecipeError(f"random stream: {name} = {value} is outside 0 .. {limit - 1}")
 

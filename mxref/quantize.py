@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.arguments import as_array, as_spec, check_bool, check_mxarray, check_name, check_stream
 from mxref.errors import DtypeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
 from mxref.hadamard import hadamard
@@ -15,7 +16,7 @@ from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
 from mxref.philox import Stream, random_integers
 from mxref.plan import QuantPlan, check_input, plan_quantize
-from mxref.recipe import OperandSpec
+from mxref.recipe import Dialect, OperandSpec
 from mxref.rounding import prescale_three_quarters, round_magnitude
 from mxref.scale import INFINITY_BITS, magnitude_bits, scale_code, scale_exponent, scale_value
 
@@ -23,8 +24,8 @@ _VALUES = np.array([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
 
 
 def quantize(
-    x: NDArray[Any],
-    spec: OperandSpec | None = None,
+    x: Any,
+    spec: OperandSpec | Dialect | str | None = None,
     *,
     axis: int = -1,
     rng: Stream | None = None,
@@ -35,8 +36,8 @@ def quantize(
     """Return `x` in MXFP4.
 
     Args:
-        x: float32, bfloat16 or float16, any shape and strides.
-        spec: the treatment; default the dialect `ocp`.
+        x: float32, bfloat16 or float16, any shape and strides; a NumPy array or a PyTorch tensor on the CPU.
+        spec: the treatment, a dialect, or a dialect's name; default the dialect `ocp`.
         axis: the block axis, whose length is a multiple of 32 and of the Hadamard size.
         rng: random stream, needed for SR and random signs.
         origin: where `x` lies in the global logical tensor that random bits are counted in; default zeros.
@@ -53,8 +54,11 @@ def quantize(
 
     Implements: quantize.order, quantize.strides
     """
+    x = as_array(x)
     check_input(x)
-    plan = plan_quantize(x.shape, spec or OperandSpec(), axis, rng, origin, global_shape, pad)
+    plan = plan_quantize(
+        x.shape, as_spec(spec), axis, check_stream(rng), origin, global_shape, check_bool("pad", pad)
+    )
     return plan.array(*quantize_planned(x, plan))
 
 
@@ -126,7 +130,8 @@ def dequantize(q: MXArray, dtype: str = "float32") -> NDArray[Any]:
 
     Implements: dequantize.value, dequantize.overflow, dequantize.nan, formats.mxfp4, conventions.nan
     """
-    if dtype not in ("float64", "float32", "bfloat16"):
+    q = check_mxarray("dequantize", q)
+    if check_name("dtype", dtype) not in ("float64", "float32", "bfloat16"):
         raise DtypeError(f"dequantize gives float64, float32 or bfloat16, not {dtype}")
     scale = np.repeat(scale_value(q.scales), MXFP4.k, axis=-1)
     values = _VALUES[unpack(q.codes)] * scale  # [rows..., K]

@@ -7,7 +7,9 @@ A recipe table is laid out as it is overridden: `[all]`, then a GEMM (`[fprop]`)
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -268,6 +270,38 @@ def _layer(value: Any, where: str, operands: Sequence[str] = ()) -> tuple[dict[s
     return shared, {key: given for key, given in value.items() if key in operands}
 
 
-def load_recipe(path: str | Path) -> Recipe:
-    """Return the recipe of a TOML file; FileFormatError or RecipeError names the file and the key."""
-    return recipe_from_table(read_toml(path), where=Path(path).name)
+def load_recipe(path: str | Path | Recipe) -> Recipe:
+    """Return the recipe of a TOML file, or of the name of one that the training package ships.
+
+    Args:
+        path: a file, whose name ends in `.toml` or has a folder before it; a shipped name, as `mxfp4_h16`;
+            or a recipe, which is returned as it is.
+
+    Raises:
+        RecipeError: an unknown name (the nearest is named), a wrong key or value, or no path at all.
+        FileFormatError: a file that cannot be read.
+    """
+    if isinstance(path, Recipe):
+        return path
+    if not isinstance(path, str | os.PathLike):
+        raise RecipeError(
+            f"expected a recipe, the name of one, or the path of a TOML file, got {type(path).__name__}"
+        )
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        raise RecipeError(f"expected the path of a TOML file, got {text!r}")
+    file = Path(text)
+    if file.suffix != ".toml" and len(file.parts) < 2:
+        shipped = {found.stem: found for found in _shipped_recipes()}
+        if text not in shipped:
+            hint = nearest(text, shipped) if shipped else "; the shipped ones come with 'mxref[training]'"
+            raise RecipeError(f"unknown recipe {text!r}{hint}; a file's name must end in .toml")
+        file = shipped[text]
+    return recipe_from_table(read_toml(file), where=file.name)
+
+
+def _shipped_recipes() -> list[Path]:
+    """Return the recipe files of the training package, found without importing it."""
+    found = importlib.util.find_spec("mxref_training")
+    folders = (found and found.submodule_search_locations) or []
+    return sorted(file for folder in folders for file in Path(folder, "recipes").glob("*.toml"))

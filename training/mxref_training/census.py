@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 
 from torch import nn
 
 from mxref.formats import OperandFormat
 from mxref.linear import GemmRole
-from mxref.recipe import Recipe
+from mxref.recipe import Recipe, load_recipe
 from mxref_training import ops
 from mxref_training.errors import ConfigError
 from mxref_training.layer import MXLinear, StepContext
@@ -25,7 +26,7 @@ def is_kept(name: str, recipe: Recipe) -> bool:
 
 def expected_census(
     model: nn.Module,
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     micro_batches: int = 1,
     *,
     without_dgrad: Collection[str] = (),
@@ -54,12 +55,13 @@ def expected_census(
 
 def _expected_by_layer(
     model: nn.Module,
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     micro_batches: int,
     without_dgrad: Collection[str],
     calls: Mapping[str, int],
 ) -> dict[str, ops.Census]:
     """Return the GEMMs that each layer runs, by its name; arguments and errors as in `expected_census`."""
+    recipe = load_recipe(recipe)
     linears = named_linears(model)
     for what, names in (("without_dgrad", without_dgrad), ("calls", calls)):
         for name in names:
@@ -83,7 +85,7 @@ def _expected_by_layer(
 def check_census(
     context: StepContext,
     model: nn.Module,
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     micro_batches: int = 1,
     *,
     without_dgrad: Collection[str] = (),
@@ -93,6 +95,8 @@ def check_census(
 
     Arguments are those of `expected_census`; the message names every role and format that differs, and the layers.
     """
+    if not isinstance(context, StepContext):
+        raise ConfigError(f"expected the context that convert returned, got {type(context).__name__}")
     by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
     expected: ops.Census = sum(by_layer.values(), Counter())
     differences = [

@@ -10,6 +10,8 @@ import math
 import warnings
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +19,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mxref.backend import Backend
+from mxref.discovery import get_backend
+from mxref.errors import BackendError
 from mxref.formats import E2M1_MAGNITUDES, E2M1_SIGN, MXFP4, BlockShape, OperandFormat
 from mxref.hadamard import SignPolicy, draw_rotation, hadamard
 from mxref.linear import OPERANDS, GemmRole
 from mxref.packing import unpack
 from mxref.philox import Stream
-from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe import OperandSpec, Recipe, load_recipe
 from mxref.rounding import Rounding
 from mxref.scale import scale_exponent
 from mxref_training import ops
@@ -30,7 +34,7 @@ from mxref_training.census import check_census, expected_census, is_kept, never_
 from mxref_training.errors import ConfigError
 from mxref_training.gradient import sole_uses
 from mxref_training.layer import BF16_RECIPE, READERS, MXLinear, StepContext
-from mxref_training.names import named_linears, named_parameters
+from mxref_training.names import named_linears, named_parameters, require_module
 from mxref_training.replaceable import check_replaceable
 
 __all__ = [
@@ -49,7 +53,9 @@ _SR_COPIES = 4096
 """Copies of one block that the check of stochastic rounding rounds: spread is then known to about 2 %."""
 
 
-def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) -> StepContext:
+def convert(
+    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str, seed: int
+) -> StepContext:
     """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
 
     A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. A layer's index in
@@ -60,8 +66,8 @@ def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) ->
 
     Args:
         model: holds float32 parameters.
-        recipe: the treatment of the three GEMMs.
-        backend: runs the MXFP4 operations.
+        recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
+        backend: runs the MXFP4 operations; or its name.
         seed: of the random bits, 0 to 2^64 - 1.
 
     Returns:
@@ -72,6 +78,8 @@ def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) ->
             matches nothing, or a layer that would not run as converted; the model is then unchanged.
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
+    recipe = load_recipe(recipe)
+    backend = require_backend(backend)
     linears = named_linears(model)
     if not linears or isinstance(model, nn.Linear):
         raise ConfigError(
@@ -103,6 +111,15 @@ def convert(model: nn.Module, recipe: Recipe, *, backend: Backend, seed: int) ->
             if isinstance(child, nn.Linear):
                 setattr(parent, child_name, replacements[child])
     return context
+
+
+def require_backend(backend: Any) -> Backend:
+    """Return a backend, or that of a name; BackendError for anything else."""
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str):
+        raise BackendError(f"expected a backend or its name, got {type(backend).__name__}")
+    return get_backend(backend)
 
 
 def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend, seed: int) -> None:
@@ -140,7 +157,7 @@ def advance(model: nn.Module) -> None:
     Raises:
         StepError: the recipe draws random bits, and the training step before this one had the same number.
     """
-    layers = [module for module in model.modules() if isinstance(module, MXLinear)]
+    layers = [module for module in require_module(model).modules() if isinstance(module, MXLinear)]
     for context in {id(layer.context): layer.context for layer in layers}.values():
         first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
         if first and (names := never_ran(model)):
@@ -159,13 +176,13 @@ def restart(model: nn.Module) -> None:
     Call it too before a forward with weights that were changed other than by an optimizer step and
     `load_state_dict`, under a step number that was trained before.
     """
-    for module in model.modules():
+    for module in require_module(model).modules():
         if isinstance(module, MXLinear):
             module.context.reopen_step()
             module.restart()
 
 
-def check_stochastic_rounding(backend: Backend, recipe: Recipe) -> None:
+def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Path) -> None:
     """Round a known block many times for each SR operand of the recipe, through the operator that training uses.
 
     Checked are the mean (unbiased to 6 standard errors), the spread, that other steps and operands draw
@@ -176,6 +193,7 @@ def check_stochastic_rounding(backend: Backend, recipe: Recipe) -> None:
         ConfigError: an SR that does not round stochastically, or not as a function of its stream and place.
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
+    recipe, backend = load_recipe(recipe), require_backend(backend)
     for role in GemmRole:
         if recipe.format(role) is not OperandFormat.MXFP4:
             continue

@@ -7,9 +7,12 @@ names, layer indices and messages are about the model inside, so the wrapper's o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
+
+from mxref_training.errors import ConfigError
 
 # No model has attributes of these names but through torch: compilation, checkpointing and FSDP1.
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
@@ -20,6 +23,13 @@ _HOLDS_MODULE = (
     nn.DataParallel,
     torch.optim.swa_utils.AveragedModel,
 )
+
+
+def require_module(model: Any) -> nn.Module:
+    """Return a model; ConfigError for anything but a module of PyTorch."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"expected a model, which is a torch.nn.Module, got {type(model).__name__}")
+    return model
 
 
 def is_wrapped(parent: nn.Module, child: str) -> bool:
@@ -46,7 +56,8 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def named_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Return every linear module by its name, converted or not, in definition order."""
-    return {name: module for name, module in named_modules(model) if isinstance(module, nn.Linear)}
+    modules = named_modules(require_module(model))
+    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
