@@ -10,8 +10,6 @@ import numpy as np
 from mutant_stages import ExactBy, Staged, decoding, rotating, staged
 from mutants import Mutant
 from mxref import GemmProfile
-from mxref import hadamard as transform
-from mxref.hadamard import Rotation, norm_factor
 from mxref.philox import random_integers
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
@@ -27,14 +25,6 @@ def divided_by_the_root(x, rotation):
             y = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
             h *= 2
         return y.reshape(x.shape) / np.sqrt(np.float32(n))
-
-
-def factor_in_the_signs(x, rotation):
-    """The factor multiplied in beside the signs, so before the sums and not after."""
-    n = rotation.n
-    with np.errstate(all="ignore"):
-        signed = (x.reshape(-1, n) * (rotation.vector() * norm_factor(n))).reshape(x.shape)
-        return transform(signed, Rotation(n)) / norm_factor(n)
 
 
 def placed(rows, first, length):
