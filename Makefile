@@ -42,7 +42,7 @@ test: $(STAMP)  ## prove the bits, and everything around them
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
 
-test-faults: $(STAMP)  ## fail, cut and kill every file operation of `train` and `ablate`, and the power after each (an hour)
+test-faults: $(STAMP)  ## fail, cut and kill every file operation of `train` and `ablate`, and the power after each (long)
 	MXREF_FAULTS_ALL=1 $(BIN)/pytest tests/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
