@@ -190,7 +190,7 @@ def test_a_tensor_on_the_cpu_is_taken_as_the_array_that_it_is(backend: mxref.Bac
     backend.add_product(Q, Q, sums)
     np.testing.assert_array_equal(sums.numpy(), backend.scaled_gemm(Q, Q))
     with pytest.raises(DtypeError, match=r"a tensor on meta cannot be read.*x.cpu\(\).*for that device"):
-        backend.quantize(torch.ones(32, 32, device="meta"), "amd")
+        backend.quantize(torch.ones(32, 32, device="meta"), "ocp")
 
 
 def test_names_and_dialects_stand_for_a_spec() -> None:

@@ -14,8 +14,9 @@ from mxref.formats import OperandFormat
 from mxref.linear import GemmRole
 from mxref.recipe import Recipe, load_recipe
 from mxref_training import ops
+from mxref_training.context import StepContext
 from mxref_training.errors import ConfigError
-from mxref_training.layer import MXLinear, StepContext
+from mxref_training.layer import MXLinear
 from mxref_training.names import named_linears
 
 

@@ -127,7 +127,7 @@ class MXLinear(nn.Linear):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of `__getstate__`."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._converted = weakref.ref(self.weight)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:

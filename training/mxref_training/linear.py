@@ -31,9 +31,10 @@ from mxref.rounding import Rounding
 from mxref.scale import scale_exponent
 from mxref_training import ops
 from mxref_training.census import check_census, expected_census, is_kept, never_ran, some
+from mxref_training.context import StepContext
 from mxref_training.errors import ConfigError
 from mxref_training.gradient import sole_uses
-from mxref_training.layer import BF16_RECIPE, READERS, MXLinear, StepContext
+from mxref_training.layer import BF16_RECIPE, READERS, MXLinear
 from mxref_training.names import named_linears, named_parameters, require_module
 from mxref_training.replaceable import check_replaceable
 
