@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from mxref.backend import Backend, Capabilities
 from mxref.errors import BackendError, LoadError, MxrefError
@@ -91,8 +91,8 @@ def get_backend(name: str | None = None) -> Backend:
             MXREF_BACKEND, else the first of `PREFERENCE` that is installed.
 
     A file is loaded under a name of its own, so it may be named like any module, and can import what lies
-    beside it unless that is named like an installed module. Code that calls `os._exit` while it is loaded ends
-    the program, which nothing here can prevent; `mxref conform` loads a backend in another process and says so.
+    beside it unless that is named like an installed module. A call of `os._exit` during the load is an error too.
+    Compiled code can still end the process; `mxref conform` loads a backend in another process and reports that.
 
     Raises:
         BackendError: an unknown name (the known ones are listed), a package that is not installed, or an
@@ -129,16 +129,36 @@ def get_backend(name: str | None = None) -> Backend:
 def _own_failures(name: str) -> Iterator[None]:
     """Turn what a backend's own code raises while it is loaded into a LoadError, which says where it was raised."""
     try:
-        yield
+        with _refused_exit():
+            yield
     except MxrefError:
         raise
     except (Exception, SystemExit) as err:
         text = " ".join(str(err).split()) or "no message"
-        frames = traceback.extract_tb(err.__traceback__)
+        frames = [frame for frame in traceback.extract_tb(err.__traceback__) if frame.name != "refuse"]
         at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if not isinstance(err, SyntaxError) else ""
         raise LoadError(
             f"cannot load backend {name!r}: its code raised {type(err).__name__}: {text}{at}"
         ) from err
+
+
+@contextmanager
+def _refused_exit() -> Iterator[None]:
+    """Let `os._exit` raise SystemExit in this process: the program would end with the code of the backend's choice."""
+    leave, process, loading = os._exit, os.getpid(), True
+
+    def refuse(status: int) -> NoReturn:
+        # A forked child has to end by it, and so has a caller that kept this function.
+        if loading and os.getpid() == process:
+            raise SystemExit(f"os._exit({status})")
+        leave(status)
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        loading = False
+        os._exit = leave
 
 
 def _load(name: str) -> Backend | Callable[[], Backend]:

@@ -443,6 +443,7 @@ def test_missing_modules_and_files(tmp_path):
         ("raise RuntimeError", r"its code raised RuntimeError: no message \(.*mine.py, line 1\)"),
         ("def f(:", r"its code raised SyntaxError: .*line 1\)"),
         ("def backend(): exit(0)", r"its code raised SystemExit: 0"),
+        ("import os; os._exit(0)", r"its code raised SystemExit: os\._exit\(0\) \(.*mine.py, line 1\)"),
     ],
 )
 def test_what_a_backends_code_raises_while_it_is_loaded_is_one_error(tmp_path, code, message):
@@ -453,13 +454,30 @@ def test_what_a_backends_code_raises_while_it_is_loaded_is_one_error(tmp_path, c
 
 
 @pytest.mark.clause("conformance.selection", evidence="known answer")
-def test_training_with_a_backend_that_exits_is_refused(tmp_path):
+def test_a_loaded_backend_may_fork_and_a_kept_exit_works_later(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from os import _exit, fork, waitpid\n"
+        "child = fork()\n"
+        "child or _exit(7)\n"
+        "ended = waitpid(child, 0)[1] >> 8\n" + textwrap.dedent(BACKEND_FILE)
+    )
+    code = (
+        "import sys; from mxref import get_backend; backend = get_backend(sys.argv[1])\n"
+        "kept = sys.modules[type(backend).__module__]; kept._exit(kept.ended)"
+    )
+    command = [sys.executable, "-c", code, f"{tmp_path}/mine.py:backend"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 7
+
+
+@pytest.mark.clause("conformance.selection", evidence="known answer")
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "import os; os._exit(0)"])
+def test_training_with_a_backend_that_exits_is_refused(tmp_path, code):
     pytest.importorskip("torch")
-    (tmp_path / "mine.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "mine.py").write_text(f"{code}\n")
     command = ["train", "tiny", "--dry-run", "--backend", f"{tmp_path}/mine.py:backend"]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
-    assert "its code raised SystemExit: 0" in result.stderr
+    assert "its code raised SystemExit: " in result.stderr
 
 
 @pytest.mark.clause("conformance.selection", evidence="known answer")

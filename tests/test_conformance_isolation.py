@@ -80,7 +80,8 @@ def test_what_a_call_does_to_its_process_is_a_failed_check(tmp_path, fault, mess
     ("fault", "message"),
     [
         (EXIT_0, "its code raised SystemExit: 0"),
-        (OS_EXIT_0, "the process that loaded it ended with exit code 0"),
+        (OS_EXIT_0, "its code raised SystemExit: os._exit(0)"),
+        ("__import__('ctypes').CDLL(None)._exit(0)", "the process that loaded it ended with exit code 0"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "the process that loaded it was ended by SIGKILL"),
         ("os.fork()", "forked the process while it was loaded"),
         ("time.sleep(600)", "the process that loaded it took longer than"),
