@@ -250,6 +250,6 @@ def test_an_arm_that_ends_without_a_finite_loss_is_a_result(
     assert one["diverged"] is True
     assert "not finite" in one["reason"]
     assert [loss is None for _, loss in one["curve"]] == [False, False, False, True]
-    record = json.loads((tmp_path / "arms/bf16/result.json").read_text())
+    record = json.loads((tmp_path / "arms/bf16/result.json").read_text())["record"]
     assert record["diverged"] is True
     assert any("bf16: diverged: the validation loss after the last step, 4" in line for line in told)
