@@ -208,7 +208,7 @@ def test_explain_reads_files(tmp_path, array):
         (("0x1ffffffff",), "is not a float32 number"),
         (("1e39",), "beyond float32"),
         (("1", "--block", "5"), "block 5 does not exist"),
-        (("1", "--seed", "-1"), "seed = -1 is outside"),
+        (("1", "--rounding", "sr", "--seed", "-1"), "seed = -1 is outside"),
         (("1", "--signs", "fixed"), "without a Hadamard transform"),
         (("1", "--dialect", "amdd"), "did you mean 'amd'?"),
         (("1", "--tile"), "needs two axes"),

@@ -81,9 +81,9 @@ def test_options_that_cannot_be(
     [
         ("--sr-bits 4", "--sr-bits is for --rounding sr, and the rounding here is rne"),
         ("--sr-bits 4 --rounding rtz", "--sr-bits is for --rounding sr, and the rounding here is rtz"),
-        ("--seed 1", "--seed decides nothing here: it takes --rounding sr, or --hadamard with --signs fixed"),
-        ("--step 1 --hadamard 16 --signs fixed", "--step decides nothing here"),
-        ("--layer 1 --hadamard 16 --signs per_step", "--layer decides nothing here"),
+        ("--seed 1", "--seed decides nothing here: it takes --rounding sr, or --hadamard with --signs"),
+        ("--step 1 --hadamard 16", "--step decides nothing here"),
+        ("--layer 1 --dialect amd", "--layer decides nothing here"),
     ],
 )
 def test_explain_refuses_options_that_decide_nothing(options: str, message: str) -> None:

@@ -137,13 +137,13 @@ def _require_used(spec: OperandSpec, sr_bits: int | None) -> None:
         return
     if sr_bits is not None:
         raise click.UsageError(f"--sr-bits is for --rounding sr, and the rounding here is {spec.rounding}")
-    ctx, signs = click.get_current_context(), list(SignPolicy)
-    # Fixed signs depend on the seed, signs per step on the step too, and those per step and layer on all three.
-    for number, option in enumerate(("seed", "step", "layer"), 1):
-        given = ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
-        if given and signs.index(spec.signs) < number:
+    if spec.signs is not SignPolicy.NONE:
+        return
+    ctx = click.get_current_context()
+    for option in ("seed", "step", "layer"):
+        if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--{option} decides nothing here: it takes --rounding sr, or --hadamard with --signs {signs[number]}"
+                f"--{option} decides nothing here: it takes --rounding sr, or --hadamard with --signs"
             )
 
 
