@@ -12,12 +12,22 @@ import torch.nn.functional as F
 
 from mxref.formats import E4M3
 from mxref.linear import GemmRole
-from mxref_training import fp8, linear, loop, model, ops
+from mxref_training import census, fp8, linear, loop, model, ops
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.fp8 import Fp8Scales
 from mxref_training.layer import MXLinear, StepContext
 from mxref_training.model import RotaryTable
 from training_fault_loop import DATA_SEED, Patch, Plant
+
+
+def unrefused(patch: Patch) -> None:
+    """Switch off what stops such a run by itself, so that the oracle's check has to see the fault."""
+    close = StepContext.close_step
+    patch.setattr(loop, "require_finite", lambda *arguments: None)
+    patch.setattr(loop, "require_finite_loss", lambda *arguments: None)
+    patch.setattr(MXLinear, "_check_step", lambda self: None)
+    patch.setattr(StepContext, "close_step", lambda self, draws: close(self, False))
+
 
 # ---- steps that are skipped ----
 
@@ -36,6 +46,7 @@ def nan_taken_for_zero(patch: Patch) -> None:
 
 def skipped_steps_update(patch: Patch) -> None:
     """The norm is not looked at, and the moments carry NaN on into every weight."""
+    unrefused(patch)
     right = loop.clip_gradients
     patch.setattr(
         loop, "clip_gradients", lambda parameters, limit: torch.nan_to_num(right(parameters, limit))
@@ -105,6 +116,7 @@ def fp8_history_lost(patch: Patch) -> None:
 
 def skipped_amax_stays(patch: Patch) -> None:
     """Only a step that changes the weights is closed."""
+    unrefused(patch)
     clip, advance, finite = loop.clip_gradients, linear.advance, [False]
 
     def noting(parameters: Any, limit: float) -> Any:
@@ -159,7 +171,9 @@ def restart_keeps_amax(patch: Patch) -> None:
 
 
 def keeps_nothing(patch: Patch) -> None:
-    patch.setattr(linear, "_kept", lambda name, recipe: False)
+    """The census expects what the layers were made for, so that it does not refuse them."""
+    for module in (linear, census):
+        patch.setattr(module, "is_kept", lambda name, recipe: False)
 
 
 def _specs(change: Callable[[dict[GemmRole, list[str]]], None]) -> Plant:
@@ -198,9 +212,14 @@ def quantizer_of_the_data_seed(patch: Patch) -> None:
 def place(**fixed: Any) -> Plant:
     """A field of the context that never changes."""
     right = StepContext.__setattr__
-    return lambda patch: patch.setattr(
-        StepContext, "__setattr__", lambda self, name, value: right(self, name, fixed.get(name, value))
-    )
+
+    def plant(patch: Patch) -> None:
+        unrefused(patch)
+        patch.setattr(
+            StepContext, "__setattr__", lambda self, name, value: right(self, name, fixed.get(name, value))
+        )
+
+    return plant
 
 
 def one_layer(patch: Patch) -> None:
