@@ -61,7 +61,7 @@ def test_a_run_that_cannot_be_is_refused_before_its_corpus_is_built(
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="File name too long; choose another --out"):
+    with pytest.raises(CheckpointError, match="File name too long; .*choose another --out"):
         run(tmp_path / ("x" * 5000))
 
 

@@ -13,6 +13,7 @@ import click
 
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
+from mxref.cli.style import echo
 from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.conformance.processes import TIME_LIMIT
 from mxref.cores import cores
@@ -101,7 +102,7 @@ def conform(
     if in_process and jobs != 1:
         raise click.UsageError("--in-process and --jobs exclude each other")
     chosen, why = choose(name)
-    click.echo(f"backend {chosen}, {why}")
+    echo(f"backend {chosen}, {why}")
     with _progress() as progress:
         report = check(
             chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,

@@ -99,8 +99,9 @@ class RunFolder:
                 f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out"
             )
 
-        self._refuse_strangers()
-        existed = self.path.exists()
+        with self._explained():
+            self._refuse_strangers()
+            existed = self.path.exists()
         try:
             with ExitStack() as held:
                 with self._explained():
