@@ -7,6 +7,7 @@ against the promises of `faults.promises`.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -206,6 +207,22 @@ def test_the_shim_sees_everything(laboratory: Laboratory, name: str) -> None:
     assert seen == {
         str(p.relative_to(laboratory.root)): p.read_bytes() for p in laboratory.root.rglob("*") if p.is_file()
     }
+
+
+@pytest.mark.parametrize("name", ["run.lock", "arm.lock"])
+def test_a_process_that_holds_the_lock_is_not_disturbed(laboratory: Laboratory, name: str) -> None:
+    scenario = laboratory.scenarios["again" if name == "run.lock" else "longer"]
+    laboratory.reset(scenario)
+    path = next(laboratory.root.rglob("metrics.jsonl")).with_name(name)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = contents(laboratory.root)
+        ended = laboratory.run(scenario.command)
+        assert ended.code == 2
+        assert f"is training in {path.parent}: wait until it has ended" in ended.output
+        assert contents(laboratory.root) == before
+        assert laboratory.run(scenario.command, plant="nobody_asks_for_a_lock").code == 0
+        assert contents(laboratory.root) != before
 
 
 # --- planted faults ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from mxref_training import checkpoint, durable, metrics_log
@@ -85,6 +86,10 @@ def the_log_goes_on_where_it_ended() -> None:
     seek = os.lseek
     os.lseek = lambda descriptor, offset, how: seek(descriptor, 0, os.SEEK_END)
     os.ftruncate = lambda descriptor, size: None
+
+
+def nobody_asks_for_a_lock() -> None:
+    _replace_everywhere("locked", lambda path, busy=None: nullcontext())
 
 
 def a_folder_is_deleted_in_place() -> None:

@@ -96,9 +96,9 @@ class _Promises:
     def broken(self, tree: Tree) -> Iterator[str]:
         """Yield what is wrong with a disk."""
         for name, held in tree.items():
-            if (held or name in self._versions) and not _FREE.search(f"/{name}"):
-                if _version(tree, name) not in self._versions.get(name, ()):
-                    yield f"{name} is there in part"
+            whole = (held or name in self._versions) and not _FREE.search(f"/{name}")
+            if whole and _version(tree, name) not in self._versions.get(name, ()):
+                yield f"{name} is there in part"
         for (run, _), step in _reached(tree).items():
             yield from _log_too_short(run, step, tree)
 

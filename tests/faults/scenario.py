@@ -69,7 +69,7 @@ def scenarios(inputs: Path, root: Path) -> list[Scenario]:
 
 
 def contents(root: Path) -> dict[str, Any]:
-    """Return by name what every file below a folder says, less clock readings; a lock without its process says nothing."""
+    """Return by name what every file below a folder says, less clock readings and the locks of dead processes."""
     return {
         str(p.relative_to(root)): _content(p)
         for p in sorted(root.rglob("*"))

@@ -145,7 +145,7 @@ def recorded(path: Path) -> Iterator[Operation]:
     while at < len(data):
         kind, changed, inode, offset, *sizes = head.unpack_from(data, at)
         at += head.size
-        parts = []
+        parts: list[bytes] = []
         for size in sizes:
             parts.append(data[at : at + size])
             at += size
