@@ -52,7 +52,7 @@ test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by i
 	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/test_linear_compiled.py
 
 test-faults: $(STAMP)  ## fail, cut and kill every file operation of `train` and `ablate`, and the power after each (long)
-	MXREF_FAULTS_ALL=1 $(BIN)/pytest tests/test_faults.py
+	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu

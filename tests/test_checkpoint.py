@@ -77,6 +77,21 @@ def test_old_checkpoints_go(store: CheckpointStore) -> None:
     assert sorted(p.name for p in store.folder.iterdir()) == ["step-10", "step-30"]
 
 
+def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointStore) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mxref_training.checkpoint.remove", lambda path: path / "stays")
+        for step in (1, 2, 3):
+            store.save(snapshot(step))
+    assert store.steps() == [1, 2, 3]
+    flip(store.path(3) / "model.safetensors")
+    with pytest.raises(CheckpointError, match="step-3 is damaged"):
+        store.settle(3)
+    assert store.steps() == [1, 2, 3]
+    flip(store.path(3) / "model.safetensors")
+    store.settle(3)
+    assert store.steps() == [2, 3]
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from faults.shim import Kind, Operation
@@ -27,6 +28,24 @@ class Content(StrEnum):
     WHOLE = "whole"
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The bytes of a file."""
+
+    data: bytes
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the bytes."""
+        return hashlib.sha256(self.data).digest()
+
+
+Tree = dict[str, Held | None]
+"""What is below a folder, by path: the bytes of a file, None for a folder."""
+
+Key = frozenset[tuple[str, bytes]]
+
+
 @dataclass(eq=False)
 class Node:
     """A file or a folder: what the disk surely holds, and what the processes see."""
@@ -36,14 +55,34 @@ class Node:
     now: bytes = b""
     disk_names: dict[str, Node] = field(default_factory=dict)
     names: dict[str, Node] = field(default_factory=dict)
+    held: dict[Content, Held] = field(default_factory=dict)
 
-    def bytes_after(self, content: Content) -> bytes:
+    def put(self, now: bytes) -> None:
+        """Change what the processes see."""
+        self.now, self.held = now, {}
+
+    def sync(self) -> None:
+        """Have the disk hold what the processes see."""
+        self.disk, self.held = self.now, {}
+
+    def after_a_cut(self, content: Content) -> Held:
         """Return what a file holds after the cut."""
-        if content is Content.LOST or self.disk == self.now:
-            return self.disk
-        if content is Content.ZEROS:
-            return self.disk[: len(self.now)].ljust(len(self.now), b"\0")
-        return self.now if content is Content.WHOLE else self.now[: (len(self.disk) + len(self.now)) // 2]
+        if self.disk == self.now:
+            content = Content.LOST
+        if content not in self.held:
+            self.held[content] = Held(self._bytes(content))
+        return self.held[content]
+
+    def _bytes(self, content: Content) -> bytes:
+        match content:
+            case Content.LOST:
+                return self.disk
+            case Content.ZEROS:
+                return self.disk[: len(self.now)].ljust(len(self.now), b"\0")
+            case Content.HALF:
+                return self.now[: (len(self.disk) + len(self.now)) // 2]
+            case Content.WHOLE:
+                return self.now
 
 
 @dataclass(frozen=True)
@@ -96,6 +135,8 @@ class Disk:
 
     def apply(self, op: Operation) -> None:
         """Do one operation."""
+        if not op.changed:
+            return
         match op.kind:
             case Kind.CREATE | Kind.MKDIR:
                 node = Node(op.kind is Kind.MKDIR)
@@ -103,14 +144,11 @@ class Disk:
                 self._change((self._at(op.path.parent), op.path.name, node))
             case Kind.WRITE:
                 node = self._found(op)
-                node.now = (
-                    node.now[: op.offset].ljust(op.offset, b"\0")
-                    + op.data
-                    + node.now[op.offset + len(op.data) :]
-                )
+                start = node.now[: op.offset].ljust(op.offset, b"\0")
+                node.put(start + op.data + node.now[op.offset + len(op.data) :])
             case Kind.TRUNCATE:
                 node = self._found(op)
-                node.now = node.now[: op.offset].ljust(op.offset, b"\0")
+                node.put(node.now[: op.offset].ljust(op.offset, b"\0"))
             case Kind.SYNC:
                 self._sync(self._found(op))
             case Kind.RENAME:
@@ -123,7 +161,7 @@ class Disk:
 
     def _sync(self, node: Node) -> None:
         if not node.is_folder:
-            node.disk = node.now
+            node.sync()
             return
         arrived = [c for c in self.pending if any(folder is node for folder, _, _ in c.edits)]
         self.pending = [c for c in self.pending if c not in arrived]
@@ -131,8 +169,8 @@ class Disk:
             for folder, name, child in change.edits:
                 _edit(folder.disk_names, name, child)
 
-    def after_a_cut(self) -> Iterator[dict[str, bytes | None]]:
-        """Yield what the disk may hold if the power goes now: bytes by path, None for a folder."""
+    def after_a_cut(self) -> Iterator[Tree]:
+        """Yield what the disk may hold if the power goes now."""
         for content in Content:
             yield self._tree((), content)
             yield self._tree(self.pending, content)
@@ -140,16 +178,20 @@ class Disk:
             yield self._tree([change], Content.LOST)
             yield self._tree([c for c in self.pending if c is not change], Content.LOST)
 
-    def _tree(self, arrived: Iterable[Change], content: Content) -> dict[str, bytes | None]:
+    def seen(self) -> Tree:
+        """Return what the processes see."""
+        return self._tree(self.pending, Content.WHOLE)
+
+    def _tree(self, arrived: Iterable[Change], content: Content) -> Tree:
         names: dict[Node, dict[str, Node]] = {}
         for change in arrived:
             for folder, name, child in change.edits:
                 _edit(names.setdefault(folder, dict(folder.disk_names)), name, child)
-        found: dict[str, bytes | None] = {}
+        found: Tree = {}
 
         def walk(folder: Node, prefix: str) -> None:
             for name, node in sorted(names.get(folder, folder.disk_names).items()):
-                found[prefix + name] = None if node.is_folder else node.bytes_after(content)
+                found[prefix + name] = None if node.is_folder else node.after_a_cut(content)
                 if node.is_folder:
                     walk(node, f"{prefix}{name}/")
 
@@ -164,26 +206,15 @@ def _edit(names: dict[str, Node], name: str, node: Node | None) -> None:
         names[name] = node
 
 
-def images(disk: Disk, operations: Iterable[Operation]) -> Iterator[tuple[int, dict[str, bytes | None]]]:
-    """Yield every distinct disk after a power cut, with the number of the operation after which it came."""
-    seen: set[str] = set()
-    for number, op in enumerate(operations, 1):
-        disk.apply(op)
-        for tree in disk.after_a_cut():
-            parts = (
-                f"{name}\0{'' if data is None else hashlib.sha256(data).hexdigest()}"
-                for name, data in tree.items()
-            )
-            key = "\n".join(parts)
-            if key not in seen:
-                seen.add(key)
-                yield number, tree
+def key(tree: Tree) -> Key:
+    """Return what tells a tree from every other."""
+    return frozenset((name, held.digest if held else b"") for name, held in tree.items())
 
 
-def write(tree: dict[str, bytes | None], root: Path) -> None:
+def write(tree: Tree, root: Path) -> None:
     """Make the files of a tree in an empty folder."""
-    for name, data in tree.items():
-        if data is None:
+    for name, held in tree.items():
+        if held is None:
             (root / name).mkdir()
         else:
-            (root / name).write_bytes(data)
+            (root / name).write_bytes(held.data)

@@ -7,7 +7,6 @@ answers with how the process ended.
 from __future__ import annotations
 
 import ctypes
-import io
 import json
 import os
 import sys
@@ -16,10 +15,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
+from faults import planted
 from mxref.cli import main
 from mxref.discovery import get_backend
+from mxref_training import report
 
 LATER = (
     "jinja2",
@@ -27,7 +27,6 @@ LATER = (
     "mxref_training.ablation_processes",
     "mxref_training.cli",
     "mxref_training.loop",
-    "mxref_training.report",
     "numpy.random",
     "rich.progress",
     "rich.table",
@@ -44,8 +43,9 @@ def run(request: dict[str, Any]) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ |= request["environment"]
+    if request["plant"]:
+        getattr(planted, request["plant"])()
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
-    shim.shim_count.restype = ctypes.c_long
     shim.shim_arm(
         request["root"].encode(), request["mode"], ctypes.c_long(request["at"]), request["record"].encode()
     )
@@ -68,7 +68,8 @@ def serve() -> None:
     get_backend("reference")
     for module in LATER:
         import_module(module)
-    Figure().savefig(io.BytesIO(), format="svg")  # reads the fonts
+    # Drawing writes no file, and would take longer than all else.
+    report.curves_svg = report.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
     for line in sys.stdin:
         child = os.fork()
         if not child:

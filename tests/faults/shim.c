@@ -1,7 +1,8 @@
 /* Loaded before libc: counts, records and spoils what a process does to the files below one folder.
  *
  * Counted: opening a file for writing, write, fsync, ftruncate, rename, unlink, rmdir and mkdir, whoever calls them.
- * A record is six numbers, two paths and, for a write, the bytes: shim.py reads it.
+ * A record is seven numbers, two paths and, for a write, the bytes: shim.py reads it. One is made of every operation that
+ * is counted, also where it changed nothing, so the n-th record is that of the operation with the number n.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,8 +29,6 @@ static int mode, record = -1;
 static long at, count;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-
-long shim_count(void) { return count; }
 
 void shim_arm(const char *folder, int fault, long operation, const char *file) {
     snprintf(root, sizeof root, "%s", folder);
@@ -75,12 +74,12 @@ static int meet(int kind) {
     return SPOILED;
 }
 
-static void note(int kind, uint64_t inode, int64_t offset, const char *path, const char *other, const void *data,
-                 size_t size) {
+static void note(int kind, int changed, uint64_t inode, int64_t offset, const char *path, const char *other,
+                 const void *data, size_t size) {
     if (record < 0) return;
-    int64_t head[6] = {kind, inode, offset, strlen(path), strlen(other), size};
+    int64_t head[7] = {kind, changed, inode, offset, strlen(path), strlen(other), size};
     struct iovec parts[] = {
-        {head, sizeof head}, {(void *)path, head[3]}, {(void *)other, head[4]}, {(void *)data, size}};
+        {head, sizeof head}, {(void *)path, head[4]}, {(void *)other, head[5]}, {(void *)data, size}};
     syscall(SYS_writev, record, parts, 4);
 }
 
@@ -102,8 +101,9 @@ static int opened(int folder, const char *name, int flags, mode_t permissions) {
     int existed = inode_of(path) != 0;
     if (meet(CREATE) == SPOILED) return -1;
     int descriptor = REAL(openat)(folder, name, flags, permissions);
-    if (descriptor >= 0 && !existed) note(CREATE, inode_at(descriptor), 0, path, "", "", 0);
-    if (descriptor >= 0 && existed && flags & O_TRUNC) note(TRUNCATE, inode_at(descriptor), 0, path, "", "", 0);
+    int cut = existed && flags & O_TRUNC, reason = errno;
+    note(cut ? TRUNCATE : CREATE, descriptor >= 0 && (cut || !existed), inode_at(descriptor), 0, path, "", "", 0);
+    errno = reason;
     return descriptor;
 }
 
@@ -134,7 +134,7 @@ static ssize_t written(int descriptor, const void *data, size_t size, off_t offs
         int64_t where = positioned ? offset
                         : fcntl(descriptor, F_GETFL) & O_APPEND ? found.st_size
                                                                 : lseek(descriptor, 0, SEEK_CUR);
-        note(WRITE, found.st_ino, where, path, "", data, size);
+        note(WRITE, 1, found.st_ino, where, path, "", data, size);
     }
     ssize_t done = positioned ? syscall(SYS_pwrite64, descriptor, data, size, offset)
                               : syscall(SYS_write, descriptor, data, size);
@@ -161,7 +161,7 @@ static int synced(int descriptor, long call) {
     path_of(descriptor, path);
     if (below(path)) {
         if (meet(SYNC) == SPOILED) return -1;
-        note(SYNC, inode_at(descriptor), 0, path, "", "", 0);
+        note(SYNC, 1, inode_at(descriptor), 0, path, "", "", 0);
         return 0; /* the disk itself is not under test */
     }
     return syscall(call, descriptor);
@@ -174,7 +174,7 @@ static int truncated(int descriptor, off_t size) {
     path_of(descriptor, path);
     if (below(path)) {
         if (meet(TRUNCATE) == SPOILED) return -1;
-        note(TRUNCATE, inode_at(descriptor), size, path, "", "", 0);
+        note(TRUNCATE, 1, inode_at(descriptor), size, path, "", "", 0);
     }
     return syscall(SYS_ftruncate, descriptor, size);
 }
@@ -189,7 +189,7 @@ int renameat2(int from, const char *old, int to, const char *new, unsigned flags
     }
     uint64_t inode = inode_of(a);
     int failed = syscall(SYS_renameat2, from, old, to, new, flags);
-    if (!failed && (below(a) || below(b))) note(RENAME, inode, 0, a, b, "", 0);
+    if (below(a) || below(b)) note(RENAME, !failed, inode, 0, a, b, "", 0);
     return failed;
 }
 int rename(const char *old, const char *new) { return renameat2(AT_FDCWD, old, AT_FDCWD, new, 0); }
@@ -202,7 +202,7 @@ int unlinkat(int folder, const char *name, int flags) {
     if (below(path) && meet(kind) == SPOILED) return -1;
     uint64_t inode = inode_of(path);
     int failed = syscall(SYS_unlinkat, folder, name, flags);
-    if (!failed && below(path)) note(kind, inode, 0, path, "", "", 0);
+    if (below(path)) note(kind, !failed, inode, 0, path, "", "", 0);
     return failed;
 }
 int unlink(const char *path) { return unlinkat(AT_FDCWD, path, 0); }
@@ -212,8 +212,9 @@ int mkdirat(int folder, const char *name, mode_t permissions) {
     char path[PATH_MAX];
     full_path(folder, name, path);
     if (below(path) && meet(MKDIR) == SPOILED) return -1;
-    int failed = syscall(SYS_mkdirat, folder, name, permissions);
-    if (!failed && below(path)) note(MKDIR, inode_of(path), 0, path, "", "", 0);
+    int failed = syscall(SYS_mkdirat, folder, name, permissions), reason = errno;
+    if (below(path)) note(MKDIR, !failed, inode_of(path), 0, path, "", "", 0);
+    errno = reason;
     return failed;
 }
 int mkdir(const char *path, mode_t permissions) { return mkdirat(AT_FDCWD, path, permissions); }

@@ -48,9 +48,11 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation that succeeded, with the inode that it touched."""
+    """One operation, with the inode that it touched."""
 
     kind: Kind
+    changed: bool
+    """Whether it did something: not where it failed, or opened a file that was there already."""
     inode: int
     offset: int
     """Where a write began, or the size that a file is cut to."""
@@ -109,9 +111,13 @@ class Server:
         fault: Fault = Fault.NONE,
         at: int = 0,
         record: Path | None = None,
+        plant: str = "",
         **environment: str,
     ) -> Ended:
-        """Run an `mxref` command, its operations below `root` counted from 1 and number `at` spoiled."""
+        """Run an `mxref` command, its operations below `root` counted from 1 and number `at` spoiled.
+
+        `plant` names a fault of `faults.planted`, put into the product first.
+        """
         output = self._folder / "output"
         request: dict[str, Any] = {
             "command": command,
@@ -120,6 +126,7 @@ class Server:
             "at": at,
             "record": str(record or ""),
             "output": str(output),
+            "plant": plant,
             "environment": environment,
         }
         assert self._process.stdin is not None
@@ -132,14 +139,22 @@ class Server:
 
 def recorded(path: Path) -> Iterator[Operation]:
     """Yield the operations of a record."""
-    head = struct.Struct("<6q")
+    head = struct.Struct("<7q")
     data = path.read_bytes()
     at = 0
     while at < len(data):
-        kind, inode, offset, *sizes = head.unpack_from(data, at)
+        kind, changed, inode, offset, *sizes = head.unpack_from(data, at)
         at += head.size
-        parts = []
+        parts: list[bytes] = []
         for size in sizes:
             parts.append(data[at : at + size])
             at += size
-        yield Operation(Kind(kind), inode, offset, Path(parts[0].decode()), Path(parts[1].decode()), parts[2])
+        yield Operation(
+            Kind(kind),
+            bool(changed),
+            inode,
+            offset,
+            Path(parts[0].decode()),
+            Path(parts[1].decode()),
+            parts[2],
+        )

@@ -89,17 +89,30 @@ class CheckpointStore:
                 f"cannot write the checkpoint {final}: {reason}; free some space or choose another --out "
                 f"({good})"
             ) from err
+        self._thin_out(snapshot.step)
+        return final
+
+    def settle(self, step: int) -> None:
+        """Delete the oldest beyond `keep` where a process could not, once the newest, `step`, is found to be whole.
+
+        Raises:
+            CheckpointError: from `load`, or an old one cannot be deleted.
+        """
+        if len(self.steps()) > self.keep:
+            self.load(step)
+            self._thin_out(step)
+
+    def _thin_out(self, newest: int) -> None:
         steps = self.steps()
-        known = [step for step in steps if step <= snapshot.step]
+        known = [step for step in steps if step <= newest]
         for step in [*known[: -self.keep], *steps[len(known) :]]:
             try:
                 remove(self.path(step))
             except OSError as err:
                 raise CheckpointError(
-                    f"cannot delete {self.path(step)}, which {final} replaces: {err.strerror or err}; "
-                    "delete this folder"
+                    f"cannot delete {self.path(step)}, which {self.path(newest)} replaces: "
+                    f"{err.strerror or err}; delete this folder"
                 ) from err
-        return final
 
     def load(self, step: int) -> Snapshot:
         """Return a checkpoint, every byte of it verified.

@@ -116,15 +116,19 @@ def remove(path: Path) -> None:
     path.rename(doomed)
     sync(path.parent)
     shutil.rmtree(doomed)
+    sync(path.parent)  # a power cut would bring it back, and nobody looks into the folder of a finished run
 
 
 def clean(folder: Path, pattern: str) -> None:
     """Remove temporaries of the matching names, which processes that died have left; the caller holds the lock."""
-    for left in folder.glob(f".{pattern}.tmp"):
+    found = list(folder.glob(f".{pattern}.tmp"))
+    for left in found:
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         else:
             left.unlink()
+    if found:
+        sync(folder)
 
 
 @contextmanager

@@ -120,6 +120,7 @@ def train(
         if step == config.run.steps:
             sink.note(f"{folder.path} is finished: {step} steps")
             folder.verify_logs(step)
+            folder.store.settle(step)
             folder.describe(config, recipe)
         elif stop_after is None or step < stop_after:
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
