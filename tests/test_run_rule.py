@@ -262,6 +262,29 @@ def test_checkpoints_may_be_links(tmp_path: Path, what: str) -> None:
     assert away.is_dir()
 
 
+@pytest.mark.parametrize("how", ["moved away", "a link that leads nowhere"])
+def test_a_run_whose_checkpoints_are_elsewhere_does_not_start_over(tmp_path: Path, how: str) -> None:
+    out, elsewhere, longer = tmp_path / "run", tmp_path / "elsewhere", change(steps=6, checkpoint_every=2)
+    run(out, config=longer, stop_after=4)
+    (out / "checkpoints").rename(elsewhere)
+    if how != "moved away":
+        (out / "checkpoints").symlink_to(tmp_path / "unmounted")
+    before = files(out)
+    with pytest.raises(CheckpointError, match=r"(is missing|leads nowhere): put the checkpoints back"):
+        run(out, config=longer)
+    assert files(out) == before
+    (out / "checkpoints").unlink(missing_ok=True)
+    elsewhere.rename(out / "checkpoints")
+    run(out, config=longer)
+    run(tmp_path / "whole", config=longer)
+    assert (metrics(out), weights(out)) == (metrics(tmp_path / "whole"), weights(tmp_path / "whole"))
+
+
+def test_a_run_killed_before_it_had_its_record_begins(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert run(tmp_path).tokens == 6 * 128
+
+
 def test_a_deletion_cut_short_is_finished_by_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

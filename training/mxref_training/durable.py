@@ -1,4 +1,4 @@
-"""Files that survive kills, full disks and power cuts: the only module of the package that writes any.
+"""Files that survive kills, full disks and power cuts: every file of a run, an arm or a cache gets its name here.
 
 The rule, of which `docs/durability.rst` gives the whole:
 

@@ -107,6 +107,7 @@ def train(
         record = folder.record()
         if record is not None:
             folder.require(wanted, record["identity"])
+            folder.require_checkpoints()
             if changed := changed_environment(record, device_name(device)):
                 sink.note(f"not the machine that began this run, so bits may differ: {', '.join(changed)}")
             if folder.store.latest() is None:

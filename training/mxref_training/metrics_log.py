@@ -31,7 +31,7 @@ class Mark:
 class MetricsLog:
     """A file of JSON lines.
 
-    A line reaches the operating system as soon as it is written, so a killed process loses none. `sync` has the lines
+    A line reaches the operating system as soon as it is written, so a killed process loses none. `mark` has the lines
     reach the disk.
     """
 

@@ -122,7 +122,10 @@ class RunFolder:
         if any((self.path / name).exists() for name in ("run.json", _DELETED)):
             return
         for name in _OWN:
-            if (self.path / name).exists():
+            path = self.path / name
+            if path.is_dir() and not any(path.iterdir()):
+                continue  # made before `run.json`
+            if path.exists():
                 raise ConfigError(
                     f"{self.path / name} exists, but {self.path / 'run.json'} does not: this is not the folder of a "
                     "run, choose another --out"
@@ -193,8 +196,18 @@ class RunFolder:
             **environment(device),
         }
         with self._explained():
+            make_folder(self.store.folder)
             replace_text(self.path / "run.json", json.dumps(record, indent=1) + "\n")
             (self.path / _DELETED).unlink(missing_ok=True)
+
+    def require_checkpoints(self) -> None:
+        """Raise CheckpointError where the folder of the checkpoints is gone: a run would start over unasked."""
+        folder = self.store.folder
+        if not folder.is_dir():
+            what = "leads nowhere" if folder.is_symlink() else "is missing"
+            raise CheckpointError(
+                f"{folder} {what}: put the checkpoints back (is their disk mounted?), or {start_over(self.path)}"
+            )
 
     def describe(self, config: TrainConfig, recipe: Recipe) -> None:
         """Write `config.toml` and `recipe.toml` where they are missing or say something else."""
