@@ -15,6 +15,8 @@ VAL ?=
 TOKENIZER ?=
 
 BIN := .venv/bin
+# Tests of one file share what they compile and train, so a file stays in one process.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -37,10 +39,10 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 test: $(STAMP)  ## prove the bits, and everything around them
-	$(BIN)/pytest -m 'not gpu'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu'
 
 test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
-	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest -m 'not gpu'
+	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine
 	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu'
