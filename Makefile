@@ -53,7 +53,7 @@ test-model: $(STAMP)  ## execute every compiled variant of every kernel in the s
 test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by inductor too, with the eager ones (minutes)
 	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/test_linear_compiled.py
 
-test-faults: $(STAMP)  ## fail, cut and kill every file operation of `train` and `ablate`, and the power after each (long)
+test-faults: $(STAMP)  ## spoil every file operation of `train` and `ablate`, and cut the power (an hour)
 	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
