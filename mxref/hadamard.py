@@ -131,21 +131,21 @@ def hadamard(x: Any, rotation: Rotation | int) -> NDArray[np.float32]:
     Implements: hadamard.size, hadamard.order, hadamard.factor, hadamard.float32, hadamard.nonfinite,
     conventions.arithmetic
     """
-    x, rotation = _transform(x, rotation)
+    v, rotation = _transform(x, rotation)
     n = rotation.n
-    if x.shape[-1] % n:
+    if v.shape[-1] % n:
         raise ShapeError(
-            f"Hadamard: axis length {x.shape[-1]} is not a multiple of the size {n}; pad it or choose another size"
+            f"Hadamard: axis length {v.shape[-1]} is not a multiple of the size {n}; pad it or choose another size"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        y = x.reshape(-1, n) * rotation.vector()
+        y = v.reshape(-1, n) * rotation.vector()
         h = 1
         while h < n:
             pairs = y.reshape(-1, n // (2 * h), 2, h)
             s, t = pairs[:, :, 0], pairs[:, :, 1]
             y = np.stack([s + t, s - t], axis=2)
             h *= 2
-        y = y.reshape(x.shape) * norm_factor(n)
+        y = y.reshape(v.shape) * norm_factor(n)
     return y
 
 
@@ -161,6 +161,6 @@ def inverse_hadamard(y: Any, rotation: Rotation | int) -> NDArray[np.float32]:
 
     Implements: hadamard.inverse
     """
-    y, rotation = _transform(y, rotation)
-    x = hadamard(y, Rotation(rotation.n))
+    v, rotation = _transform(y, rotation)
+    x = hadamard(v, Rotation(rotation.n))
     return (x.reshape(-1, rotation.n) * rotation.vector()).reshape(x.shape)

@@ -119,6 +119,6 @@ def _closed_before(step: int) -> str:
     """Return the message of a step that is closed a second time under its number."""
     return (
         f"a training step with the number context.step = {step} was closed by advance before, and what ran since has "
-        f"drawn its random bits again: {_WAY_OUT}; after an update that was skipped, and before a step is done over, "
-        "call mxref_training.linear.restart(model) in place of advance"
+        f"drawn its random bits again: {_WAY_OUT}; where an update is skipped, or a step is to be done over, call "
+        "mxref_training.linear.restart(model) in place of advance"
     )
