@@ -5,63 +5,16 @@ Implements: conventions.inputs
 
 from __future__ import annotations
 
-import sys
 from operator import index
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from mxref.arrays import described
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
 from mxref.recipe import Dialect, OperandSpec, dialect
-
-
-def described(value: Any) -> str:
-    """Return a value as an error message names it: its type, and the value itself where it is short."""
-    if isinstance(value, str) and len(value) <= 40:
-        return repr(value)
-    text = repr(value) if isinstance(value, int | float | None) else ""
-    return f"{text} ({type(value).__name__})" if text and len(text) <= 40 else type(value).__name__
-
-
-def as_array(x: Any) -> Any:
-    """Return an array of another library as a NumPy array, sharing its memory; anything else as it is.
-
-    Args:
-        x: a NumPy array, a PyTorch tensor on the CPU (bfloat16 and `requires_grad` included), or any object
-            that has a type and a shape and gives a NumPy array by `__array__`.
-
-    Raises:
-        DtypeError: a tensor that does not lie in the memory of the CPU.
-    """
-    if isinstance(x, np.ndarray):
-        return x
-    torch = sys.modules.get("torch")  # a tensor exists only where torch was imported
-    if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(x, torch)
-    if all(hasattr(x, name) for name in ("__array__", "dtype", "shape")):
-        return np.asarray(x)
-    return x
-
-
-def _from_torch(x: Any, torch: Any) -> Any:
-    if x.device.type != "cpu" or x.layout is not torch.strided:
-        where = f"on {x.device}" if x.device.type != "cpu" else f"of layout {x.layout}"
-        raise DtypeError(
-            f"a tensor {where} cannot be read as a NumPy array; copy it first, as in x.cpu() or x.to_dense(), "
-            "or take a backend for that device, as in mxref.get_backend('triton')"
-        )
-    x = x.detach().resolve_conj().resolve_neg()
-    if x.dtype is torch.bfloat16:
-        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    try:
-        return x.numpy()
-    except TypeError as err:
-        raise DtypeError(
-            f"input type {x.dtype} is not taken; cast it to float32, bfloat16 or float16"
-        ) from err
 
 
 def as_spec(spec: Any) -> OperandSpec:

@@ -16,15 +16,14 @@ from typing import Any, Self
 import numpy as np
 
 from mxref.arguments import (
-    as_array,
     as_spec,
     check_bool,
     check_integer,
     check_mxarray,
     check_name,
     check_stream,
-    described,
 )
+from mxref.arrays import as_array, as_sum, described
 from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
@@ -205,7 +204,7 @@ class Backend(ABC):
         Args:
             a: [M, K], quantized along K.
             b: [N, K], likewise, perhaps prepared.
-            onto: float32 [M, N], an array of this backend in C order.
+            onto: float32 [M, N] in C order, a NumPy array or a tensor on the CPU; for a backend on tensors a tensor.
             profile: of the product.
 
         Raises:
@@ -215,7 +214,7 @@ class Backend(ABC):
         Implements: conformance.dual
         """
         profile, b = self._product(a, b, profile, "float32")
-        onto = self._array(onto)
+        onto = as_sum(onto, self.capabilities.arrays)
         check_sum(onto, a, b)
         self._add_product(a, b, onto, profile)
 

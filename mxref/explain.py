@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.arguments import as_array, as_spec, check_bool, check_integer, check_stream
+from mxref.arguments import as_spec, check_bool, check_integer, check_stream
+from mxref.arrays import as_array
 from mxref.errors import ShapeError
 from mxref.formats import E2M1, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
 from mxref.hadamard import Rotation, hadamard

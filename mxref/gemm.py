@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.arguments import check_mxarray, check_name, described
+from mxref.arguments import check_mxarray, check_name
+from mxref.arrays import described
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0, MXFP4
 from mxref.mxarray import MXArray
@@ -66,8 +67,6 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
 
 def check_sum(onto: Any, a: MXArray, b: MXArray) -> None:
     """Raise DtypeError or ShapeError unless checked operands' product can be added to an array in place."""
-    if not hasattr(onto, "dtype") or not hasattr(onto, "shape"):
-        raise DtypeError(f"add_product adds to a float32 array in place, got {type(onto).__name__}")
     if dtype_name(onto) != "float32":
         raise DtypeError(
             f"add_product adds in float32, and the array holds {onto.dtype}: cast it to float32, "

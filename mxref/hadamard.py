@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.arrays import as_array, described
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.philox import SIGN_OPERAND, Stream, check_operand, first_bits
 
@@ -93,66 +94,73 @@ def norm_factor(n: int) -> np.float32:
     return np.float32(1.0 / np.sqrt(np.float64(n)))
 
 
-def _check_transform(x: Any, rotation: Any) -> None:
-    """Raise DtypeError, ShapeError or RecipeError unless a float32 array and a rotation were given."""
+def _transform(x: Any, rotation: Any) -> tuple[NDArray[np.float32], Rotation]:
+    """Return the array and the rotation that were given; DtypeError, ShapeError or RecipeError for anything else."""
+    x = as_array(x)
     if not isinstance(x, np.ndarray) or x.dtype != np.float32:
         found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise DtypeError(f"the Hadamard transform takes a float32 NumPy array, got {found}; convert it first")
+        raise DtypeError(f"the Hadamard transform takes a float32 array, got {found}; convert it first")
     if not x.ndim:
         raise ShapeError("the Hadamard transform needs an axis, got a scalar")
-    if not isinstance(rotation, Rotation):
+    if isinstance(rotation, Rotation):
+        return x, rotation
+    try:
+        return x, Rotation(index(rotation))
+    except TypeError:
         raise RecipeError(
-            f"expected a Rotation, got {rotation!r}; make one of the size, as in mxref.Rotation(16)"
-        )
+            f"expected a Rotation or a size, got {described(rotation)}; give one, as in mxref.Rotation(16)"
+        ) from None
 
 
-def hadamard(x: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
+def hadamard(x: Any, rotation: Rotation | int) -> NDArray[np.float32]:
     """Return x with each group of n consecutive elements of the last axis multiplied by d and H_n.
 
     Args:
-        x: float32 [..., K], K a multiple of n.
-        rotation: size and signs.
+        x: float32 [..., K], K a multiple of n; a NumPy array or a PyTorch tensor on the CPU.
+        rotation: size and signs; a size alone has no signs.
 
     Returns:
         float32 [..., K]. A NaN or Inf of the input spoils its whole group; an overflow on the way gives Inf or
         NaN wherever the operations carry it.
 
     Raises:
+        DtypeError: another input type.
         ShapeError: K is not a multiple of n.
+        RecipeError: a size that is not a power of two from 2 to 256.
 
     Implements: hadamard.size, hadamard.order, hadamard.factor, hadamard.float32, hadamard.nonfinite,
     conventions.arithmetic
     """
-    _check_transform(x, rotation)
+    v, rotation = _transform(x, rotation)
     n = rotation.n
-    if x.shape[-1] % n:
+    if v.shape[-1] % n:
         raise ShapeError(
-            f"Hadamard: axis length {x.shape[-1]} is not a multiple of the size {n}; pad it or choose another size"
+            f"Hadamard: axis length {v.shape[-1]} is not a multiple of the size {n}; pad it or choose another size"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        y = x.reshape(-1, n) * rotation.vector()
+        y = v.reshape(-1, n) * rotation.vector()
         h = 1
         while h < n:
             pairs = y.reshape(-1, n // (2 * h), 2, h)
             s, t = pairs[:, :, 0], pairs[:, :, 1]
             y = np.stack([s + t, s - t], axis=2)
             h *= 2
-        y = y.reshape(x.shape) * norm_factor(n)
+        y = y.reshape(v.shape) * norm_factor(n)
     return y
 
 
-def inverse_hadamard(y: NDArray[np.float32], rotation: Rotation) -> NDArray[np.float32]:
+def inverse_hadamard(y: Any, rotation: Rotation | int) -> NDArray[np.float32]:
     """Return the transform undone: H_n, then the signs. Not bit-exact: it rounds again.
 
     Args:
-        y: float32 [..., K], K a multiple of n.
-        rotation: size and signs that were applied.
+        y: float32 [..., K], K a multiple of n; as in `hadamard`.
+        rotation: size and signs that were applied; or a size alone.
 
     Returns:
         float32 [..., K].
 
     Implements: hadamard.inverse
     """
-    _check_transform(y, rotation)
-    x = hadamard(y, Rotation(rotation.n))
+    v, rotation = _transform(y, rotation)
+    x = hadamard(v, Rotation(rotation.n))
     return (x.reshape(-1, rotation.n) * rotation.vector()).reshape(x.shape)

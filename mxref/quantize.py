@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.arguments import as_array, as_spec, check_bool, check_mxarray, check_name, check_stream
+from mxref.arguments import as_spec, check_bool, check_mxarray, check_name, check_stream
+from mxref.arrays import as_array
 from mxref.errors import DtypeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
 from mxref.hadamard import hadamard

@@ -26,6 +26,9 @@ SR = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "wgrad": {"dy": {"ro
 SIGNS = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "per_step"}})
 FIXED = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "fixed"}})
 
+BF16 = recipe_from_table({"keep_bf16": [], "all": {"format": "bf16"}})
+FP8 = recipe_from_table({"keep_bf16": [], "all": {"format": "fp8"}})
+
 
 class Loop:
     """Somebody's own training loop."""
@@ -56,6 +59,7 @@ def test_a_forgotten_step_is_refused(recipe: Any) -> None:
     ) as found:
         loop.gradients()
     assert isinstance(found.value, MxrefError)
+    advance(loop.model)
     loop.context.step = 1
     loop.gradients()
 
@@ -132,7 +136,65 @@ def replaced(loop: Loop) -> None:
     loop.gradients()
 
 
+def test_a_skipped_update_is_not_called_a_change_of_weights() -> None:
+    loop = Loop()
+    loop.gradients()
+    advance(loop.model)
+    loop.gradients()
+    with pytest.raises(
+        StepError,
+        match=r"^a training step with the number context.step = 0 was closed .* skipped.*restart\(model\)",
+    ):
+        advance(loop.model)
+    restart(loop.model)
+    loop.gradients()
+    loop.update()
+    advance(loop.model)
+
+
+@pytest.mark.parametrize("recipe", [SR, FIXED, FP8], ids=["SR", "fixed", "fp8"])
+def test_a_loop_that_never_closes_a_step_is_warned_once(recipe: Any) -> None:
+    loop = Loop(recipe)
+    loop.gradients()
+    loop.update()
+    loop.context.step = 1
+    with pytest.warns(UserWarning, match=r"linear.advance\(model\) was never called: call it"):
+        loop.gradients()
+    loop.update()
+    loop.context.step = 2
+    loop.gradients()  # a second warning would be an error
+
+
+def test_without_low_precision_there_is_nothing_to_close() -> None:
+    loop = Loop(BF16)
+    for loop.context.step in range(3):
+        loop.gradients()
+        loop.update()
+
+
+def tried(loop: Loop) -> None:
+    """The loop runs once before training, under another number, and no weight changes."""
+    number, loop.context.step = loop.context.step, 99
+    loop.gradients()
+    loop.context.step = number
+    loop.gradients()
+    loop.update()
+
+
+def initialised_again(loop: Loop) -> None:
+    """Weights change between two forward passes, and nothing was trained."""
+    number, loop.context.step = loop.context.step, 99
+    loop.model(loop.x)
+    with torch.no_grad():
+        for parameter in loop.model.parameters():
+            parameter.add_(1)
+    loop.context.step = number
+    loop.gradients()
+    loop.update()
+
+
 LEGAL = [
+    tried, initialised_again,
     accumulation, evaluation, recomputation, done_over, done_over_after_it_was_closed, skipped, loaded, replaced,
 ]  # fmt: skip
 
@@ -157,7 +219,7 @@ def test_compiled_it_is_refused_when_the_step_is_closed() -> None:
     advance(loop.model)  # nothing was trained since
     loop.gradients()
     loop.update()
-    with pytest.raises(StepError, match="context.step = 0 has not"):
+    with pytest.raises(StepError, match="the number context.step = 0 was closed by advance before"):
         advance(loop.model)
     loop.context.step = 1
     advance(loop.model)

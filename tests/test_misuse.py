@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mxref
+from mxref.conformance import check, checks_of
 from mxref.errors import BackendError, DtypeError, MxrefError, RecipeError, ShapeError
 from mxref.explain import explain_block
 
@@ -40,6 +41,24 @@ class Thing:
         return "Thing()"
 
 
+class OnADevice:
+    """An array of a library that gives no NumPy array, as those of CuPy."""
+
+    dtype, shape = np.dtype(np.float32), (32, 32)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+
+class Copied:
+    """An array of a library whose `__array__` gives a copy."""
+
+    dtype, shape = np.dtype(np.float32), (32, 32)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return X.copy()
+
+
 def nasty() -> Iterator[Any]:
     yield from (
         None,
@@ -62,7 +81,7 @@ def nasty() -> Iterator[Any]:
     yield from (float("nan"), 1 << 70, np.int64(1), np.float32(1), print, Path("nowhere.toml"), 1j, set())
     yield from (X, X.astype(np.float64), X.astype(">f4"), X[0, 0:0], np.array("a"), np.array([None]), X[0])
     yield from (Q, mxref.Stream(1), SPEC, RECIPE, mxref.DIALECTS["amd"], mxref.Rotation(16), BACKENDS[0])
-    yield from (mxref.GemmRole.WGRAD, mxref.ScaleRule.CEIL)
+    yield from (mxref.GemmRole.WGRAD, mxref.ScaleRule.CEIL, OnADevice(), Copied())
     if torch is not None:
         ones = torch.ones(32, 32)
         yield from (
@@ -193,6 +212,78 @@ def test_a_tensor_on_the_cpu_is_taken_as_the_array_that_it_is(backend: mxref.Bac
         backend.quantize(torch.ones(32, 32, device="meta"), "ocp")
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_an_array_of_another_library_is_converted_or_refused(backend: mxref.Backend) -> None:
+    assert mxref.quantize(Copied()) == backend.quantize(Copied(), "ocp") == mxref.quantize(X)
+    for call in (
+        mxref.quantize,
+        explain_block,
+        lambda x: backend.hadamard(x, 16),
+        lambda x: mxref.hadamard(x, 16),
+    ):
+        with pytest.raises(
+            DtypeError,
+            match=r"OnADevice gives no NumPy array \(TypeError: Implicit conversion .*convert it yourself",
+        ):
+            call(OnADevice())
+
+
+@pytest.mark.clause("conformance.dual")
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_a_product_is_added_only_to_memory_that_is_the_callers(backend: mxref.Backend) -> None:
+    with pytest.raises(
+        DtypeError, match="add_product .* NumPy array or a PyTorch tensor on the CPU, got Copied"
+    ):
+        backend.add_product(Q, Q, Copied())
+    if torch is not None:  # torch negates such a view when it is read: as an array it would be a copy
+        negated = torch.zeros(32, 32, dtype=torch.complex64).conj().imag
+        with pytest.raises(DtypeError, match="negated view.*clone"):
+            backend.add_product(Q, Q, negated)
+
+
+def test_a_transform_takes_what_a_quantization_takes() -> None:
+    want = mxref.hadamard(X, mxref.Rotation(16))
+    for rotation in (16, np.int64(16)):
+        np.testing.assert_array_equal(mxref.hadamard(X, rotation), want)
+        np.testing.assert_allclose(mxref.inverse_hadamard(want, rotation), X, atol=1e-5)
+    np.testing.assert_array_equal(mxref.hadamard(Copied(), 16), want)
+    if torch is not None:
+        tensor = torch.from_numpy(X).requires_grad_()
+        np.testing.assert_array_equal(mxref.hadamard(tensor, 16), want)
+        np.testing.assert_array_equal(
+            mxref.inverse_hadamard(tensor, 16), mxref.inverse_hadamard(X, mxref.Rotation(16))
+        )
+    with pytest.raises(RecipeError, match="Hadamard size 15 is not one of"):
+        mxref.hadamard(X, 15)
+    with pytest.raises(RecipeError, match="expected a Rotation or a size, got '16'"):
+        mxref.hadamard(X, "16")
+
+
+def test_one_name_is_one_choice_of_the_suite() -> None:
+    capabilities = BACKENDS[0].capabilities
+    titles = [
+        each.title for each in checks_of(capabilities, ops=["quantize"], dialects=["amd"], level="quick")
+    ]
+    assert titles
+    assert [
+        each.title for each in checks_of(capabilities, ops="quantize", dialects="amd", level="quick")
+    ] == titles
+    named = checks_of(capabilities, clauses="hadamard.order", level="quick")
+    assert {each.clause for each in named} == {"hadamard.order"}
+    report = check(BACKENDS[0], ops="dequantize", clauses="hadamard.order", level="quick")
+    assert report.ops == ("dequantize",)
+    for given, words in (
+        ({"level": "ful"}, "unknown level 'ful' .did you mean 'full'..; known: quick, full"),
+        ({"ops": "quantise"}, "unknown operation 'quantise' .did you mean 'quantize'..; known: quantize"),
+        ({"ops": 3}, "ops .* got 3 .int."),
+        ({"level": 3}, "unknown level 3"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            check("reference", **given)
+        with pytest.raises(RecipeError, match=words):
+            checks_of(capabilities, **given)
+
+
 def test_names_and_dialects_stand_for_a_spec() -> None:
     amd = mxref.DIALECTS["amd"]
     assert mxref.quantize(X, "amd") == mxref.quantize(X, amd) == mxref.quantize(X, amd.spec)
@@ -220,6 +311,17 @@ def test_names_stand_for_a_shipped_recipe() -> None:
     assert linear.expected_census(model, "mxfp4_h16") == linear.expected_census(model, recipe)
     with pytest.raises(BackendError, match="expected a backend or its name, got int"):
         linear.convert(model, recipe, backend=3, seed=0)
+
+
+@pytest.mark.skipif(torch is None, reason="needs torch")
+def test_a_recipe_is_enough_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MXREF_BACKEND", raising=False)
+    context = linear.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16")
+    assert (context.backend, context.seed) == (mxref.get_backend(), 0)
+    monkeypatch.setenv("MXREF_BACKEND", "reference")
+    assert linear.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16").backend is mxref.get_backend(
+        "reference"
+    )
 
 
 def test_messages_name_the_value_and_the_way_out() -> None:

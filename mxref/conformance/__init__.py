@@ -63,7 +63,8 @@ def check(
 
     Args:
         backend: the name to load the backend by, or the backend itself, which then runs in this process.
-        ops: operations to check: `quantize`, `dequantize`, `hadamard`, `gemm`; default all.
+        ops: operations to check, one name or several, as are the next two: `quantize`, `dequantize`, `hadamard`,
+            `gemm`; default all.
         dialects: check quantization only as these dialects treat operands.
         clauses: check only these clauses.
         seed: of drawn values.
@@ -80,9 +81,7 @@ def check(
             processes that cannot load it, or find other checks for it.
     """
     start = time.monotonic()
-    choice = Choice(
-        tuple(ops or (op.value for op in Op)), tuple(dialects or ()), tuple(clauses or ()), seed, level
-    )
+    choice = Choice.of(ops, dialects, clauses, seed, level)
     choice.validate()
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:

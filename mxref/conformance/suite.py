@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, Self
 
+from mxref.arrays import described
 from mxref.backend import Capabilities
 from mxref.conformance import (
     added,
@@ -27,7 +29,7 @@ from mxref.conformance.model import CLAUSES, Check, Failure, Level, Op, Plan, Su
 from mxref.conformance.request import Mismatch
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.recipe import OperandSpec, dialect
-from mxref.tomlio import suggestion
+from mxref.tomlio import shown, suggestion
 
 
 @lru_cache(maxsize=4)
@@ -53,7 +55,7 @@ def checks_of(
 
     Args:
         capabilities: what the backend declares; it decides the plainest treatment, on which others build.
-        ops: operations to check, default all four.
+        ops: operations to check, one name or several, as are the next two; default all four.
         dialects: check quantization only as these dialects treat operands.
         clauses: check only these clauses.
         seed: of drawn values, 0 or more.
@@ -62,7 +64,7 @@ def checks_of(
     Raises:
         RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
     """
-    choice = Choice(tuple(ops or Op), tuple(dialects or ()), tuple(clauses or ()), seed, level)
+    choice = Choice.of(ops, dialects, clauses, seed, level)
     specs = choice.validate()
     wanted, named = set(choice.ops), set(choice.clauses)
     plan = Plan.of(Level(level), seed, capabilities)
@@ -77,7 +79,20 @@ def checks_of(
 
 def _member(value: str, known: Collection[str], what: str) -> None:
     if value not in known:
-        raise RecipeError(f"unknown {what} {value!r}{suggestion(value, known)}; known: {', '.join(known)}")
+        names = [str(name) for name in known]
+        raise RecipeError(
+            f"unknown {what} {shown(value)}{suggestion(value, names)}; known: {', '.join(names)}"
+        )
+
+
+def _several(what: str, values: Any) -> tuple[str, ...]:
+    """Return names as a tuple, one alone too, and none for None; RecipeError for what holds no names."""
+    if isinstance(values, str):
+        return (values,)
+    try:
+        return tuple(values or ())
+    except TypeError:
+        raise RecipeError(f"{what} must be a name or several, got {described(values)}") from None
 
 
 def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
@@ -96,6 +111,12 @@ class Choice:
     clauses: tuple[str, ...]
     seed: int
     level: str
+
+    @classmethod
+    def of(cls, ops: Any, dialects: Any, clauses: Any, seed: int, level: str) -> Self:
+        """Return a choice from names, one alone or several; no operation means all of them."""
+        named = _several("ops", ops) or tuple(op.value for op in Op)
+        return cls(named, _several("dialects", dialects), _several("clauses", clauses), seed, level)
 
     def validate(self) -> tuple[OperandSpec, ...]:
         """Return the treatments of the dialects.

@@ -140,7 +140,5 @@ def never_ran(model: nn.Module) -> list[str]:
     return [
         name
         for name, linear in named_linears(model).items()
-        if isinstance(linear, MXLinear)
-        and not linear.census.ran
-        and set(linear.formats.values()) != {OperandFormat.BF16}
+        if isinstance(linear, MXLinear) and linear.low_precision and not linear.census.ran
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class StepContext:
         Stream(self.seed)  # checks its range
         self.backend_key = ops.register_backend(self.backend)
         self._closed: int | None = None
+        self._warned = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -74,11 +76,23 @@ class StepContext:
         if not any(own.trained for own in self.layers):
             return False
         if draws and self._closed == self.step:
-            raise StepError(repeated(self.step))
+            raise StepError(_closed_before(self.step))
         for own in self.layers:
             own.trained = False
         first, self._closed = self._closed is None, self.step
         return first
+
+    def note_next_step(self) -> None:
+        """Warn, once, that another optimizer step begins and none before it was closed by `linear.advance`."""
+        if self._closed is not None or self._warned or not any(own.trained for own in self.layers):
+            return
+        self._warned = True
+        warnings.warn(
+            f"the weights have changed and context.step = {self.step} is another step, but linear.advance(model) was "
+            "never called: call it after each optimizer step, or FP8's scales stay as they are and layers that never "
+            "run are not reported",
+            stacklevel=2,
+        )
 
     def reopen_step(self) -> None:
         """Forget the last optimizer step, so that its number may come again."""
@@ -87,11 +101,24 @@ class StepContext:
             own.trained = False
 
 
+_WAY_OUT = (
+    "set context.step to the optimizer step's number before each forward, and evaluate within torch.no_grad()"
+)
+
+
 def repeated(step: int) -> str:
-    """Return the message of a step whose number was not moved on."""
+    """Return the message of a step whose number was not moved on though the weights changed."""
     return (
         f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
-        "random bits would be drawn again: set context.step to the number of the optimizer step before each forward, "
-        "and evaluate within torch.no_grad(); if the step is done over, or the weights were loaded, call "
+        f"random bits would be drawn again: {_WAY_OUT}; if the step is done over, or the weights were loaded, call "
         "mxref_training.linear.restart(model) first"
+    )
+
+
+def _closed_before(step: int) -> str:
+    """Return the message of a step that is closed a second time under its number."""
+    return (
+        f"a training step with the number context.step = {step} was closed by advance before, and what ran since has "
+        f"drawn its random bits again: {_WAY_OUT}; where an update is skipped, or a step is to be done over, call "
+        "mxref_training.linear.restart(model) in place of advance"
     )

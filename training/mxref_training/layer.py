@@ -63,6 +63,7 @@ class MXLinear(nn.Linear):
         self.weight, self.bias = source.weight, source.bias
         self.recipe, self.context, self.index = recipe, context, index
         self.formats = {role: recipe.format(role) for role in GemmRole}
+        self.low_precision = set(self.formats.values()) != {OperandFormat.BF16}
         self.spec_texts = {role: [ops.spec_text(s) for s in recipe.operands(role)] for role in GemmRole}
         if OperandFormat.FP8 in self.formats.values():
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
@@ -90,7 +91,7 @@ class MXLinear(nn.Linear):
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if self.draws and not torch.compiler.is_compiling():
+            if self.low_precision and not torch.compiler.is_compiling():
                 self._check_step()
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
         else:
@@ -104,13 +105,16 @@ class MXLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _check_step(self) -> None:
-        """Raise StepError if the weight is another one than in the forward before, and the step is not."""
+        """Raise StepError if the weight has changed since the forward before, and the step of random bits has not."""
         # A weight that is refilled by its owner keeps its version: nothing can be said of it here.
         if not self._has_own_weight(self.weight):
             return
         now = self.context.step, self.weight._version
-        if self._trained is not None and self._trained[0] == now[0] and self._trained[1] != now[1]:
-            raise StepError(repeated(now[0]))
+        if self._trained is not None and self._trained[1] != now[1]:
+            if self._trained[0] != now[0]:
+                self.context.note_next_step()
+            elif self.draws:
+                raise StepError(repeated(now[0]))
         self._trained = now
 
     def _has_own_weight(self, weight: torch.Tensor) -> bool:

@@ -55,7 +55,7 @@ _SR_COPIES = 4096
 
 
 def convert(
-    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str, seed: int
+    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str | None = None, seed: int = 0
 ) -> StepContext:
     """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
 
@@ -64,11 +64,13 @@ def convert(
     model can be converted again to another recipe (FP8's history starts anew); copy a model before
     converting it, not after, since the layers of a copy would listen to the copied context. Convert before
     `fully_shard`; names are those without the wrappers of compilation, data parallelism and checkpointing.
+    Call `advance` after each optimizer step: it alone reports layers that never ran, and in a compiled or
+    sharded model, or where weights change through `.data`, it alone sees that `step` was not moved on.
 
     Args:
         model: holds float32 parameters.
         recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
-        backend: runs the MXFP4 operations; or its name.
+        backend: runs the MXFP4 operations; or its name; default that of `mxref.get_backend()`.
         seed: of the random bits, 0 to 2^64 - 1.
 
     Returns:
@@ -80,7 +82,7 @@ def convert(
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
     recipe = load_recipe(recipe)
-    backend = require_backend(backend)
+    backend = get_backend() if backend is None else require_backend(backend)
     linears = named_linears(model)
     if not linears or isinstance(model, nn.Linear):
         raise ConfigError(
@@ -153,7 +155,7 @@ def advance(model: nn.Module) -> None:
     """Close an optimizer step of a converted model: next FP8 scales, quantized weights dropped.
 
     Call it once after each optimizer step; the context's `step` is set by the caller. The first call warns
-    of layers that never ran.
+    of layers that never ran. After an update that was skipped call `restart` in its place.
 
     Raises:
         StepError: the recipe draws random bits, and the training step before this one had the same number.

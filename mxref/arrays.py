@@ -1,0 +1,100 @@
+"""Arrays of other libraries, as the operations take them: converted where that is natural, else refused.
+
+Implements: conventions.inputs
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mxref.errors import DtypeError
+
+
+def described(value: Any) -> str:
+    """Return a value as an error message names it: its type, and the value itself where it is short."""
+    if isinstance(value, str) and len(value) <= 40:
+        return repr(value)
+    text = repr(value) if isinstance(value, int | float | None) else ""
+    return f"{text} ({type(value).__name__})" if text and len(text) <= 40 else type(value).__name__
+
+
+def as_array(x: Any) -> Any:
+    """Return an array of another library as a NumPy array to read from; anything else as it is.
+
+    Args:
+        x: a NumPy array, a PyTorch tensor on the CPU (bfloat16 and `requires_grad` included), or any object
+            that has a type and a shape and gives a NumPy array by `__array__`, which may be a copy.
+
+    Raises:
+        DtypeError: an object that gives no NumPy array, such as a tensor that lies in the memory of a GPU.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    torch = _torch()
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _from_torch(x, torch)
+    if all(hasattr(x, name) for name in ("__array__", "dtype", "shape")):
+        try:
+            return np.asarray(x)
+        except Exception as err:  # whatever that library raises
+            raise DtypeError(
+                f"{type(x).__name__} gives no NumPy array ({type(err).__name__}: {err}); convert it yourself, "
+                "as in x.get() for CuPy, or take a backend for the device on which it lies"
+            ) from err
+    return x
+
+
+def as_sum(onto: Any, arrays: str) -> Any:
+    """Return the array to which a product is added in place, as a backend takes it: surely the same memory.
+
+    Args:
+        onto: a NumPy array or a PyTorch tensor on the CPU; for a backend on tensors a tensor.
+        arrays: the backend's library of arrays, `numpy` or `torch`.
+
+    Raises:
+        DtypeError: anything else. `__array__` may give a copy, and what is added to that would be lost.
+    """
+    torch = _torch()
+    tensor = torch is not None and isinstance(onto, torch.Tensor)
+    if not tensor and (arrays != "numpy" or not isinstance(onto, np.ndarray)):
+        wanted = "a NumPy array or a PyTorch tensor on the CPU" if arrays == "numpy" else "a PyTorch tensor"
+        raise DtypeError(
+            f"add_product adds to a float32 array in place and takes {wanted}, got {type(onto).__name__}; "
+            "add the result of scaled_gemm to it"
+        )
+    if tensor and onto.is_neg():
+        raise DtypeError(
+            "add_product writes to memory, and this tensor is a negated view of it; give a clone of it"
+        )
+    return as_array(onto) if arrays == "numpy" else onto
+
+
+def _torch() -> Any:
+    """Return torch if it was imported: a tensor exists only then."""
+    return sys.modules.get("torch")
+
+
+def _from_torch(x: Any, torch: Any) -> Any:
+    if x.device.type != "cpu" or x.layout is not torch.strided:
+        where = f"on {x.device}" if x.device.type != "cpu" else f"of layout {x.layout}"
+        raise DtypeError(
+            f"a tensor {where} cannot be read as a NumPy array; copy it first, as in x.cpu() or x.to_dense(), "
+            "or take a backend for that device, as in mxref.get_backend('triton')"
+        )
+    x = x.detach().resolve_conj().resolve_neg()
+    try:
+        if x.dtype is torch.bfloat16:
+            return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return x.numpy()
+    except TypeError as err:
+        raise DtypeError(
+            f"input type {x.dtype} is not taken; cast it to float32, bfloat16 or float16"
+        ) from err
+    except RuntimeError as err:  # of a subclass that holds no values, such as FakeTensor
+        raise DtypeError(
+            f"a tensor of type {type(x).__name__} gives no NumPy array ({err}); give a plain tensor of its values"
+        ) from err
