@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mxref.backend import Backend, Capabilities
 from mxref.conformance.memory import Watched
 from mxref.formats import INPUT_DTYPES
+from mxref.printable import printable
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
@@ -219,12 +220,17 @@ class Report:
     """The result of a conformance run."""
 
     backend: str
+    """Its name, with control codes spelled out."""
     level: Level
     seed: int
     ops: tuple[str, ...]
     clauses: tuple[ClauseResult, ...]
     """In the order of `CLAUSES`: causes first."""
     seconds: float
+
+    def __post_init__(self) -> None:
+        # Spelled out here, before lines are measured and wrapped, and because XML cannot hold control codes.
+        object.__setattr__(self, "backend", printable(str(self.backend)))
 
     @property
     def ok(self) -> bool:
