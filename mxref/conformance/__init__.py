@@ -71,7 +71,8 @@ def check(
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
         jobs: processes that share the checks.
-        time_limit: seconds that a check may take in a process of its own.
+        time_limit: seconds that a check may take in a process of its own. Shrinking its failure may take as long
+            again. Loading the backend may take as long, or 60 s if that is more.
         in_process: whether a backend that is given by its name runs in this process all the same, for a debugger.
 
     Raises:

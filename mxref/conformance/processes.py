@@ -28,9 +28,8 @@ _Task = tuple[list[int], bool]
 
 TIME_LIMIT = 300.0
 """Seconds for a check: far more than the slowest takes in an interpreter of GPU kernels."""
-LOAD_LIMIT = 600.0
-SHRINKING = 10
-"""How many times the limit of a check its shrinking may take."""
+LEAST_TO_LOAD = 60.0
+"""Seconds that loading may take where a check may take less: compilers and GPU drivers start slowly."""
 MOST_ENDED, MOST_HUNG = 40, 3
 """Checks that may end their process, or hang, before no more are asked: a whole run of them would take hours."""
 _POLL = 0.5  # seconds: a copy of a process can hold its connection open after the process has ended
@@ -103,7 +102,7 @@ class Processes:
                 self._start()
             for worker in self._workers:
                 if waiting and not worker.busy:
-                    worker.give(waiting.popleft(), self._limit * (SHRINKING if shrink else 1))
+                    worker.give(waiting.popleft(), self._limit)
             wait([worker.pipe for worker in self._workers], min(_POLL, *(w.left for w in self._workers)))
             for worker in list(self._workers):
                 message, end = worker.hear()
@@ -126,7 +125,7 @@ class Processes:
 
     def _start(self) -> _Worker:
         with on_a_share(self._jobs) if self._jobs > 1 else nullcontext():
-            worker = _Worker(self._backend, self._choice)
+            worker = _Worker(self._backend, self._choice, max(LEAST_TO_LOAD, self._limit))
         self._workers.append(worker)
         return worker
 
@@ -181,11 +180,11 @@ class Processes:
 class _Worker:
     """A process, and what it is at."""
 
-    def __init__(self, backend: str, choice: Choice) -> None:
+    def __init__(self, backend: str, choice: Choice, to_load: float) -> None:
         self.busy: deque[int] = deque()
         """Numbers of the checks that it has not answered, the one it is at first."""
         self.loaded = False
-        self._limit, self._per_check, self._since = LOAD_LIMIT, LOAD_LIMIT, time.monotonic()
+        self._limit, self._per_check, self._since = to_load, to_load, time.monotonic()
         self.pipe, other = Pipe()
         alive, self._alive = os.pipe()
         descriptors = (other.fileno(), alive)
