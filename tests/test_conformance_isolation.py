@@ -133,10 +133,16 @@ def test_a_run_does_not_wait_for_every_hanging_check(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "MOST_HUNG", 1)
     hanging = IN_A_CALL.replace('if dtype == "float64" and q.shape == (256, 32):', "if True:")
     backend = written(tmp_path, hanging, "time.sleep(600)")
-    _, (clause,), _ = run(backend, tmp_path, "--time-limit", "3")
-    assert (clause["passed"], clause["failed"]) == (0, 6)
-    failures = check(backend, clauses=["dequantize.nan"], level="quick", time_limit=3).failures
-    assert failures[0].message == "the process took longer than 3 s"
+    result, clauses, failures = run(backend, tmp_path, "--time-limit", "3")
+    counts = {c["clause"]: (c["passed"], c["failed"], c["skipped"]) for c in clauses}
+    assert counts == {"conformance.protocol": (0, 1, 0), "dequantize.nan": (0, 1, 5)}
+    assert failures == 2
+    assert clauses[1]["reasons"] == {"not asked any more": 5}
+    assert "5 checks were not asked any more: 0 checks ended" in clauses[0]["failures"][0]["message"]
+    printed = " ".join(result.output.split())
+    assert "the process took longer than 3 s" in printed  # without -v, which prints the failure shown second
+    assert "broken, likely causes first: dequantize.nan, conformance.protocol" in printed
+    assert "0 skipped as not declared, 5 not asked any more; " in printed
 
 
 def test_processes_that_a_backend_started_end_with_it(tmp_path):

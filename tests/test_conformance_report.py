@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,6 +18,26 @@ ROOT = Path(__file__).parent.parent
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 CODES = "x\x1b[31m\x00\ufffe<b>"
 SPELLED = r"x\x1b[31m\x00\ufffe<b>"
+
+
+def test_a_backend_that_loads_only_once_fails_the_tests_of_the_plugin(tmp_path):
+    (tmp_path / "once.py").write_text(
+        "from pathlib import Path\n"
+        "from mxref.reference import backend\n"
+        "mark = Path(__file__).with_name('mark')\n"
+        "if mark.exists():\n    raise ValueError('no device is left')\n"
+        "mark.touch()\n"
+    )
+    words = ["-p", "mxref.pytest_plugin", "-p", "no:cacheprovider", "-k", "gemm.nan or scale.clamp"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--mxref-backend", f"{tmp_path}/once.py:backend"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed" in done.stdout
+    assert "conformance.protocol: the backend is loaded" in done.stdout
+    assert "its code raised ValueError: no device is left" in done.stdout
+    assert "KeyError" not in done.stdout
 
 
 @pytest.fixture(scope="module")

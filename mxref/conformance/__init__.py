@@ -15,6 +15,7 @@ from dataclasses import replace
 from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
+    NOT_ASKED,
     ClauseResult,
     Failure,
     Level,
@@ -183,6 +184,7 @@ def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, Clause
     results: dict[str, ClauseResult] = {}
     for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):
         result = results.setdefault(clause, ClauseResult(clause))
+        reason = reason or (NOT_ASKED if verdicts[i].unasked else None)
         if reason:
             result.skipped += 1
             result.reasons[reason] = result.reasons.get(reason, 0) + 1
@@ -192,8 +194,17 @@ def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, Clause
         if not verdict.failures:
             result.passed += 1
         for failure in verdict.failures:
-            failed = results.setdefault(failure.clause, ClauseResult(failure.clause))
-            failed.failed += 1
-            if not failed.failures:
-                failed.failures.append(failure)
+            _count(results, failure)
+    unasked = [verdict.unasked for verdict in verdicts.values() if verdict.unasked]
+    if unasked:
+        message = f"{len(unasked)} checks were {NOT_ASKED}: {unasked[0]}"
+        _count(results, Failure("conformance.protocol", "every check is answered", message))
     return results
+
+
+def _count(results: dict[str, ClauseResult], failure: Failure) -> None:
+    """Count a failure under its clause, and keep it if it is the first, or the first that lost its process."""
+    clause = results.setdefault(failure.clause, ClauseResult(failure.clause))
+    clause.failed += 1
+    if not clause.failures or (failure.lost and not clause.failures[0].lost):
+        clause.failures = [failure]

@@ -40,6 +40,10 @@ CLAUSES = (
 """The clauses that a backend can break, causes first: the first one that fails is most likely to be at fault."""
 
 
+NOT_ASKED = "not asked any more"
+"""Why a check was skipped after too many that ended their process or took too long."""
+
+
 def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return values rounded to an input type; what it cannot hold becomes Inf or zero."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -116,6 +120,8 @@ class Failure:
     """The shrunk input of a quantization, block axis last."""
     file_command: str | None = None
     """The same command for what words cannot say, tiles; FILE stands for where `array` is saved."""
+    lost: bool = False
+    """Whether the backend ended the process of the check, or took too long."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ class Verdict:
     failure: Failure | None = None
     misuse: Failure | None = None
     """What a call did to memory, whatever its answer was."""
+    unasked: str | None = None
+    """Why the backend was not asked, None where it was."""
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -203,9 +211,9 @@ class ClauseResult:
     skipped: int = 0
     compared: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    """Each capability that was not declared, and how many checks were skipped for it."""
+    """Each capability that was not declared, or `NOT_ASKED`, and how many checks were skipped for it."""
     failures: list[Failure] = field(default_factory=list)
-    """The first failure."""
+    """The first failure, or the first that ended its process or took too long."""
 
     @property
     def outcome(self) -> str:
@@ -239,13 +247,18 @@ class Report:
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """The clauses that failed, causes first."""
-        return tuple(c.clause for c in self.clauses if c.failed)
+        """The clauses that failed: those with a check that ended its process or took too long, then causes first."""
+        return tuple(c.clause for c in self._failed)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures, causes first."""
-        return tuple(f for c in self.clauses for f in c.failures)
+        """The failures, in the order of `failing`."""
+        return tuple(f for c in self._failed for f in c.failures)
+
+    @property
+    def _failed(self) -> list[ClauseResult]:
+        failed = (c for c in self.clauses if c.failed)
+        return sorted(failed, key=lambda c: not any(f.lost for f in c.failures))
 
     def total(self, name: str) -> int:
         """Return the sum of `passed`, `failed`, `skipped` or `compared` over all clauses."""

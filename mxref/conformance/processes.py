@@ -48,7 +48,7 @@ class Processes:
         self._workers: list[_Worker] = []
         self._ended = self._hung = 0
         self.lost: set[int] = set()
-        """Numbers of the checks that ended their process, hung, or were not asked any more."""
+        """Numbers of the checks that ended their process or hung."""
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -160,17 +160,17 @@ class Processes:
             yield self._failed(at, f"the process {end}")
 
     def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, Verdict]]:
-        """Yield a failure of every check that waits, which is asked no more."""
+        """Yield a verdict that gives the reason for every check that waits, which is asked no more."""
         while waiting:
             numbers, shrink = waiting.popleft()
             if not shrink:
                 reason = f"{self._ended} checks ended their process and {self._hung} took too long"
-                yield from (self._failed(i, f"not asked any more: {reason}") for i in numbers)
+                yield from ((i, Verdict(0, unasked=reason)) for i in numbers)
 
     def _failed(self, i: int, message: str) -> tuple[int, Verdict]:
         self.lost.add(i)
         check = self._described[i]
-        return i, Verdict(0, Failure(check.clause, check.title, message, check.describe()))
+        return i, Verdict(0, Failure(check.clause, check.title, message, check.describe(), lost=True))
 
     @cached_property
     def _described(self) -> list[Check]:
