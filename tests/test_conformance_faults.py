@@ -7,13 +7,14 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from mutant_stages import Staged
+from mutant_stages import Staged, staged
 from mutants import MUTANTS
 from mxref.conformance import check, shrink
 from mxref.conformance.model import Subject
 from mxref.conformance.request import Blocks, all_of_it
 from mxref.hadamard import Rotation
 from mxref.hadamard import hadamard as transform
+from mxref.philox import random_integers
 
 
 class Unsigned(Staged):
@@ -70,3 +71,17 @@ def test_each_finding_of_a_backend_with_several_faults_shows_its_own(monkeypatch
         assert np.count_nonzero(failure.array) > 0 or clause == "scale.zero", failure
     inputs = [failures[clause].inputs.get("x", failures[clause].array.tobytes()) for clause in FAULTS]
     assert len(set(inputs)) == len(FAULTS)
+
+
+def rows_of_blocks(self, plan):
+    """The random index of rows padded to blocks of 32 alone, not to the Hadamard groups."""
+    length = -(-plan.global_shape[plan.axis] // 32) * 32
+    return random_integers(
+        plan.global_rows(), plan.first, plan.length, length, plan.stream, plan.spec.sr_bits
+    )
+
+
+@pytest.mark.clause("random.index")
+def test_the_clause_of_the_random_index_alone_finds_a_wrong_stride():
+    report = check(staged(integers=rows_of_blocks)(), clauses=["random.index"], level="quick", shrink=False)
+    assert [failure.check for failure in report.failures] == ["vector quantize.place.sr.whole"]

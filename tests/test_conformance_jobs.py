@@ -116,17 +116,35 @@ def test_crash_is_a_failure_of_the_check_it_came_at(tmp_path):
 
 
 def test_process_that_dies_between_two_tasks_costs_nothing(tmp_path):
-    """As when memory runs out: the one that has answered ends, while the other is still at its check."""
+    """As when memory runs out: the one that has answered ends, while the other is still at its check.
+
+    Each waits for the other: the first ends once its answer has come, and the second goes on once that is noticed.
+    """
     backend = faulty(
         tmp_path,
         """
     def _hadamard(self, x, rotation, axis):
+        import threading
         if CHILD and rotation.n == 16:
-            import threading
-            threading.Timer(1.0, os._exit, [9]).start()
+            (HERE / "new").write_text(str(os.getpid()))
+            (HERE / "new").rename(HERE / "first")
+            threading.Thread(target=end_once_heard, daemon=True).start()
         elif CHILD:
-            time.sleep(0.5)
+            while not (HERE / "first").exists() or running(int((HERE / "first").read_text())):
+                time.sleep(0.01)
         return super()._hadamard(x, rotation, axis)
+
+def end_once_heard():
+    while not (HERE / "heard").exists():
+        time.sleep(0.01)
+    os._exit(9)
+
+def running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 """,
     )
     choice = Choice(("hadamard",), (), ("hadamard.factor",), 0, "quick")
@@ -135,7 +153,14 @@ def test_process_that_dies_between_two_tasks_costs_nothing(tmp_path):
     others = [i for n, i in sizes.items() if n not in (16, None)]
     assert len(others) > 2
     with closing(Processes(backend, choice, 2)) as processes:
-        verdicts = dict(processes.verdicts([[sizes[16]], others * 2]))
+        verdicts, _ = {}, processes.loaded
+        for i, verdict in processes.verdicts([[sizes[16]], others]):
+            assert (
+                not verdicts or (tmp_path / "heard").exists()
+            )  # the first answer is that of the first process
+            verdicts[i] = verdict
+            (tmp_path / "heard").touch()
+        assert len(processes._workers) == 1
     assert {i: v.failure for i, v in verdicts.items()} == dict.fromkeys([sizes[16], *others])
 
 

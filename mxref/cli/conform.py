@@ -15,7 +15,7 @@ from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
 from mxref.cli.style import echo
 from mxref.conformance.model import Failure, Level, Op, Report
-from mxref.conformance.processes import TIME_LIMIT
+from mxref.conformance.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
 from mxref.discovery import choose
 from mxref.recipe import DIALECTS
@@ -53,7 +53,8 @@ _INTERVAL = 30.0
     default=TIME_LIMIT,
     show_default=True,
     metavar="SECONDS",
-    help="Longest time for a check; a backend that takes longer fails it.",
+    help="Longest time for a check; a backend that takes longer fails it. Shrinking a failure may take as long again, "
+    f"and loading the backend as long, or {LEAST_TO_LOAD:g} seconds if that is more.",
 )
 @click.option(
     "--in-process",

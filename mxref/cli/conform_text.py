@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mxref.conformance.model import ClauseResult, Report
+from mxref.conformance.model import NOT_ASKED, ClauseResult, Report
 
 _COUNTS = ("passed", "failed", "skipped")
 
@@ -27,7 +27,9 @@ def show(report: Report, verbose: bool) -> None:
     verdict = (
         "conforms" if report.ok else "does not conform" if failed else "declares nothing that was asked for"
     )
-    totals = f"{passed:,} checks passed, {failed:,} failed, {skipped:,} skipped as not declared; "
+    unasked = sum(c.reasons.get(NOT_ASKED, 0) for c in report.clauses)
+    totals = f"{passed:,} checks passed, {failed:,} failed, {skipped - unasked:,} skipped as not declared"
+    totals += f", {unasked:,} {NOT_ASKED}; " if unasked else "; "
     totals += f"{compared:,} results compared in {report.seconds:.1f} s"
     title = (f"{report.backend} {verdict}", "bold green" if report.ok else "bold red")
     out.print(Text.assemble("\n", title, f" ({report.level.value}, seed {report.seed}): {totals}"))
@@ -61,7 +63,7 @@ def _table(results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> No
     for count in _COUNTS:
         table.add_column(count, justify="right", no_wrap=True)
     if reasons:
-        table.add_column("not declared", overflow="fold", style=QUIET)
+        table.add_column("not declared, or not asked", overflow="fold", style=QUIET)
     styles = {"passed": "green", "failed": "bold red", "skipped": QUIET}
     for c in results:
         outcome = Text("FAILED" if c.failed else c.outcome, styles[c.outcome])

@@ -15,6 +15,7 @@ from dataclasses import replace
 from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
+    NOT_ASKED,
     ClauseResult,
     Failure,
     Level,
@@ -72,7 +73,8 @@ def check(
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
         jobs: processes that share the checks.
-        time_limit: seconds that a check may take in a process of its own.
+        time_limit: seconds that a check may take in a process of its own. Shrinking its failure may take as long
+            again. Loading the backend may take as long, or 60 s if that is more.
         in_process: whether a backend that is given by its name runs in this process all the same, for a debugger.
 
     Raises:
@@ -181,6 +183,7 @@ def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, Clause
     results: dict[str, ClauseResult] = {}
     for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):
         result = results.setdefault(clause, ClauseResult(clause))
+        reason = reason or (NOT_ASKED if verdicts[i].unasked else None)
         if reason:
             result.skipped += 1
             result.reasons[reason] = result.reasons.get(reason, 0) + 1
@@ -190,8 +193,17 @@ def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, Clause
         if not verdict.failures:
             result.passed += 1
         for failure in verdict.failures:
-            failed = results.setdefault(failure.clause, ClauseResult(failure.clause))
-            failed.failed += 1
-            if not failed.failures:
-                failed.failures.append(failure)
+            _count(results, failure)
+    unasked = [verdict.unasked for verdict in verdicts.values() if verdict.unasked]
+    if unasked:
+        message = f"{len(unasked)} checks were {NOT_ASKED}: {unasked[0]}"
+        _count(results, Failure("conformance.protocol", "every check is answered", message))
     return results
+
+
+def _count(results: dict[str, ClauseResult], failure: Failure) -> None:
+    """Count a failure under its clause, and keep it if it is the first, or the first that lost its process."""
+    clause = results.setdefault(failure.clause, ClauseResult(failure.clause))
+    clause.failed += 1
+    if not clause.failures or (failure.lost and not clause.failures[0].lost):
+        clause.failures = [failure]

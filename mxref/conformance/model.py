@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mxref.backend import Backend, Capabilities
 from mxref.conformance.memory import Watched
 from mxref.formats import INPUT_DTYPES
+from mxref.printable import printable
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
@@ -37,6 +38,10 @@ CLAUSES = (
     "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "quantize.order",
 )  # fmt: skip
 """The clauses that a backend can break, causes first: the first one that fails is most likely to be at fault."""
+
+
+NOT_ASKED = "not asked any more"
+"""Why a check was skipped after too many that ended their process or took too long."""
 
 
 def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -115,6 +120,8 @@ class Failure:
     """The shrunk input of a quantization, block axis last."""
     file_command: str | None = None
     """The same command for what words cannot say, tiles; FILE stands for where `array` is saved."""
+    lost: bool = False
+    """Whether the backend ended the process of the check, or took too long."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,8 @@ class Verdict:
     failure: Failure | None = None
     misuse: Failure | None = None
     """What a call did to memory, whatever its answer was."""
+    unasked: str | None = None
+    """Why the backend was not asked, None where it was."""
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -202,9 +211,9 @@ class ClauseResult:
     skipped: int = 0
     compared: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    """Each capability that was not declared, and how many checks were skipped for it."""
+    """Each capability that was not declared, or `NOT_ASKED`, and how many checks were skipped for it."""
     failures: list[Failure] = field(default_factory=list)
-    """The first failure."""
+    """The first failure, or the first that ended its process or took too long."""
 
     @property
     def outcome(self) -> str:
@@ -219,12 +228,17 @@ class Report:
     """The result of a conformance run."""
 
     backend: str
+    """Its name, with control codes spelled out."""
     level: Level
     seed: int
     ops: tuple[str, ...]
     clauses: tuple[ClauseResult, ...]
     """In the order of `CLAUSES`: causes first."""
     seconds: float
+
+    def __post_init__(self) -> None:
+        # Spelled out here, before lines are measured and wrapped, and because XML cannot hold control codes.
+        object.__setattr__(self, "backend", printable(str(self.backend)))
 
     @property
     def ok(self) -> bool:
@@ -233,13 +247,18 @@ class Report:
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """The clauses that failed, causes first."""
-        return tuple(c.clause for c in self.clauses if c.failed)
+        """The clauses that failed: those with a check that ended its process or took too long, then causes first."""
+        return tuple(c.clause for c in self._failed)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures, causes first."""
-        return tuple(f for c in self.clauses for f in c.failures)
+        """The failures, in the order of `failing`."""
+        return tuple(f for c in self._failed for f in c.failures)
+
+    @property
+    def _failed(self) -> list[ClauseResult]:
+        failed = (c for c in self.clauses if c.failed)
+        return sorted(failed, key=lambda c: not any(f.lost for f in c.failures))
 
     def total(self, name: str) -> int:
         """Return the sum of `passed`, `failed`, `skipped` or `compared` over all clauses."""

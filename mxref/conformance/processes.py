@@ -28,9 +28,8 @@ _Task = tuple[list[int], bool]
 
 TIME_LIMIT = 300.0
 """Seconds for a check: far more than the slowest takes in an interpreter of GPU kernels."""
-LOAD_LIMIT = 600.0
-SHRINKING = 10
-"""How many times the limit of a check its shrinking may take."""
+LEAST_TO_LOAD = 60.0
+"""Seconds that loading may take where a check may take less: compilers and GPU drivers start slowly."""
 MOST_ENDED, MOST_HUNG = 40, 3
 """Checks that may end their process, or hang, before no more are asked: a whole run of them would take hours."""
 _POLL = 0.5  # seconds: a copy of a process can hold its connection open after the process has ended
@@ -49,7 +48,7 @@ class Processes:
         self._workers: list[_Worker] = []
         self._ended = self._hung = 0
         self.lost: set[int] = set()
-        """Numbers of the checks that ended their process, hung, or were not asked any more."""
+        """Numbers of the checks that ended their process or hung."""
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -103,7 +102,7 @@ class Processes:
                 self._start()
             for worker in self._workers:
                 if waiting and not worker.busy:
-                    worker.give(waiting.popleft(), self._limit * (SHRINKING if shrink else 1))
+                    worker.give(waiting.popleft(), self._limit)
             wait([worker.pipe for worker in self._workers], min(_POLL, *(w.left for w in self._workers)))
             for worker in list(self._workers):
                 message, end = worker.hear()
@@ -126,7 +125,7 @@ class Processes:
 
     def _start(self) -> _Worker:
         with on_a_share(self._jobs) if self._jobs > 1 else nullcontext():
-            worker = _Worker(self._backend, self._choice)
+            worker = _Worker(self._backend, self._choice, max(LEAST_TO_LOAD, self._limit))
         self._workers.append(worker)
         return worker
 
@@ -161,17 +160,17 @@ class Processes:
             yield self._failed(at, f"the process {end}")
 
     def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, Verdict]]:
-        """Yield a failure of every check that waits, which is asked no more."""
+        """Yield a verdict that gives the reason for every check that waits, which is asked no more."""
         while waiting:
             numbers, shrink = waiting.popleft()
             if not shrink:
                 reason = f"{self._ended} checks ended their process and {self._hung} took too long"
-                yield from (self._failed(i, f"not asked any more: {reason}") for i in numbers)
+                yield from ((i, Verdict(0, unasked=reason)) for i in numbers)
 
     def _failed(self, i: int, message: str) -> tuple[int, Verdict]:
         self.lost.add(i)
         check = self._described[i]
-        return i, Verdict(0, Failure(check.clause, check.title, message, check.describe()))
+        return i, Verdict(0, Failure(check.clause, check.title, message, check.describe(), lost=True))
 
     @cached_property
     def _described(self) -> list[Check]:
@@ -181,11 +180,11 @@ class Processes:
 class _Worker:
     """A process, and what it is at."""
 
-    def __init__(self, backend: str, choice: Choice) -> None:
+    def __init__(self, backend: str, choice: Choice, to_load: float) -> None:
         self.busy: deque[int] = deque()
         """Numbers of the checks that it has not answered, the one it is at first."""
         self.loaded = False
-        self._limit, self._per_check, self._since = LOAD_LIMIT, LOAD_LIMIT, time.monotonic()
+        self._limit, self._per_check, self._since = to_load, to_load, time.monotonic()
         self.pipe, other = Pipe()
         alive, self._alive = os.pipe()
         descriptors = (other.fileno(), alive)

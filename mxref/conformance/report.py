@@ -13,6 +13,7 @@ from xml.etree import ElementTree as xml
 from mxref import __version__
 from mxref.conformance.model import ClauseResult, Failure, Report
 from mxref.errors import FileFormatError
+from mxref.printable import printable
 
 FORMAT = "mxref.conformance.1"
 _FEW, _PER_LINE = 8, 6
@@ -68,18 +69,13 @@ def to_junit(report: Report) -> str:
         if c.outcome == "failed":
             text = "\n\n".join(failure_text(f) for f in c.failures)
             message = c.failures[0].message if c.failures else ""
-            xml.SubElement(case, "failure", message=_printable(message)).text = _printable(text)
+            xml.SubElement(case, "failure", message=printable(message)).text = printable(text)
         elif c.outcome == "skipped":
-            xml.SubElement(case, "skipped", message=_printable(reasons_text(c)))
+            xml.SubElement(case, "skipped", message=printable(reasons_text(c)))
     root = xml.Element("testsuites")
     root.append(suite)
     xml.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + xml.tostring(root, encoding="unicode") + "\n"
-
-
-def _printable(text: str) -> str:
-    """Return text without the control characters that XML cannot hold."""
-    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text)
 
 
 def reasons_text(c: ClauseResult) -> str:

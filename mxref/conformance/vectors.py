@@ -22,17 +22,21 @@ _OPS = {
     RecordOp.HADAMARD: Op.HADAMARD, RecordOp.SCALED_GEMM: Op.GEMM,
 }  # fmt: skip
 _GENERATED = ("x_seed", "operand_seed")
+_FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
+"""Vectors asked under a second clause too: no other check of it pads rows to Hadamard groups, which sets their stride."""
 
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield a check per golden vector of a backend's operation; the large ones, made from seeds, under `full` only."""
     for record in load_vectors():
         if record.op in BACKEND_OPS and (plan.full or not any(key in record.inputs for key in _GENERATED)):
-            yield _check(record)
+            yield _check(record, _clause(record))
+            if record.id in _FILED_TWICE:
+                yield _check(record, _FILED_TWICE[record.id])
 
 
-def _check(record: Record) -> Check:
-    clause, title = _clause(record), f"vector {record.id}"
+def _check(record: Record, clause: str) -> Check:
+    title = f"vector {record.id}"
 
     def run(subject: Subject) -> Verdict:
         mismatch = run_record(record, subject.backend)
