@@ -23,7 +23,7 @@ _OPS = {
 }  # fmt: skip
 _GENERATED = ("x_seed", "operand_seed")
 _FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
-"""Vectors asked under a second clause too: no other check of it pads rows to Hadamard groups, which sets their stride."""
+"""Vectors asked under a second clause too: no other check of that clause pads rows to Hadamard groups."""
 
 
 def checks(plan: Plan) -> Iterator[Check]:
