@@ -182,7 +182,10 @@ def test_exit_of_the_backend_is_a_failure(tmp_path):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("    if AGAIN: os._exit(3)", "ended with exit code 3 before its first check"),
+        (
+            "    if AGAIN: __import__('ctypes').CDLL(None)._exit(3)",
+            "ended with exit code 3 before its first check",
+        ),
         ("    if AGAIN: raise ImportError('no driver')", "no driver"),
         (
             "    capabilities = replace(ReferenceBackend.capabilities, native_sr=AGAIN)",
