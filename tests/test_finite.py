@@ -143,7 +143,7 @@ def test_an_evaluation_looks_at_the_weights(tmp_path: Path, poisoned: Callable[[
     ):
         run(tmp_path, corpus=NARROW)
     assert lines(tmp_path)[-1]["val_loss"] is not None
-    assert not (tmp_path / "checkpoints").exists()
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_nan_in_the_initial_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
