@@ -146,8 +146,8 @@ def _one_too_high(magnitude, byte, r, bits):
 
 
 def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding():
-    def faulty(v, rounding, random, bits):
-        codes = round_magnitude(v, rounding, E2M1, random, bits)
+    def faulty(v, rounding, element, random, bits):
+        codes = round_magnitude(v, rounding, element, random, bits)
         codes[v.view(np.uint32) == SPOT] ^= 1
         return codes
 
@@ -170,8 +170,10 @@ def test_ties_away_from_zero_are_noticed_in_exactly_the_four_ties_that_differ():
 @pytest.mark.parametrize(("choice", "offset"), [("stays", 1), ("goes", -1)])
 @pytest.mark.parametrize("bits", [16, 22])
 def test_sr_off_by_one_is_noticed(choice, offset, bits):
-    def faulty(v, rounding, random, bits):
-        return round_magnitude(v, rounding, E2M1, (random.astype(np.int64) + offset).astype(np.uint32), bits)
+    def faulty(v, rounding, element, random, bits):
+        return round_magnitude(
+            v, rounding, element, (random.astype(np.int64) + offset).astype(np.uint32), bits
+        )
 
     assert faults(elements.direct(Rounding.SR, bits, choice, faulty))[0] > 1000
 
@@ -232,7 +234,7 @@ def test_random_integers_of_another_place_are_noticed():
 def test_byte_254_is_in_force_only_inside_the_sweep():
     sweep = elements.quantized("reference", mxref.quantize, Rounding.RNE, "even", 254, forced=True)
     assert faults(sweep) == (0, "")
-    assert modules["mxref.quantize"].__dict__["scale_code"] is scale_code
+    assert modules["mxref.quantization"].__dict__["scale_code"] is scale_code
     unforced = elements.quantized("reference", mxref.quantize, Rounding.RNE, "even", 253)
     assert faults(unforced) == (0, "")
 
@@ -264,8 +266,8 @@ def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, rule, offset):
 
 
 def test_one_wrong_scale_code_at_one_amax_is_noticed():
-    def faulty(amax, rule):
-        codes = scale_code(amax, rule, E2M1)
+    def faulty(amax, rule, element):
+        codes = scale_code(amax, rule, element)
         codes[amax == SPOT] += 1
         return codes
 

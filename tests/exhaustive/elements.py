@@ -23,6 +23,7 @@ from exhaustive.kernels import sr_codes, sr_edge, sr_integers
 from exhaustive.steps import code_steps, largest_amax
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
+from mxref.formats import E2M1
 from mxref.placement import Placement
 from mxref.rounding import round_magnitude
 
@@ -100,7 +101,7 @@ def direct(
                 sr_codes(magnitudes, 127, integers, bits, want)
             else:
                 sr_edge(magnitudes, 127, bits, random.up, integers, want)
-        got = round_function(magnitudes.view(np.float32), rounding, integers, bits)
+        got = round_function(magnitudes.view(np.float32), rounding, E2M1, integers, bits)
         return compare(got, want, lambda at: f"v = {base + at:#010x}")
 
     edges = steps if steps is not None else code_steps(127, "rtz")
@@ -197,7 +198,7 @@ def function_name(subject: str) -> str:
 def _forced_scale(byte: int) -> AbstractContextManager[Any]:
     # `mxref.quantize` is a function that has the name of its module.
     return mock.patch.object(
-        modules["mxref.quantize"], "scale_code", lambda amax, rule: np.full(amax.shape, byte, np.uint8)
+        modules["mxref.quantization"], "scale_code", lambda amax, *_: np.full(amax.shape, byte, np.uint8)
     )
 
 

@@ -12,12 +12,13 @@ import oracle
 from exhaustive.steps import scale_steps
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, ScaleRule
+from mxref.formats import E2M1, ElementFormat
 from mxref.scale import scale_code
 
 CHUNK = 1 << 16
 BLOCKS = 1 << 13
 
-ScaleCode = Callable[[Patterns, ScaleRule], Codes]
+ScaleCode = Callable[[Patterns, ScaleRule, ElementFormat], Codes]
 
 
 def direct(rule: oracle.Rule, function: ScaleCode = scale_code) -> Sweep:
@@ -27,7 +28,7 @@ def direct(rule: oracle.Rule, function: ScaleCode = scale_code) -> Sweep:
 
     def check(chunk: int) -> Finding | None:
         base = span.base(chunk)
-        got = function(offsets + np.uint32(base), ScaleRule(rule))
+        got = function(offsets + np.uint32(base), ScaleRule(rule), E2M1)
         return compare(got, steps.values(base, CHUNK), lambda at: f"amax = {base + at:#010x}")
 
     return _sweep("mxref.scale.scale_code", rule, span, check)
