@@ -3,8 +3,8 @@
 import numpy as np
 
 import oracle
-import oracle_plan
-import oracle_random
+from oracle import plan as oracle_plan
+from oracle import random as oracle_random
 
 
 def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):

@@ -18,12 +18,12 @@ import numpy as np
 
 import mxref
 import oracle
-import oracle_random
 from exhaustive.kernels import sr_codes, sr_edge, sr_integers
 from exhaustive.steps import code_steps, largest_amax
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
 from mxref.rounding import round_magnitude
+from oracle import random as oracle_random
 
 DIRECT_CHUNK = 1 << 14
 """Elements per call of the reference: its temporaries stay in the second-level cache."""

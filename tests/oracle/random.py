@@ -10,7 +10,7 @@ from functools import cache
 from math import isqrt
 from typing import Literal
 
-from oracle import SIGN32, f32_add, f32_mul, f32_sub, round_f32
+from oracle.scalar import SIGN32, f32_add, f32_mul, f32_sub, round_f32
 
 SignPolicy = Literal["none", "fixed", "per_step", "per_step_layer"]
 _WORD = 0xFFFFFFFF

@@ -1,0 +1,3 @@
+"""The scalar oracle, as `oracle.scalar` has it."""
+
+from oracle.scalar import *  # noqa: F403
