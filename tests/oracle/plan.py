@@ -1,7 +1,7 @@
 """The scalar oracle's plan of a quantization: what is refused, where each stored element comes from, its random index.
 
-As all of `oracle`, it shares no code with the package under test. It is written from the chapters on quantization and on
-random bits of the specification, one element at a time, and counts where the package multiplies and divides.
+As all of `oracle`, it shares no code with the package under test. It is written from the chapters on quantization and
+on random bits of the specification, one element at a time, and counts where the package multiplies and divides.
 """
 
 from collections.abc import Iterator, Sequence
