@@ -9,8 +9,10 @@ from typing import Any, get_args
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import oracle
+import strategies
 from oracle import E2M1, E4M3, E5M2, Element, Rule
 
 E2M3 = Element("E2M3", 2, 3, bias=1)
@@ -277,6 +279,9 @@ def test_dots_of_two_formats() -> None:
     assert dot == 57344**2 + Fraction(1, 2**32)
     assert isinstance(dot, Fraction)
     assert Fraction(float(dot)) != dot
+    for pair in ((row(16), row(1)), (row(1), row(16))):
+        with pytest.raises(ValueError, match="E2M1 has no code 16"):
+            oracle.block_dot(*pair)
 
 
 def test_a_block_of_e5m2_is_added_with_one_rounding() -> None:
@@ -343,3 +348,70 @@ def test_an_accumulator_that_overflowed_meets_an_infinity() -> None:
         a, b = [huge, (127, row(code))], [huge, one]
         assert oracle.gemm_ordered(a, b, elements=both) == ordered
         assert oracle.gemm_exact(a, b, elements=both) == exact
+
+
+# ---- the inputs that are crafted and drawn for a format ----
+
+
+@pytest.mark.parametrize("element", FP8, ids=by_name)
+def test_crafted_blocks_reach_every_scale_every_code_and_every_tie(element: Element) -> None:
+    blocks, names = strategies.crafted_blocks(element), strategies.crafted_names(element)
+    assert blocks.shape == (len(names), 32)
+    assert len(set(names)) == len(names)
+    rows = blocks.view(np.uint32).tolist()
+    quantized = [oracle.quantize_block(row, "floor", "rne", element=element) for row in rows]
+    highest = 254 - element.largest_exponent
+    assert {byte for byte, _ in quantized} == {*range(highest + 1), 255}
+    numbers = {code | sign for code in range(element.top + 1) for sign in (0, element.sign)}
+    assert {code for _, codes in quantized for code in codes} == numbers
+    ties = [(low + high) / 2 for low, high in zip(element.grid, element.grid[1:], strict=False)]
+    at_scale_1 = {
+        b & 0x7FFFFFFF for row, (byte, _) in zip(rows, quantized, strict=True) if byte == 127 for b in row
+    }
+    for tie in ties:
+        at = oracle.round_f32(tie)
+        assert {at - 1, at, at + 1} <= at_scale_1, float(tie)
+
+
+PAIRS = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
+
+
+def in_float64(
+    operands: tuple[list[oracle.Block], list[oracle.Block]], elements: tuple[Element, Element]
+) -> int:
+    """What a float64 accumulation that is rounded to float32 block by block gives."""
+    acc = np.float32(0)
+    for (byte_a, codes_a), (byte_b, codes_b) in zip(*operands, strict=True):
+        a, b = (
+            np.array(codes, np.uint8).view(DTYPES[element.name]).astype(np.float64)
+            for codes, element in zip((codes_a, codes_b), elements, strict=True)
+        )
+        with np.errstate(all="ignore"):
+            acc = np.float32(np.float64(acc) + np.ldexp((a * b).sum(), byte_a + byte_b - 254))
+    return int(acc.view(np.uint32))
+
+
+@pytest.mark.parametrize("elements", PAIRS, ids=lambda pair: "x".join(e.name for e in pair))
+def test_nearly_tied_operands_tell_two_roundings_from_one(elements: tuple[Element, Element]) -> None:
+    cases, wrong = 0, 0
+
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @given(operands=strategies.nearly_tied_operands(elements))
+    def count(operands: tuple[list[oracle.Block], list[oracle.Block]]) -> None:
+        nonlocal cases, wrong
+        cases += 1
+        wrong += in_float64(operands, elements) != oracle.gemm_ordered(*operands, elements=elements)
+
+    count()
+    assert cases >= 60
+    assert wrong >= cases // 10, (wrong, cases)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operands=strategies.gemm_operands(elements=(E5M2, E4M3), special=True))
+def test_one_block_is_the_same_exact_or_ordered(
+    operands: tuple[list[oracle.Block], list[oracle.Block]],
+) -> None:
+    a, b = operands[0][:1], operands[1][:1]
+    both = (E5M2, E4M3)
+    assert oracle.gemm_exact(a, b, elements=both) == oracle.gemm_ordered(a, b, elements=both)

@@ -44,15 +44,15 @@ def _special(code: int, element: Element) -> float:
     return -math.inf if code & element.sign else math.inf
 
 
-def _product(p: int, q: int, elements: Elements) -> float | None:
-    """The product of two codes of which one stands for no number, or None where both do."""
-    a, b = (
-        element.value(code) if element.kind(code) == "finite" else _special(code, element)
-        for code, element in zip((p, q), elements, strict=True)
-    )
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return None
-    sides = [x if isinstance(x, float) else float((x > 0) - (x < 0)) for x in (a, b)]  # Inf * 0 is NaN
+def _product(p: int, q: int, elements: Elements) -> float:
+    """The product of two codes of which at least one stands for no number."""
+    sides = []
+    for code, element in zip((p, q), elements, strict=True):
+        if element.kind(code) == "finite":
+            value = element.value(code)
+            sides.append(float((value > 0) - (value < 0)))  # its sign decides; infinity times zero is NaN
+        else:
+            sides.append(_special(code, element))
     return sides[0] * sides[1]
 
 
@@ -60,16 +60,19 @@ def block_dot(
     codes_a: Sequence[int], codes_b: Sequence[int], elements: Elements = (E2M1, E2M1)
 ) -> Fraction | float:
     """The sum of the products of element values, before any scale."""
+    a, b = elements
     pairs = list(zip(codes_a, codes_b, strict=True))
-    specials = [s for p, q in pairs if (s := _product(p, q, elements)) is not None]
+    specials = [_product(p, q, elements) for p, q in pairs if p % a.sign > a.top or q % b.sign > b.top]
     if specials:
         return _sum(specials)
-    a, b = elements
     total = sum(_count(p, a) * _count(q, b) for p, q in pairs)
     return Fraction(total, a.per_one * b.per_one)
 
 
 def _count(code: int, element: Element) -> int:
+    """The value of a code in units of the smallest positive magnitude."""
+    if code >= 2 * element.sign:
+        raise ValueError(f"{element.name} has no code {code}")
     count = element.counts[code % element.sign]
     return -count if code & element.sign else count
 
