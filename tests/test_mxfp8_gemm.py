@@ -212,6 +212,6 @@ def test_operands_of_a_gemm_share_the_kind_of_their_format():
     for pair in (("fp8", "mxfp4"), ("mxfp8_e4m3", "bf16"), ("bf16", "fp8")):
         x, w = (OperandSpec(format=name) for name in pair)
         with pytest.raises(
-            RecipeError, match=rf"kind of format, got \w+ for x and \w+ for w; set it in \[fprop\]"
+            RecipeError, match=r"kind of format, got \w+ for x and \w+ for w; set it in \[fprop\]"
         ):
             Recipe(fprop=FpropSpec(x=x, w=w))
