@@ -188,6 +188,8 @@ def bounded_tolerance(
 ) -> NDArray[np.float64]:
     """Return how far a `bounded` result may lie from the real sum, float64 [M, N]; Inf where anything goes.
 
+    Only products of finite elements count: a product with NaN or Inf decides the result by itself.
+
     Args:
         a: [M, K].
         b: [N, K].
@@ -196,12 +198,10 @@ def bounded_tolerance(
 
     Implements: gemm.bounded, gemm.prescale
     """
-    scaled_a, scaled_b = (
-        np.abs(values(q)) * np.ldexp(1.0, np.repeat(scale_exponent(q.scales), q.format.k, axis=1))
-        for q in (a, b)
-    )
-    with np.errstate(invalid="ignore"):
-        total = scaled_a @ scaled_b.T
+    decoded = [np.abs(values(q)) for q in (a, b)]
+    scales = [np.ldexp(1.0, np.repeat(scale_exponent(q.scales), q.format.k, axis=1)) for q in (a, b)]
+    finite = [np.where(np.isfinite(v), v, 0.0) * scale for v, scale in zip(decoded, scales, strict=True)]
+    total = finite[0] @ finite[1].T
     prescale = prescale_product(a, b)
     total /= float(prescale)
     # Undoing the prescale errs twice more: in the multiply and in its constant.

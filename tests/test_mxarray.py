@@ -1,5 +1,6 @@
 """MXArray: what it refuses, how it looks, and that saving loses nothing."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from mxref import MXArray, OperandSpec, PreparedArray, Stream, quantize
 from mxref.errors import FileFormatError, ShapeError
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.placement import Placement
 
 
@@ -122,3 +124,43 @@ def test_shapes_that_do_not_fit_are_refused(codes, scales, shape, axis, message)
 def test_only_uint8_is_taken():
     with pytest.raises(ShapeError, match="codes must be uint8"):
         MXArray(np.zeros((4, 16), np.int64), np.zeros((4, 1), np.uint8), (4, 32), 1)
+
+
+@pytest.mark.clause("formats.mxfp8", "packing.bytes", evidence="known answer")
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+def test_save_and_load_mxfp8(tmp_path, suffix, block_format):
+    x = np.random.default_rng(0).standard_normal((3, 70)).astype(np.float32)
+    q = quantize(x, OperandSpec(block_format, prescale=True), pad=True)
+    q.save(tmp_path / f"q{suffix}")
+    loaded = MXArray.load(tmp_path / f"q{suffix}")
+    assert loaded == q
+    assert loaded.format is block_format
+    assert loaded.length == 96
+
+
+def test_files_of_mxfp4_do_not_name_their_format_and_others_do(tmp_path):
+    for block_format in (MXFP4, MXFP8_E5M2):
+        quantize(np.ones((1, 32), np.float32), OperandSpec(block_format)).save(tmp_path / "q.npz")
+        with np.load(tmp_path / "q.npz") as file:
+            meta = json.loads(str(file["meta"]))
+        named = {} if block_format is MXFP4 else {"block_format": "mxfp8_e5m2"}
+        assert {key: meta.pop(key) for key in ("format", *named)} == {"format": "mxref.mxarray.1", **named}
+        assert list(meta) == ["shape", "axis", "block", "prescale", "rotation"]
+    meta |= {"format": "mxref.mxarray.1", "block_format": "mxfp5"}
+    np.savez(tmp_path / "other.npz", meta=json.dumps(meta), codes=np.zeros((1, 32)), scales=np.zeros((1, 1)))
+    with pytest.raises(FileFormatError, match="cannot load an MXArray from .*mxfp5"):
+        MXArray.load(tmp_path / "other.npz")
+
+
+def test_the_format_of_an_array_decides_its_shapes_and_its_look():
+    x = np.array([[1.0] * 31 + [-448.0]], np.float32)
+    q = quantize(x, OperandSpec(MXFP8_E4M3, prescale=True))
+    assert repr(q) == (
+        "MXArray(MXFP8 E4M3 (1, 32), axis=1, block=1x32, prescaled 7/8,\n  7F: " + "36" * 31 + "fc)"
+    )
+    with pytest.raises(ShapeError, match=r"hold 64 elements|codes have shape|scales have shape"):
+        replace(q, format=MXFP4)
+    with pytest.raises(ShapeError, match="format must be a BlockFormat, as mxref.MXFP4, got 'mxfp4'"):
+        replace(q, format="mxfp4")
+    assert q != replace(q, format=MXFP8_E5M2)

@@ -22,7 +22,7 @@ from mxref import (
     quantize,
 )
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
-from mxref.formats import E2M1
+from mxref.formats import E2M1, MXFP8_E4M3, MXFP8_E5M2
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
@@ -314,7 +314,10 @@ def test_sr_and_signs_need_a_stream():
         quantize(x, OperandSpec(rounding=Rounding.SR))
     with pytest.raises(RecipeError, match="needs a random stream"):
         quantize(x, OperandSpec(hadamard=16, signs=SignPolicy.FIXED))
-    with pytest.raises(RecipeError, match="format is bf16"):
+    with pytest.raises(
+        RecipeError,
+        match="quantize makes block formats .mxfp4, mxfp8_e4m3, mxfp8_e5m2., but .* format is bf16",
+    ):
         quantize(x, OperandSpec(format="bf16"))
 
 
@@ -360,3 +363,77 @@ def test_hadamard_is_not_undone():
     assert (
         bits_of(dequantize(q)).tolist() == bits_of(dequantize(quantize(hadamard(x, Rotation(16))))).tolist()
     )
+
+
+MXFP8 = pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+
+
+@pytest.mark.clause(
+    "formats.mxfp8", "quantize.order", "scale.nonfinite", "scale.zero", "rounding.scaled", "rounding.sign"
+)
+@MXFP8
+@pytest.mark.parametrize("rule", ScaleRule)
+@pytest.mark.parametrize("rounding", Rounding)
+def test_crafted_blocks_in_mxfp8(rule, rounding, block_format):
+    spec = OperandSpec(block_format, rule, rounding)
+    x = crafted_blocks(element=oracle.ELEMENTS[block_format.element.name])[:: 7 if rounding == "sr" else 3]
+    q = quantize(x, spec, placement=Placement(STREAM))
+    want = oracle_quantize(x, spec, STREAM)
+    assert q.format is block_format
+    assert_same_blocks(unpack(q.codes, block_format.element), q.scales, *want)
+
+
+@pytest.mark.clause(
+    "formats.mxfp8", "quantize.order", "rounding.prescale", "scale.block.tile", "hadamard.order"
+)
+@MXFP8
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"prescale": True},
+        {"block": "32x32", "scale_rule": "even"},
+        {"hadamard": 16, "signs": "per_step", "rounding": "sr", "sr_bits": 22},
+    ],
+    ids=["prescale", "tiles", "rotated SR"],
+)
+def test_every_step_in_mxfp8(choices, block_format):
+    spec = OperandSpec(format=block_format.name, **choices)
+    x = (np.random.default_rng(3).standard_normal((32, 64)) * 3).astype(np.float32)
+    q = quantize(x, spec, placement=Placement(STREAM))
+    assert_same_blocks(unpack(q.codes, block_format.element), q.scales, *oracle_quantize(x, spec, STREAM))
+
+
+@pytest.mark.clause("scale.nonfinite", "formats.mxfp8", evidence="known answer")
+@MXFP8
+def test_nan_and_infinity_spoil_a_block_of_mxfp8_and_make_no_special_codes(block_format):
+    x = np.ones((3, 64), np.float32)
+    x[0, 3], x[1, 40] = np.nan, -np.inf
+    q = quantize(x, OperandSpec(block_format))
+    assert (q.scales == 255).tolist() == [[True, False], [False, True], [False, False]]
+    assert not q.codes[0, :32].any()
+    assert not q.codes[1, 32:].any()
+    with pytest.raises(NonfiniteError, match="NaN or Inf in 2 blocks"):
+        quantize(x, OperandSpec(block_format, nonfinite="raise"))
+
+
+@pytest.mark.clause(
+    "dequantize.value", "dequantize.overflow", "dequantize.nan", "formats.mxfp8", "conventions.nan"
+)
+@MXFP8
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_code_of_mxfp8_decodes_as_the_oracle_says(dtype, block_format):
+    bytes_ = np.array([0, 1, 8, 119, 127, 238, 239, 240, 246, 247, 253, 254, 255], np.uint8)
+    codes = np.tile(np.arange(256, dtype=np.uint8), (len(bytes_), 1))
+    q = MXArray(codes, np.repeat(bytes_[:, None], 8, axis=1), codes.shape, 1, format=block_format)
+    decode = oracle.dequantize_f32 if dtype == "float32" else oracle.dequantize_bf16
+    element = oracle.ELEMENTS[block_format.element.name]
+    want = [[decode(int(byte), code, element) for code in range(256)] for byte in bytes_]
+    assert dequantize(q, dtype).view("u4" if dtype == "float32" else "u2").tolist() == want
+
+
+@pytest.mark.clause("quantize.length", evidence="known answer")
+def test_the_length_of_mxfp8_is_counted_in_elements():
+    q = quantize(np.ones((2, 40), np.float32), OperandSpec(MXFP8_E4M3), pad=True)
+    assert (q.length, q.codes.shape, q.scales.shape) == (64, (2, 64), (2, 2))
+    with pytest.raises(ShapeError, match=r"not a multiple of 32 \(k = 32, Hadamard size none\)"):
+        quantize(np.ones((2, 40), np.float32), OperandSpec(MXFP8_E4M3))

@@ -9,7 +9,7 @@ import pytest
 from mxref import DIALECTS, GemmRole, OperandSpec, Recipe, load_recipe, quantize
 from mxref.dialects import dialect
 from mxref.errors import FileFormatError, RecipeError
-from mxref.formats import E2M1
+from mxref.formats import E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.packing import unpack
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import OPERANDS
@@ -186,3 +186,49 @@ def test_merge_changes_neither_argument():
     assert merge(base, overlay) == {"a": {"b": 1, "d": 3}, "c": 2}
     assert base == {"a": {"b": 1}, "c": 2}
     assert overlay == {"a": {"d": 3}}
+
+
+@pytest.mark.clause("recipe.overlay", "linear.formats", evidence="known answer")
+def test_a_format_is_given_by_object_or_by_name_and_written_by_name():
+    assert OperandSpec(format="mxfp8_e4m3") == OperandSpec(MXFP8_E4M3)
+    assert OperandSpec("mxfp8_e4m3").format is MXFP8_E4M3
+    recipe = recipe_from_table(
+        {"all": {"format": "mxfp8_e4m3", "scale_rule": "rceil"}, "wgrad": {"format": "bf16"}}
+    )
+    assert recipe.formats(GemmRole.FPROP) == (MXFP8_E4M3, MXFP8_E4M3)
+    assert [recipe.kind(role) for role in GemmRole] == ["block", "block", "bf16"]
+    table = to_table(recipe)
+    assert (table["fprop"]["x"]["format"], table["wgrad"]["dy"]["format"]) == ("mxfp8_e4m3", "bf16")
+    assert recipe_from_table(table) == recipe
+    assert recipe.digest != Recipe().digest
+    for wrong in ("mxfp8", "MXFP4", 8, None, {"name": "mxfp4"}):
+        with pytest.raises(RecipeError, match="is not one of bf16, fp8, mxfp4, mxfp8_e4m3, mxfp8_e5m2"):
+            OperandSpec(format=wrong)
+
+
+@pytest.mark.clause("linear.formats", evidence="known answer")
+def test_two_block_formats_of_one_gemm_may_differ():
+    recipe = recipe_from_table(
+        {
+            "all": {"format": "mxfp8_e4m3"},
+            "dgrad": {"dy": {"format": "mxfp8_e5m2"}},
+            "wgrad": {"x": {"format": "mxfp4"}},
+        }
+    )
+    assert recipe.formats(GemmRole.DGRAD) == (MXFP8_E5M2, MXFP8_E4M3)
+    assert recipe.formats(GemmRole.WGRAD) == (MXFP8_E4M3, MXFP4)
+    assert {recipe.kind(role) for role in GemmRole} == {"block"}
+    with pytest.raises(
+        RecipeError,
+        match="fprop: both operands of a GEMM share kind of format, got block for x and bf16 for w",
+    ):
+        recipe_from_table({"fprop": {"w": {"format": "bf16"}}})
+
+
+@pytest.mark.clause("linear.formats", evidence="known answer")
+def test_two_block_lengths_in_one_gemm_are_refused():
+    short = OperandSpec(format=replace(MXFP8_E4M3, name="short", k=16))
+    with pytest.raises(
+        RecipeError, match="fprop: both operands of a GEMM share block length, got 32 for x and 16 for w"
+    ):
+        Recipe(fprop=replace(Recipe().fprop, w=short))
