@@ -17,6 +17,7 @@ from click.testing import CliRunner
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from bench.records import newest, read  # noqa: E402
 from mxref.errors import FileFormatError  # noqa: E402
 from mxref_training.config import ModelConfig, load_config  # noqa: E402
 from mxref_training.model import Llama, flops_per_token  # noqa: E402
@@ -24,13 +25,13 @@ from mxref_triton.projection import counted, measure, published, roofline  # noq
 from mxref_triton.projection.__main__ import main, projection_of, results  # noqa: E402
 from mxref_triton.projection.assumptions import Assumption, Assumptions, Level, Machine, Peak  # noqa: E402
 from mxref_triton.projection.compare import compare, sensitivities  # noqa: E402
-from mxref_triton.projection.page import PLOT, TABLES, tables_text  # noqa: E402
+from mxref_triton.projection.page import PLOT, TABLES, parts, tables_text  # noqa: E402
 from mxref_triton.projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-COUNTS = sorted(DOCS.glob("data/projection_*.json"))[-1]
-DOCUMENT = json.loads(COUNTS.read_text(encoding="utf-8"))
+COUNTS = newest("projection")
+DOCUMENT = read(COUNTS)
 PROJECTION = projection_of(DOCUMENT)
 
 
@@ -377,8 +378,8 @@ def test_every_assumption_has_a_source_and_its_slow_end_is_not_faster():
 
 
 def test_shares_that_were_measured_here_are_those_of_the_record():
-    path = max(DOCS.glob("data/bench_gpu_nvidia-h200_*.json"), key=lambda p: p.stem)
-    record = json.loads(path.read_text(encoding="utf-8"))
+    path = newest("bench_gpu_nvidia-h200")
+    record = read(path)
     # The largest product is at times slowed down by what ran before it; the high end of a share is what was reached.
     rates: dict[str, float] = {}
     for row in record["gemm"]:
@@ -394,14 +395,14 @@ def test_shares_that_were_measured_here_are_those_of_the_record():
 
 
 def test_the_check_on_an_h200_shows_what_was_measured():
-    path = max(DOCS.glob("data/bench_gpu_nvidia-h200_*.json"), key=lambda p: p.stem)
-    record = json.loads(path.read_text(encoding="utf-8"))
+    path = newest("bench_gpu_nvidia-h200")
+    record = read(path)
     shown = re.findall(
         r"   \* - ((?:row|dual), \w+)\n     - (\d+)\n     - (\d+)\n     - (\w+)",
-        (DOCS / "projection.rst").read_text(),
+        (DOCS / "explanation" / "projection.rst").read_text(),
     )
     assert len(shown) == 5
-    assert f"measured on {record['machine']['date']}" in (DOCS / "projection.rst").read_text()
+    assert f"measured on {record['machine']['date']}" in (DOCS / "explanation" / "projection.rst").read_text()
     for name, computed, measured, binds in shown:
         (ms,) = (r["ms"] for r in record["quantize"] if (r["name"], r["size"]) == (name, 16384))
         assert int(measured) == pytest.approx(ms * 1e3, rel=0.04)  # what another run may differ by
@@ -451,14 +452,14 @@ def test_comparisons_are_ordered_and_judged():
 
 
 def test_the_page_shows_what_its_counts_give():
-    assert (DOCS / TABLES).read_text(encoding="utf-8") == tables_text(PROJECTION, DOCUMENT, COUNTS.name)
+    assert parts()[TABLES] == tables_text(PROJECTION, DOCUMENT)
 
 
 def test_what_looks_at_scales_is_no_row_of_the_page():
     more = replace(
         PROJECTION, records=[*PROJECTION.records, record("gemm.bounded.float32", 99, "_flag_scales")]
     )
-    assert tables_text(more, DOCUMENT, COUNTS.name) == tables_text(PROJECTION, DOCUMENT, COUNTS.name)
+    assert tables_text(more, DOCUMENT) == tables_text(PROJECTION, DOCUMENT)
 
 
 def test_recorded_results_are_what_the_counts_give():
@@ -466,12 +467,12 @@ def test_recorded_results_are_what_the_counts_give():
 
 
 def test_the_plot_shows_the_steps_of_the_page():
-    shown = re.findall(r">(\d+) ms<", (DOCS / PLOT).read_text(encoding="utf-8"))
+    shown = re.findall(r">(\d+) ms<", parts()[PLOT])
     assert shown == [f"{total(PROJECTION.times(a)) * 1e3:.0f}" for a in ARMS]
 
 
 def test_the_text_of_the_page_names_no_number_that_is_computed():
-    text = (DOCS / "projection.rst").read_text(encoding="utf-8")
+    text = (DOCS / "explanation" / "projection.rst").read_text(encoding="utf-8")
     computed = {f"{v:.{n}f}" for v in PROJECTION.quantities().values() for n in (1, 2, 3)}
     assert not computed & set(re.findall(r"\d+\.\d+", text))
 
@@ -526,14 +527,3 @@ def test_other_numbers_of_cards_share_the_batch():
 def test_a_missing_count_is_refused():
     with pytest.raises(FileFormatError, match=r"0 kernels of case 'train\.x\.h16\.native'"):
         step_times(TINY, arm("h16"), RECORDS[1:2], UNIT, FULL)
-
-
-def test_the_page_is_written_from_a_file_of_counts(tmp_path):
-    (tmp_path / "_static").mkdir()
-    found = CliRunner().invoke(main, ["--counts", str(COUNTS), "--page", str(tmp_path)])
-    assert found.exit_code == 0, found.output
-    assert (tmp_path / TABLES).read_text() == (DOCS / TABLES).read_text()
-    assert (tmp_path / PLOT).read_text().startswith("<?xml")
-    refused = CliRunner().invoke(main, ["--page", str(tmp_path)])
-    assert refused.exit_code == 2
-    assert "give it as --counts FILE" in refused.output
