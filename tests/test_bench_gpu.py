@@ -185,8 +185,7 @@ def test_labels_on_a_hopper_name_what_is_launched_there_and_are_those_of_the_rec
     assert launched["MXFP4 bounded by bf16"] == ["_flag_scales", "_dequantize", "_dequantize", "mm"]
     assert launched["MXFP4 ordered"] == ["_fold", "_fold", "_ordered_folded", "_ordered_misfits"]
     assert not any(any(by_block) for _, _, by_block in cases.values())
-    path = max(render_gpu.DOCS.glob("data/bench_gpu_nvidia-h200_*.json"), key=lambda path: path.stem)
-    bench = json.loads(path.read_text(encoding="utf-8"))
+    bench = read(newest("bench_gpu_nvidia-h200"))
     recorded = [row["name"] for row in bench["quantize"] + bench["gemm"] if row["size"] == 4096]
     assert [name for name in recorded if not name.startswith("torchao")] == list(cases)
 

@@ -67,14 +67,19 @@ def test_every_command_that_is_shown_exists():
     assert set(shown) <= set(known)
 
 
-def test_recipes_page_names_every_key_and_value():
-    page = text("reference/recipes.rst")
+def test_the_clause_that_the_recipes_page_quotes_names_every_key_and_value():
+    quoting, page = text("reference/recipes.rst"), text("spec/recipe.rst")
+    assert ".. quoted-clause:: recipe.overlay" in quoting
+    for field in (*fields(OperandSpec), *fields(Recipe)):
+        if field.name not in {role.value for role in mxref.GemmRole}:
+            assert f"`{field.name}`" in quoting, field.name
     for field in (*fields(OperandSpec), *fields(Recipe)):
         assert f"`{field.name}`" in page or f"`[{field.name}]`" in page, field.name
         for value in type(field.default) if isinstance(field.default, Enum) else ():
             assert f"`{value.value}`" in page, value
     for name in DIALECTS:
         assert f"* - `{name}`" in page
+        assert f".. clause:: dialect.{name}" in page
 
 
 def test_toml_of_the_recipes_page_is_valid():
