@@ -1,7 +1,7 @@
 """The Hadamard transform in float32, one defined operation at a time, and its random signs (RHT).
 
-Order of operations is part of the specification: float32 addition is not associative, so a transform
-computed as a matrix product, or with its stages swapped, gives other bits.
+The specification fixes the order of operations. Float32 addition is not associative, so a transform
+computed as a matrix product, or with its stages swapped, gives different bits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class SignPolicy(StrEnum):
     FIXED = "fixed"
     """Once: drawn as at step 0, layer 0."""
     PER_STEP = "per_step"
-    """Anew at every optimizer step, shared by all layers."""
+    """At every optimizer step, the same for all layers."""
     PER_STEP_LAYER = "per_step_layer"
-    """Anew at every optimizer step and for every layer."""
+    """At every optimizer step and for every layer."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Rotation:
 
 
 def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation:
-    """Return the rotation of size n for a GEMM: its signs follow from the policy and the operand's stream.
+    """Return the rotation of size n for a GEMM, with signs from the policy and the operand's stream.
 
-    Both operands of a GEMM get the same signs, because the sign id is that of the GEMM, not the operand.
+    Both operands of a GEMM get the same signs, because the stream of signs belongs to the GEMM.
 
     Raises:
         RecipeError: random signs without the stream of an operand, or a size that is not a power of two from 2 to 256.
@@ -80,7 +80,7 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
     return _drawn(n, Stream(stream.seed, step, layer, SIGN_OPERAND + check_operand(stream).role))
 
 
-# Both operands of a GEMM ask for the same, and so does each micro-batch.
+# Both operands of a GEMM and all micro-batches need the same rotation.
 @lru_cache(maxsize=4096)
 def _drawn(n: int, stream: Stream) -> Rotation:
     return Rotation(n, first_bits(n, stream))
@@ -95,7 +95,7 @@ def norm_factor(n: int) -> np.float32:
 
 
 def _transform(x: Any, rotation: Any) -> tuple[NDArray[np.float32], Rotation]:
-    """Return the array and the rotation that were given; DtypeError, ShapeError or RecipeError for anything else."""
+    """Return both arguments after checking their types; DtypeError, ShapeError or RecipeError if one is wrong."""
     x = as_array(x)
     if not isinstance(x, np.ndarray) or x.dtype != np.float32:
         found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
@@ -108,7 +108,7 @@ def _transform(x: Any, rotation: Any) -> tuple[NDArray[np.float32], Rotation]:
         return x, Rotation(index(rotation))
     except TypeError:
         raise RecipeError(
-            f"expected a Rotation or a size, got {described(rotation)}; give one, as in mxref.Rotation(16)"
+            f"expected a Rotation or a size, got {described(rotation)}; pass one, as in mxref.Rotation(16)"
         ) from None
 
 
@@ -117,11 +117,11 @@ def hadamard(x: Any, rotation: Rotation | int) -> NDArray[np.float32]:
 
     Args:
         x: float32 [..., K], K a multiple of n; a NumPy array or a PyTorch tensor on the CPU.
-        rotation: size and signs; a size alone has no signs.
+        rotation: size and signs, or a size without signs.
 
     Returns:
-        float32 [..., K]. A NaN or Inf of the input spoils its whole group; an overflow on the way gives Inf or
-        NaN wherever the operations carry it.
+        float32 [..., K]. A NaN or Inf in the input makes its whole group NaN or Inf. An intermediate overflow gives
+        Inf or NaN in every output that depends on it.
 
     Raises:
         DtypeError: another input type.
@@ -150,11 +150,11 @@ def hadamard(x: Any, rotation: Rotation | int) -> NDArray[np.float32]:
 
 
 def inverse_hadamard(y: Any, rotation: Rotation | int) -> NDArray[np.float32]:
-    """Return the transform undone: H_n, then the signs. Not bit-exact: it rounds again.
+    """Return the inverse transform: H_n, then the signs. It rounds again, so the result is not bit-exact.
 
     Args:
         y: float32 [..., K], K a multiple of n; as in `hadamard`.
-        rotation: size and signs that were applied; or a size alone.
+        rotation: size and signs that were applied, or a size without signs.
 
     Returns:
         float32 [..., K].

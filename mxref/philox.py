@@ -1,7 +1,7 @@
-"""Random bits: Philox4x32-10 and the counter layout that ties every bit to what is rounded.
+"""Random bits: Philox4x32-10, and the counter that assigns random bits to each element.
 
-A random integer depends on the seed, the optimizer step, the layer, the operand and the element's index
-in the global logical tensor, and on nothing else: not on call order, tiling, micro-batches or ranks.
+A random integer depends only on the seed, the optimizer step, the layer, the operand and the element's index
+in the global logical tensor. It does not depend on call order, tiling, micro-batches or ranks.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); Random123.
 """
 
@@ -67,14 +67,14 @@ class Stream:
 
 
 def check_operand(stream: Stream) -> Stream:
-    """Return the stream of an operand; RecipeError for operand ids 6, 7 and 8, which name the signs of a GEMM.
+    """Return the stream unchanged; RecipeError for operand ids 6, 7 and 8, which belong to the signs of a GEMM.
 
     Implements: random.stream, hadamard.signs
     """
     if stream.operand >= SIGN_OPERAND:
         raise RecipeError(
-            f"random stream: operand = {stream.operand} names the stream of a GEMM's Hadamard signs, which follows "
-            f"from the operand's own; quantize with the operand's id, 0 .. {SIGN_OPERAND - 1}"
+            f"random stream: operand = {stream.operand} is the stream of a GEMM's Hadamard signs; "
+            f"quantize with the id of an operand, 0 .. {SIGN_OPERAND - 1}"
         )
     return stream
 
@@ -122,8 +122,8 @@ def first_bits(count: int, stream: Stream) -> int:
 
 
 def _group_words(group: Any, stream: Stream) -> _Words:
-    """Return the words of a group index, Python's integer or an array of uint64."""
-    word, seed = int(stream.word), int(stream.seed)  # NumPy's own integers would overflow
+    """Return the words of a group index, given as a Python integer or an array of uint64."""
+    word, seed = int(stream.word), int(stream.seed)  # NumPy integers would overflow
     return _rounds((group & _LOW, group >> 32, word & _LOW, word >> 32), (seed & _LOW, seed >> 32))
 
 

@@ -201,7 +201,7 @@ def test_explain_reads_files(tmp_path, array):
     [
         ((), "give either numbers or --file"),
         (("1", "--file", "x.npy"), "give either numbers or --file"),
-        (("1", "--axis", "0"), "say how to read a --file"),
+        (("1", "--axis", "0"), "need --file"),
         (("--roundin", "sr", "1"), "'--rounding'"),
         (("one",), "'one' is not a float32 number"),
         (("-x",), "'-x' is not a float32 number"),
@@ -231,7 +231,7 @@ def test_explain_refuses_damaged_and_ambiguous_files(tmp_path, array):
     for name, message in (
         ("bad.npy", "cannot read"),
         ("bad.safetensors", "cannot read"),
-        ("two.npz", "holds 2 arrays, choose one with --key: a, b"),
+        ("two.npz", "has 2 arrays, choose one with --key: a, b"),
         ("wide.npy", "x.astype(numpy.float32)"),
     ):
         result = run("explain", "--file", str(tmp_path / name))

@@ -79,11 +79,11 @@ def test_options_that_cannot_be(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--sr-bits 4", "--sr-bits is for --rounding sr, and the rounding here is rne"),
-        ("--sr-bits 4 --rounding rtz", "--sr-bits is for --rounding sr, and the rounding here is rtz"),
-        ("--seed 1", "--seed decides nothing here: it takes --rounding sr, or --hadamard with --signs"),
-        ("--step 1 --hadamard 16", "--step decides nothing here"),
-        ("--layer 1 --dialect amd", "--layer decides nothing here"),
+        ("--sr-bits 4", "--sr-bits needs --rounding sr, but the rounding is rne"),
+        ("--sr-bits 4 --rounding rtz", "--sr-bits needs --rounding sr, but the rounding is rtz"),
+        ("--seed 1", "--seed has no effect here: it needs --rounding sr, or --hadamard with --signs"),
+        ("--step 1 --hadamard 16", "--step has no effect here"),
+        ("--layer 1 --dialect amd", "--layer has no effect here"),
     ],
 )
 def test_explain_refuses_options_that_decide_nothing(options: str, message: str) -> None:

@@ -69,7 +69,7 @@ def test_what_is_refused_is_refused_each_time(shape, spec, options, error, messa
 )
 def test_a_stream_of_signs_quantizes_nothing(spec, operand):
     x = np.ones((2, 64), np.float32)
-    message = rf"operand = {operand} names the stream of a GEMM's Hadamard signs.*0 \.\. 5"
+    message = rf"operand = {operand} is the stream of a GEMM's Hadamard signs.*0 \.\. 5"
     for call in (
         lambda rng: plan_quantize((2, 64), spec, 1, rng),
         lambda rng: get_backend("reference").quantize(x, spec, rng=rng),

@@ -389,7 +389,7 @@ def test_generate_needs_the_oracle_and_a_folder(tmp_path):
     assert re.fullmatch(r"error: no scalar oracle: .*oracle\.py is missing; .* in a checkout of mxref\n", err)
     code, _, err = cli("generate", "--dir", tmp_path / "none")
     assert code == 2
-    assert re.fullmatch(r"error: no folder .*none: make it, or name another with --dir\n", err)
+    assert re.fullmatch(r"error: no folder .*none: create it, or name another with --dir\n", err)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""`mxref backends`: which backends there are, what each declares, and which one is used and why."""
+"""`mxref backends`: list the backends, their declarations, and the chosen one with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def backends(as_json: bool) -> None:
         click.echo(json.dumps(_plain(found, chosen, why), indent=2))
     else:
         _show(found, chosen, why)
-    get_backend(chosen)  # a chosen backend that cannot be used is an error, after the list that helps
+    get_backend(chosen)  # after the list: a chosen backend that cannot be loaded is an error
 
 
 def _candidate(name: str) -> Candidate:
@@ -39,7 +39,7 @@ def _candidate(name: str) -> Candidate:
 
 
 def declared(capabilities: Capabilities, field: str) -> Any:
-    """Return a capability as plain data: sets as sorted lists, in the order of their definition for enums."""
+    """Return a capability as plain data: sets as sorted lists, enums in the order of their definition."""
     value = getattr(capabilities, field)
     if not isinstance(value, frozenset):
         return value

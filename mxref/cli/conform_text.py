@@ -1,4 +1,4 @@
-"""What `mxref conform` prints: a line per chapter and the first failure, or every clause and all failures."""
+"""The output of `mxref conform`: a line per chapter and the first failure, or every clause and all failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COUNTS = ("passed", "failed", "skipped")
 
 
 def show(report: Report, verbose: bool) -> None:
-    """Print a report; `verbose` has a line per clause and the failure of each that failed."""
+    """Print a report; with `verbose`, a line per clause and the failure of each clause that failed."""
     from rich.text import Text
 
     from mxref.cli.style import console
@@ -40,7 +40,7 @@ def show(report: Report, verbose: bool) -> None:
 
 
 def _chapters(report: Report) -> Iterator[ClauseResult]:
-    """Yield the results of each chapter of the specification, in the order of its first clause."""
+    """Yield the results of each chapter of the specification, in the order of the chapters' first clauses."""
     chapters: dict[str, ClauseResult] = {}
     for c in report.clauses:
         name = c.clause.partition(".")[0]

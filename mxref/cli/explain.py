@@ -1,4 +1,4 @@
-"""`mxref explain`: one block, from the bits of its inputs to its packed bytes."""
+"""`mxref explain`: the quantization of one block, from the bits of its inputs to its packed bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mxref.scale import ScaleRule
 
 OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.items() for o in operands}
 
-# Numbers may be negative, so anything that no option claims is an argument; `_floats` refuses the rest.
+# Numbers may be negative, so click passes unknown options as arguments; `_floats` refuses other words.
 _SETTINGS = {"ignore_unknown_options": True}
 
 
@@ -38,7 +38,7 @@ _SETTINGS = {"ignore_unknown_options": True}
 @click.option(
     "--file", type=click.Path(path_type=Path), help="Read an array from a .npy, .npz or .safetensors file."
 )
-@click.option("--key", help="Name of the array in a file that holds several.")
+@click.option("--key", help="Name of the array in a file with several arrays.")
 @click.option(
     "--block", "index", type=click.IntRange(min=0), help="Block number in storage order, block axis last."
 )
@@ -55,7 +55,9 @@ _SETTINGS = {"ignore_unknown_options": True}
     "--hadamard", type=click.Choice(["0", *map(str, SIZES)]), help="Size of the transform; 0 is none."
 )
 @click.option(
-    "--signs", type=click.Choice([p.value for p in SignPolicy]), help="When its random signs are drawn."
+    "--signs",
+    type=click.Choice([p.value for p in SignPolicy]),
+    help="When the random signs of the transform are drawn.",
 )
 @click.option("--prescale/--no-prescale", default=None, help="Multiply by 3/4 before rounding.")
 @click.option("--zero-scale", type=click.Choice(["0", "127"]), help="Scale code of an all-zero block.")
@@ -87,8 +89,8 @@ def explain(
 ) -> None:
     """Explain how a block is quantized, bit by bit.
 
-    NUMBERS are the elements, 32 to a block, and are padded with zeros: decimals, nan, inf, -0, or float32
-    bits such as 0x7fc00000. Or name a --file and a --block.
+    NUMBERS are the elements, 32 per block, padded with zeros: decimals, nan, inf, -0, or float32
+    bits such as 0x7fc00000. Alternatively, name a --file and a --block.
 
     \b
     mxref explain 1 -2 0.5 7
@@ -98,7 +100,7 @@ def explain(
     if bool(numbers) == bool(file):
         raise click.UsageError("give either numbers or --file, as in: mxref explain 1 -2 0.5")
     if not file and (key or axis != -1):
-        raise click.UsageError("--key and --axis say how to read a --file")
+        raise click.UsageError("--key and --axis need --file")
     x = read_array(file, key) if file else np.array(_floats(numbers), np.float32)
     spec = _spec(name, options)
     _require_used(spec, options["sr_bits"])
@@ -116,7 +118,7 @@ def explain(
 
 
 def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
-    """Return the dialect's spec with the given options laid over it."""
+    """Return the dialect's spec, changed by the given options."""
     changes: dict[str, Any] = {}
     for field, convert in (
         ("scale_rule", ScaleRule), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
@@ -127,23 +129,23 @@ def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
     if options["tile"]:
         changes["block"] = BlockShape.TILE
     if changes.get("hadamard") == 0:
-        changes.setdefault("signs", SignPolicy.NONE)  # a dialect's signs go with its transform
+        changes.setdefault("signs", SignPolicy.NONE)  # without a transform, the dialect's signs must go too
     return replace(dialect(name).spec, **changes)
 
 
 def _require_used(spec: OperandSpec, sr_bits: int | None) -> None:
-    """Raise UsageError for an option that the block's bits would not depend on."""
+    """Raise UsageError for an option that has no effect on the block's bits."""
     if spec.rounding is Rounding.SR:
         return
     if sr_bits is not None:
-        raise click.UsageError(f"--sr-bits is for --rounding sr, and the rounding here is {spec.rounding}")
+        raise click.UsageError(f"--sr-bits needs --rounding sr, but the rounding is {spec.rounding}")
     if spec.signs is not SignPolicy.NONE:
         return
     ctx = click.get_current_context()
     for option in ("seed", "step", "layer"):
         if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--{option} decides nothing here: it takes --rounding sr, or --hadamard with --signs"
+                f"--{option} has no effect here: it needs --rounding sr, or --hadamard with --signs"
             )
 
 
@@ -154,7 +156,7 @@ def _floats(words: Sequence[str]) -> list[np.float32]:
             out.append(_float(word))
         except OverflowError:
             raise click.UsageError(
-                f"{word!r} is beyond float32, whose largest value is 3.4028235e38: write inf if you mean that"
+                f"{word!r} is beyond float32, whose largest value is 3.4028235e38: write inf for infinity"
             ) from None
         except ValueError:
             if word.startswith("--"):
@@ -188,7 +190,7 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
 
     Args:
         path: the file; a .npy file is mapped, not read.
-        key: name of the array, needed where a .npz or .safetensors file holds several.
+        key: name of the array, required if a .npz or .safetensors file has several arrays.
 
     Raises:
         FileFormatError: the file is missing, damaged or of another kind, or has no such array.
@@ -210,7 +212,7 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
         raise
     except OSError as err:
         raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
-    except Exception as err:  # every reader raises its own kind on a damaged file
+    except Exception as err:  # each reader raises its own exceptions on a damaged file
         text = str(err).partition("\n")[0]
         raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
 
@@ -220,14 +222,14 @@ def _only(path: Path, names: list[str], key: str | None) -> str:
         return names[0]
     if key in names and key is not None:
         return key
-    asked = f"has no array {key!r}" if key else f"holds {len(names)} arrays, choose one with --key"
+    asked = f"has no array {key!r}" if key else f"has {len(names)} arrays, choose one with --key"
     raise FileFormatError(
         f"{path} {asked}: {', '.join(names[:8]) or 'none'}{', ...' if len(names) > 8 else ''}"
     )
 
 
 def _plain(block: BlockExplanation) -> Any:
-    """Return an explanation as JSON values; NaN and Inf, which JSON lacks, as strings."""
+    """Return an explanation as JSON values. NaN and Inf become strings, because JSON has no such numbers."""
     out = asdict(block) | {
         "packed": block.packed.hex(),
         "sqnr_db": block.sqnr_db,

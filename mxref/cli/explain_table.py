@@ -1,4 +1,4 @@
-"""How `mxref explain` looks in a terminal: from 80 columns on, with the reasons in words from 116."""
+"""The terminal output of `mxref explain`, for 80 columns or more; from 116 columns on it has reasons in words."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _rounding_table(block: BlockExplanation, wide: bool) -> Table:
 
 
 def _is_padding_zero(e: ElementExplanation, block: BlockExplanation) -> bool:
-    """Return whether a row says nothing but that zero stays zero, so that a run of them needs one line."""
+    """Return whether an element is padding that stays zero; consecutive ones share one line."""
     return e.padded and block.rotation is None
 
 
@@ -182,5 +182,5 @@ def _cells(e: ElementExplanation, block: BlockExplanation, wide: bool) -> dict[s
 
 
 def _short_v(v: float) -> str:
-    """Return v exactly where ties are decided, and to three digits below 0.1, where only its size matters."""
+    """Return v with all digits from 0.1 on, because they decide ties, and with three digits below."""
     return number(v) if v >= 0.1 or v == 0 else f"{v:.3g}"

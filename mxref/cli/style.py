@@ -1,4 +1,4 @@
-"""The look of terminal output, shared by the commands; control codes in what they print are spelled out."""
+"""Styles of terminal output, shared by the commands; all printed text has its control codes escaped."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ QUIET = "dim"
 
 
 def echo(text: object, err: bool = False) -> None:
-    """Print a line on stdout or stderr, with control codes spelled out."""
+    """Print a line on stdout or stderr, with control codes escaped."""
     click.echo(printable(str(text)), err=err)
 
 
 class _SafeConsole(Console):
-    """A console that spells out control codes in all text, and sends on those that rich itself makes."""
+    """A console that escapes control codes in all text, but keeps those that rich itself writes."""
 
     def render_str(self, text: str, *args: Any, **options: Any) -> Text:
-        # Spelled out before it is measured, so that columns fit.
+        # Escaped before rich measures the text, so that columns fit.
         return super().render_str(printable(text), *args, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -36,5 +36,5 @@ class _SafeConsole(Console):
 
 
 def console(stderr: bool = False) -> Console:
-    """Return a console that prints text as it is: no markup, no emoji codes, no highlighting, no control codes."""
+    """Return a console that prints plain text: no markup, no emoji codes, no highlighting, no control codes."""
     return _SafeConsole(stderr=stderr, markup=False, emoji=False, highlight=False)

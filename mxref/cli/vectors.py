@@ -28,7 +28,7 @@ def vectors() -> None:
 @vectors.command("list")
 @_DIRECTORY
 def list_(directory: Path | None) -> None:
-    """Show what each file holds, and where its results come from."""
+    """Show the content of each file and the sources of its results."""
     from rich.table import Table
     from rich.text import Text
 
@@ -57,7 +57,7 @@ def list_(directory: Path | None) -> None:
 def verify(directory: Path | None) -> None:
     """Recompute every vector with the reference and compare.
 
-    Exit code 1 where a result differs, 2 where a file is missing or damaged.
+    The exit code is 1 if a result differs, 2 if a file is missing or damaged.
     """
     from mxref.cli.style import echo
     from mxref.vectors import CHAPTERS, vectors_directory
@@ -86,7 +86,7 @@ def verify(directory: Path | None) -> None:
     help="Folder of the scalar oracle; default the checkout's tests.",
 )
 def generate(directory: Path | None, tests: Path | None) -> None:
-    """Write the files anew, in a checkout: results from the scalar oracle, where the reference agrees."""
+    """Write all files, in a checkout: results come from the scalar oracle, and the reference must agree."""
     from mxref.cli.style import echo
     from mxref.vectors import vectors_directory
     from mxref.vectors.make import default_tests, write_vectors
@@ -95,6 +95,6 @@ def generate(directory: Path | None, tests: Path | None) -> None:
     oracle = Oracle(tests or default_tests())
     folder = directory or vectors_directory()
     if not folder.is_dir():
-        raise FileFormatError(f"no folder {folder}: make it, or name another with --dir")
+        raise FileFormatError(f"no folder {folder}: create it, or name another with --dir")
     for path, changed in write_vectors(folder, oracle):
         echo(f"{path}  {'written' if changed else 'unchanged'}")
