@@ -10,9 +10,9 @@ import numpy as np
 from mutant_stages import ExactBy, Staged, decoding, rotating, staged
 from mutants import Mutant
 from mxref import GemmProfile
-from mxref.philox import random_integers
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
+from mxref.steps.random import random_integers
 
 
 def divided_by_the_root(x, rotation):

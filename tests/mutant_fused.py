@@ -9,8 +9,8 @@ import numpy as np
 
 from mutant_stages import Staged
 from mxref import GemmProfile, MXArray, PreparedArray
-from mxref.hadamard import Rotation
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
+from mxref.steps.hadamard import Rotation
 
 # ---- both orientations ----
 

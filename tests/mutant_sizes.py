@@ -11,9 +11,9 @@ from mutant_stages import ExactBy, Staged, by_scale, decoding, staged
 from mutants import Mutant
 from mxref import GemmProfile
 from mxref.gemm import block_dots
-from mxref.philox import elements_per_call, stream_words
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
+from mxref.steps.random import elements_per_call, stream_words
 
 _CACHE = 8 << 20
 _FACTOR = 1 + 2.0**-22

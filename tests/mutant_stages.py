@@ -13,13 +13,13 @@ from mxref import BlockShape, Capabilities, GemmProfile, MXArray, Rounding, Scal
 from mxref import hadamard as transform
 from mxref.formats import E2M1_MAGNITUDES
 from mxref.gemm import block_dots
-from mxref.hadamard import Rotation, norm_factor
-from mxref.packing import pack, unpack
-from mxref.philox import random_integers, stream_words
+from mxref.layouts.packed import pack, unpack
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
-from mxref.rounding import prescale_three_quarters, round_magnitude
-from mxref.scale import magnitude_bits, scale_code, scale_exponent
+from mxref.steps.hadamard import Rotation, norm_factor
+from mxref.steps.random import random_integers, stream_words
+from mxref.steps.rounding import prescale_three_quarters, round_magnitude
+from mxref.steps.scale import magnitude_bits, scale_code, scale_exponent
 
 GRID = np.array(E2M1_MAGNITUDES)
 TIES = (GRID[1:] + GRID[:-1]) / 2

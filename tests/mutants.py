@@ -142,7 +142,7 @@ from mutant_stages import (
 )
 from mxref import Rounding, ScaleRule
 from mxref.reference import ReferenceBackend
-from mxref.rounding import prescale_three_quarters, round_magnitude
+from mxref.steps.rounding import prescale_three_quarters, round_magnitude
 
 
 @dataclass(frozen=True)

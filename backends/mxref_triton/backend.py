@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from mxref.backend import Backend, Capabilities
 from mxref.errors import BackendError
 from mxref.formats import Nonfinite
-from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import Rotation
 from mxref_triton.block import Output
 from mxref_triton.dequantize import dequantize
 from mxref_triton.gemm import (

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 
 from mxref.formats import MXFP4, BlockShape
-from mxref.hadamard import norm_factor
-from mxref.philox import elements_per_call
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import norm_factor
+from mxref.steps.random import elements_per_call
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 from mxref_triton.gfx950 import nearest_word, stochastic_word
 from mxref_triton.hadamard import butterflies, flip_signs, multiplied
 from mxref_triton.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of

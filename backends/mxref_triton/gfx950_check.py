@@ -20,7 +20,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from mxref.errors import BackendError, RecipeError
-from mxref.rounding import Rounding, round_magnitude
+from mxref.steps.rounding import Rounding, round_magnitude
 from mxref_triton.gfx950 import is_gfx950, nearest_word, stochastic_word
 from mxref_triton.launch import INTERPRETED, launch
 from mxref_triton.registers import floats_of, load_words

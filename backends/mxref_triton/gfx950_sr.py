@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from mxref.errors import BackendError
-from mxref.rounding import Rounding
+from mxref.steps.rounding import Rounding
 from mxref_triton.backend import TritonBackend
 from mxref_triton.gemm import BOUNDED
 from mxref_triton.gfx950 import is_gfx950

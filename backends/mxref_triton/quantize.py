@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from mxref.formats import MXFP4, BlockShape
-from mxref.hadamard import Rotation
-from mxref.philox import elements_per_call
 from mxref.plan import QuantPlan, dtype_name
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import Rotation
+from mxref.steps.random import elements_per_call
+from mxref.steps.rounding import Rounding
 from mxref_triton.block import MAX_FUSED_HADAMARD, Output, Treatment, treatment
 from mxref_triton.hopper import packs_bfloat16
 from mxref_triton.inputs import Matrix, matrices

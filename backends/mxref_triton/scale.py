@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref.scale import INFINITY_BITS, MANTISSA_MASK, ScaleRule
+from mxref.steps.scale import INFINITY_BITS, MANTISSA_MASK, ScaleRule
 from mxref_triton.registers import bits_of, float_of
 
 CARRIES = {

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from mxref.hadamard import Rotation, norm_factor
 from mxref.plan import dtype_name
 from mxref.recipe import OperandSpec
+from mxref.steps.hadamard import Rotation, norm_factor
 from mxref_triton.block import MAX_FUSED_HADAMARD, Output, treatment
 from mxref_triton.inputs import matrices
 from mxref_triton.launch import check_device, launch_columns, launch_rows, signed_word

@@ -33,7 +33,7 @@ class CodeLink:
 
     id: str
     name: str
-    """Dotted name, as in mxref.scale.scale_code."""
+    """Dotted name, as in mxref.steps.scale.scale_code."""
     file: str
     line: int
 

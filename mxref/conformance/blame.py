@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mxref.conformance.model import Check, Subject, Verdict, declares
 from mxref.conformance.request import Blocks, Judge, Request, all_of_it, quantize_check, scales_only
 from mxref.formats import BlockShape
-from mxref.hadamard import hadamard
 from mxref.plan import plan_quantize
-from mxref.rounding import Rounding
-from mxref.scale import INFINITY_BITS, magnitude_bits, scale_exponent
+from mxref.steps.hadamard import hadamard
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import INFINITY_BITS, magnitude_bits, scale_exponent
 
 K = 32
 _SIGN, _MAGNITUDE = 8, 7

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.formats import E2M1_MAGNITUDES, MXFP4
-from mxref.scale import INFINITY_BITS
+from mxref.steps.scale import INFINITY_BITS
 
 K = MXFP4.k
 SIGN = 0x80000000

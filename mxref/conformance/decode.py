@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mxref.conformance.hadamard import float_bits
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.formats import BlockShape
-from mxref.hadamard import Rotation
+from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import pack, unpack
 from mxref.quantize import dequantize
+from mxref.steps.hadamard import Rotation
 
 DTYPES = ("float64", "float32", "bfloat16")
 LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran order")

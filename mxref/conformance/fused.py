@@ -16,12 +16,12 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, 
 from mxref.conformance.request import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import NonfiniteError, ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
-from mxref.hadamard import SignPolicy
-from mxref.philox import Stream
 from mxref.plan import dtype_name, plan_quantize
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(8, step=1, layer=3, operand=2)
 

@@ -13,10 +13,10 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Product, product_check
 from mxref.errors import ShapeError
 from mxref.gemm import OUT_DTYPES
-from mxref.hadamard import Rotation
+from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
-from mxref.packing import pack
 from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import Rotation
 
 _ONE, _SIX, _HALF, _MINUS = 2, 7, 1, 8
 _EDGES = (0, 1, 2, 63, 126, 127, 128, 190, 251, 252, 253, 254)

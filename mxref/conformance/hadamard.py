@@ -14,10 +14,10 @@ from mxref.conformance.crafted import any_bits, cancelling, heavy_tailed, tame
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
 from mxref.conformance.request import Request, quantize_check
 from mxref.formats import CANONICAL_NAN
-from mxref.hadamard import SIZES, Rotation, SignPolicy, hadamard
-from mxref.philox import Stream
 from mxref.plan import dtype_name
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
+from mxref.steps.random import Stream
+from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(41, step=6, layer=2, operand=0)
 

@@ -14,9 +14,9 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Blocks, Request, all_of_it, quantize_check
 from mxref.errors import NonfiniteError
 from mxref.formats import Nonfinite
-from mxref.philox import Stream
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 K = 32
 STREAM = Stream(2027, step=1, layer=2, operand=3)

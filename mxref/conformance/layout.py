@@ -17,11 +17,11 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, 
 from mxref.conformance.request import Blocks, Request, quantize_check
 from mxref.errors import ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape
-from mxref.hadamard import SIZES, SignPolicy
-from mxref.philox import Stream
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(99, step=2, layer=1, operand=4)
 

@@ -17,8 +17,8 @@ from mxref.conformance.memory import Watched
 from mxref.formats import INPUT_DTYPES
 from mxref.printable import printable
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 CLAUSES = (
     "packing.nibbles", "packing.scales", "formats.e2m1", "formats.e8m0",

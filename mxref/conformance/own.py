@@ -17,10 +17,10 @@ from mxref.conformance.blame import deciders
 from mxref.conformance.model import Subject, declares
 from mxref.conformance.request import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
 from mxref.formats import BlockShape
-from mxref.hadamard import SignPolicy, hadamard
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import SignPolicy, hadamard
+from mxref.steps.rounding import Rounding
 
 Place = tuple[int, int]
 """Stored row and number of a block."""

@@ -15,11 +15,11 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, 
 from mxref.errors import DtypeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.gemm import OUT_DTYPES
-from mxref.hadamard import SIZES
-from mxref.philox import Stream
 from mxref.recipe import GemmProfile
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES
+from mxref.steps.random import Stream
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(8, step=1, layer=3, operand=4)
 MEMBERS: dict[str, tuple[Any, ...]] = {

@@ -19,10 +19,10 @@ from mxref.conformance.crafted import tame
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Blocks, Request, quantize_check
 from mxref.formats import BlockShape
-from mxref.philox import Stream, elements_per_call, random_integers
 from mxref.plan import QuantPlan, plan_quantize
 from mxref.recipe import OperandSpec
-from mxref.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.random import Stream, elements_per_call, random_integers
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
 
 _LOWER = np.array([0.5, 1.0, 1.5, 2.0, 3.0])
 _GAP = np.array([0.5, 0.5, 0.5, 1.0, 1.0])

@@ -19,10 +19,10 @@ from mxref.conformance.memory import CLAUSE, FUSED_CLAUSE
 from mxref.conformance.model import Check, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Request
 from mxref.gemm import OUT_DTYPES
-from mxref.hadamard import SIZES
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.hadamard import SIZES
+from mxref.steps.random import Stream
 
 STREAM = Stream(11, step=2, layer=5, operand=1)
 _SCALES = (120, 133)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from mxref.conformance.model import Check, Op, Subject, Verdict
 from mxref.formats import BlockShape
+from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
-from mxref.packing import unpack
-from mxref.philox import Stream
 from mxref.plan import QuantPlan, dtype_name, plan_quantize
 from mxref.quantize import quantize
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 
 K = 32
 

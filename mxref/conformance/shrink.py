@@ -14,13 +14,13 @@ from mxref.conformance.model import Failure, Subject
 from mxref.conformance.own import Own, own_block
 from mxref.conformance.request import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
 from mxref.formats import BlockShape
-from mxref.hadamard import SignPolicy
+from mxref.layouts.packed import pack
 from mxref.linear import OPERANDS
-from mxref.packing import pack
-from mxref.philox import Stream
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
 

@@ -18,10 +18,10 @@ from mxref.conformance.crafted import crafted_blocks, tame
 from mxref.conformance.model import Check, Plan
 from mxref.conformance.request import Request, quantize_check, scales_only
 from mxref.formats import BlockShape
-from mxref.philox import Stream
 from mxref.recipe import DIALECTS, OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 K = 32
 STREAM = Stream(2026, step=3, layer=7, operand=2)

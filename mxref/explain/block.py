@@ -18,14 +18,14 @@ from mxref.arguments import as_spec, check_bool, check_integer, check_stream
 from mxref.arrays import as_array
 from mxref.errors import ShapeError
 from mxref.formats import E2M1, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
-from mxref.hadamard import Rotation, hadamard
-from mxref.packing import pack, unpack
-from mxref.philox import Stream, random_integers
+from mxref.layouts.packed import pack, unpack
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.quantize import quantize
 from mxref.recipe import Dialect, OperandSpec
-from mxref.rounding import Rounding, prescale_three_quarters, round_magnitude
-from mxref.scale import (
+from mxref.steps.hadamard import Rotation, hadamard
+from mxref.steps.random import Stream, random_integers
+from mxref.steps.rounding import Rounding, prescale_three_quarters, round_magnitude
+from mxref.steps.scale import (
     ELEMENT_MAX_EXPONENT,
     INFINITY_BITS,
     MANTISSA_BITS,

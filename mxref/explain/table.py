@@ -11,10 +11,10 @@ from rich.text import Text
 
 from mxref.cli.style import BOX, HEAD, QUIET, console
 from mxref.explain import BlockExplanation, Case, ElementExplanation
-from mxref.explain_text import notes, number, reason, scale_steps
+from mxref.explain.text import notes, number, reason, scale_steps
 from mxref.formats import E8M0
-from mxref.hadamard import SignPolicy
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.rounding import Rounding
 
 WIDE = 116
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.formats import E2M1, E8M0, MXFP4, BlockShape
-from mxref.rounding import Rounding
-from mxref.scale import ELEMENT_MAX_EXPONENT, INFINITY_BITS, ScaleRule
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ELEMENT_MAX_EXPONENT, INFINITY_BITS, ScaleRule
 
 _UP_WHEN = {
     ScaleRule.CEIL: "m != 0",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mxref.arrays import as_array, described
 from mxref.errors import DtypeError, RecipeError, ShapeError
-from mxref.philox import SIGN_OPERAND, Stream, check_operand, first_bits
+from mxref.steps.random import SIGN_OPERAND, Stream, check_operand, first_bits
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import RecipeError
-from mxref.rounding import MAX_SR_BITS
+from mxref.steps.rounding import MAX_SR_BITS
 
 _MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.formats import MXFP4
-from mxref.philox import Stream, random_integers
+from mxref.steps.random import Stream, random_integers
 from mxref.vectors import KEYS, Op, Record, Source
 from mxref.vectors.data import InputRule, digits_text, generated_bits, input_words, words_text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mxref.philox import Stream
+from mxref.steps.random import Stream
 from mxref.vectors import Op, Record, Source
 from mxref.vectors.data import words_text
 from mxref.vectors.draft import (

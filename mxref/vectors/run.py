@@ -14,14 +14,14 @@ from mxref.backend import Backend, within_range
 from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
 from mxref.formats import E8M0, MXFP4
 from mxref.gemm import bounded_tolerance
-from mxref.hadamard import SignPolicy, draw_rotation
+from mxref.layouts.packed import from_ml_dtypes, pack, to_ml_dtypes, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
-from mxref.philox import Stream, philox4x32, random_integers
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import SignPolicy, draw_rotation
+from mxref.steps.random import Stream, philox4x32, random_integers
+from mxref.steps.rounding import Rounding
 from mxref.vectors import BACKEND_OPS, Mismatch, Op, Record, load_vectors
 from mxref.vectors.data import (
     InputRule,

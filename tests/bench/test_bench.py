@@ -20,8 +20,8 @@ from bench.goals import COPY_RATIO, MM_RATIO
 from bench.plot import plot
 from mxref import get_backend
 from mxref.reference import ReferenceBackend
+from places import ROOT
 
-ROOT = Path(__file__).parents[1]
 TINY = ["--sizes=64", "--gemm-sizes=64", "--threads=1", "--seconds=0.01", "--no-peers"]
 
 

@@ -8,7 +8,6 @@ import shlex
 import tomllib
 from dataclasses import fields
 from enum import Enum
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,8 @@ from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.recipe import recipe_from_table
 from mxref.reference import backend as reference
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TOY = f"{DOCS}/examples/toy_backend.py:backend"
 PAGES = sorted(p.name for p in DOCS.glob("*.rst"))

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 import mxref
 import oracle
 from mxref import GemmProfile, Rounding, ScaleRule
-from mxref.rounding import round_magnitude
-from mxref.scale import scale_code
+from mxref.steps.rounding import round_magnitude
+from mxref.steps.scale import scale_code
 
 pytest.importorskip("numba")
 
@@ -26,9 +26,10 @@ from exhaustive import decodes, dots, elements, halves, scales
 from exhaustive.__main__ import COLUMNS, PARTS, all_sweeps, as_csv, finished_rows, label, main
 from exhaustive.steps import code_steps, largest_amax, scale_steps
 from exhaustive.sweep import FLT_MAX, Span, Sweep, run
+from places import ROOT
 
 HERE = Path(__file__).parent
-RECORD = HERE / "exhaustive" / "results.json"
+RECORD = HERE / "results.json"
 
 NUMBA = mxref.get_backend("numba")
 QUANTIZE = {"reference": mxref.quantize, "numba": NUMBA.quantize}
@@ -253,7 +254,7 @@ def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
     [("floor", -1), ("ceil", 1), ("rceil", -1), ("rceil", 1), ("even", -1), ("even", 1)],
 )
 def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, rule, offset):
-    bounds = modules["mxref.scale"].__dict__["_BUMP_ABOVE"]
+    bounds = modules["mxref.steps.scale"].__dict__["_BUMP_ABOVE"]
     monkeypatch.setitem(bounds, ScaleRule(rule), bounds[rule] + offset)
     monkeypatch.setitem(mxref_numba.scale.BUMP_ABOVE, rule, bounds[rule])
     # One amax in each of the 253 binades whose byte the clamp leaves alone.
@@ -380,7 +381,7 @@ def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without
     want = [(s.part, s.function, s.domain, s.cases, 0) for s in all_sweeps()]
     assert [tuple(row[c] for c in COLUMNS[:-1]) for row in record["rows"]] == want
     assert RECORD.with_name("results.csv").read_text(encoding="utf-8") == as_csv(record["rows"])
-    page = (HERE.parent / "docs" / "exhaustive.rst").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "exhaustive.rst").read_text(encoding="utf-8")
     assert ":file: ../tests/exhaustive/results.csv" in page
     shown = (
         record["date"],

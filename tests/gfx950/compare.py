@@ -17,10 +17,10 @@ import torch
 from gfx950.driver import on_model
 from gfx950.inputs import random_operand
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import backend as reference
-from mxref.rounding import Rounding
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 
 BACKENDS = Path(__file__).parents[2] / "backends"
 SHAPE = (96, 256)

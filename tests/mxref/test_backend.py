@@ -35,9 +35,9 @@ from mxref import (
 from mxref.cli import main
 from mxref.discovery import candidates, choose
 from mxref.errors import BackendError, DtypeError, LoadError, NonfiniteError, ShapeError
-from mxref.hadamard import Rotation
-from mxref.philox import random_integers
 from mxref.reference import ReferenceBackend
+from mxref.steps.hadamard import Rotation
+from mxref.steps.random import random_integers
 
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
 

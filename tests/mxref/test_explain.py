@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mxref import BlockShape, OperandSpec, Rounding, ScaleRule, SignPolicy, Stream, quantize
 from mxref.errors import DtypeError, NonfiniteError, ShapeError
 from mxref.explain import BlockExplanation, Case, explain_block
-from mxref.explain_text import notes, reason, scale_steps
+from mxref.explain.text import notes, reason, scale_steps
 from mxref.formats import E2M1_MAGNITUDES, Nonfinite
 from mxref.quantize import dequantize
-from mxref.scale import scale_code
+from mxref.steps.scale import scale_code
 
 STREAM = Stream(seed=7, step=3, layer=2, operand=4)
 

@@ -12,7 +12,7 @@ from differential import bits_of
 from mxref import MXArray, OperandSpec, quantize, scaled_gemm
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.gemm import block_dots, bounded_tolerance
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
 from strategies import gemm_operands
 
 

@@ -6,8 +6,16 @@ import pytest
 import oracle_random
 from differential import bits_of
 from mxref.errors import RecipeError, ShapeError
-from mxref.hadamard import SIZES, Rotation, SignPolicy, draw_rotation, hadamard, inverse_hadamard, norm_factor
-from mxref.philox import Stream
+from mxref.steps.hadamard import (
+    SIZES,
+    Rotation,
+    SignPolicy,
+    draw_rotation,
+    hadamard,
+    inverse_hadamard,
+    norm_factor,
+)
+from mxref.steps.random import Stream
 from strategies import crafted_blocks
 
 

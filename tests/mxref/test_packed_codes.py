@@ -6,7 +6,7 @@ import pytest
 
 import oracle
 from mxref.errors import DtypeError, ShapeError
-from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
+from mxref.layouts.packed import from_ml_dtypes, pack, to_ml_dtypes, unpack
 
 
 @pytest.mark.clause("packing.nibbles", evidence="known answer")

@@ -6,10 +6,10 @@ import pytest
 from mxref import OperandSpec, Stream, get_backend
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import MXFP4
-from mxref.hadamard import SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, PreparedArray
-from mxref.philox import first_bits, stream_words
 from mxref.plan import check_input, plan_quantize
+from mxref.steps.hadamard import SignPolicy, draw_rotation
+from mxref.steps.random import first_bits, stream_words
 
 SR = OperandSpec(rounding="sr", hadamard=16, signs="per_step_layer")
 

@@ -22,9 +22,9 @@ from mxref import (
     quantize,
 )
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
-from mxref.hadamard import Rotation
+from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import pack, unpack
+from mxref.steps.hadamard import Rotation
 from strategies import any_blocks, crafted_blocks, crafted_names
 
 STREAM = Stream(0x0123456789ABCDEF, step=11, layer=5, operand=2)

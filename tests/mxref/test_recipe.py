@@ -8,8 +8,8 @@ import pytest
 
 from mxref import DIALECTS, GemmRole, OperandSpec, Recipe, load_recipe, quantize
 from mxref.errors import FileFormatError, RecipeError
+from mxref.layouts.packed import unpack
 from mxref.linear import OPERANDS
-from mxref.packing import unpack
 from mxref.recipe import dialect, recipe_from_table
 from mxref.tomlio import dumps, merge, to_table
 

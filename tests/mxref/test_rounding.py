@@ -8,7 +8,7 @@ import pytest
 
 import oracle
 from mxref.errors import RecipeError
-from mxref.rounding import Rounding, prescale_three_quarters, round_magnitude
+from mxref.steps.rounding import Rounding, prescale_three_quarters, round_magnitude
 
 GRID = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import oracle
-from mxref.scale import ScaleRule, magnitude_bits, scale_code, scale_exponent, scale_value
+from mxref.steps.scale import ScaleRule, magnitude_bits, scale_code, scale_exponent, scale_value
 
 MANTISSAS = (0, 1, 2, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFE, 0x7FFFFF)
 

@@ -38,8 +38,8 @@ from mxref.vectors.data import InputRule, generated_bits, input_words, words_tex
 from mxref.vectors.make import default_tests, generate
 from mxref.vectors.oracle import Oracle
 from mxref.vectors.run import run_record, verify_vectors
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 VECTORS = ROOT / "spec" / "vectors"
 READER = ROOT / "docs" / "examples" / "read_vectors.c"
 LARGEST = 1_500_000  # bytes, of all files together

@@ -14,9 +14,9 @@ import oracle_random
 from differential import assert_same_blocks, oracle_quantize_array
 from mxref import BlockShape, OperandSpec, Rounding, SignPolicy, Stream, get_backend
 from mxref.errors import ShapeError
-from mxref.packing import unpack
-from mxref.philox import random_integers
+from mxref.layouts.packed import unpack
 from mxref.plan import plan_quantize
+from mxref.steps.random import random_integers
 
 STREAM = Stream(0xFEDCBA9876543210, step=0x01020304, layer=0xABCDEF, operand=3)
 SR = OperandSpec(rounding=Rounding.SR)

@@ -30,11 +30,11 @@ from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 from differential import assert_same_blocks, bits_of
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, Stream, dequantize, quantize
 from mxref.formats import E2M1_SIGN
-from mxref.packing import pack, to_ml_dtypes, unpack
-from mxref.philox import random_integers
+from mxref.layouts.packed import pack, to_ml_dtypes, unpack
 from mxref.recipe import dialect
-from mxref.rounding import round_magnitude
-from mxref.scale import MAGNITUDE_MASK, scale_value
+from mxref.steps.random import random_integers
+from mxref.steps.rounding import round_magnitude
+from mxref.steps.scale import MAGNITUDE_MASK, scale_value
 from peers.__main__ import RESULTS as RESULTS_FILE
 from peers.__main__ import TABLE
 from peers.measure import normal_results, peer_results

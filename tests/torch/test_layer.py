@@ -23,8 +23,8 @@ from mxref import (  # noqa: E402
     scaled_gemm,
 )
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
+from mxref.layouts.packed import unpack  # noqa: E402
 from mxref.linear import OPERANDS  # noqa: E402
-from mxref.packing import unpack  # noqa: E402
 from mxref.recipe import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
 from mxref_training import ops  # noqa: E402

@@ -18,7 +18,7 @@ from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  #
 from mxref.recipe import recipe_from_table  # noqa: E402
 from mxref_training import linear, loop, ops  # noqa: E402
 from mxref_training.linear import check_census, convert, sole_uses  # noqa: E402
-from test_widened import Narrow  # noqa: E402
+from narrow_backend import Narrow  # noqa: E402
 from training_setup import SR, change, lines, run, weights  # noqa: E402
 
 # The 4/3 that undoes a prescale fills a product's mantissa, so that the order of sums shows.

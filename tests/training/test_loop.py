@@ -21,7 +21,7 @@ from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile, Recipe, recipe_from_table
 from mxref.reference import ReferenceBackend
-from mxref.rounding import Rounding
+from mxref.steps.rounding import Rounding
 from mxref_training import linear
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DataError, DivergedError

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from training_faults import FAULTS
-from training_scenarios import SCENARIOS
+from training_oracle.faults.every import FAULTS
+from training_oracle.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))

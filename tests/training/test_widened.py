@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,45 +10,14 @@ import pytest
 import torch
 
 from mxref.recipe import recipe_from_table
-from mxref.reference import ReferenceBackend
 from mxref_training.device import choose_device
 from mxref_training.errors import ConfigError
+from narrow_backend import Narrow
 from training_setup import change, lines, run, weights
 
 MIXED = recipe_from_table(
     {"dialect": "ocp", "all": {}, "fprop": {"w": {"format": "fp8"}, "x": {"format": "fp8"}}}
 )
-
-
-class Narrow(ReferenceBackend):
-    """Spoils some GEMMs, by their number, unless it is widened; the spoiled ones set its flag."""
-
-    name = "narrow"
-
-    def __init__(self, spoiled: set[int]) -> None:
-        self.spoiled, self.calls, self.wide, self.flag = spoiled, 0, False, False
-
-    def _scaled_gemm(self, *request: Any) -> Any:
-        out = super()._scaled_gemm(*request)
-        if self.wide:
-            return out
-        self.calls += 1
-        if self.calls not in self.spoiled:
-            return out
-        self.flag = True
-        return out + 1
-
-    def range_exceeded(self) -> bool:
-        found, self.flag = self.flag, False
-        return found
-
-    @contextmanager
-    def widened(self) -> Iterator[None]:
-        self.wide = True
-        try:
-            yield
-        finally:
-            self.wide = False
 
 
 GEMMS_OF_A_STEP = 2 * 7 * 3  # micro-batches, linear layers, roles

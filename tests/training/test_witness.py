@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import training_oracle as oracle
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.corpus import TokenCorpus
+from training_oracle import layer as oracle
 from training_setup import VOCAB, Vocabulary, lines, run, text
 
 START, STEPS = 20, 50

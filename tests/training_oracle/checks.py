@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-import training_oracle as oracle
-import training_oracle_model as model_oracle
 from mxref_training.config import Schedule
-from training_recording import Recording, Step
+from training_oracle import layer as oracle
+from training_oracle import model as model_oracle
+from training_oracle.recording import Recording, Step
 
 REDUCED = 1e-5
 FEW = 2.0**-20

@@ -9,13 +9,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import training_oracle_study as oracle
 from ablation_fakes import FakeCorpus, FakeResult, tiny
 from mxref.discovery import get_backend
 from mxref.tomlio import build
 from mxref_training.ablation import run_ladder
 from mxref_training.config import TrainConfig
 from mxref_training.ladder import Ladder
+from training_oracle import study as oracle
 
 SEEDS = 3
 EVERY, STEPS = 10, 100

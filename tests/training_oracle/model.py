@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training_oracle import Array, Arrays, token_losses
+from training_oracle.layer import Array, Arrays, token_losses
 
 
 @dataclass(frozen=True)

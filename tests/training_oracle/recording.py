@@ -22,7 +22,7 @@ from mxref_training.corpus import TokenCorpus
 from mxref_training.layer import MXLinear
 from mxref_training.model import Llama
 from mxref_training.telemetry import SilentProgress
-from training_oracle import Array, Arrays
+from training_oracle.layer import Array, Arrays
 from training_setup import lines, run
 
 TENSORS = ("x", "w", "dy")

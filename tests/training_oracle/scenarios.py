@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-import training_oracle as oracle
-import training_oracle_model as model_oracle
 from mxref.discovery import get_backend
 from mxref.recipe import recipe_from_table
 from mxref_training import linear
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.corpus import TokenCorpus
 from mxref_training.model import Llama
-from training_checks import FP8, OPTIMIZATION
-from training_recording import Call, Recorder, Recording, record
+from training_oracle import layer as oracle
+from training_oracle import model as model_oracle
+from training_oracle.checks import FP8, OPTIMIZATION
+from training_oracle.ladder import STUDY, study
+from training_oracle.recording import Call, Recorder, Recording, record
 from training_setup import VOCAB, Vocabulary, text
-from training_study import STUDY, study
 
 CORPUS = TokenCorpus(text(16 * 13 + 6, 1), text(300, 2), Vocabulary(), "made up")  # type: ignore[arg-type]
 """13 windows and 5 tokens to spare, so that ten steps of four samples see four epochs begin."""

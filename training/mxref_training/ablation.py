@@ -18,7 +18,7 @@ from mxref.backend import Backend
 from mxref.errors import FileFormatError
 from mxref.formats import OperandFormat
 from mxref.linear import OPERANDS, GemmRole
-from mxref.philox import Stream
+from mxref.steps.random import Stream
 from mxref_training.ablation_arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
 from mxref_training.errors import ConfigError
 from mxref_training.fingerprint import code_digest, fingerprint

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mxref.backend import Backend
-from mxref.philox import Stream
+from mxref.steps.random import Stream
 from mxref_training import ops
 from mxref_training.errors import StepError
 

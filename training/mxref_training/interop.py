@@ -15,8 +15,8 @@ import torch
 
 from mxref.errors import DtypeError
 from mxref.formats import BlockShape
-from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
+from mxref.steps.hadamard import Rotation
 
 
 def to_torch(q: MXArray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,10 +17,10 @@ from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
 from mxref.formats import OperandFormat
-from mxref.hadamard import SignPolicy
 from mxref.linear import OPERANDS, GemmRole
 from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.rounding import Rounding
 from mxref_training import ops
 from mxref_training.context import StepContext, repeated
 from mxref_training.errors import StepError

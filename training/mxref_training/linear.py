@@ -22,13 +22,13 @@ from mxref.backend import Backend
 from mxref.discovery import get_backend
 from mxref.errors import BackendError
 from mxref.formats import E2M1_MAGNITUDES, E2M1_SIGN, MXFP4, BlockShape, OperandFormat
-from mxref.hadamard import SignPolicy, draw_rotation, hadamard
+from mxref.layouts.packed import unpack
 from mxref.linear import OPERANDS, GemmRole
-from mxref.packing import unpack
-from mxref.philox import Stream
 from mxref.recipe import OperandSpec, Recipe, load_recipe
-from mxref.rounding import Rounding
-from mxref.scale import scale_exponent
+from mxref.steps.hadamard import SignPolicy, draw_rotation, hadamard
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import scale_exponent
 from mxref_training import ops
 from mxref_training.census import check_census, expected_census, is_kept, never_ran, some
 from mxref_training.context import StepContext

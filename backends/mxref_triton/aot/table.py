@@ -9,12 +9,12 @@ from functools import partial
 import torch
 
 from mxref.formats import BlockShape
-from mxref.hadamard import SignPolicy
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
 from mxref_triton.gemm import BoundedWay
 from mxref_triton.gfx950 import is_gfx950

@@ -17,8 +17,8 @@ import triton
 
 from mxref.errors import BackendError, FileFormatError
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 TARGET = "gfx950"
 ROTATIONS = {"plain": 0, "h16": 16, "h32": 32}

@@ -19,7 +19,7 @@ from rich.table import Table
 from mxref.errors import MxrefError
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.scale import ScaleRule
+from mxref.steps.scale import ScaleRule
 from mxref_training.config import ModelConfig, load_config
 from mxref_triton.backend import TritonBackend, backend
 from mxref_triton.gemm import BoundedWay

@@ -28,8 +28,8 @@ from mxref import (
 from mxref.errors import NonfiniteError
 from mxref.formats import CANONICAL_NAN, Nonfinite
 from mxref.gemm import bounded_tolerance
-from mxref.hadamard import SIZES
-from mxref.packing import pack
+from mxref.layouts.packed import pack
+from mxref.steps.hadamard import SIZES
 from strategies import Block, K, any_blocks, crafted_blocks, gemm_operands
 
 numba = pytest.importorskip("numba")

@@ -16,7 +16,6 @@ pytest.importorskip("numba")
 from mxref_numba import cache
 from mxref_numba.compiled import KERNELS
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = Path(cache.__file__).parent
 
 INNER = """
@@ -37,6 +36,7 @@ def twice(v):
 """
 RUN = """
 import json, warnings
+from places import ROOT
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from mxref_numba.outer import twice

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
 from mxref.formats import CANONICAL_NAN
 from mxref.gemm import bounded_tolerance
+from mxref.layouts.packed import pack
 from mxref.mxarray import PreparedArray
-from mxref.packing import pack
 from strategies import Block, K, gemm_operands
 
 pytest.importorskip("numba")

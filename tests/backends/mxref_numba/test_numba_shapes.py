@@ -7,7 +7,7 @@ pytest.importorskip("numba")
 
 from differential import assert_same_blocks, oracle_quantize_array
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, get_backend
-from mxref.packing import unpack
+from mxref.layouts.packed import unpack
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend
 

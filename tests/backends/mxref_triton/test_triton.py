@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from places import ROOT
+
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
@@ -29,7 +31,7 @@ def test_kernels_under_the_interpreter(tmp_path):
     done = subprocess.run(
         [*command, HERE / "interpreted"],
         env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=HERE.parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from mxref.errors import RecipeError
-from mxref.rounding import Rounding, round_magnitude
+from mxref.steps.rounding import Rounding, round_magnitude
 from mxref_triton.aot import amdgcn, page
 from mxref_triton.aot.__main__ import main
 from mxref_triton.aot.absent import MACHINES

@@ -32,12 +32,12 @@ from mxref.conformance.request import Request
 from mxref.conformance.shrink import explain_command, shrink_quantize
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
-from mxref.scale import ScaleRule
+from mxref.steps.scale import ScaleRule
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 BY_NAME = {m.name: m for m in MUTANTS}

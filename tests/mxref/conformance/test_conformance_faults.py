@@ -12,9 +12,9 @@ from mutants import MUTANTS
 from mxref.conformance import check, shrink
 from mxref.conformance.model import Subject
 from mxref.conformance.request import Blocks, all_of_it
-from mxref.hadamard import Rotation
-from mxref.hadamard import hadamard as transform
-from mxref.philox import random_integers
+from mxref.steps.hadamard import Rotation
+from mxref.steps.hadamard import hadamard as transform
+from mxref.steps.random import random_integers
 
 
 class Unsigned(Staged):

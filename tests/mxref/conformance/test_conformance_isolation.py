@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -18,8 +17,9 @@ from mxref.conformance.model import Check, Op, Subject, Verdict
 from mxref.conformance.suite import verdict_of
 from mxref.errors import BackendError
 from mxref.reference import ReferenceBackend
+from places import ROOT
 
-PLANTED = f"{Path(__file__).parent.parent}/docs/examples/planted_fault_backend.py:backend"
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 pytestmark = pytest.mark.clause("conformance.protocol")
 
 LIMIT = "5"

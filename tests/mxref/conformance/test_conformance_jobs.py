@@ -23,8 +23,8 @@ from mxref.conformance.suite import Choice
 from mxref.cores import THREAD_VARIABLES, cores, on_a_share
 from mxref.errors import BackendError
 from mxref.reference import backend as reference
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
 HEADER = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,8 +12,8 @@ import pytest
 from mxref.cli.conform_text import show
 from mxref.conformance import check
 from mxref.conformance.report import to_junit
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 CODES = "x\x1b[31m\x00\ufffe<b>"
 SPELLED = r"x\x1b[31m\x00\ufffe<b>"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import training_fault_layers as layers
-import training_fault_loop as loop
-import training_fault_optimizer as optimizer
-import training_fault_study as study
-from training_fault_loop import Plant
+from training_oracle.faults import layers as layers
+from training_oracle.faults import loop as loop
+from training_oracle.faults import optimizer as optimizer
+from training_oracle.faults import study as study
+from training_oracle.faults.loop import Plant
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mxref_training.checkpoint import CheckpointStore
 from mxref_training.fp8 import Fp8Scales
 from mxref_training.layer import MXLinear, StepContext
 from mxref_training.model import RotaryTable
-from training_fault_loop import DATA_SEED, Patch, Plant
+from training_oracle.faults.loop import DATA_SEED, Patch, Plant
 
 
 def unrefused(patch: Patch) -> None:

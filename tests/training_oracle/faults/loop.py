@@ -173,7 +173,7 @@ def _evaluate(change: Callable[..., Any]) -> Plant:
 
 @_evaluate
 def validates_on_training_tokens(model: Any, context: Any, tokens: Any, **rest: Any) -> Any:
-    from training_scenarios import CORPUS
+    from training_oracle.scenarios import CORPUS
 
     return _right_evaluate(model, context, CORPUS.train.ids, **rest)
 

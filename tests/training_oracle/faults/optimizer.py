@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mxref_training import loop, optim
-from training_fault_loop import Patch, Plant
+from training_oracle.faults.loop import Patch, Plant
 
 # ---- clipping ----
 

@@ -12,7 +12,7 @@ from typing import Any
 from mxref_training import ablation, crossing, results
 from mxref_training.crossing import Crossing, Overhead, Reach
 from mxref_training.results import _Study
-from training_fault_loop import Patch, Plant
+from training_oracle.faults.loop import Patch, Plant
 
 # ---- seeds ----
 

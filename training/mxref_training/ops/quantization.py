@@ -11,9 +11,9 @@ import torch
 from mxref.backend import Backend
 from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 from mxref_training.bridge import from_backend, to_backend
 from mxref_training.ops.registry import backend_of, fake, operator, parse_spec
 

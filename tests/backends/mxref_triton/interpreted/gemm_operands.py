@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from mxref import MXArray
-from mxref.packing import pack
+from mxref.layouts.packed import pack
 
 EXTREME_SCALES = (0, 1, 2, 63, 78, 79, 126, 127, 128, 175, 176, 190, 243, 244, 245, 251, 252, 253, 254)
 

@@ -15,7 +15,7 @@ from mxref.conformance.report import failure_text
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import E2M1_MAGNITUDES
 from mxref.gemm import bounded_tolerance, scaled_gemm
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
 from mxref_triton import fold as folding
 from mxref_triton.fold import HIGHEST_TOP, LOWEST_TOP, fold

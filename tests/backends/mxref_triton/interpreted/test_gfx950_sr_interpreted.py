@@ -5,7 +5,7 @@ import pytest
 
 from mxref import Rounding
 from mxref.errors import BackendError
-from mxref.rounding import round_magnitude
+from mxref.steps.rounding import round_magnitude
 from mxref_triton import gfx950_sr
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

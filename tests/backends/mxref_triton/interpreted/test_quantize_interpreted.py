@@ -8,7 +8,7 @@ import torch
 from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, Stream, get_backend
 from mxref.errors import NonfiniteError, UnsupportedError
 from mxref.formats import CANONICAL_NAN
-from mxref.hadamard import SIZES
+from mxref.steps.hadamard import SIZES
 from strategies import crafted_blocks
 
 BACKEND = get_backend("mxref_triton:backend")
