@@ -1,6 +1,7 @@
 """Kernels are interpreted or compiled for a whole process, so these tests have one of their own.
 
-`tests/backends/mxref_triton/test_triton.py` starts it; by hand it is `TRITON_INTERPRET=1 pytest tests/backends/mxref_triton/interpreted`.
+The test in `test_triton.py` starts it. By hand it is
+`TRITON_INTERPRET=1 pytest tests/backends/mxref_triton/interpreted`.
 """
 
 import os
