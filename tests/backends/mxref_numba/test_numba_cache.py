@@ -15,6 +15,7 @@ pytest.importorskip("numba")
 
 from mxref_numba import cache
 from mxref_numba.compiled import KERNELS
+from places import ROOT
 
 PACKAGE = Path(cache.__file__).parent
 
@@ -36,7 +37,6 @@ def twice(v):
 """
 RUN = """
 import json, warnings
-from places import ROOT
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from mxref_numba.outer import twice
