@@ -1,4 +1,4 @@
-"""`python -m mxref_triton.projection`: project MXFP4 training on an MI355X from compiled counts."""
+"""`python -m projection`: project MXFP4 training on an MI355X from compiled counts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich.table import Table as RichTable
 
 from mxref.errors import MxrefError
 from mxref_training.config import load_config
-from mxref_triton.projection import counted
-from mxref_triton.projection.assumptions import Assumptions, Machine
-from mxref_triton.projection.compare import Projection, compare
-from mxref_triton.projection.published import CARDS
-from mxref_triton.projection.step import ARMS, Workload
-from mxref_triton.projection.tables import Table, tables, totals
+from projection import counted
+from projection.assumptions import Assumptions, Machine
+from projection.compare import Projection, compare
+from projection.published import CARDS
+from projection.step import ARMS, Workload
+from projection.tables import Table, tables, totals
 
 PRESET = "llama31_8b"
 _DIGITS = 6
@@ -71,7 +71,7 @@ def main(counts: Path | None, json_path: Path | None, cards: int, jobs: int, pag
     if json_path:
         json_path.write_text(json.dumps(document | {"results": written}, indent=1) + "\n", encoding="utf-8")
     if page and counts:
-        from mxref_triton.projection.page import write
+        from projection.page import write
 
         for path in write(projection, document, counts, page):
             console.print(path)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from mxref_triton.projection.assumptions import Assumptions, Level, Machine
-from mxref_triton.projection.counted import Record, case_name, one
-from mxref_triton.projection.published import CARDS, PUBLISHED, Published
-from mxref_triton.projection.roofline import kernel_time
-from mxref_triton.projection.step import (
+from projection.assumptions import Assumptions, Level, Machine
+from projection.counted import KernelCounts, case_name, one
+from projection.published import CARDS, PUBLISHED, Published
+from projection.roofline import kernel_time
+from projection.step import (
     ARMS,
     OUTSIDE_LAYERS,
     Arm,
@@ -26,7 +26,7 @@ class Projection:
     """A workload with all that its time is computed from."""
 
     work: Workload
-    records: Sequence[Record]
+    records: Sequence[KernelCounts]
     machine: Machine
     assumed: Assumptions
     native: bool = True

@@ -26,7 +26,11 @@ ROTATIONS = {"plain": 0, "h16": 16, "h32": 32}
 TENSORS = {"x": ("bfloat16", (16384, 4096)), "w": ("float32", (4096, 4096))}
 """What a linear layer quantizes in both orientations, and its type: X and dY, and the float32 weight."""
 
-Record = Mapping[str, Any]
+KernelCounts = Mapping[str, Any]
+"""What is counted of one compiled kernel, as `mxref_triton.aot` writes it."""
+
+_TESTS = str(Path(__file__).parents[1])
+"""Where this package is found by the process that compiles."""
 
 # Importing the backend fixes what a wavefront is, so torch has to answer for the machine before that.
 _WORKER = """
@@ -34,7 +38,7 @@ import sys, torch
 torch.version.hip = "ahead of time"
 from mxref_triton.aot import absent
 absent.become(absent.MACHINES[sys.argv[1]])
-from mxref_triton.projection import counted
+from projection import counted
 counted.compile_here(int(sys.argv[2]))
 """
 
@@ -79,6 +83,7 @@ def compile_training(jobs: int) -> list[dict[str, Any]]:
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # A process with threads must not fork, and a BLAS starts them when it is loaded.
+    environment |= {"PYTHONPATH": os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as words:
         run = subprocess.run(
@@ -135,7 +140,7 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def short(record: Record) -> dict[str, Any]:
+def short(record: KernelCounts) -> dict[str, Any]:
     """Return of a record what the projection reads."""
     kept = (
         "case",
@@ -156,7 +161,7 @@ def short(record: Record) -> dict[str, Any]:
     }
 
 
-def one(records: Sequence[Record], case: str) -> Record:
+def one(records: Sequence[KernelCounts], case: str) -> KernelCounts:
     """Return the record of a case; FileFormatError if there is none, or more than one."""
     found = [r for r in records if r["case"] == case]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""`python -m mxref_triton.projection.measure`: the rates that the projection assumes, measured on the GPU at hand."""
+"""`python -m projection.measure`: the rates that the projection assumes, measured on the GPU at hand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mxref.recipe import GemmProfile, OperandSpec
 from mxref.scale import ScaleRule
 from mxref_training.config import ModelConfig, load_config
 from mxref_triton.backend import TritonBackend, backend
-from mxref_triton.gemm import BoundedWay
-from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_gemm import multiply as gemm_kernel
-from mxref_triton.projection.assumptions import Assumption, Assumptions, Machine
-from mxref_triton.projection.counted import ROTATIONS
-from mxref_triton.projection.roofline import CODES
+from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.products.bounded import BoundedWay
+from mxref_triton.products.matrix_cores import multiply as gemm_kernel
+from projection.assumptions import Assumption, Assumptions, Machine
+from projection.counted import ROTATIONS
+from projection.roofline import CODES
 
 _REPEATS = 10
 _CALLS = 8

@@ -11,11 +11,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from mxref_training.report_plots import COLOURS, GRID, INK, MUTED
-from mxref_triton.projection.assumptions import Level
-from mxref_triton.projection.compare import Projection
-from mxref_triton.projection.published import PUBLISHED
-from mxref_triton.projection.step import ARMS, Part, by_part, total
-from mxref_triton.projection.tables import Table, tables
+from projection.assumptions import Level
+from projection.compare import Projection
+from projection.published import PUBLISHED
+from projection.step import ARMS, Part, by_part, total
+from projection.tables import Table, tables
 
 TABLES, PLOT = "projection_tables.inc", "_static/projection.svg"
 
@@ -49,7 +49,7 @@ def tables_text(projection: Projection, document: Mapping[str, Any], source: str
         source: name of the file that holds them.
     """
     head = (
-        f".. Written by `python -m mxref_triton.projection --page docs` from data/{source}; never by hand.\n\n"
+        f".. Written by `PYTHONPATH=tests python -m projection --page docs` from data/{source}; never by hand.\n\n"
         f"Instructions counted on {document['date']} in what Triton {document['triton']} compiles for gfx950.\n"
     )
     return "\n".join([head, *(_section(table) for table in tables(projection))])

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from mxref.errors import FileFormatError
-from mxref_triton.projection.assumptions import Assumptions, Machine
-from mxref_triton.projection.counted import TENSORS, Record
+from projection.assumptions import Assumptions, Machine
+from projection.counted import TENSORS, KernelCounts
 
 CODES = 17 / 32
 """Bytes of an element in MXFP4: half a byte and a thirty-second of its scale."""
@@ -89,12 +89,10 @@ def bytes_per_element(case: str, kernel: str = "") -> float:
         return CODES + source
     if kind == "check":  # a float32, its shares of a factor and of a word of codes, and SR's random words
         return source + 1 / 2 + 1 / 2 + 2 * ("sr" in words)
-    raise FileFormatError(
-        f"case {case!r}: what it moves is not known; add it to mxref_triton.projection.roofline"
-    )
+    raise FileFormatError(f"case {case!r}: what it moves is not known; add it to projection.roofline")
 
 
-def slots(record: Record, assumed: Assumptions) -> float:
+def slots(record: KernelCounts, assumed: Assumptions) -> float:
     """Return issue slots of the vector ALU per element; a slower instruction takes several."""
     per_element: float = record["alu"] / record["elements_per_thread"]
     per_element += (_MULTIPLY_SLOTS - 1) * record["multiply32"] / record["elements_per_thread"]
@@ -112,13 +110,13 @@ def streaming(moved: float, operations: float, machine: Machine, assumed: Assump
     )
 
 
-def kernel_time(record: Record, elements: float, machine: Machine, assumed: Assumptions) -> Time:
+def kernel_time(record: KernelCounts, elements: float, machine: Machine, assumed: Assumptions) -> Time:
     """Return the time of a counted kernel without a loop on a number of elements."""
     moved = elements * bytes_per_element(record["case"], record["kernel"])
     return streaming(moved, elements * slots(record, assumed), machine, assumed)
 
 
-def multiplication(record: Record, machine: Machine) -> Multiplication:
+def multiplication(record: KernelCounts, machine: Machine) -> Multiplication:
     """Return what a GEMM's loop takes at the peaks; FileFormatError where it has no known matrix instruction."""
     shapes = [found for m in record["notable"] if (found := _MATRIX.fullmatch(m))]
     if len(shapes) != 1 or shapes[0][0] not in _CYCLES or not record["loop_matrix"]:

@@ -10,9 +10,9 @@ from mxref.formats import OperandFormat
 from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.errors import ConfigError
 from mxref_training.model import layer_matmul_parameters, parameter_count
-from mxref_triton.projection.assumptions import Assumptions, Machine
-from mxref_triton.projection.counted import Record, case_name, one
-from mxref_triton.projection.roofline import kernel_time
+from projection.assumptions import Assumptions, Machine
+from projection.counted import KernelCounts, case_name, one
+from projection.roofline import kernel_time
 
 _MASTER = 4
 """Bytes of a float32 parameter, gradient or moment."""
@@ -128,7 +128,7 @@ class Workload:
 def step_times(
     work: Workload,
     arm: Arm,
-    records: Sequence[Record],
+    records: Sequence[KernelCounts],
     machine: Machine,
     assumed: Assumptions,
     native: bool = True,
@@ -190,7 +190,12 @@ def _products(
 
 
 def _quantization(
-    work: Workload, arm: Arm, records: Sequence[Record], machine: Machine, assumed: Assumptions, native: bool
+    work: Workload,
+    arm: Arm,
+    records: Sequence[KernelCounts],
+    machine: Machine,
+    assumed: Assumptions,
+    native: bool,
 ) -> dict[tuple[Pass, Part], float]:
     """Return the time to make operands: X and W in the forward pass, dY in the backward one, W once per step."""
     amounts = {

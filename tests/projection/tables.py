@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from mxref_training.estimate import si
-from mxref_triton.projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
-from mxref_triton.projection.compare import Projection, compare, sensitivities
-from mxref_triton.projection.counted import Record
-from mxref_triton.projection.roofline import FOLD, bytes_per_element, kernel_time, multiplication, slots
-from mxref_triton.projection.step import ARMS, QUANTIZATION, Part, Pass, Times, by_part, total
+from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
+from projection.compare import Projection, compare, sensitivities
+from projection.counted import KernelCounts
+from projection.roofline import FOLD, bytes_per_element, kernel_time, multiplication, slots
+from projection.step import ARMS, QUANTIZATION, Part, Pass, Times, by_part, total
 
 _LARGE = 1e6
 _G = 1e9
@@ -101,7 +101,7 @@ def _kernels(projection: Projection) -> Table:
     return Table("Kernels", note, headings, rows)
 
 
-def _name(record: Record) -> str:
+def _name(record: KernelCounts) -> str:
     """Return the name of a case, with that of the kernel if it is one of several."""
     return f"{record['case']}, fold" if record["kernel"] == FOLD else str(record["case"])
 

@@ -20,15 +20,17 @@ torch = pytest.importorskip("torch")
 from mxref.errors import FileFormatError  # noqa: E402
 from mxref_training.config import ModelConfig, load_config  # noqa: E402
 from mxref_training.model import Llama, flops_per_token  # noqa: E402
-from mxref_triton.projection import counted, measure, published, roofline  # noqa: E402
-from mxref_triton.projection.__main__ import main, projection_of, results  # noqa: E402
-from mxref_triton.projection.assumptions import Assumption, Assumptions, Level, Machine, Peak  # noqa: E402
-from mxref_triton.projection.compare import compare, sensitivities  # noqa: E402
-from mxref_triton.projection.page import PLOT, TABLES, tables_text  # noqa: E402
-from mxref_triton.projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total  # noqa: E402
+from projection import counted, measure, published, roofline  # noqa: E402
+from projection.__main__ import main, projection_of, results  # noqa: E402
+from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak  # noqa: E402
+from projection.compare import compare, sensitivities  # noqa: E402
+from projection.page import PLOT, TABLES, tables_text  # noqa: E402
+from projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+TESTS = str(ROOT / "tests")
+ENVIRONMENT = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": TESTS}
 COUNTS = sorted(DOCS.glob("data/projection_*.json"))[-1]
 DOCUMENT = json.loads(COUNTS.read_text(encoding="utf-8"))
 PROJECTION = projection_of(DOCUMENT)
@@ -276,8 +278,8 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
     out = tmp_path / "rates.json"
     small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
     run = subprocess.run(
-        [sys.executable, "-m", "mxref_triton.projection.measure", "--tokens", "32", "--json", str(out), *small],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "projection.measure", "--tokens", "32", "--json", str(out), *small],
+        env=ENVIRONMENT,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -302,8 +304,9 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
 BOTH_PRODUCTS = """
 import json, torch
 from mxref_training.config import load_config
-from mxref_triton import TritonBackend, gemm, gfx950_gemm, range as scale_range
-from mxref_triton.projection import measure
+from mxref_triton import TritonBackend
+from mxref_triton.products import matrix_cores, scale_range
+from projection import measure
 
 launched = []
 def spied(module):
@@ -313,7 +316,7 @@ def spied(module):
         launch(kernel, *arguments, **constants)
     module.launch = spy
 
-for module in (gfx950_gemm, scale_range):
+for module in (matrix_cores, scale_range):
     spied(module)
 model = load_config("llama31_8b", ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=96")).model
 rates = measure.rates(TritonBackend(bounded="mfma"), torch.device("cpu"), 32, model)
@@ -328,7 +331,7 @@ print(json.dumps(found))
 def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product():
     run = subprocess.run(
         [sys.executable, "-c", BOTH_PRODUCTS],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -424,8 +427,7 @@ def test_each_assumption_moves_something():
 def test_published_numbers_are_data_alone():
     numbers = {p.value for p in published.PUBLISHED}
     assert {29.90, 35.67, 1.08} <= numbers
-    package = ROOT / "backends" / "mxref_triton" / "projection"
-    for path in package.glob("*.py"):
+    for path in set(Path(__file__).parent.glob("*.py")) - {Path(__file__)}:
         constants = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
         found = {c for c in constants if isinstance(c, float) and c in numbers}
         assert path.name == "published.py" or not found, path.name

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mxref_triton.registers import bits_of, float_of
+from mxref_triton.lane.registers import bits_of, float_of
 
 MNEMONIC = "v_cvt_scalef32_pk_fp4_f32"
 """Rounds to nearest even."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.registers import bits_of, float_of
+from mxref_triton.lane.registers import bits_of, float_of
 
 
 @triton.jit

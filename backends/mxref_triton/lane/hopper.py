@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from mxref_triton.registers import bits_of
-from mxref_triton.scale import scaling
+from mxref_triton.lane.registers import bits_of
+from mxref_triton.lane.scale import scaling
 
 _CAPABILITY = (9, 0)
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.philox import random_fraction
-from mxref_triton.registers import bits_of, float_of
+from mxref_triton.lane.random import random_fraction
+from mxref_triton.lane.registers import bits_of, float_of
 
 _BELOW = tl.constexpr(2.0**23 - 2.0)
 _ABOVE = tl.constexpr(2.0**23)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from mxref.scale import INFINITY_BITS, MANTISSA_MASK, ScaleRule
-from mxref_triton.registers import bits_of, float_of
+from mxref_triton.lane.registers import bits_of, float_of
 
 CARRIES = {
     ScaleRule.FLOOR: 0,
@@ -36,7 +36,7 @@ def amax_of(values):
 
 
 @triton.jit
-def over_tile(amax_bits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def over_square(amax_bits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the largest of every 32 rows; units lie row-major in ROWS x COLUMNS, uint32 [B]."""
     tiles = tl.reshape(amax_bits, [ROWS // 32, 32, COLUMNS])
     top = tl.max(tiles, axis=1)[:, None, :]

@@ -11,30 +11,30 @@ import torch
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
-from mxref_triton.dequantize import dequantize
-from mxref_triton.fold import Folded, fold
-from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_gemm import MAX_SCALE, multiply, multiply_onto
-from mxref_triton.gfx950_scales import first_wrong_scale, on_device
+from mxref_triton.lane.gfx950 import is_gfx950
 from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
-from mxref_triton.ordered import UNPRESCALE, multiply_misfits, ordered
-from mxref_triton.range import flag_scales
-from mxref_triton.rows import rows_of
+from mxref_triton.operands import rows_of
+from mxref_triton.products.fold import Folded, fold
+from mxref_triton.products.matrix_cores import MAX_SCALE, multiply, multiply_onto
+from mxref_triton.products.ordered import UNPRESCALE, multiply_misfits, ordered
+from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
+from mxref_triton.products.scale_range import flag_scales
+from mxref_triton.quantizer.decode import dequantize
 
 
 class BoundedWay(StrEnum):
     """How `bounded` GEMMs are computed."""
 
     FP8 = "fp8"
-    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.fold`.
+    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
 
     What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`: a whole product, or single rows.
     """
     BF16 = "bf16"
     """Operands decoded to BF16, multiplied into float32: class `fp32`."""
     MFMA = "mfma"
-    """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.gfx950_gemm`."""
+    """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.products.matrix_cores`."""
     ORDERED = "ordered"
     """By the kernels of the profile `ordered`, whose result is a member of every class; any scale."""
 

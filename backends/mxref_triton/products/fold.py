@@ -25,7 +25,7 @@ from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
-from mxref_triton.rows import rows_of
+from mxref_triton.operands import rows_of
 
 LOWEST_TOP, HIGHEST_TOP = 79, 175
 """Scale codes between which the top of a row may lie; one below is raised, which narrows its gaps.

@@ -20,9 +20,9 @@ from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
 from mxref_triton.launch import INTERPRETED, launch, tiles_of
 from mxref_triton.memory import empty
-from mxref_triton.ordered import UNPRESCALE, element, place_tile, store_tile, wide_power
-from mxref_triton.rows import rows_of
-from mxref_triton.tile import Tile, largest_busy
+from mxref_triton.operands import rows_of
+from mxref_triton.products.ordered import UNPRESCALE, element, place_tile, store_tile, wide_power
+from mxref_triton.products.tiling import Tile, largest_busy
 
 MAX_SCALE = 252
 """Largest scale code that is promised. An element under a larger one exceeds float32, and how the matrix cores add the

@@ -25,11 +25,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mxref.formats import CANONICAL_NAN, MXFP4
 from mxref.mxarray import MXArray
-from mxref_triton.fold import Folded
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
-from mxref_triton.rows import rows_of
-from mxref_triton.tile import MATRIX_SIDE, Tile, largest_busy
+from mxref_triton.operands import rows_of
+from mxref_triton.products.fold import Folded
+from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
 
 UNPRESCALE = (1.0, 4 / 3, 16 / 9)
 """Factor that undoes no, one or two prescaled operands; rounded to float32 where it is used."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mxref.gemm import scaled_gemm
 from mxref.mxarray import MXArray
-from mxref_triton.gfx950_gemm import MAX_SCALE, TILES, multiply
-from mxref_triton.tile import Tile
+from mxref_triton.products.matrix_cores import MAX_SCALE, TILES, multiply
+from mxref_triton.products.tiling import Tile
 
 Multiply = Callable[[MXArray, MXArray], NDArray[np.float32]]
 """A B^T of A [M, K] and B [N, K] by the instruction under test."""

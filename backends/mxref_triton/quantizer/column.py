@@ -16,8 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.block import encode_two_lines, encode_unit
-from mxref_triton.registers import (
+from mxref_triton.lane.registers import (
     UNITS_LAST,
     bits_alone,
     floats_alone,
@@ -26,6 +25,7 @@ from mxref_triton.registers import (
     split_last,
     tile_index,
 )
+from mxref_triton.lane.unit import encode_two_lines, encode_unit
 
 _NEAR = tl.constexpr(16)
 """Elements of a unit whose addresses are sums of a common one and of a multiple of `step` that units share."""

@@ -12,10 +12,10 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN, E8M0
 from mxref.mxarray import MXArray
+from mxref_triton.lane.registers import join_last
+from mxref_triton.lane.rounding import decode_element, value_scale
 from mxref_triton.launch import INTERPRETED, check_device, launch, tiles_of
-from mxref_triton.registers import join_last
-from mxref_triton.rounding import decode_element, value_scale
-from mxref_triton.rows import rows_of
+from mxref_triton.operands import rows_of
 
 _WORDS = 1 << 16 if INTERPRETED else 512
 _NAN = tl.constexpr(CANONICAL_NAN)

@@ -11,11 +11,12 @@ from mxref.hadamard import Rotation
 from mxref.philox import elements_per_call
 from mxref.plan import QuantPlan, dtype_name
 from mxref.rounding import Rounding
-from mxref_triton.block import MAX_FUSED_HADAMARD, Output, Treatment, treatment
-from mxref_triton.hopper import packs_bfloat16
-from mxref_triton.inputs import Matrix, matrices
-from mxref_triton.launch import check_device, launch_both, launch_columns, launch_rows, signed_word
-from mxref_triton.transform import hadamard
+from mxref_triton.lane.hopper import packs_bfloat16
+from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, treatment
+from mxref_triton.launch import check_device, signed_word
+from mxref_triton.quantizer.inputs import Matrix, matrices
+from mxref_triton.quantizer.launches import launch_both, launch_columns, launch_rows
+from mxref_triton.quantizer.transform import hadamard
 
 
 @dataclass(frozen=True)

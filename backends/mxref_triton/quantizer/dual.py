@@ -12,9 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.column import column_units
-from mxref_triton.registers import tile_index
-from mxref_triton.row import row_units
+from mxref_triton.lane.registers import tile_index
+from mxref_triton.quantizer.column import column_units
+from mxref_triton.quantizer.row import row_units
 
 
 @triton.jit(

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from mxref.errors import BackendError, RecipeError
 from mxref.rounding import Rounding, round_magnitude
-from mxref_triton.gfx950 import is_gfx950, nearest_word, stochastic_word
+from mxref_triton.lane.gfx950 import is_gfx950, nearest_word, stochastic_word
+from mxref_triton.lane.registers import floats_of, load_words
 from mxref_triton.launch import INTERPRETED, launch
-from mxref_triton.registers import floats_of, load_words
 
 Convert = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.uint32]]
 """Words of eight codes from values [n, 8] times factors [n], which are powers of two."""

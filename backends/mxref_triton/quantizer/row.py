@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.block import encode_words
-from mxref_triton.registers import load_words, store_words, tile_index
+from mxref_triton.lane.registers import load_words, store_words, tile_index
+from mxref_triton.lane.unit import encode_words
 
 
 @triton.jit

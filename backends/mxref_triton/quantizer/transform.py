@@ -11,9 +11,10 @@ import torch
 from mxref.hadamard import Rotation, norm_factor
 from mxref.plan import dtype_name
 from mxref.recipe import OperandSpec
-from mxref_triton.block import MAX_FUSED_HADAMARD, Output, treatment
-from mxref_triton.inputs import matrices
-from mxref_triton.launch import check_device, launch_columns, launch_rows, signed_word
+from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, treatment
+from mxref_triton.launch import check_device, signed_word
+from mxref_triton.quantizer.inputs import matrices
+from mxref_triton.quantizer.launches import launch_columns, launch_rows
 
 
 def hadamard(x: torch.Tensor, rotation: Rotation, axis: int) -> torch.Tensor:
