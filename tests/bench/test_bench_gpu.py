@@ -103,10 +103,11 @@ torch.version.hip = machine.hip
 absent.become(machine)
 from triton.runtime.jit import JITFunction
 from bench import bench_gpu
-from mxref_triton import TritonBackend, gemm
+from mxref_triton import TritonBackend
+from mxref_triton.products import bounded
 
 # No device answers for its scale bytes.
-gemm.first_wrong_scale = lambda multiply: None
+bounded.first_wrong_scale = lambda multiply: None
 JITFunction.run = lambda self, *args, **named: SimpleNamespace(constants=named)
 products = {"_scaled_mm": torch._scaled_mm, "mm": torch.mm}
 bench_gpu.heavy_tailed = lambda size, seed: torch.empty((size, size), dtype=torch.bfloat16, device="cuda")

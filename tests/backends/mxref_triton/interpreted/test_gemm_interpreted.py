@@ -17,9 +17,9 @@ from mxref.formats import E2M1_MAGNITUDES
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
-from mxref_triton import fold as folding
-from mxref_triton.fold import HIGHEST_TOP, LOWEST_TOP, fold
-from mxref_triton.ordered import ordered
+from mxref_triton.products import fold as folding
+from mxref_triton.products.fold import HIGHEST_TOP, LOWEST_TOP, fold
+from mxref_triton.products.ordered import ordered
 
 VALUES = np.array([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
 ORDER = [*range(0, 32, 2), *range(1, 32, 2)]

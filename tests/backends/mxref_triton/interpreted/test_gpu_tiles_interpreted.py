@@ -10,7 +10,8 @@ from gpu import test_gpu_tiles as tiles
 from gpu.operands_torch import drawn, exact, tolerance
 from gpu.test_gpu_tiles import launched  # noqa: F401
 from mxref.gemm import bounded_tolerance
-from mxref_triton import TritonBackend, fold, gemm, gfx950_gemm, ordered
+from mxref_triton import TritonBackend
+from mxref_triton.products import bounded, fold, matrix_cores, ordered
 
 SIZE = 40, 70
 pytestmark = pytest.mark.filterwarnings(
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.mark.parametrize("k", [128, 480])
 @pytest.mark.parametrize("out", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tile", gfx950_gemm.TILES, ids=tiles.of_size)
+@pytest.mark.parametrize("tile", matrix_cores.TILES, ids=tiles.of_size)
 def test_products_of_packed_codes(tile, out, k, launched, monkeypatch):  # noqa: F811
     tiles.force(monkeypatch, tile)
     tiles.check_class(tile, out, *SIZE, k, launched)
 
 
-@pytest.mark.parametrize("tile", gfx950_gemm.TILES, ids=tiles.of_size)
+@pytest.mark.parametrize("tile", matrix_cores.TILES, ids=tiles.of_size)
 def test_products_added_to_a_gradient(tile, launched, monkeypatch):  # noqa: F811
     tiles.force(monkeypatch, tile)
     tiles.check_sum(tile, *SIZE, 480, launched)
@@ -35,8 +36,8 @@ def test_products_added_to_a_gradient(tile, launched, monkeypatch):  # noqa: F81
 @pytest.mark.parametrize("k", [64, 480])
 @pytest.mark.parametrize("tile", ordered.TILES, ids=tiles.of_size)
 def test_products_of_operands_folded_by_block(tile, k, launched, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(gemm, "is_gfx950", lambda device: True)
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 0)
+    monkeypatch.setattr(bounded, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 0)
     monkeypatch.setattr(ordered, "TILES", (tile,))
     tiles.check_ordered("_ordered_by_block", tile, *SIZE, k, launched)
 
@@ -80,26 +81,26 @@ def misread(monkeypatch, module, spoil, rows):
 @wrongly
 @pytest.mark.parametrize(("rows", "out"), [(SIZE[0], "float32"), (SIZE[1], "bfloat16")])
 def test_misread_packed_codes_are_found(spoil, rows, out, launched, monkeypatch):  # noqa: F811
-    tile = gfx950_gemm.TILES[-1]
+    tile = matrix_cores.TILES[-1]
     tiles.force(monkeypatch, tile)
-    misread(monkeypatch, gfx950_gemm, spoil, rows)
+    misread(monkeypatch, matrix_cores, spoil, rows)
     with pytest.raises(AssertionError, match="outside class fp32"):
         tiles.check_class(tile, out, *SIZE, 480, launched)
 
 
 @wrongly
 def test_misread_operands_of_a_fold_are_found(spoil, launched, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(gemm, "is_gfx950", lambda device: True)
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 0)
+    monkeypatch.setattr(bounded, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 0)
     misread(monkeypatch, fold, spoil, SIZE[0])
     with pytest.raises(AssertionError, match="other bits than the reference's"):
         tiles.check_ordered("_ordered_by_block", ordered.TILES[-1], *SIZE, 160, launched)
 
 
 def test_another_tile_than_is_asked_for_is_found(launched, monkeypatch):  # noqa: F811
-    tiles.force(monkeypatch, gfx950_gemm.TILES[1])
+    tiles.force(monkeypatch, matrix_cores.TILES[1])
     with pytest.raises(AssertionError, match="_multiply"):
-        tiles.check_class(gfx950_gemm.TILES[0], "float32", *SIZE, 64, launched)
+        tiles.check_class(matrix_cores.TILES[0], "float32", *SIZE, 64, launched)
 
 
 def adds_twice(onto, product):
@@ -135,7 +136,7 @@ def a_row_too_far(onto, product):
     ],
 )
 def test_wrong_additions_are_found(add, said, launched, monkeypatch):  # noqa: F811
-    tile = gfx950_gemm.TILES[-1]
+    tile = matrix_cores.TILES[-1]
     tiles.force(monkeypatch, tile)
 
     def add_product(self, a, b, onto, *, profile):

@@ -16,7 +16,8 @@ from interpreted.test_quantize_interpreted import (
     tiny,
 )
 from mxref import OperandSpec, ScaleRule
-from mxref_triton import block, hopper, quantize
+from mxref_triton.lane import hopper, unit
+from mxref_triton.quantizer import dispatch
 
 SHIFTS = (np.uint32(0), np.uint32(16))
 
@@ -98,11 +99,11 @@ def packed(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(quantize, "packs_bfloat16", lambda device: True)
+    monkeypatch.setattr(dispatch, "packs_bfloat16", lambda device: True)
     monkeypatch.setattr(hopper, "_of_two", of_two)
     monkeypatch.setattr(hopper, "_fused", fused_of_two)
     for name in ("encode_pairs", "encode_two", "pairs_of"):
-        monkeypatch.setattr(block, name, noted(name))
+        monkeypatch.setattr(unit, name, noted(name))
     return ran
 
 

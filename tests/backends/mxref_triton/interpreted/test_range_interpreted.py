@@ -6,8 +6,8 @@ import torch
 
 from interpreted.gemm_operands import drawn, on
 from mxref_triton import TritonBackend
-from mxref_triton import range as scale_range
-from mxref_triton.range import PART, flag_scales
+from mxref_triton.products import scale_range
+from mxref_triton.products.scale_range import PART, flag_scales
 
 LIMIT = 252
 
