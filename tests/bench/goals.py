@@ -1,4 +1,4 @@
-"""What the CPU backend is meant to reach, on the machine of docs/performance.rst: 4096 x 4096, one thread."""
+"""Goals of the CPU backend on the machine of docs/explanation/performance.rst: 4096 x 4096, one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bars of docs/performance.rst: each operation as a multiple of copying the same array."""
+"""The bars of docs/explanation/performance.rst: each operation as a multiple of copying the same array."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib")
 from bench import machine, operations, render, timing
 from bench.goals import COPY_RATIO, MM_RATIO
 from bench.plot import plot
+from bench.records import newest, read
 from mxref import get_backend
 from mxref.reference import ReferenceBackend
 from places import ROOT
@@ -138,12 +139,12 @@ def test_a_busy_machine_is_noticed() -> None:
 
 
 def test_the_page_is_written_from_the_recorded_numbers() -> None:
-    recorded = sorted((ROOT / "docs/data").glob("bench_cpu_*.json"))
-    tables = (ROOT / "docs" / render.TABLES).read_text(encoding="utf-8")
-    sources = [data for data in recorded if f"data/{data.name};" in tables]
-    assert len(sources) == 1, "the tables name the file that they were written from"
-    results = json.loads(sources[0].read_text(encoding="utf-8"))
-    assert tables == render.tables_text(results, sources[0].name)
+    parts = render.parts()
+    assert set(parts) == {"performance.inc", "performance.svg"}
+    results = read(newest("bench_cpu"))
+    assert parts["performance.inc"].startswith(results["machine"]["processor"])
+    page = (ROOT / "docs/explanation/performance.rst").read_text(encoding="utf-8")
+    assert [name for name in parts if f":: /_measured/{name}" not in page] == []
 
 
 def test_the_plot_has_every_operation_and_goal() -> None:

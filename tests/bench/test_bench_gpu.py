@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from bench import render_gpu
+from bench.records import RECORDS, newest, read
 
 
 def record(tmp_path, date="2026-11-20"):
@@ -45,7 +46,7 @@ def record(tmp_path, date="2026-11-20"):
 
 def test_tables_say_what_the_records_say(tmp_path):
     bench, tests = (json.loads(path.read_text()) for path in record(tmp_path))
-    text = render_gpu.tables_text(bench, tests, ["a.json", "b.json"])
+    text = render_gpu.tables_text(bench, tests)
     lines = [line.strip(" *-") for line in text.splitlines()]
     at = lines.index("row, RNE")
     assert lines[at + 1 : at + 4] == ["12", "50", "0.81"]
@@ -61,31 +62,31 @@ def test_tables_say_what_the_records_say(tmp_path):
 def test_records_are_kept_by_gpu_and_date_and_the_newest_is_shown(tmp_path):
     for date in ("2026-11-20", "2027-01-02", "2026-12-31"):
         source, _ = record(tmp_path, date)
-        kept = render_gpu.keep("bench_gpu", source, tmp_path / "docs")
+        kept = render_gpu.keep("bench_gpu", source, tmp_path)
         assert kept.name == f"bench_gpu_nvidia-h200_{date}.json"
-    assert render_gpu.newest("bench_gpu", tmp_path / "docs").name == "bench_gpu_nvidia-h200_2027-01-02.json"
+    assert newest("bench_gpu", tmp_path).name == "bench_gpu_nvidia-h200_2027-01-02.json"
     with pytest.raises(SystemExit, match=r"no test_gpu_\*.json"):
-        render_gpu.newest("test_gpu", tmp_path / "docs")
+        newest("test_gpu", tmp_path)
 
 
 def test_without_a_record_of_tests_the_page_says_nothing_of_them(tmp_path):
     bench, tests = (json.loads(path.read_text()) for path in record(tmp_path))
-    whole, part = (render_gpu.tables_text(bench, t, ["a.json"]) for t in (tests, None))
+    whole, part = (render_gpu.tables_text(bench, t) for t in (tests, None))
     assert whole.startswith(part)
     assert "What is proved there" in whole
     assert "What is proved there" not in part
 
 
 def test_the_page_shows_the_newest_records():
-    for name, text in render_gpu.shown().items():
-        assert (render_gpu.DOCS / name).read_text(encoding="utf-8") == text
-    for path in render_gpu.DOCS.glob("data/test_gpu_*.json"):
-        assert json.loads(path.read_text(encoding="utf-8"))["counts"]["failed"] == 0
+    tables = render_gpu.parts()["performance_gpu.inc"]
+    assert all(f", {read(newest(kind))['machine']['date']}" in tables for kind in ("bench_gpu", "step_gpu"))
+    for path in RECORDS.glob("test_gpu_*.json"):
+        assert read(path)["counts"]["failed"] == 0
 
 
 def test_a_gpu_without_errors_of_fp8_has_no_section_of_them(tmp_path):
     bench, tests = (json.loads(path.read_text()) for path in record(tmp_path))
-    text = render_gpu.tables_text(bench | {"error": []}, tests, ["a.json"])
+    text = render_gpu.tables_text(bench | {"error": []}, tests)
     assert "Errors of FP8 products" not in text
     assert "Matrix products" in text
 
@@ -142,7 +143,7 @@ def cases_on(machine):
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(render_gpu.DOCS.parent / "tests")
+    environment["PYTHONPATH"] = str(RECORDS.parents[1] / "tests")
     run = subprocess.run(
         [sys.executable, "-c", CASES, machine], env=environment, capture_output=True, text=True, check=False
     )

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from torch.autograd import DeviceType
 
 from bench import bench_gpu_step, bench_step, render_gpu, render_gpu_step, step
+from bench.records import newest
 from mxref import get_backend
 from mxref.errors import RecipeError
 from mxref.recipe import GemmProfile
@@ -265,12 +266,12 @@ def test_kernels_are_shown_by_short_names(name: str, shown: str) -> None:
 def test_a_record_is_kept_by_its_kind_and_the_page_made_from_it(tmp_path: Path) -> None:
     source = tmp_path / "step.json"
     source.write_text(json.dumps(record()))
-    docs = tmp_path / "docs"
-    bench = sorted(render_gpu.DOCS.glob("data/bench_gpu_*.json"))[-1]
+    records = tmp_path / "records"
+    bench = newest("bench_gpu")
     for path in (source, bench):
-        render_gpu.keep(render_gpu.kind_of(json.loads(path.read_text())), path, docs)
-    assert render_gpu.newest("step_gpu", docs).name == "step_gpu_nvidia-h200_2026-11-20.json"
-    parts = render_gpu.shown(docs)
+        render_gpu.keep(render_gpu.kind_of(json.loads(path.read_text())), path, records)
+    assert newest("step_gpu", records).name == "step_gpu_nvidia-h200_2026-11-20.json"
+    parts = render_gpu.parts(records)
     assert set(parts) == {render_gpu.TABLES, render_gpu_step.PLOT}
     assert "\nA training step\n---------------\n" in parts[render_gpu.TABLES]
     with pytest.raises(SystemExit, match="no record of"):

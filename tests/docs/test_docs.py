@@ -9,7 +9,8 @@ import tomllib
 from dataclasses import fields
 from enum import Enum
 
-import numpy as np
+import numpy as npfrom pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -25,7 +26,11 @@ from places import ROOT
 
 DOCS = ROOT / "docs"
 TOY = f"{DOCS}/examples/toy_backend.py:backend"
-PAGES = sorted(p.name for p in DOCS.glob("*.rst"))
+PAGES = sorted(
+    str(path.relative_to(DOCS))
+    for room in (".", "tutorials", "how-to", "reference", "explanation")
+    for path in (DOCS / room).glob("*.rst")
+)
 
 
 def text(page: str) -> str:
@@ -44,11 +49,11 @@ def test_examples_print_what_is_written(page, monkeypatch):
     monkeypatch.delenv("MXREF_BACKEND", raising=False)
     result = doctest.testfile(str(DOCS / page), module_relative=False, encoding="utf-8")
     assert result.failed == 0
-    assert result.attempted or page not in ("quickstart.rst", "recipes.rst", "backends.rst")
+    assert result.attempted or Path(page).stem not in ("quickstart", "recipes", "backends")
 
 
 def test_explained_block_is_what_the_command_prints():
-    (shown,) = [b for b in blocks("quickstart.rst", "console") if "Block 0" in b]
+    (shown,) = [b for b in blocks("tutorials/quickstart.rst", "console") if "Block 0" in b]
     command, _, output = shown.partition("\n")
     words = shlex.split(command.removeprefix("$ mxref "))
     printed = CliRunner().invoke(main, words, env={"COLUMNS": "80"}).stdout
@@ -63,7 +68,7 @@ def test_every_command_that_is_shown_exists():
 
 
 def test_recipes_page_names_every_key_and_value():
-    page = text("recipes.rst")
+    page = text("reference/recipes.rst")
     for field in (*fields(OperandSpec), *fields(Recipe)):
         assert f"`{field.name}`" in page or f"`[{field.name}]`" in page, field.name
         for value in type(field.default) if isinstance(field.default, Enum) else ():
@@ -73,7 +78,7 @@ def test_recipes_page_names_every_key_and_value():
 
 
 def test_toml_of_the_recipes_page_is_valid():
-    recipes = [recipe_from_table(tomllib.loads(block)) for block in blocks("recipes.rst", "toml")]
+    recipes = [recipe_from_table(tomllib.loads(block)) for block in blocks("reference/recipes.rst", "toml")]
     assert len(recipes) == 2
     assert recipes[0].dgrad.dy.rounding.value == "sr"
     assert recipes[1].format(mxref.GemmRole.FPROP).value == "bf16"
@@ -83,7 +88,7 @@ def test_toml_of_the_ablation_page_is_a_ladder(tmp_path):
     pytest.importorskip("mxref_training.ladder")
     from mxref_training.ladder import load_ladder
 
-    (block,) = blocks("ablation.rst", "toml")
+    (block,) = blocks("how-to/ablation.rst", "toml")
     (tmp_path / "ladder.toml").write_text(block)
     ladder = load_ladder(tmp_path / "ladder.toml")
     assert [arm.name for arm in ladder.arm] == ["fp8", "fp8-seed2", "h16"]
@@ -95,6 +100,21 @@ def test_figure_names_modules_that_exist():
     assert len(names) >= 10
     for name in names:
         assert (ROOT / "mxref" / name).is_file() or (ROOT / "training" / name).is_file(), name
+
+
+def test_every_measurement_that_a_page_includes_is_rendered_and_every_rendered_one_is_included():
+    for package in ("torch", "triton", "numba", "matplotlib"):
+        pytest.importorskip(package)
+    from bench import render, render_aot, render_gpu
+    from exhaustive import table
+    from peers import render as peers
+    from projection import page as projection
+
+    studies = (render, render_gpu, render_aot, projection, peers, table)
+    rendered = {name: text for study in studies for name, text in study.parts().items()}
+    assert all(len(text) > 1000 for text in rendered.values())
+    included = set(re.findall(r"/_measured/([\w.]+)", "".join([*map(text, PAGES), *rendered.values()])))
+    assert included == set(rendered)
 
 
 def test_links_of_the_backends_readme_exist():

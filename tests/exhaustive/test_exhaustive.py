@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from sys import modules
 from typing import Any
 
@@ -22,14 +21,15 @@ from mxref.steps.scale import scale_code
 pytest.importorskip("numba")
 
 import mxref_numba.scale
-from exhaustive import decodes, dots, elements, halves, scales
-from exhaustive.__main__ import COLUMNS, PARTS, all_sweeps, as_csv, finished_rows, label, main
+from bench.records import newest
+from exhaustive import decodes, dots, elements, halves, scales, table
+from exhaustive.__main__ import PARTS, all_sweeps, finished_rows, label, main
 from exhaustive.steps import code_steps, largest_amax, scale_steps
 from exhaustive.sweep import FLT_MAX, Span, Sweep, run
+from exhaustive.table import COLUMNS, as_csv
 from places import ROOT
 
-HERE = Path(__file__).parent
-RECORD = HERE / "results.json"
+RECORD = newest("exhaustive")
 
 NUMBA = mxref.get_backend("numba")
 QUANTIZE = {"reference": mxref.quantize, "numba": NUMBA.quantize}
@@ -380,9 +380,9 @@ def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without
     assert record["every"] == 1
     want = [(s.part, s.function, s.domain, s.cases, 0) for s in all_sweeps()]
     assert [tuple(row[c] for c in COLUMNS[:-1]) for row in record["rows"]] == want
-    assert RECORD.with_name("results.csv").read_text(encoding="utf-8") == as_csv(record["rows"])
-    page = (ROOT / "docs" / "exhaustive.rst").read_text(encoding="utf-8")
-    assert ":file: ../tests/exhaustive/results.csv" in page
+    assert table.parts() == {"exhaustive.csv": as_csv(record["rows"])}
+    page = (ROOT / "docs" / "explanation" / "exhaustive.rst").read_text(encoding="utf-8")
+    assert ":file: ../_measured/exhaustive.csv" in page
     shown = (
         record["date"],
         record["machine"],

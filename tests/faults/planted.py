@@ -1,4 +1,4 @@
-"""Faults put into the product, each a way to break the rule of `docs/durability.rst`; the tests must see every one."""
+"""Planted faults, each of which breaks the rule of `docs/reference/durability.rst`; the tests must see every one."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Every test states the domain where a peer agrees. What the installed release get
 domain and asserted to be wrong still, so a release that repairs it fails here and the exclusion goes.
 """
 
-import json
 from copy import deepcopy
 from importlib import import_module
 
@@ -27,6 +26,7 @@ from hypothesis import strategies as st
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
+from bench.records import newest, read
 from differential import assert_same_blocks, bits_of
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, Stream, dequantize, quantize
 from mxref.formats import E2M1_SIGN
@@ -35,13 +35,11 @@ from mxref.recipe import dialect
 from mxref.steps.random import random_integers
 from mxref.steps.rounding import round_magnitude
 from mxref.steps.scale import MAGNITUDE_MASK, scale_value
-from peers.__main__ import RESULTS as RESULTS_FILE
-from peers.__main__ import TABLE
 from peers.measure import normal_results, peer_results
-from peers.render import StaleNoteError, render
+from peers.render import StaleNoteError, parts, render
 from strategies import FLT_MAX, crafted_blocks, crafted_names, finite_blocks
 
-RESULTS = json.loads(RESULTS_FILE.read_text(encoding="utf-8"))
+RESULTS = read(newest("peers"))
 BLOCKS = crafted_blocks()
 NAMES = np.array(crafted_names())
 AMAX = (BLOCKS.view(np.uint32) & MAGNITUDE_MASK).max(axis=-1)
@@ -300,7 +298,7 @@ def test_ml_dtypes_casts_to_e8m0_are_still_no_way_to_make_a_scale():
 
 def test_the_table_shows_what_mxref_gives_now():
     """Its mxref columns, marks, agreements and notes come from this version of mxref and from the stored results."""
-    assert TABLE.read_text(encoding="utf-8") == render(RESULTS)
+    assert parts() == {"peers.inc": render(RESULTS)}
 
 
 def portable(results):

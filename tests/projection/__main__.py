@@ -1,4 +1,4 @@
-"""`python -m projection`: project MXFP4 training on an MI355X from compiled counts."""
+"""`PYTHONPATH=tests python -m projection`: project MXFP4 training on an MI355X from compiled counts."""
 
 from __future__ import annotations
 
@@ -43,17 +43,11 @@ _DIGITS = 6
 )
 @click.option("--cards", type=click.IntRange(1), default=CARDS, show_default=True, help="Cards of the node.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Compilers at a time.")
-@click.option(
-    "--page", metavar="DOCS", type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="Write the tables and the plot of docs/projection.rst there; takes --counts.",
-)  # fmt: skip
-def main(counts: Path | None, json_path: Path | None, cards: int, jobs: int, page: Path | None) -> None:
+def main(counts: Path | None, json_path: Path | None, cards: int, jobs: int) -> None:
     """Compute what MXFP4 training would take on an MI355X.
 
     Nothing is measured: every time is computed, from counted instructions, peaks and assumptions.
     """
-    if page and not counts:
-        raise click.UsageError("--page shows the counts of a file: give it as --counts FILE")
     try:
         document = counted.document(counts, jobs)
         projection = projection_of(document, cards)
@@ -70,11 +64,6 @@ def main(counts: Path | None, json_path: Path | None, cards: int, jobs: int, pag
             console.print(_rich(table))
     if json_path:
         json_path.write_text(json.dumps(document | {"results": written}, indent=1) + "\n", encoding="utf-8")
-    if page and counts:
-        from projection.page import write
-
-        for path in write(projection, document, counts, page):
-            console.print(path)
 
 
 def projection_of(document: Mapping[str, Any], cards: int = CARDS) -> Projection:

@@ -1,4 +1,4 @@
-"""docs/projection.rst: its tables as reStructuredText, and its plot as SVG."""
+"""docs/explanation/projection.rst: its tables as reStructuredText, and its plot as SVG."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bench.records import RECORDS, newest, read
 from mxref_training.report_plots import COLOURS, GRID, INK, MUTED
+from projection.__main__ import projection_of
 from projection.assumptions import Level
 from projection.compare import Projection
 from projection.published import PUBLISHED
 from projection.step import ARMS, Part, by_part, total
 from projection.tables import Table, tables
 
-TABLES, PLOT = "projection_tables.inc", "_static/projection.svg"
+TABLES, PLOT = "projection.inc", "projection.svg"
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -40,18 +42,14 @@ _COLOUR = {
 }  # fmt: skip
 
 
-def tables_text(projection: Projection, document: Mapping[str, Any], source: str) -> str:
+def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
     """Return the tables of the page as reStructuredText.
 
     Args:
         projection: what is shown.
         document: the counts, with their date and Triton's version.
-        source: name of the file that holds them.
     """
-    head = (
-        f".. Written by `PYTHONPATH=tests python -m projection --page docs` from data/{source}; never by hand.\n\n"
-        f"Instructions counted on {document['date']} in what Triton {document['triton']} compiles for gfx950.\n"
-    )
+    head = f"Instructions counted on {document['date']} in what Triton {document['triton']} compiles for gfx950.\n"
     return "\n".join([head, *(_section(table) for table in tables(projection))])
 
 
@@ -111,9 +109,8 @@ def plot(projection: Projection) -> str:
     return out.getvalue()
 
 
-def write(projection: Projection, document: Mapping[str, Any], source: Path, docs: Path) -> list[Path]:
-    """Write the page's tables and plot into a folder of documentation; return both files."""
-    found = [docs / TABLES, docs / PLOT]
-    found[0].write_text(tables_text(projection, document, source.name), encoding="utf-8")
-    found[1].write_text(plot(projection), encoding="utf-8")
-    return found
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return the tables and the plot of the newest counts, by the names under which the page includes them."""
+    document = read(newest("projection", records))
+    projection = projection_of(document)
+    return {TABLES: tables_text(projection, document), PLOT: plot(projection)}

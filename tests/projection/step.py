@@ -1,4 +1,4 @@
-"""The time of one optimizer step of a Llama on one card of a node, by the formulas of docs/projection.rst."""
+"""The time of one optimizer step of a Llama on one card of a node, as in docs/explanation/projection.rst."""
 
 from __future__ import annotations
 

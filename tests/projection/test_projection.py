@@ -17,6 +17,7 @@ from click.testing import CliRunner
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from bench.records import newest, read  # noqa: E402
 from mxref.errors import FileFormatError  # noqa: E402
 from mxref_training.config import ModelConfig, load_config  # noqa: E402
 from mxref_training.model import Llama, flops_per_token  # noqa: E402
@@ -24,15 +25,13 @@ from projection import counted, measure, published, roofline  # noqa: E402
 from projection.__main__ import main, projection_of, results  # noqa: E402
 from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak  # noqa: E402
 from projection.compare import compare, sensitivities  # noqa: E402
-from projection.page import PLOT, TABLES, tables_text  # noqa: E402
+from projection.page import PLOT, TABLES, parts, tables_text  # noqa: E402
 from projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-TESTS = str(ROOT / "tests")
-ENVIRONMENT = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": TESTS}
-COUNTS = sorted(DOCS.glob("data/projection_*.json"))[-1]
-DOCUMENT = json.loads(COUNTS.read_text(encoding="utf-8"))
+COUNTS = newest("projection")
+DOCUMENT = read(COUNTS)
 PROJECTION = projection_of(DOCUMENT)
 
 
@@ -279,7 +278,7 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
     small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
     run = subprocess.run(
         [sys.executable, "-m", "projection.measure", "--tokens", "32", "--json", str(out), *small],
-        env=ENVIRONMENT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -304,8 +303,7 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
 BOTH_PRODUCTS = """
 import json, torch
 from mxref_training.config import load_config
-from mxref_triton import TritonBackend
-from mxref_triton.products import matrix_cores, scale_range
+from mxref_triton import TritonBackend, gemm, gfx950_gemm, range as scale_range
 from projection import measure
 
 launched = []
@@ -316,7 +314,7 @@ def spied(module):
         launch(kernel, *arguments, **constants)
     module.launch = spy
 
-for module in (matrix_cores, scale_range):
+for module in (gfx950_gemm, scale_range):
     spied(module)
 model = load_config("llama31_8b", ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=96")).model
 rates = measure.rates(TritonBackend(bounded="mfma"), torch.device("cpu"), 32, model)
@@ -331,7 +329,7 @@ print(json.dumps(found))
 def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product():
     run = subprocess.run(
         [sys.executable, "-c", BOTH_PRODUCTS],
-        env=ENVIRONMENT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -380,8 +378,8 @@ def test_every_assumption_has_a_source_and_its_slow_end_is_not_faster():
 
 
 def test_shares_that_were_measured_here_are_those_of_the_record():
-    path = max(DOCS.glob("data/bench_gpu_nvidia-h200_*.json"), key=lambda p: p.stem)
-    record = json.loads(path.read_text(encoding="utf-8"))
+    path = newest("bench_gpu_nvidia-h200")
+    record = read(path)
     # The largest product is at times slowed down by what ran before it; the high end of a share is what was reached.
     rates: dict[str, float] = {}
     for row in record["gemm"]:
@@ -397,14 +395,14 @@ def test_shares_that_were_measured_here_are_those_of_the_record():
 
 
 def test_the_check_on_an_h200_shows_what_was_measured():
-    path = max(DOCS.glob("data/bench_gpu_nvidia-h200_*.json"), key=lambda p: p.stem)
-    record = json.loads(path.read_text(encoding="utf-8"))
+    path = newest("bench_gpu_nvidia-h200")
+    record = read(path)
     shown = re.findall(
         r"   \* - ((?:row|dual), \w+)\n     - (\d+)\n     - (\d+)\n     - (\w+)",
-        (DOCS / "projection.rst").read_text(),
+        (DOCS / "explanation" / "projection.rst").read_text(),
     )
     assert len(shown) == 5
-    assert f"measured on {record['machine']['date']}" in (DOCS / "projection.rst").read_text()
+    assert f"measured on {record['machine']['date']}" in (DOCS / "explanation" / "projection.rst").read_text()
     for name, computed, measured, binds in shown:
         (ms,) = (r["ms"] for r in record["quantize"] if (r["name"], r["size"]) == (name, 16384))
         assert int(measured) == pytest.approx(ms * 1e3, rel=0.04)  # what another run may differ by
@@ -427,7 +425,8 @@ def test_each_assumption_moves_something():
 def test_published_numbers_are_data_alone():
     numbers = {p.value for p in published.PUBLISHED}
     assert {29.90, 35.67, 1.08} <= numbers
-    for path in set(Path(__file__).parent.glob("*.py")) - {Path(__file__)}:
+    package = ROOT / "backends" / "mxref_triton" / "projection"
+    for path in package.glob("*.py"):
         constants = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
         found = {c for c in constants if isinstance(c, float) and c in numbers}
         assert path.name == "published.py" or not found, path.name
@@ -453,14 +452,14 @@ def test_comparisons_are_ordered_and_judged():
 
 
 def test_the_page_shows_what_its_counts_give():
-    assert (DOCS / TABLES).read_text(encoding="utf-8") == tables_text(PROJECTION, DOCUMENT, COUNTS.name)
+    assert parts()[TABLES] == tables_text(PROJECTION, DOCUMENT)
 
 
 def test_what_looks_at_scales_is_no_row_of_the_page():
     more = replace(
         PROJECTION, records=[*PROJECTION.records, record("gemm.bounded.float32", 99, "_flag_scales")]
     )
-    assert tables_text(more, DOCUMENT, COUNTS.name) == tables_text(PROJECTION, DOCUMENT, COUNTS.name)
+    assert tables_text(more, DOCUMENT) == tables_text(PROJECTION, DOCUMENT)
 
 
 def test_recorded_results_are_what_the_counts_give():
@@ -468,12 +467,12 @@ def test_recorded_results_are_what_the_counts_give():
 
 
 def test_the_plot_shows_the_steps_of_the_page():
-    shown = re.findall(r">(\d+) ms<", (DOCS / PLOT).read_text(encoding="utf-8"))
+    shown = re.findall(r">(\d+) ms<", parts()[PLOT])
     assert shown == [f"{total(PROJECTION.times(a)) * 1e3:.0f}" for a in ARMS]
 
 
 def test_the_text_of_the_page_names_no_number_that_is_computed():
-    text = (DOCS / "projection.rst").read_text(encoding="utf-8")
+    text = (DOCS / "explanation" / "projection.rst").read_text(encoding="utf-8")
     computed = {f"{v:.{n}f}" for v in PROJECTION.quantities().values() for n in (1, 2, 3)}
     assert not computed & set(re.findall(r"\d+\.\d+", text))
 
@@ -528,14 +527,3 @@ def test_other_numbers_of_cards_share_the_batch():
 def test_a_missing_count_is_refused():
     with pytest.raises(FileFormatError, match=r"0 kernels of case 'train\.x\.h16\.native'"):
         step_times(TINY, arm("h16"), RECORDS[1:2], UNIT, FULL)
-
-
-def test_the_page_is_written_from_a_file_of_counts(tmp_path):
-    (tmp_path / "_static").mkdir()
-    found = CliRunner().invoke(main, ["--counts", str(COUNTS), "--page", str(tmp_path)])
-    assert found.exit_code == 0, found.output
-    assert (tmp_path / TABLES).read_text() == (DOCS / TABLES).read_text()
-    assert (tmp_path / PLOT).read_text().startswith("<?xml")
-    refused = CliRunner().invoke(main, ["--page", str(tmp_path)])
-    assert refused.exit_code == 2
-    assert "give it as --counts FILE" in refused.output

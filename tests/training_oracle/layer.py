@@ -2,7 +2,7 @@
 
 It shares no code with `mxref` or `mxref_training`, and works on what a run was seen to read: its inputs, logits,
 gradients and weights. Sources: Loshchilov and Hutter 2019, algorithm 2 (AdamW); Pascanu et al. 2013 (clipping);
-Salmon et al. 2011 (Philox); the clauses `fp8.*`; the section "The order of the data" of docs/training.rst.
+Salmon et al. 2011 (Philox); the clauses `fp8.*`; the section "The order of the data" of docs/reference/training.rst.
 """
 
 from __future__ import annotations

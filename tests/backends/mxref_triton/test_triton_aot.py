@@ -17,15 +17,18 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from mxref_triton.gfx950_check import DIVISORS, first_difference
+
+from bench import render_aot
+from bench.records import RECORDS
 from mxref.errors import RecipeError
 from mxref.steps.rounding import Rounding, round_magnitude
-from mxref_triton.aot import amdgcn, page
+from mxref_triton.aot import amdgcn
 from mxref_triton.aot.__main__ import main
 from mxref_triton.aot.absent import MACHINES
 from mxref_triton.aot.budgets import Budget, check, read_budgets
 from mxref_triton.aot.counts import loop_of
 from mxref_triton.aot.table import cases
-from mxref_triton.quantizer.native import DIVISORS, first_difference
 
 whole_table = pytest.mark.timeout(1200)
 """For tests that may be the first to compile the table: minutes of CPU time."""
@@ -82,7 +85,7 @@ def test_every_case_is_compiled_and_nothing_spills(compiled, target):
 @whole_table
 @pytest.mark.parametrize("target", ["gfx950", "sm_90"])
 def test_recorded_counts_are_those_of_the_code(compiled, target):
-    recorded = {d["triton"]: d["records"] for d in page.documents(target)}
+    recorded = {d["triton"]: d["records"] for d in render_aot.documents(target)}
     if compiled.document["triton"] not in recorded:
         pytest.skip(f"no counts of Triton {compiled.document['triton']} are recorded")
     fresh, old = compiled.records(target), recorded[compiled.document["triton"]]
@@ -161,7 +164,7 @@ def test_table_is_of_a_reviewable_size():
     """A case is one operation in one configuration; that some launch several kernels does not count."""
     amd, nvidia = (sum(target in case.targets for case in cases().values()) for target in MACHINES)
     assert 0 < nvidia <= amd <= 60
-    words = " ".join((page.DOCS / "gfx950.rst").read_text().split())
+    words = " ".join((RECORDS.parent / "explanation" / "gfx950.rst").read_text().split())
     assert f"{amd} of them for gfx950, of which {nvidia} are compiled for sm_90 too" in words
 
 
@@ -238,9 +241,9 @@ def test_goals_hold_under_every_release_and_budgets_under_one():
 
 def test_budgets_are_those_of_the_pinned_and_recorded_release():
     release = read_budgets().counted_with
-    assert f"triton=={release}" in (page.DOCS.parent / "constraints.txt").read_text().splitlines()
+    assert f"triton=={release}" in (RECORDS.parents[1] / "constraints.txt").read_text().splitlines()
     for target in MACHINES:
-        assert release in [d["triton"] for d in page.documents(target)]
+        assert release in [d["triton"] for d in render_aot.documents(target)]
 
 
 def checked(monkeypatch, tmp_path, release, **counts):
@@ -380,7 +383,7 @@ def test_stochastic_conversions_must_stay_at_the_neighbours():
 
 @pytest.mark.parametrize("target", ["gfx950", "sm_90"])
 def test_the_recorded_counts_are_of_the_whole_table(target):
-    recorded = page.documents(target)
+    recorded = render_aot.documents(target)
     assert [d["triton"] for d in recorded] == ["3.6.0", "3.7.1", "3.9.0"]
     for document in recorded:
         found = document["records"]
@@ -390,19 +393,18 @@ def test_the_recorded_counts_are_of_the_whole_table(target):
 
 
 def test_the_page_has_the_recorded_counts():
-    assert page.TABLE.read_text() == page.render(page.documents("gfx950"))
+    assert render_aot.parts()["gfx950.inc"] == render_aot.render(render_aot.documents("gfx950"))
 
 
 def test_recording_replaces_the_counts_of_a_release(tmp_path):
-    (tmp_path / "data").mkdir()
     short = RECORD | {"alu_per_element": 10.04, "notable": ["v_mfma"]}
     for alu in (10.04, 8.0):
         document = {"triton": "3.10.0", "date": "2026-01-02", "records": [short | {"alu_per_element": alu}]}
         document["records"].append(short | {"target": "sm_90"})
         (tmp_path / "counts.json").write_text(json.dumps(document))
-        page.record(tmp_path / "counts.json", tmp_path)
-    assert [d["records"][0]["target"] for d in page.documents("sm_90", tmp_path / "data")] == ["sm_90"]
-    text = (tmp_path / "gfx950_table.inc").read_text()
+        render_aot.keep(tmp_path / "counts.json", tmp_path)
+    assert [d["records"][0]["target"] for d in render_aot.documents("sm_90", tmp_path)] == ["sm_90"]
+    text = render_aot.parts(tmp_path)["gfx950.inc"]
     assert text.startswith("1 cases, 1 kernels, counted with Triton 3.10.0 on 2026-01-02.")
     assert text.count("`row.rne`") == 1
     assert "- 8.0, 64, 5\n" in text

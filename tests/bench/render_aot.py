@@ -1,4 +1,7 @@
-"""Recorded counts and docs/gfx950.rst's table: `python -m mxref_triton.aot.page FILE ..` takes what --json wrote."""
+"""The table of docs/explanation/gfx950.rst, from counts of instructions in compiled kernels.
+
+`PYTHONPATH=tests python -m bench.render_aot FILE.json ...` keeps what `python -m mxref_triton.aot --json` wrote.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[3] / "docs"
-TABLE = DOCS / "gfx950_table.inc"
+from bench.records import RECORDS, read
+
+TABLE = "gfx950.inc"
 _NAME = "aot_{target}_triton-{triton}.json"
 
 
-def documents(target: str, folder: Path = DOCS / "data") -> list[dict[str, Any]]:
+def documents(target: str, records: Path = RECORDS) -> list[dict[str, Any]]:
     """Return the recorded counts for a machine, one document per release of Triton, oldest first."""
-    found = [json.loads(p.read_text()) for p in folder.glob(_NAME.format(target=target, triton="*"))]
+    found = [read(path) for path in records.glob(_NAME.format(target=target, triton="*"))]
     return sorted(found, key=lambda d: [int(part) for part in d["triton"].split(".")])
 
 
@@ -49,17 +53,22 @@ def _row(cells: Sequence[str]) -> list[str]:
     return [f"   {'*' if i == 0 else ' '} - {cell}".rstrip() for i, cell in enumerate(cells)]
 
 
-def record(counts: Path, docs: Path = DOCS) -> None:
-    """Take a JSON of counts into docs/data, in place of older ones of its release of Triton, and write the table."""
-    document = json.loads(counts.read_text())
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return the table by the name under which the page includes it."""
+    return {TABLE: render(documents("gfx950", records))}
+
+
+def keep(counts: Path, records: Path = RECORDS) -> list[Path]:
+    """Write a record for each machine of the counts, in place of the older one of this release of Triton."""
+    document = read(counts)
+    kept = []
     for target in sorted({r["target"] for r in document["records"]}):
         mine = {**document, "records": [r for r in document["records"] if r["target"] == target]}
-        path = docs / "data" / _NAME.format(target=target, triton=document["triton"])
-        path.write_text(json.dumps(mine, indent=1, sort_keys=True) + "\n")
-    (docs / TABLE.name).write_text(render(documents("gfx950", docs / "data")))
+        kept.append(records / _NAME.format(target=target, triton=document["triton"]))
+        kept[-1].write_text(json.dumps(mine, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return kept
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        record(Path(name))
-    print(TABLE)
+        print(*keep(Path(name)), sep="\n")
