@@ -11,7 +11,7 @@ from mutants import MUTANTS
 from mxref import GemmProfile, MXArray, OperandSpec
 from mxref.conformance import check
 from mxref.conformance.model import Subject
-from mxref.conformance.product import Product
+from mxref.conformance.requests.product import Product
 
 BY_NAME = {m.name: m for m in (*MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS)}
 
