@@ -8,9 +8,9 @@ import shlex
 import tomllib
 from dataclasses import fields
 from enum import Enum
+from pathlib import Path
 
-import numpy as npfrom pathlib import Path
-
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings

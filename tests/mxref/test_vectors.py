@@ -28,8 +28,8 @@ from mxref.vectors import (
     CHAPTERS,
     KEYS,
     MAX_LINE,
-    Op,
     Record,
+    RecordOp,
     Source,
     load_vectors,
     vectors_directory,
@@ -146,7 +146,7 @@ def test_ids_are_unique_and_results_are_independent():
     records = load_vectors()
     assert max(Counter(record.id for record in records).values()) == 1
     assert {record.source for record in records} == {Source.STANDARD, Source.KNOWN_ANSWER, Source.ORACLE}
-    assert {record.op for record in records} == set(Op)
+    assert {record.op for record in records} == set(RecordOp)
 
 
 def test_no_two_records_ask_the_same():
@@ -264,7 +264,7 @@ def test_operations_of_the_reference_are_not_run_by_another_backend():
     class Other(type(get_backend(f"{ROOT}/docs/examples/toy_backend.py:backend"))):
         pass
 
-    record = next(r for r in load_vectors("random") if r.op is Op.PHILOX)
+    record = next(r for r in load_vectors("random") if r.op is RecordOp.PHILOX)
     assert run_record(record, reference) is None
     with pytest.raises(UnsupportedError, match="philox is no operation of a backend"):
         run_record(record, Other())
@@ -325,7 +325,7 @@ def test_verify_names_the_record_that_was_edited(chapter, copy):
         (lambda f: edit(f, "mxref.vectors.1", "mxref.vectors.9"), r"format is 'mxref.vectors.9'"),
         (lambda f: edit(f, '"count":250', '"count":251'), r"announces 251 records and holds 250"),
         (lambda f: edit(f, "scale.ceil.000", "scale.floor.000"), r"'scale.floor.000' is used twice"),
-        (lambda f: edit(f, '"op":"scale"', '"op":"scales"'), r"record 1 \(.*\): 'scales' is not a valid Op"),
+        (lambda f: edit(f, '"op":"scale"', '"op":"scales"'), r"record 1 \(.*\): 'scales' is not a valid RecordOp"),
         (lambda f: edit(f, '"amax"', '"amx"'), r"no key 'amx' \(did you mean 'amax'\?\)"),
         (lambda f: edit(f, '"rule":"floor",', ""), r"record 1 .* needs exactly one of rule"),
         (lambda f: edit(f, '"rule":"floor"', '"rule":"flor"'), r"scale.floor.000: damaged inputs: .*'flor'"),
@@ -434,7 +434,8 @@ def test_c_reader_checks_and_notices(tmp_path, copy):
     plain = [
         r
         for r in records
-        if r.op is Op.SCALE or (list(r.inputs) == ["rule", "rounding", "x"] and r.inputs["rounding"] == "rne")
+        if r.op is RecordOp.SCALE
+        or (list(r.inputs) == ["rule", "rounding", "x"] and r.inputs["rounding"] == "rne")
     ]
     assert (checked, wrong, skipped) == (len(plain), 0, len(records) - len(plain))
     assert len(plain) > 500

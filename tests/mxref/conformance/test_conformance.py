@@ -17,19 +17,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-
 from mutant_stages import Loose, Staged, staged, with_capabilities
+
 from mutants import MUTANTS
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, quantize, scaled_gemm
 from mxref.backend import Capabilities
 from mxref.cli import main
 from mxref.conformance import CLAUSES, check, checks_of
-from mxref.conformance.crafted import TIES, crafted_blocks, tame
 from mxref.conformance.model import Level, Op, Plan, Subject
-from mxref.conformance.product import Product
 from mxref.conformance.report import to_json, to_junit
-from mxref.conformance.request import Request
-from mxref.conformance.shrink import explain_command, shrink_quantize
+from mxref.conformance.requests.crafted import TIES, crafted_blocks, tame
+from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.quantization import Request
+from mxref.conformance.shrink.quantization import explain_command, shrink_quantize
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
 from mxref.layouts.packed import pack, unpack

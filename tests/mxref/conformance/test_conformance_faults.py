@@ -6,12 +6,13 @@ from functools import reduce
 
 import numpy as np
 import pytest
-
 from mutant_stages import Staged, staged
+
 from mutants import MUTANTS
-from mxref.conformance import check, shrink
+from mxref.conformance import check
 from mxref.conformance.model import Subject
-from mxref.conformance.request import Blocks, all_of_it
+from mxref.conformance.requests.quantization import Blocks, all_of_it
+from mxref.conformance.shrink import quantization as shrink
 from mxref.steps.hadamard import Rotation
 from mxref.steps.hadamard import hadamard as transform
 from mxref.steps.random import random_integers

@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from mxref.cli import main
-from mxref.conformance import check, copies, processes
-from mxref.conformance.copies import Copies
-from mxref.conformance.model import Check, Op, Subject, Verdict
-from mxref.conformance.suite import verdict_of
+from mxref.conformance import check
+from mxref.conformance.model import Check, CheckResult, Op, Subject
+from mxref.conformance.process import processes
+from mxref.conformance.suite import result_of
+from mxref.conformance.watch import copies
+from mxref.conformance.watch.copies import Copies
 from mxref.errors import BackendError
 from mxref.reference import ReferenceBackend
 from places import ROOT
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.clause("conformance.protocol")
 
 LIMIT = "5"
 """Seconds for a check where one is meant to take longer: a check itself takes milliseconds."""
-PATIENT = "from mxref.conformance import copies\ncopies._PATIENCE = 60_000\n"
+PATIENT = "from mxref.conformance.watch import copies\ncopies._PATIENCE = 60_000\n"
 """For faults whose copy comes back or ends: a loaded machine may run the copy late."""
 HEADER = "import os, signal, time\nfrom pathlib import Path\nfrom mxref.reference import ReferenceBackend\n"
 IN_A_CALL = """
@@ -184,11 +186,11 @@ def test_one_process_is_kept_for_debuggers(tmp_path):
 def test_a_copy_in_this_process_ends_where_it_leaves_the_check(monkeypatch):
     monkeypatch.setattr(copies, "_PATIENCE", 60_000)
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         os.fork()
-        return Verdict(1)
+        return CheckResult(1)
 
-    verdict = verdict_of(Check("c", "t", Op.QUANTIZE, (), run), Subject(ReferenceBackend()))
+    verdict = result_of(Check("c", "t", Op.QUANTIZE, (), run), Subject(ReferenceBackend()))
     assert (
         verdict.failure.message
         == "the backend forked the process, and the copy went on from the call as well"

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
-from mxref.conformance.decode import LAYOUTS, differs, drawn_array, given, shown
-from mxref.conformance.gemm import adversarial
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance.product import Product
+from mxref.conformance.checks.gemm import adversarial
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, given, shown
+from mxref.conformance.requests.product import Product
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
@@ -101,7 +101,7 @@ def _check(title: str, case: Sum) -> Check:
     product = case.product
     bounded = product.profile is GemmProfile.BOUNDED
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         asked = case
         if bounded:
             asked = replace(case, product=replace(product, error_class=subject.capabilities.bounded_class))
@@ -110,12 +110,12 @@ def _check(title: str, case: Sum) -> Check:
             # A GEMM that is wrong by itself has its own clauses.
             wrong = wrong & ~asked.product.wrong(subject)[0]
         if not wrong.any():
-            return Verdict(wrong.size)
+            return CheckResult(wrong.size)
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         message = f"{int(wrong.sum())} of {wrong.size} sums differ, the first at {at}"
         parts = f"{shown(want[at])} = {shown(case.onto[at])} + {shown(product.expected[at])}"
         failure = Failure("conformance.dual", title, message, describe(), {}, parts, shown(got[at]))
-        return Verdict(wrong.size, failure)
+        return CheckResult(wrong.size, failure)
 
     def describe() -> dict[str, str]:
         return product.describe() | ({"B": "prepared"} if case.prepared else {})
@@ -152,7 +152,7 @@ def _refused(profile: GemmProfile) -> Check:
         ("for operands of two lengths", longer, filled(4, 6), every, ShapeError),
     )
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         left = given(subject, a)
         for what, right, held, view, error in cases:
             try:
@@ -166,8 +166,8 @@ def _refused(profile: GemmProfile) -> Check:
             else:
                 problem = f"accepted; {error.__name__} expected"
             if problem.startswith("accepted") or subject.take(whole).tobytes() != held.tobytes():
-                return Verdict(1, Failure("conformance.dual", title, f"an array {what}: {problem}"))
-        return Verdict(len(cases))
+                return CheckResult(1, Failure("conformance.dual", title, f"an array {what}: {problem}"))
+        return CheckResult(len(cases))
 
     needs = (("gemm_profiles", profile), ("gemm_dtypes", "float32"))
     return Check("conformance.dual", title, Op.GEMM, needs, run)

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mxref.conformance.blame import blame
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, by_rank
-from mxref.conformance.request import Blocks, Request, all_of_it, plainest
-from mxref.conformance.shrink import shrink_quantize
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, by_rank
+from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
+from mxref.conformance.shrink.blame import blame
+from mxref.conformance.shrink.quantization import shrink_quantize
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.vectors import BACKEND_OPS, Record, load_vectors
-from mxref.vectors import Op as RecordOp
+from mxref.vectors import BACKEND_OPS, Record, RecordOp, load_vectors
 from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor, run_record
 
 _OPS = {
@@ -38,11 +37,11 @@ def checks(plan: Plan) -> Iterator[Check]:
 def _check(record: Record, clause: str) -> Check:
     title = f"vector {record.id}"
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         mismatch = run_record(record, subject.backend)
         count = max(len(text) for text in record.expected.values())
         if mismatch is None:
-            return Verdict(count)
+            return CheckResult(count)
         request = _request(record)
         if request is not None:
             got = Blocks.of(request.answer(subject))
@@ -51,11 +50,11 @@ def _check(record: Record, clause: str) -> Check:
                 row, block = plainest(wrong, request.expected_blocks)
                 blamed = _blamed(record, blame(request, got, row, block))
                 failure = shrink_quantize(subject, request, row, block, blamed, title, int(wrong.sum()))
-                return Verdict(count, failure)
+                return CheckResult(count, failure)
         failure = Failure(
             clause, title, str(mismatch), _inputs(record), expected=mismatch.want, got=mismatch.got
         )
-        return Verdict(count, failure)
+        return CheckResult(count, failure)
 
     spec = record_spec(record) if record.op is RecordOp.QUANTIZE else None
     needs = tuple(_needs(record))

@@ -3,79 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.hadamard import float_bits
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.decoding import DTYPES, LAYOUTS, Decoding, differs, drawn_array, shown
 from mxref.formats import BlockShape
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
-from mxref.quantize import dequantize
 from mxref.steps.hadamard import Rotation
-
-DTYPES = ("float64", "float32", "bfloat16")
-LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran order")
-"""How codes and scales may lie in memory, beside C order."""
-
-
-@dataclass(frozen=True, eq=False)
-class Decoding:
-    """Arguments of a dequantization."""
-
-    q: MXArray
-    dtype: str
-    layout: str = ""
-    """One of `LAYOUTS`, or nothing."""
-
-    @cached_property
-    def expected(self) -> NDArray[Any]:
-        """The reference's answer."""
-        return dequantize(self.q, self.dtype)
-
-    def answer(self, subject: Subject) -> NDArray[Any]:
-        """Return the backend's answer.
-
-        Raises:
-            ValueError: the result has another shape or type than it should.
-        """
-        values = subject.take(subject.backend.dequantize(given(subject, self.q, self.layout), self.dtype))
-        if values.shape != self.expected.shape or values.dtype != self.expected.dtype:
-            raise ValueError(
-                f"the result is {values.dtype} {values.shape}, expected {self.expected.dtype} {self.expected.shape}"
-            )
-        return values
-
-    def describe(self) -> dict[str, str]:
-        """Return the request in words."""
-        return {
-            "dtype": self.dtype, "shape": str(self.q.shape), "axis": str(self.q.axis),
-            **({"layout": self.layout} if self.layout else {}),
-        }  # fmt: skip
-
-
-def given(subject: Subject, q: MXArray, layout: str = "") -> MXArray:
-    """Return an MXArray of the backend's own arrays, fresh ones, in C order or one of `LAYOUTS`."""
-
-    def fresh(name: str, a: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        if layout == "codes not contiguous":  # nor are the scales
-            return np.repeat(a, 2, axis=0)[::2]
-        return a.copy(order="F" if layout.startswith(name) else "C")
-
-    codes, scales = (subject.give(fresh(n, np.asarray(getattr(q, n)))) for n in ("codes", "scales"))
-    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation)
-
-
-def differs(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where values differ in any bit, any NaN being equal to any NaN; float64 or narrower."""
-    if want.dtype == np.float64:
-        same = (got.view(np.uint64) == want.view(np.uint64)) | (np.isnan(got) & np.isnan(want))
-        return np.asarray(~same)
-    return np.asarray(float_bits(got) != float_bits(want))
 
 
 def table() -> MXArray:
@@ -123,20 +61,6 @@ def checks(plan: Plan) -> Iterator[Check]:
         )
 
 
-def drawn_array(
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-    axis: int,
-    length: int,
-    scales: tuple[int, int] = (100, 150),
-) -> MXArray:
-    """Return an MXArray of drawn codes, its scale codes within the given half-open range."""
-    rows = list(shape)
-    rows.pop(axis)
-    codes = rng.integers(0, 256, (*rows, length // 2), np.uint8)
-    return MXArray(codes, rng.integers(*scales, (*rows, length // 32)).astype(np.uint8), shape, axis)
-
-
 def _check(
     clause: str,
     title: str,
@@ -144,7 +68,7 @@ def _check(
     where: NDArray[np.bool_] | None = None,
     permuted: bool = False,
 ) -> Check:
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         want = decoding.expected
         got = subject.once(decoding, lambda: decoding.answer(subject))
         looked = np.ones(want.shape, np.bool_) if where is None else where
@@ -153,7 +77,7 @@ def _check(
             others = differs(*(np.sort(_sortable(values), axis=-1) for values in (got, want)))
             wrong &= ~np.any(others, axis=-1, keepdims=True)
         if not wrong.any():
-            return Verdict(int(looked.sum()))
+            return CheckResult(int(looked.sum()))
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         moved = (*at[: decoding.q.axis], *at[decoding.q.axis + 1 :], at[decoding.q.axis])
         code = int(unpack(np.asarray(decoding.q.codes))[moved])
@@ -163,7 +87,7 @@ def _check(
             decoding.describe(), {"scale code": (f"{scale:02x}",), "element code": (f"{code:x}",)},
             shown(want[at]), shown(got[at]), tuple(int(i) for i in np.flatnonzero(wrong)[:64]),
         )  # fmt: skip
-        return Verdict(int(looked.sum()), failure)
+        return CheckResult(int(looked.sum()), failure)
 
     needs = (("dequantize_dtypes", decoding.dtype),)
     return Check(clause, title, Op.DEQUANTIZE, needs, run, describe=decoding.describe)
@@ -173,10 +97,3 @@ def _sortable(values: NDArray[Any]) -> NDArray[np.float64]:
     """Return values with their zeros told apart, as the least magnitudes of either sign."""
     wide = values.astype(np.float64)
     return np.where(wide == 0, np.copysign(np.finfo(np.float64).smallest_subnormal, wide), wide)
-
-
-def shown(value: Any) -> str:
-    """Return a float with its bits."""
-    scalar = np.asarray(value)
-    bits = int(scalar.view(f"u{scalar.itemsize}"))
-    return f"{float(scalar):g} (0x{bits:0{2 * scalar.itemsize}x})"

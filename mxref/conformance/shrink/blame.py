@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Check, Subject, Verdict, declares
-from mxref.conformance.request import Blocks, Judge, Request, all_of_it, quantize_check, scales_only
+from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, scales_only
 from mxref.formats import BlockShape
 from mxref.plan import plan_quantize
 from mxref.steps.hadamard import hadamard
@@ -61,29 +59,6 @@ def blame(request: Request, got: Blocks, row: int, block: int) -> str | None:
         clause for clause, judge in deciders(request) if judge(got, request.expected_blocks)[0][row, block]
     )
     return next(wrong, None)
-
-
-def controlled_check(clause: str, title: str, request: Request, controls: Sequence[Request]) -> Check:
-    """Return a check that blames its clause only where the backend answers each control rightly.
-
-    A control is a request that needs all that `request` needs but for the clause; one that is not declared is not
-    asked. Where a control comes out wrong too, the failure counts under `quantize.order`, which joins all clauses.
-    """
-    check = quantize_check(clause, title, request)
-
-    def run(subject: Subject) -> Verdict:
-        verdict = check.run(subject)
-        if verdict.failure is None or all(_right(subject, control) for control in controls):
-            return verdict
-        return replace(verdict, failure=replace(verdict.failure, clause="quantize.order"))
-
-    return replace(check, run=run)
-
-
-def _right(subject: Subject, control: Request) -> bool:
-    if not all(declares(subject.capabilities, name, value) for name, value in control.needs):
-        return True
-    return not all_of_it(Blocks.of(control.answer(subject)), control.expected_blocks)[0].any()
 
 
 def _stored_bits(request: Request) -> NDArray[np.uint32]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 
 from mxref.backend import Capabilities
-from mxref.conformance.copies import Copies
 from mxref.conformance.model import Subject
-from mxref.conformance.suite import Outline, outline, verdict_of
+from mxref.conformance.suite import Outline, outline, result_of
+from mxref.conformance.watch.copies import Copies
 from mxref.discovery import get_backend
 from mxref.errors import LoadError, MxrefError
 
@@ -73,7 +73,7 @@ def main(channel: int, alive: int) -> None:
             return
         subject.watched.forget()
         for i in numbers:
-            pipe.send((i, verdict_of(checks[i], subject)))
+            pipe.send((i, result_of(checks[i], subject)))
 
 
 def _end_with_parent(alive: int) -> None:

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.crafted import any_bits, crafted_blocks, tame
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance.request import Blocks, Request, all_of_it, quantize_check
+from mxref.conformance.compare import quantize_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.crafted import any_bits, crafted_blocks, tame
+from mxref.conformance.requests.quantization import Blocks, Request, all_of_it
 from mxref.errors import NonfiniteError
 from mxref.formats import Nonfinite
 from mxref.steps.random import Stream
@@ -55,7 +56,7 @@ def _narrow_inputs(plan: Plan, name: str) -> Iterator[Check]:
 def _narrow_check(title: str, request: Request) -> Check:
     wide = replace(request, x=request.x.astype(np.float32))
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
             wrong = all_of_it(got, want)[0]
             if wrong.any() and "float32" in subject.capabilities.in_dtypes:
@@ -72,13 +73,13 @@ def _raises_nonfinite(plan: Plan) -> Check:
     x[2, 40] = np.nan
     request = Request(plan.cast(x), replace(plan.base, nonfinite=Nonfinite.RAISE), rng=STREAM)
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         try:
             subject.backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
         except NonfiniteError:
-            return Verdict(1)
+            return CheckResult(1)
         message = "nonfinite = 'raise' let a NaN pass: NonfiniteError expected"
-        return Verdict(1, Failure("scale.nonfinite", "nonfinite = 'raise'", message, request.describe()))
+        return CheckResult(1, Failure("scale.nonfinite", "nonfinite = 'raise'", message, request.describe()))
 
     return Check("scale.nonfinite", "nonfinite = 'raise'", Op.QUANTIZE, request.needs, run, request.spec,
                  request.describe)  # fmt: skip
@@ -88,14 +89,14 @@ def _leaves_input_alone(plan: Plan) -> Check:
     x = plan.cast(crafted_blocks(False).x)
     request = Request(x, plan.base, rng=STREAM)
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         array = request.array()
         given = subject.give(array)
         subject.backend.quantize(given, request.spec, **request.arguments)
         if request.x.tobytes() == subject.take(given).tobytes() == array.tobytes():
-            return Verdict(len(x))
+            return CheckResult(len(x))
         message = "quantize wrote to its input"
-        return Verdict(
+        return CheckResult(
             len(x), Failure("conformance.protocol", "input left alone", message, request.describe())
         )
 
@@ -108,13 +109,13 @@ def _repeats(plan: Plan) -> Iterator[Check]:
     for rounding in Rounding:
         request = Request(x, replace(plan.base, rounding=rounding), rng=STREAM)
 
-        def run(subject: Subject, request: Request = request) -> Verdict:
+        def run(subject: Subject, request: Request = request) -> CheckResult:
             first, second = (Blocks.of(request.answer(subject)) for _ in range(2))
             wrong, compared = all_of_it(first, second)
             if not wrong.any():
-                return Verdict(compared)
+                return CheckResult(compared)
             message = f"the same request gave other bits the second time, in {int(wrong.sum())} blocks"
-            return Verdict(
+            return CheckResult(
                 compared, Failure("conformance.protocol", "asked twice", message, request.describe())
             )
 

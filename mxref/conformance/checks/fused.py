@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.crafted import any_bits, heavy_tailed, tame
-from mxref.conformance.decode import DTYPES, differs
-from mxref.conformance.layout import drawn_spec
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
-from mxref.conformance.request import Blocks, Request, all_of_it, as_numpy
+from mxref.conformance.checks.layout import drawn_spec
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
+from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
+from mxref.conformance.requests.decoding import DTYPES, differs
+from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import NonfiniteError, ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.plan import dtype_name, plan_quantize
@@ -241,10 +241,10 @@ def _dual(title: str, case: Dual) -> Iterator[Check]:
     if not case.fits:
         return
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         compared, problem = case.problem(subject)
         failure = Failure("conformance.dual", title, problem, case.describe()) if problem else None
-        return Verdict(compared, failure)
+        return CheckResult(compared, failure)
 
     yield Check("conformance.dual", f"quantize_dual, {title}", Op.QUANTIZE, case.needs, run, case.specs[0],
                 case.describe)  # fmt: skip
@@ -256,7 +256,7 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
     padded = spec.block is BlockShape.ROW
     needs = (*Request(x, spec).needs, ("dequantize_dtypes", dtype))
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         compared = 0
         for axis, held in ((-1, x), (0, x[:41, :3] if padded else x)):
             arguments: dict[str, Any] = {"axis": axis, "rng": STREAM, "pad": padded}
@@ -269,8 +269,8 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
             if wrong.any():
                 message = f"fake_quantize differs from dequantize(quantize) in {int(wrong.sum())} of {want.size} values"
                 request = {"spec": _words(spec), "axis": str(axis), "shape": str(held.shape)}
-                return Verdict(compared, Failure("conformance.dual", title, message, request))
-        return Verdict(compared)
+                return CheckResult(compared, Failure("conformance.dual", title, message, request))
+        return CheckResult(compared)
 
     return Check("conformance.dual", f"fake_quantize, {title}", Op.QUANTIZE, needs, run, spec)
 
@@ -285,13 +285,13 @@ def _raises(plan: Plan) -> Iterator[Check]:
     }  # fmt: skip
     for name, call in calls.items():
 
-        def run(subject: Subject, name: str = name, call: Callable[[Subject], Any] = call) -> Verdict:
+        def run(subject: Subject, name: str = name, call: Callable[[Subject], Any] = call) -> CheckResult:
             try:
                 call(subject)
             except NonfiniteError:
-                return Verdict(1)
+                return CheckResult(1)
             message = f"{name} let a NaN pass under nonfinite = 'raise': NonfiniteError expected"
-            return Verdict(1, Failure("conformance.dual", f"{name}, nonfinite", message))
+            return CheckResult(1, Failure("conformance.dual", f"{name}, nonfinite", message))
 
         needs = list(Request(x, spec).needs)
         if name == "fake_quantize":

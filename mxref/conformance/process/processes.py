@@ -17,9 +17,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
-from mxref.conformance.model import Check, Failure, Verdict
+from mxref.conformance.model import Check, CheckResult, Failure
+from mxref.conformance.process.worker import Loaded, Refused
 from mxref.conformance.suite import Choice, Outline
-from mxref.conformance.worker import Loaded, Refused
 from mxref.cores import on_a_share
 from mxref.errors import BackendError, LoadError
 
@@ -36,7 +36,7 @@ _POLL = 0.5  # seconds: a copy of a process can hold its connection open after t
 _GRACE = 10.0  # seconds
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from mxref.conformance.worker import main; main(*map(int, sys.argv[2:]))"
+    "from mxref.conformance.process.worker import main; main(*map(int, sys.argv[2:]))"
 )
 
 
@@ -82,7 +82,7 @@ class Processes:
 
     def verdicts(
         self, groups: Iterable[Iterable[int]], shrink: bool = False
-    ) -> Iterator[tuple[int, Verdict]]:
+    ) -> Iterator[tuple[int, CheckResult]]:
         """Yield the number and the verdict of each check of the groups, in the order in which they come.
 
         Args:
@@ -138,7 +138,7 @@ class Processes:
 
     def _lost(
         self, worker: _Worker, end: str, waiting: deque[_Task], shrink: bool
-    ) -> Iterator[tuple[int, Verdict]]:
+    ) -> Iterator[tuple[int, CheckResult]]:
         """Yield a failure of the check that a process ended at; what it has not begun waits again."""
         self._workers.remove(worker)
         worker.end()
@@ -159,18 +159,18 @@ class Processes:
         if not shrink:
             yield self._failed(at, f"the process {end}")
 
-    def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, Verdict]]:
+    def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, CheckResult]]:
         """Yield a verdict that gives the reason for every check that waits, which is asked no more."""
         while waiting:
             numbers, shrink = waiting.popleft()
             if not shrink:
                 reason = f"{self._ended} checks ended their process and {self._hung} took too long"
-                yield from ((i, Verdict(0, unasked=reason)) for i in numbers)
+                yield from ((i, CheckResult(0, unasked=reason)) for i in numbers)
 
-    def _failed(self, i: int, message: str) -> tuple[int, Verdict]:
+    def _failed(self, i: int, message: str) -> tuple[int, CheckResult]:
         self.lost.add(i)
         check = self._described[i]
-        return i, Verdict(0, Failure(check.clause, check.title, message, check.describe(), lost=True))
+        return i, CheckResult(0, Failure(check.clause, check.title, message, check.describe(), lost=True))
 
     @cached_property
     def _described(self) -> list[Check]:

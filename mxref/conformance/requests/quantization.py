@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Check, Op, Subject, Verdict
+from mxref.conformance.model import Subject
 from mxref.formats import BlockShape
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
@@ -105,14 +105,14 @@ class Request:
         """Return the backend's answer, codes and scales in NumPy.
 
         Raises:
-            Mismatch: the answer says something else about itself than it should.
+            MalformedAnswer: the answer says something else about itself than it should.
         """
         q = subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
         got = as_numpy(subject, q)
         want = self.expected
         for name in ("shape", "axis", "block", "prescale", "rotation"):
             if getattr(got, name) != getattr(want, name):
-                raise Mismatch(
+                raise MalformedAnswer(
                     f"{name} of the MXArray is {getattr(got, name)}, expected {getattr(want, name)}"
                 )
         return got
@@ -138,7 +138,7 @@ class Request:
         return out
 
 
-class Mismatch(Exception):
+class MalformedAnswer(Exception):
     """An answer that cannot be compared block by block, or contradicts itself."""
 
 
@@ -163,25 +163,6 @@ def as_numpy(subject: Subject, q: MXArray) -> MXArray:
     return MXArray(
         subject.take(q.codes), subject.take(q.scales), q.shape, q.axis, q.block, q.prescale, q.rotation
     )
-
-
-def quantize_check(clause: str, title: str, request: Request, judge: Judge = all_of_it) -> Check:
-    """Return the check that a backend answers a request as the reference does, as far as `judge` looks."""
-
-    def run(subject: Subject) -> Verdict:
-        want = request.expected_blocks
-        got = subject.once(request, lambda: Blocks.of(request.answer(subject)))
-        wrong, compared = judge(got, want)
-        if not wrong.any():
-            return Verdict(compared)
-        from mxref.conformance.shrink import shrink_quantize
-
-        row, block = plainest(wrong, want)
-        return Verdict(
-            compared, shrink_quantize(subject, request, row, block, clause, title, int(wrong.sum()), judge)
-        )
-
-    return Check(clause, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
 
 
 def plainest(wrong: NDArray[np.bool_], want: Blocks) -> tuple[int, int]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
-
 from mutant_stages import ExactBy, Staged, by_scale, decoding, staged
+
 from mutants import Mutant
 from mxref import GemmProfile
 from mxref.gemm import block_dots

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.model import Failure, Subject
-from mxref.conformance.own import Own, own_block
-from mxref.conformance.request import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
+from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
+from mxref.conformance.shrink.own import Own, own_block
 from mxref.formats import BlockShape
 from mxref.layouts.packed import pack
 from mxref.linear import OPERANDS

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Capabilities
-from mxref.conformance.blame import controlled_check
-from mxref.conformance.crafted import any_bits, heavy_tailed, tame
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
-from mxref.conformance.request import Blocks, Request, quantize_check
+from mxref.conformance.compare import controlled_check, quantize_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
+from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
+from mxref.conformance.requests.quantization import Blocks, Request
 from mxref.errors import ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.recipe import OperandSpec
@@ -179,12 +179,12 @@ def _views() -> list[tuple[str, tuple[int, ...], Callable[[NDArray[Any]], NDArra
 
 
 def _refused(request: Request, title: str) -> Check:
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         try:
             subject.backend.quantize(subject.give(request.array()), request.spec, **request.arguments)
         except ShapeError:
-            return Verdict(1)
+            return CheckResult(1)
         message = "a length that does not fit was accepted without pad=True: ShapeError expected"
-        return Verdict(1, Failure("quantize.length", title, message, request.describe()))
+        return CheckResult(1, Failure("quantize.length", title, message, request.describe()))
 
     return Check("quantize.length", title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)

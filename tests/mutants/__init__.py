@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-
 from mutant_fused import (
     AddClearsFirst,
     AddForgets,
@@ -140,6 +139,7 @@ from mutant_stages import (
     unsplit,
     wrapped,
 )
+
 from mxref import Rounding, ScaleRule
 from mxref.reference import ReferenceBackend
 from mxref.steps.rounding import prescale_three_quarters, round_magnitude

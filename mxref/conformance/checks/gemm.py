@@ -8,9 +8,10 @@ from itertools import product as combinations
 
 import numpy as np
 
-from mxref.conformance.decode import LAYOUTS, drawn_array, given
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance.product import Product, product_check
+from mxref.conformance.compare import product_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, given
+from mxref.conformance.requests.product import Product
 from mxref.errors import ShapeError
 from mxref.gemm import OUT_DTYPES
 from mxref.layouts.packed import pack
@@ -197,7 +198,7 @@ def _refused() -> Iterator[Check]:
     cases = {"contraction lengths 32 and 64": (row, other), "different Hadamard transforms": (row, turned)}
     for title, (a, b) in cases.items():
 
-        def run(subject: Subject, title: str = title, a: MXArray = a, b: MXArray = b) -> Verdict:
+        def run(subject: Subject, title: str = title, a: MXArray = a, b: MXArray = b) -> CheckResult:
             operands = [given(subject, q) for q in (a, b)]
             for profile in subject.capabilities.gemm_profiles:
                 try:
@@ -205,8 +206,8 @@ def _refused() -> Iterator[Check]:
                 except ShapeError:
                     continue
                 message = f"{title}: accepted under {profile.value}; ShapeError expected"
-                return Verdict(1, Failure("gemm.operands", title, message))
-            return Verdict(1)
+                return CheckResult(1, Failure("gemm.operands", title, message))
+            return CheckResult(1)
 
         yield Check("gemm.operands", title, Op.GEMM, (), run)
 

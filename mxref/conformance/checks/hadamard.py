@@ -10,23 +10,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.crafted import any_bits, cancelling, heavy_tailed, tame
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast
-from mxref.conformance.request import Request, quantize_check
-from mxref.formats import CANONICAL_NAN
+from mxref.conformance.compare import quantize_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
+from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
+from mxref.conformance.requests.decoding import float_bits
+from mxref.conformance.requests.quantization import Request
 from mxref.plan import dtype_name
 from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
 from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(41, step=6, layer=2, operand=0)
-
-
-def float_bits(x: NDArray[np.generic]) -> NDArray[np.uint32]:
-    """Return values as float32 bits, every NaN as the canonical one."""
-    wide = x.astype(np.float32)
-    bits: NDArray[np.uint32] = np.where(np.isnan(wide), np.uint32(CANONICAL_NAN), wide.view(np.uint32))
-    return bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +125,10 @@ def _check(
             differs &= wide.answer(subject) == t.expected
         return differs
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         differs = wrong(transform, subject)
         if not differs.any():
-            return Verdict(differs.size)
+            return CheckResult(differs.size)
         t = _shrunk(transform, subject, wrong) if subject.shrink else transform
         right = control is None or np.array_equal(control.answer(subject), control.expected)
         bad = wrong(t, subject)
@@ -149,7 +143,7 @@ def _check(
             " ".join(_words(got)) if small else f"{got[where]:08x}",
             tuple(int(i) for i in np.flatnonzero(bad)[:64]),
         )  # fmt: skip
-        return Verdict(differs.size, failure)
+        return CheckResult(differs.size, failure)
 
     needs = (("in_dtypes", dtype_name(transform.x)), ("hadamard_sizes", transform.n))
     return Check(clause, title, Op.HADAMARD, needs, run, describe=transform.describe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
-from mxref.conformance.decode import differs, given, shown
-from mxref.conformance.model import Check, Failure, Op, Subject, Verdict
+from mxref.conformance.model import Subject
+from mxref.conformance.requests.decoding import differs, given
 from mxref.gemm import block_dots, bounded_tolerance, scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
@@ -95,44 +95,6 @@ def rows_of(q: MXArray) -> MXArray:
     return MXArray(q.codes, q.scales, (q.scales.shape[0], q.length), 1, q.block, q.prescale, q.rotation)
 
 
-def product_check(clause: str, title: str, product: Product, max_scale: int = 0) -> Check:
-    """Return the check that a backend's GEMM gives what it must, or under `bounded` what it may."""
-
-    def run(subject: Subject) -> Verdict:
-        asked = replace(product, error_class=subject.capabilities.bounded_class) if bounded else product
-        wrong, got = asked.wrong(subject)
-        blamed, wrong = decided(subject, clause, asked, wrong)
-        if not wrong.any():
-            return Verdict(wrong.size)
-        from mxref.conformance.shrink_product import shrunk
-
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        small, here = shrunk(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
-        if subject.shrink:
-            _, got = small.wrong(subject)
-        expected = shown(small.expected[here])
-        if bounded:
-            total, tolerance = small.bound
-            expected = f"{total[here]:.9g} within {tolerance[here]:.3g}"
-        inputs = {
-            name: tuple(_blocks(q, range(len(q.scales)) if len(q.scales) <= _FEW_ROWS else [here[i]]))
-            for i, (name, q) in enumerate((("A", small.a), ("B", small.b)))
-            if q.scales.size <= _MAX_SHRINK_BLOCKS
-        }
-        message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
-        return Verdict(
-            wrong.size, Failure(blamed, title, message, small.describe(), inputs, expected, shown(got[here]))
-        )
-
-    bounded = product.profile is GemmProfile.BOUNDED
-    needs: list[tuple[str, Any]] = [("gemm_profiles", product.profile), ("gemm_dtypes", product.out)]
-    if product.a.prescale or product.b.prescale:
-        needs.append(("prescale", True))
-    if bounded:
-        needs.append(("bounded_max_scale", max_scale))
-    return Check(clause, title, Op.GEMM, tuple(needs), run, describe=product.describe)
-
-
 def decided(
     subject: Subject, clause: str, product: Product, wrong: NDArray[np.bool_]
 ) -> tuple[str, NDArray[np.bool_]]:
@@ -164,9 +126,3 @@ def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
     return (
         replace(product, out="float32") if narrow and "float32" in subject.capabilities.gemm_dtypes else None
     )
-
-
-def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:
-    for row in rows:
-        for scale, codes in zip(q.scales[row], q.codes[row].reshape(-1, 16), strict=True):
-            yield f"{int(scale):02x}:{bytes(codes).hex()}"

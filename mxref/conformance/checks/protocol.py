@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mxref.backend import Capabilities
-from mxref.conformance.crafted import any_bits
-from mxref.conformance.decode import DTYPES, drawn_array, given
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast, declares
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, declares
+from mxref.conformance.requests.crafted import any_bits
+from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.errors import DtypeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape
 from mxref.gemm import OUT_DTYPES
@@ -41,7 +41,7 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield _refused_type(plan, name)
 
 
-def _capabilities(subject: Subject) -> Verdict:
+def _capabilities(subject: Subject) -> CheckResult:
     caps, problem = subject.capabilities, ""
     if not isinstance(caps, Capabilities) or not isinstance(getattr(subject.backend, "name", None), str):
         problem = "a backend needs a name, which is a string, and capabilities, an instance of Capabilities"
@@ -59,10 +59,10 @@ def _capabilities(subject: Subject) -> Verdict:
         if caps.arrays not in ("numpy", "torch"):
             problem = f"arrays = {caps.arrays!r} is neither 'numpy' nor 'torch'"
     failure = Failure("conformance.capabilities", "declared values", problem) if problem else None
-    return Verdict(len(fields(Capabilities)), failure)
+    return CheckResult(len(fields(Capabilities)), failure)
 
 
-def _arrays(subject: Subject) -> Verdict:
+def _arrays(subject: Subject) -> CheckResult:
     x = any_bits(np.random.default_rng(4), (8, 64))
     compared, problem = 0, ""
     codes = np.arange(256, dtype=np.uint8)
@@ -72,7 +72,7 @@ def _arrays(subject: Subject) -> Verdict:
         if back.dtype != array.dtype or back.shape != array.shape or back.tobytes() != array.tobytes():
             problem = f"from_numpy and to_numpy change an array of {array.dtype}"
     failure = Failure("conformance.arrays", "there and back", problem) if problem else None
-    return Verdict(compared, failure)
+    return CheckResult(compared, failure)
 
 
 def _requests() -> Iterator[tuple[str, Op, Any]]:
@@ -90,16 +90,16 @@ def _requests() -> Iterator[tuple[str, Op, Any]]:
         yield "max_sr_bits", Op.QUANTIZE, bits
 
 
-def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], Verdict]:
-    def run(subject: Subject) -> Verdict:
+def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], CheckResult]:
+    def run(subject: Subject) -> CheckResult:
         caps = subject.capabilities
         if declares(caps, name, value) or not _reachable(caps, op, name):
-            return Verdict(0)
+            return CheckResult(0)
         try:
             _ask(subject, plan, name, op, value)
         except UnsupportedError as err:
             if name in str(err):
-                return Verdict(1)
+                return CheckResult(1)
             problem = (
                 f"{name} does not declare {value!s}, and the UnsupportedError does not name the field: {err}"
             )
@@ -109,7 +109,7 @@ def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], V
             )
         else:
             problem = f"{name} does not declare {value!s}, and {op.value} did it all the same"
-        return Verdict(1, Failure("conformance.unsupported", f"{op.value}, {name}", problem))
+        return CheckResult(1, Failure("conformance.unsupported", f"{op.value}, {name}", problem))
 
     return run
 
@@ -147,13 +147,13 @@ def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
 
 
 def _refused_type(plan: Plan, name: str) -> Check:
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         try:
             x = subject.give(np.ones((2, 32), name))
             subject.backend.quantize(x, plan.base, rng=STREAM)
         except (DtypeError, UnsupportedError):
-            return Verdict(1)
+            return CheckResult(1)
         message = f"an input of {name} was narrowed silently: DtypeError expected"
-        return Verdict(1, Failure("conventions.inputs", f"{name} refused", message))
+        return CheckResult(1, Failure("conventions.inputs", f"{name} refused", message))
 
     return Check("conventions.inputs", f"{name} refused", Op.QUANTIZE, (), run)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from mxref.backend import Backend
-from mxref.conformance.crafted import tame
-from mxref.conformance.decode import DTYPES, drawn_array, given
-from mxref.conformance.memory import CLAUSE, FUSED_CLAUSE
-from mxref.conformance.model import Check, Op, Plan, Subject, Verdict
-from mxref.conformance.request import Request
+from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject
+from mxref.conformance.requests.crafted import tame
+from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
+from mxref.conformance.requests.quantization import Request
+from mxref.conformance.watch.memory import CLAUSE, FUSED_CLAUSE
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
@@ -39,18 +39,18 @@ def checks(plan: Plan) -> Iterator[Check]:
     base, both = plan.base, (plan.base, plan.base)
 
     def values(clause: str, title: str, op: Op, needed: Needs, call: Callable[[Backend, Any], Any]) -> Check:
-        def run(subject: Subject) -> Verdict:
+        def run(subject: Subject) -> CheckResult:
             for x in (first, second, first):
                 call(subject.backend, subject.give(x))
-            return Verdict(3)
+            return CheckResult(3)
 
         return Check(clause, f"{title}, results kept", op, needed, run)
 
     def arrays(title: str, op: Op, needed: Needs, call: Callable[[Backend, MXArray], Any]) -> Check:
-        def run(subject: Subject) -> Verdict:
+        def run(subject: Subject) -> CheckResult:
             for q in (*drawn, drawn[0]):
                 call(subject.backend, given(subject, q))
-            return Verdict(3)
+            return CheckResult(3)
 
         return Check(CLAUSE, f"{title}, results kept", op, needed, run)
 

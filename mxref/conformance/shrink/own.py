@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.blame import deciders
 from mxref.conformance.model import Subject, declares
-from mxref.conformance.request import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
+from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
+from mxref.conformance.shrink.blame import deciders
 from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.blame import controlled_check
-from mxref.conformance.crafted import tame
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance.request import Blocks, Request, quantize_check
+from mxref.conformance.compare import controlled_check, quantize_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.crafted import tame
+from mxref.conformance.requests.quantization import Blocks, Request
 from mxref.formats import BlockShape
 from mxref.plan import QuantPlan, plan_quantize
 from mxref.recipe import OperandSpec
@@ -202,7 +202,7 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
     needs = [need for need in request.needs if need[0] not in ("native_sr", "max_sr_bits")]
     needs.append(("native_sr", True))
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         codes = Blocks.of(request.answer(subject)).codes.reshape(rows, -1).astype(np.int64)
         up = codes - lower
         share, expected = up.mean(axis=0), fraction[0]
@@ -216,6 +216,6 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
                 f"of {rows} elements at fraction {expected[worst]:g} the share {share[worst]:.3f} went up"
             )
         failure = Failure("rounding.native_sr", title, message, request.describe()) if message else None
-        return Verdict(x.size, failure)
+        return CheckResult(x.size, failure)
 
     return Check("rounding.native_sr", title, Op.QUANTIZE, tuple(needs), run, spec, request.describe)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mxref.conformance.decode import LAYOUTS, drawn_array, given
-from mxref.conformance.gemm import adversarial
-from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.conformance.product import Operands, Product, product_check
-from mxref.conformance.request import as_numpy
+from mxref.conformance.checks.gemm import adversarial
+from mxref.conformance.compare import product_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, given
+from mxref.conformance.requests.product import Operands, Product
+from mxref.conformance.requests.quantization import as_numpy
 from mxref.errors import ShapeError
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray, PreparedArray
@@ -128,7 +129,7 @@ def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -
     """An operand is after `prepare` what it was before, and so is what was prepared."""
     title = f"prepare for {profile.value} keeps codes, scales and meaning"
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         compared = 0
         for what, _, b in operands:
             if b.prescale and not subject.capabilities.prescale:
@@ -139,8 +140,10 @@ def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -
             for name, q in (("what was prepared", source), ("what prepare gives", made)):
                 if as_numpy(subject, q) != b:
                     message = f"{name} is no longer the operand that went in"
-                    return Verdict(compared, Failure("conformance.dual", title, message, {"operand": what}))
-        return Verdict(compared)
+                    return CheckResult(
+                        compared, Failure("conformance.dual", title, message, {"operand": what})
+                    )
+        return CheckResult(compared)
 
     return Check("conformance.dual", title, Op.GEMM, (("gemm_profiles", profile),), run)
 
@@ -149,14 +152,14 @@ def _refused() -> Check:
     title = "prepare refuses what is not a matrix"
     q = MXArray(np.zeros((2, 3, 16), np.uint8), np.zeros((2, 3, 1), np.uint8), (2, 3, 32), 2)
 
-    def run(subject: Subject) -> Verdict:
+    def run(subject: Subject) -> CheckResult:
         for profile in subject.capabilities.gemm_profiles:
             try:
                 _prepare(subject, given(subject, q), profile)
             except ShapeError:
                 continue
             message = f"an array of three axes was prepared for {profile.value}: ShapeError expected"
-            return Verdict(1, Failure("conformance.dual", title, message))
-        return Verdict(1)
+            return CheckResult(1, Failure("conformance.dual", title, message))
+        return CheckResult(1)
 
     return Check("conformance.dual", title, Op.GEMM, (), run)

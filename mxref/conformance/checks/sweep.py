@@ -13,10 +13,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.blame import controlled_check, deciders
-from mxref.conformance.crafted import crafted_blocks, tame
+from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, Plan
-from mxref.conformance.request import Request, quantize_check, scales_only
+from mxref.conformance.requests.crafted import crafted_blocks, tame
+from mxref.conformance.requests.quantization import Request, scales_only
+from mxref.conformance.shrink.blame import deciders
 from mxref.formats import BlockShape
 from mxref.recipe import DIALECTS, OperandSpec
 from mxref.steps.random import Stream

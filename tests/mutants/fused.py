@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
-
 from mutant_stages import Staged
+
 from mxref import GemmProfile, MXArray, PreparedArray
 from mxref.layouts.packed import pack, unpack
 from mxref.steps.hadamard import Rotation

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mxref.conformance.model import Subject
-from mxref.conformance.product import Product, decided, rows_of
+from mxref.conformance.requests.product import Product, decided, rows_of
 from mxref.mxarray import MXArray
 
 _MAX_TRIES = 2000

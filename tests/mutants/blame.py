@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-
 from mutant_stages import ExactBy, Staged, decoding, rotating, staged
+
 from mutants import Mutant
 from mxref import GemmProfile
 from mxref.quantize import dequantize
