@@ -10,9 +10,9 @@ import pytest
 import training_oracle as oracle
 import training_oracle_study as study_oracle
 from mxref_training.config import OptimConfig, Schedule
-from mxref_training.crossing import first_crossing, student_t95
 from mxref_training.data import Loader, sequential_batches
-from mxref_training.optim import learning_rate
+from mxref_training.lab.statistics import first_crossing, student_t95
+from mxref_training.run.optim import learning_rate
 from training_scenarios import SCENARIOS
 
 SCALES = pytest.mark.clause("fp8.delayed", "fp8.scale")

@@ -13,8 +13,8 @@ import torch
 
 from mxref.recipe import recipe_from_table
 from mxref.reference import ReferenceBackend
-from mxref_training.device import choose_device
 from mxref_training.errors import ConfigError
+from mxref_training.run.device import choose_device
 from training_setup import change, lines, run, weights
 
 MIXED = recipe_from_table(

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import training_oracle as oracle
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
-from mxref_training.corpus import TokenCorpus
+from mxref_training.data.corpus import TokenCorpus
 from training_setup import VOCAB, Vocabulary, lines, run, text
 
 START, STEPS = 20, 50

@@ -13,9 +13,9 @@ import training_oracle_study as oracle
 from ablation_fakes import FakeCorpus, FakeResult, tiny
 from mxref.discovery import get_backend
 from mxref.tomlio import build
-from mxref_training.ablation import run_ladder
 from mxref_training.config import TrainConfig
-from mxref_training.ladder import Ladder
+from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.study import run_ladder
 
 SEEDS = 3
 EVERY, STEPS = 10, 100

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.errors import DtypeError
-from mxref_training.errors import ConfigError
+from mxref_torch.errors import LayerError
 
 
 class _Memory:
@@ -50,14 +50,14 @@ def to_backend(tensor: torch.Tensor, backend: Backend) -> Any:
     The array is for the length of a call: the tensor's owner may free or refill its memory later.
 
     Raises:
-        ConfigError: a tensor on a device that the backend cannot read, or without memory.
+        LayerError: a tensor on a device that the backend cannot read, or without memory.
         DtypeError: a type that NumPy does not have.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.device.type not in backend.capabilities.devices:
         devices = ", ".join(sorted(backend.capabilities.devices))
-        raise ConfigError(
+        raise LayerError(
             f"backend {backend.name!r} works on {devices}, got a tensor on {tensor.device}; "
             "move the model there or choose a backend for that device"
         )
@@ -66,7 +66,7 @@ def to_backend(tensor: torch.Tensor, backend: Backend) -> Any:
     if tensor.dtype not in _TYPES:
         raise DtypeError(f"NumPy has no type for {tensor.dtype}; cast the tensor to float32 or bfloat16")
     if tensor.numel() and not tensor.data_ptr():
-        raise ConfigError(
+        raise LayerError(
             f"a tensor of shape {tuple(tensor.shape)} has no memory: sharded training has freed it; "
             "call the layer through the module that was sharded, which gathers its weights first"
         )

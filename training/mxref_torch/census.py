@@ -13,11 +13,11 @@ from torch import nn
 from mxref.formats import OperandFormat
 from mxref.linear import GemmRole
 from mxref.recipe import Recipe, load_recipe
-from mxref_training import ops
-from mxref_training.context import StepContext
-from mxref_training.errors import ConfigError
-from mxref_training.layer import MXLinear
-from mxref_training.names import named_linears
+from mxref_torch import operators
+from mxref_torch.context import StepContext
+from mxref_torch.errors import LayerError
+from mxref_torch.layer import MXLinear
+from mxref_torch.names import named_linears
 
 
 def is_kept(name: str, recipe: Recipe) -> bool:
@@ -32,7 +32,7 @@ def expected_census(
     *,
     without_dgrad: Collection[str] = (),
     calls: Mapping[str, int] = MappingProxyType({}),
-) -> ops.Census:
+) -> operators.Census:
     """Return the GEMMs that forward and backward of one optimizer step run, by role and format.
 
     It follows from module names and the recipe alone, not from what `convert` made of them. Activation
@@ -48,7 +48,7 @@ def expected_census(
             a block that several depths share runs at each of them.
 
     Raises:
-        ConfigError: a name in `without_dgrad` or `calls` that is no linear layer.
+        LayerError: a name in `without_dgrad` or `calls` that is no linear layer.
     """
     expected = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
     return sum(expected.values(), Counter())
@@ -60,7 +60,7 @@ def _expected_by_layer(
     micro_batches: int,
     without_dgrad: Collection[str],
     calls: Mapping[str, int],
-) -> dict[str, ops.Census]:
+) -> dict[str, operators.Census]:
     """Return the GEMMs that each layer runs, by its name; arguments and errors as in `expected_census`."""
     recipe = load_recipe(recipe)
     linears = named_linears(model)
@@ -68,8 +68,8 @@ def _expected_by_layer(
         for name in names:
             if name not in linears:
                 first = next(iter(linears), "")
-                raise ConfigError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
-    expected: dict[str, ops.Census] = {}
+                raise LayerError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
+    expected: dict[str, operators.Census] = {}
     for name, linear in linears.items():
         expected[name] = Counter()
         for role in GemmRole:
@@ -92,14 +92,14 @@ def check_census(
     without_dgrad: Collection[str] = (),
     calls: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Raise ConfigError unless exactly the GEMMs of one optimizer step ran since the census was reset.
+    """Raise LayerError unless exactly the GEMMs of one optimizer step ran since the census was reset.
 
     Arguments are those of `expected_census`; the message names every role and format that differs, and the layers.
     """
     if not isinstance(context, StepContext):
-        raise ConfigError(f"expected the context that convert returned, got {type(context).__name__}")
+        raise LayerError(f"expected the context that convert returned, got {type(context).__name__}")
     by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
-    expected: ops.Census = sum(by_layer.values(), Counter())
+    expected: operators.Census = sum(by_layer.values(), Counter())
     differences = [
         f"{role.value} in {format.value}: {context.census[role, format]} ran, {expected[role, format]} expected"
         for role in GemmRole
@@ -109,14 +109,14 @@ def check_census(
     layers = _differing_layers(model, by_layer)
     if differences or layers:
         counts = f" ({'; '.join(differences)})" if differences else ""
-        raise ConfigError(
+        raise LayerError(
             f"the GEMMs that ran are not the recipe's{counts}{layers}: a layer that convert has not replaced, or "
             "whose forward is bypassed, runs in another precision; one that does not run once in a forward pass "
             "is to be named in `calls`"
         )
 
 
-def _differing_layers(model: nn.Module, expected: Mapping[str, ops.Census]) -> str:
+def _differing_layers(model: nn.Module, expected: Mapping[str, operators.Census]) -> str:
     """Return which layers are not converted, never ran, or ran other GEMMs than expected, as part of a sentence."""
     found: dict[str, list[str]] = {"not converted": [], "never ran": [], "ran other GEMMs": []}
     for name, linear in named_linears(model).items():

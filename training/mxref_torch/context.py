@@ -12,8 +12,8 @@ import torch
 
 from mxref.backend import Backend
 from mxref.philox import Stream
-from mxref_training import ops
-from mxref_training.errors import StepError
+from mxref_torch import operators
+from mxref_torch.errors import StepError
 
 
 @dataclass
@@ -28,16 +28,16 @@ class StepContext:
     """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
     global_tokens: int | None = None
     """Tokens of the whole optimizer step; None: those of the tensor itself."""
-    census: ops.Census = field(default_factory=Counter)
+    census: operators.Census = field(default_factory=Counter)
     """GEMMs that ran since `reset_census`."""
-    layers: list[ops.LayerCensus] = field(default_factory=list)
+    layers: list[operators.LayerCensus] = field(default_factory=list)
     """The same for each layer, in the order of layer indices."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
     """From `linear.sole_uses`: weights to whose `.grad` Wgrad adds in place, by node. Where none is, autograd adds."""
 
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
-        self.backend_key = ops.register_backend(self.backend)
+        self.backend_key = operators.register_backend(self.backend)
         self._closed: int | None = None
         self._warned = False
 
@@ -45,23 +45,23 @@ class StepContext:
         super().__setattr__(name, value)
         if name in ("step", "token_origin", "global_tokens"):
             # A new tensor each time: a backward pass still to come keeps that of its forward.
-            self.place = ops.step_place(self.step, self.token_origin, self.global_tokens)
+            self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
 
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""
         for census in (self.census, *self.layers):
             census.clear()
 
-    def counted(self) -> list[tuple[ops.Census, bool]]:
+    def counted(self) -> list[tuple[operators.Census, bool]]:
         """Return what was counted so far, for `set_counted`."""
         return [(Counter(self.census), True), *((Counter(own), own.ran) for own in self.layers)]
 
-    def set_counted(self, counted: list[tuple[ops.Census, bool]]) -> None:
+    def set_counted(self, counted: list[tuple[operators.Census, bool]]) -> None:
         """Count as if only what `counted` returned had run."""
         for census, (held, ran) in zip((self.census, *self.layers), counted, strict=True):
             census.clear()
             census.update(held)
-            if isinstance(census, ops.LayerCensus):
+            if isinstance(census, operators.LayerCensus):
                 census.ran = ran
 
     def close_step(self, draws: bool) -> bool:
@@ -111,7 +111,7 @@ def repeated(step: int) -> str:
     return (
         f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
         f"random bits would be drawn again: {_WAY_OUT}; if the step is done over, or the weights were loaded, call "
-        "mxref_training.linear.restart(model) first"
+        "mxref_torch.restart(model) first"
     )
 
 
@@ -120,5 +120,5 @@ def _closed_before(step: int) -> str:
     return (
         f"a training step with the number context.step = {step} was closed by advance before, and what ran since has "
         f"drawn its random bits again: {_WAY_OUT}; where an update is skipped, or a step is to be done over, call "
-        "mxref_training.linear.restart(model) in place of advance"
+        "mxref_torch.restart(model) in place of advance"
     )

@@ -21,10 +21,10 @@ from mxref.hadamard import SignPolicy
 from mxref.linear import OPERANDS, GemmRole
 from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
 from mxref.rounding import Rounding
-from mxref_training import ops
-from mxref_training.context import StepContext, repeated
-from mxref_training.errors import StepError
-from mxref_training.fp8 import Fp8Scales
+from mxref_torch import operators
+from mxref_torch.context import StepContext, repeated
+from mxref_torch.errors import StepError
+from mxref_torch.fp8 import Fp8Scales
 
 _BF16 = OperandSpec(format=OperandFormat.BF16)
 BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
@@ -64,7 +64,7 @@ class MXLinear(nn.Linear):
         self.recipe, self.context, self.index = recipe, context, index
         self.formats = {role: recipe.format(role) for role in GemmRole}
         self.low_precision = set(self.formats.values()) != {OperandFormat.BF16}
-        self.spec_texts = {role: [ops.spec_text(s) for s in recipe.operands(role)] for role in GemmRole}
+        self.spec_texts = {role: [operators.spec_text(s) for s in recipe.operands(role)] for role in GemmRole}
         if OperandFormat.FP8 in self.formats.values():
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
         self.draws = any(
@@ -74,9 +74,9 @@ class MXLinear(nn.Linear):
             if self.formats[role] is OperandFormat.MXFP4
             for spec in recipe.operands(role)
         )
-        self.census = ops.LayerCensus()
+        self.census = operators.LayerCensus()
         self.census.whole = context.census
-        self.tally = ops.register_census(self.census)
+        self.tally = operators.register_census(self.census)
         context.layers.append(self.census)
         self._converted = weakref.ref(self.weight)
         self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
@@ -182,15 +182,15 @@ class MXLinear(nn.Linear):
         given, tokens = (t, place, self.context.backend_key), tensor != "w"
         specs = [self.spec_texts[role][which] for role, which in quantized]
         streams = [
-            ops.stream_words(self.context.seed, self.index, OPERANDS[role][which].id)
+            operators.stream_words(self.context.seed, self.index, OPERANDS[role][which].id)
             for role, which in quantized
         ]
         if len(quantized) == 2:
-            both = ops.quantize_dual(*given, *specs, *streams, tokens)
+            both = operators.quantize_dual(*given, *specs, *streams, tokens)
             made |= {quantized[0][0]: both[:2], quantized[1][0]: both[2:]}
         elif quantized:
             ((role, which),) = quantized
-            made[role] = ops.quantize(*given, *specs, OPERANDS[role][which].axis, *streams, tokens)
+            made[role] = operators.quantize(*given, *specs, OPERANDS[role][which].axis, *streams, tokens)
         return made
 
     def weight_operand(
@@ -245,14 +245,14 @@ class MXLinear(nn.Linear):
         """Return W in MXFP4 with the layout that the backend's GEMM reads, if it has one."""
         length = self.in_features if role is GemmRole.FPROP else self.out_features
         treatment = self.context.backend_key, self.spec_texts[role][1], length, self.recipe.gemm.value
-        return (*quantized, *ops.prepare(*quantized, *treatment))
+        return (*quantized, *operators.prepare(*quantized, *treatment))
 
     def gemm(self, role: GemmRole, a: Operand, b: Operand, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return one GEMM from its two operands, [M, N] of `dtype`; `length` is its contraction length."""
         format = self.formats[role]
         if format is OperandFormat.MXFP4:
             name = str(dtype).removeprefix("torch.")
-            product: torch.Tensor = ops.scaled_gemm(
+            product: torch.Tensor = operators.scaled_gemm(
                 *self._packed(role, a, b, length), name, role.value, self.tally
             )
             return product
@@ -260,14 +260,14 @@ class MXLinear(nn.Linear):
         rows, columns = (
             t[0] if operand.axis == 1 else t[0].t() for operand, t in zip(OPERANDS[role], (a, b), strict=True)
         )
-        out: torch.Tensor = ops.dense_gemm(rows, columns, role.value, self.tally)
+        out: torch.Tensor = operators.dense_gemm(rows, columns, role.value, self.tally)
         if format is OperandFormat.FP8:
             out = out * a[1] * b[1]
         return _cast(out, dtype)
 
     def gemm_onto(self, onto: torch.Tensor, role: GemmRole, a: Operand, b: Operand, length: int) -> None:
         """Add one GEMM in MXFP4 to a contiguous float32 array [M, N] in place; the rest as in `gemm`."""
-        ops.add_product(onto, *self._packed(role, a, b, length), role.value, self.tally)
+        operators.add_product(onto, *self._packed(role, a, b, length), role.value, self.tally)
 
     def _packed(self, role: GemmRole, a: Operand, b: Operand, length: int) -> tuple[Any, ...]:
         """Return a GEMM in MXFP4 as its operators take it: operands, and how they were made."""

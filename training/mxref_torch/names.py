@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mxref_training.errors import ConfigError
+from mxref_torch.errors import LayerError
 
 # No model has attributes of these names but through torch: compilation, checkpointing and FSDP1.
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
@@ -26,9 +26,9 @@ _HOLDS_MODULE = (
 
 
 def require_module(model: Any) -> nn.Module:
-    """Return a model; ConfigError for anything but a module of PyTorch."""
+    """Return a model; LayerError for anything but a module of PyTorch."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"expected a model, which is a torch.nn.Module, got {type(model).__name__}")
+        raise LayerError(f"expected a model, which is a torch.nn.Module, got {type(model).__name__}")
     return model
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from mxref_training.report_plots import COLOURS, GRID, INK, MUTED
+from mxref_training.lab.report.plots import COLOURS, GRID, INK, MUTED
 from mxref_triton.projection.assumptions import Level
 from mxref_triton.projection.compare import Projection
 from mxref_triton.projection.published import PUBLISHED

@@ -9,7 +9,7 @@ from enum import StrEnum
 from mxref.formats import OperandFormat
 from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.errors import ConfigError
-from mxref_training.model import layer_matmul_parameters, parameter_count
+from mxref_training.model.llama import layer_matmul_parameters, parameter_count
 from mxref_triton.projection.assumptions import Assumptions, Machine
 from mxref_triton.projection.counted import Record, case_name, one
 from mxref_triton.projection.roofline import kernel_time

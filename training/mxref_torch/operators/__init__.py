@@ -5,9 +5,9 @@ treatment of an operand as compact JSON. GEMMs are counted where they run, and n
 asked for: a compiled graph that drops or replaces one cannot hide it from the census.
 """
 
-from mxref_training.ops.products import add_product, dense_gemm, prepare, scaled_gemm
-from mxref_training.ops.quantization import quantize, quantize_dual
-from mxref_training.ops.registry import (
+from mxref_torch.operators.products import add_product, dense_gemm, prepare, scaled_gemm
+from mxref_torch.operators.quantization import quantize, quantize_dual
+from mxref_torch.operators.registry import (
     Census,
     LayerCensus,
     parse_spec,

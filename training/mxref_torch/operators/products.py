@@ -14,8 +14,8 @@ from mxref.errors import ShapeError
 from mxref.formats import OperandFormat
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref_training.bridge import from_backend, to_backend
-from mxref_training.ops.registry import backend_of, count, fake, operator, parse_spec
+from mxref_torch.bridge import from_backend, to_backend
+from mxref_torch.operators.registry import backend_of, count, fake, operator, parse_spec
 
 
 @operator

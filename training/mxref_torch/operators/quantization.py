@@ -14,8 +14,8 @@ from mxref.mxarray import MXArray
 from mxref.philox import Stream
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
-from mxref_training.bridge import from_backend, to_backend
-from mxref_training.ops.registry import backend_of, fake, operator, parse_spec
+from mxref_torch.bridge import from_backend, to_backend
+from mxref_torch.operators.registry import backend_of, fake, operator, parse_spec
 
 
 @operator

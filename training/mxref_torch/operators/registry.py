@@ -58,7 +58,7 @@ def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOv
     def kernel(*arguments: Any) -> Any:
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in arguments):
             raise UnsupportedError(
-                f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_training.linear "
+                f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_torch "
                 "have all three GEMMs: use these, or call it within torch.no_grad()"
             )
         if changes:

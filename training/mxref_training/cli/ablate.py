@@ -11,7 +11,7 @@ import click
 from mxref.cli.jobs import jobs_option
 
 if TYPE_CHECKING:
-    from mxref_training.ladder import Ladder
+    from mxref_training.lab.ladder import Ladder
 
 EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
@@ -64,7 +64,7 @@ def ablate(
       mxref ablate paper --jobs auto                      an arm on every core
       mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
-    from mxref_training.ladder import load_ladder
+    from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
     if list_arms:
@@ -74,13 +74,13 @@ def ablate(
     from mxref.discovery import choose, get_backend
 
     _require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
-    from mxref_training.ablation import planned, run_ladder
-    from mxref_training.ablation_processes import ChildProcesses, job_count, on_share
     from mxref_training.config import load_config
-    from mxref_training.corpus import prepare_corpus
-    from mxref_training.estimate import preflight
-    from mxref_training.interrupt import Interrupted
-    from mxref_training.loop import train
+    from mxref_training.data.corpus import prepare_corpus
+    from mxref_training.lab.processes import ChildProcesses, job_count, on_share
+    from mxref_training.lab.study import planned, run_ladder
+    from mxref_training.run.estimate import preflight
+    from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.loop import train
 
     paths = {"train": data, "val": val, "tokenizer": tokenizer}
     given = {
@@ -120,7 +120,7 @@ def ablate(
 def report(folder: Path) -> None:
     """Show the results in a ladder's FOLDER again and rewrite its report.html and report.md."""
     _require("report", "torch", "matplotlib", "jinja2")
-    from mxref_training.ablation import load_results
+    from mxref_training.lab.study import load_results
 
     _show(load_results(folder), folder)
 
@@ -140,7 +140,7 @@ def _require(command: str, *packages: str) -> None:
 
 def _show(results: dict[str, Any], folder: Path) -> None:
     from mxref.cli.style import console, echo
-    from mxref_training.report import WIDE, table, write_report
+    from mxref_training.lab.report.page import WIDE, table, write_report
 
     screen = console()
     if not screen.is_terminal:
@@ -154,7 +154,7 @@ def _list(ladder: Ladder) -> None:
     from rich.table import Table
 
     from mxref.cli.style import BOX, HEAD, QUIET, console
-    from mxref_training.ladder import describe
+    from mxref_training.run.treatment import describe
 
     table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))
     for name in ("arm", "stage", "paper", "treatment"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxref_training.cli_ablate import ablate, report
+from mxref_training.cli.ablate import ablate, report
 
 if TYPE_CHECKING:
     from mxref.backend import Backend
@@ -106,9 +106,9 @@ def train(
 def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool) -> int:
     """Train, print what it came to, and return the exit code."""
     from mxref.cli.style import echo
-    from mxref_training import loop
-    from mxref_training.estimate import preflight
-    from mxref_training.telemetry import clock
+    from mxref_training.run import loop
+    from mxref_training.run.estimate import preflight
+    from mxref_training.run.telemetry import clock
     from mxref_training.wording import counted
 
     preflight(config, recipe, backend)
@@ -133,7 +133,7 @@ def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str)
     from rich.text import Text
 
     from mxref.cli.style import HEAD, QUIET, console
-    from mxref_training.estimate import dry_run
+    from mxref_training.run.estimate import dry_run
 
     table = Table.grid(padding=(0, 2))
     for heading, lines in dry_run(config, recipe, backend, why):

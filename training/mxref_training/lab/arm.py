@@ -23,14 +23,14 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe, recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
-from mxref_training.durable import explained, locked, make_folder, replace_text, sync
 from mxref_training.errors import ConfigError, DivergedError
-from mxref_training.fingerprint import changes, is_longer
-from mxref_training.ladder import Arm
-from mxref_training.metrics_log import file_sha256, read_lines
+from mxref_training.lab.fingerprint import changes, is_longer
+from mxref_training.lab.ladder import Arm
+from mxref_training.run.durable import explained, locked, make_folder, replace_text, sync
+from mxref_training.run.metrics_log import file_sha256, read_lines
 
 if TYPE_CHECKING:
-    from mxref_training.loop import TrainResult
+    from mxref_training.run.loop import TrainResult
 
 _KEY = "arm.json"
 _RESULT = "result.json"
@@ -40,7 +40,7 @@ Record = dict[str, Any]
 
 
 class Trainer(Protocol):
-    """The training loop, as `mxref_training.loop.train`."""
+    """The training loop, as `mxref_training.run.loop.train`."""
 
     def __call__(
         self,

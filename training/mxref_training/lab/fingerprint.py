@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mxref
+import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.backend_code import digest, own_sources
-from mxref_training.run_folder import identity
+from mxref_training.run.backend_code import digest, own_sources
+from mxref_training.run.folder import identity
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -31,7 +32,7 @@ def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 def code_digest() -> str:
     """Return 12 hex digits of the SHA-256 over the sources of this project that a result depends on."""
-    packages = Path(mxref.__file__).parent, Path(__file__).parent
+    packages = Path(mxref.__file__).parent, Path(mxref_torch.__file__).parent, Path(__file__).parents[1]
     return digest(pair for package in packages for pair in own_sources(package))
 
 

@@ -2,7 +2,7 @@
 
 Two small arms on a core each finish sooner than one after the other on two: the parallel parts of a step are
 short, and each ends with threads waiting for the slowest. Nothing is shared but the directory of the ladder;
-a child trains as this process would (`mxref_training.ablation_worker`), and reports through a pipe.
+a child trains as this process would (`mxref_training.lab.worker`), and reports through a pipe.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 
 from mxref.cores import THREAD_VARIABLES, cores
 from mxref.errors import MxrefError
-from mxref_training.ablation_arm import ArmRun, Watch
-from mxref_training.ablation_progress import Display, default_display
-from mxref_training.ablation_worker import EXIT_INTERRUPTED
 from mxref_training.config import TrainConfig
-from mxref_training.interrupt import Interrupted, StopRequest
-from mxref_training.telemetry import ProgressSink
+from mxref_training.lab.arm import ArmRun, Watch
+from mxref_training.lab.progress import Display, default_display
+from mxref_training.lab.worker import EXIT_INTERRUPTED
+from mxref_training.run.interrupt import Interrupted, StopRequest
+from mxref_training.run.telemetry import ProgressSink
 
 LOG = "log.txt"
 AUTO_LIMIT = 8
@@ -175,7 +175,7 @@ class _Child:
         environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
         # The child finds what this process finds, and with -P nothing that happens to lie beside it.
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command = [sys.executable, "-P", "-m", "mxref_training.ablation_worker", run.name]
+        command = [sys.executable, "-P", "-m", "mxref_training.lab.worker", run.name]
         path = run.folder / LOG
         with path.open("ab") as log:
             process = subprocess.Popen(

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from mxref.cli.style import console
-from mxref_training.telemetry import PlainProgress, ProgressSink, SilentProgress
+from mxref_training.run.telemetry import PlainProgress, ProgressSink, SilentProgress
 
 _INTERVAL = 10.0  # seconds between plain lines, those of all arms together
 _WINDOW = 600.0  # seconds over which a pace is measured; a step may take many

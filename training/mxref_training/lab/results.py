@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import mxref
 from mxref.tomlio import to_table
-from mxref_training.crossing import (
+from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.statistics import (
     MIN_RUNS,
     RULES,
     Crossing,
     Noise,
     Overhead,
-    Point,
     Reach,
     finite_part,
     first_crossing,
-    has_diverged,
     judge,
     loss_at,
     overhead,
     seed_noise,
     spacing,
 )
-from mxref_training.ladder import Arm, Ladder, describe
+from mxref_training.run.divergence import Point, has_diverged
+from mxref_training.run.treatment import describe
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

@@ -14,12 +14,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from mxref_training.errors import ConfigError
-
-Point = tuple[float, float]
-"""Tokens trained on, and the validation loss in nats per token."""
-
-SPIKE = 0.1
-"""Nats by which a loss must have risen before a run can be called diverged."""
+from mxref_training.run.divergence import SPIKE, Point
 
 MIN_RUNS = 3
 """Runs behind an interval before it can carry a verdict."""
@@ -111,17 +106,6 @@ def first_crossing(curve: Sequence[Point], target: float) -> Crossing:
         if l1 <= target:
             return Crossing(Reach.CROSSED, t0 + (t1 - t0) * (l0 - target) / (l0 - l1))
     return Crossing(Reach.NEVER, finite[-1][0])
-
-
-def has_diverged(curve: Sequence[Point]) -> bool:
-    """Return whether a curve breaks off in a non-finite loss or has climbed back, by RULES["divergence"]."""
-    losses = [loss for _, loss in curve]
-    if not all(math.isfinite(loss) for loss in losses):
-        return True
-    if len(losses) < 2:
-        return False
-    risen = losses[-1] - min(losses)
-    return risen > SPIKE and risen > (losses[0] - min(losses)) / 2
 
 
 def spacing(curve: Sequence[Point], tokens: float) -> float:

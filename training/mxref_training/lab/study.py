@@ -1,7 +1,7 @@
 """Run a ladder: every arm trained alike, each in its own directory, finished ones never twice.
 
 The runs go one after another in this process, or several at a time in child processes
-(`mxref_training.ablation_processes`); one of them is `mxref_training.ablation_arm`, in either case.
+(`mxref_training.lab.processes`); one of them is `mxref_training.lab.arm`, in either case.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mxref.errors import FileFormatError
 from mxref.formats import OperandFormat
 from mxref.linear import OPERANDS, GemmRole
 from mxref.philox import Stream
-from mxref_training.ablation_arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
 from mxref_training.errors import ConfigError
-from mxref_training.fingerprint import code_digest, fingerprint
-from mxref_training.ladder import Arm, Ladder
-from mxref_training.results import assemble, summary
+from mxref_training.lab.arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
+from mxref_training.lab.fingerprint import code_digest, fingerprint
+from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.results import assemble, summary
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

@@ -1,4 +1,4 @@
-"""One run of a ladder in a process of its own: `python -m mxref_training.ablation_worker NAME`, for the ladder.
+"""One run of a ladder in a process of its own: `python -m mxref_training.lab.worker NAME`, for the ladder.
 
 Standard input gives the run as JSON, and NAME shows it in a list of processes. Standard output takes what the
 run reports, one call of `ProgressSink` in a line; anything else that is printed goes to standard error, which
@@ -71,12 +71,12 @@ def main() -> int:
 def _train(table: dict[str, Any], progress: PipeProgress) -> int:
     from mxref.discovery import get_backend
     from mxref.errors import MxrefError
-    from mxref_training.ablation_arm import ArmRun, plain, train_arm
-    from mxref_training.corpus import prepare_corpus
+    from mxref_training.data.corpus import prepare_corpus
     from mxref_training.errors import ConfigError
-    from mxref_training.fingerprint import changes, code_digest, fingerprint
-    from mxref_training.interrupt import Interrupted
-    from mxref_training.loop import train
+    from mxref_training.lab.arm import ArmRun, plain, train_arm
+    from mxref_training.lab.fingerprint import changes, code_digest, fingerprint
+    from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.loop import train
 
     try:
         run, backend = ArmRun.from_table(table["run"]), get_backend(table["backend"])

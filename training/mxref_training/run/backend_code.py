@@ -14,22 +14,8 @@ import mxref
 from mxref.backend import Backend
 
 _CORE = "mxref"
-# Modules and packages of mxref, by the first word of their name, that show, judge or check results and change none.
-READERS = frozenset(
-    {
-        "ablation",
-        "cli",
-        "conformance",
-        "crossing",
-        "explain",
-        "fingerprint",
-        "ladder",
-        "pytest",
-        "report",
-        "results",
-        "vectors",
-    }
-)
+# Packages of this project that show, judge or compare results: none of their code changes one.
+READERS = frozenset({"cli", "conformance", "explain", "explain_text", "lab", "pytest_plugin", "vectors"})
 
 
 def backend_identity(backend: Backend) -> dict[str, Any]:
@@ -53,11 +39,9 @@ def digest(files: Iterable[tuple[str, Path]]) -> str:
 def own_sources(package: Path) -> list[tuple[str, Path]]:
     """Return the sources of one of this project's packages, less those in `READERS`."""
     files = ((path.relative_to(package), path) for path in sorted(package.rglob("*.py")))
-    return [(name.as_posix(), path) for name, path in files if _first_word(name) not in READERS]
-
-
-def _first_word(path: Path) -> str:
-    return path.parts[0].removesuffix(".py").partition("_")[0]
+    return [
+        (name.as_posix(), path) for name, path in files if name.parts[0].removesuffix(".py") not in READERS
+    ]
 
 
 def _packages(kind: type[Backend]) -> list[ModuleType]:

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
+import mxref_torch
 from mxref.backend import Backend
 from mxref.formats import OperandFormat
 from mxref.linear import GemmRole
 from mxref.recipe import Recipe
-from mxref_training import linear
+from mxref_torch.operators import Census
 from mxref_training.config import TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
-from mxref_training.device import choose_device, memory_limit
 from mxref_training.errors import ConfigError
-from mxref_training.ladder import describe
-from mxref_training.model import Llama, flops_per_token, parameter_count
-from mxref_training.ops import Census
-from mxref_training.optim import learning_rate
+from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.run.device import choose_device, memory_limit
+from mxref_training.run.optim import learning_rate
+from mxref_training.run.treatment import describe
 from mxref_training.wording import counted
 
 _BYTES = {OperandFormat.BF16: 2.0, OperandFormat.FP8: 1.0, OperandFormat.MXFP4: 17 / 32}
@@ -79,7 +79,7 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
     Args:
         config: the run.
         recipe: treatment of the linear layers.
-        available: bytes of the device, as `mxref_training.device.memory_limit` returns.
+        available: bytes of the device, as `mxref_training.run.device.memory_limit` returns.
         runs: how many such runs share them.
 
     Raises:
@@ -131,10 +131,10 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
         ConfigError: the recipe does not fit the model's widths, or its stochastic rounding does not work.
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
-    linear.check_stochastic_rounding(backend, recipe)
+    mxref_torch.check_stochastic_rounding(backend, recipe)
     model = Llama(config.model, device="meta")
-    linear.convert(model, recipe, backend=backend, seed=config.run.seed)
-    census = linear.expected_census(model, recipe, config.run.micro_batches)
+    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
+    census = mxref_torch.expected_census(model, recipe, config.run.micro_batches)
     m, run, need = config.model, config.run, memory(config, recipe)
     flops = flops_per_token(m, run.seq_len)
     tokens = run.steps * run.step_tokens

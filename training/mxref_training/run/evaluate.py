@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mxref_torch.names import named_modules, named_parameters
 from mxref_training.data import sequential_batches
-from mxref_training.names import named_modules, named_parameters
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mxref_training.linear import StepContext
+    from mxref_torch import StepContext
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def evaluate(
     Production evaluates with the GEMMs that it trains with, and so does this.
 
     Args:
-        model: converted by `mxref_training.linear.convert`.
+        model: converted by `mxref_torch.convert`.
         context: what `convert` returned; its `step` places random rounding, if Fprop has any.
         tokens: token ids [N].
         seq_len: tokens per window.

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError
-from mxref_training.outcome import TrainResult
-from mxref_training.run_folder import RunFolder
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.outcome import TrainResult
 
 
 @torch.no_grad()

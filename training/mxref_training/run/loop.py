@@ -12,34 +12,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training import linear, run_folder
-from mxref_training.checkpoint import Snapshot
 from mxref_training.config import TrainConfig
-from mxref_training.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.data import Loader
-from mxref_training.device import (
+from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
+from mxref_training.errors import CheckpointError, DivergedError, start_over
+from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.run.checkpoint import Snapshot
+from mxref_training.run.device import (
     deterministic,
     device_name,
     generator_states,
     memory_errors,
     set_generator_states,
 )
-from mxref_training.errors import CheckpointError, DivergedError, start_over
-from mxref_training.estimate import preflight
-from mxref_training.evaluate import (
+from mxref_training.run.estimate import preflight
+from mxref_training.run.evaluate import (
     Evaluation,
     cross_entropy,
     evaluate,
     first_nonfinite_gradient,
     first_nonfinite_output,
 )
-from mxref_training.finite import require_finite, require_finite_loss, require_finite_start, way_out
-from mxref_training.interrupt import Interrupted, StopRequest
-from mxref_training.metrics_log import Mark, MetricsLog
-from mxref_training.model import Llama, flops_per_token, parameter_count
-from mxref_training.optim import (
+from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
+from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
+from mxref_training.run.interrupt import Interrupted, StopRequest
+from mxref_training.run.metrics_log import Mark, MetricsLog
+from mxref_training.run.optim import (
     clip_gradients,
     learning_rate,
     load_optimizer_tensors,
@@ -48,9 +49,8 @@ from mxref_training.optim import (
     require_float32_state,
     set_learning_rate,
 )
-from mxref_training.outcome import TrainResult, outcome
-from mxref_training.run_folder import RunFolder, changed_environment, log_marks
-from mxref_training.telemetry import ProgressSink, default_progress, reporting
+from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
@@ -101,7 +101,7 @@ def train(
         reporting(progress or default_progress()) as sink,
         folder.alone(),
     ):
-        wanted = run_folder.identity(config, recipe, backend, corpus)
+        wanted = identity(config, recipe, backend, corpus)
         if not resume:
             folder.clear()
         record = folder.record()
@@ -158,13 +158,13 @@ class _Run:
         identity: dict[str, Any],
         sink: ProgressSink,
     ) -> None:
-        linear.check_stochastic_rounding(backend, recipe)
+        mxref_torch.check_stochastic_rounding(backend, recipe)
         run = config.run
         self.config, self.recipe, self.folder = config, recipe, folder
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.model = Llama(config.model, run.seed, device=device)
-        self.context = linear.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.step = self.skipped_in_a_row = 0
@@ -222,7 +222,7 @@ class _Run:
             self.skipped_in_a_row = 0
             self._check_first()
         self.optimizer.zero_grad(set_to_none=True)
-        linear.advance(self.model)
+        mxref_torch.advance(self.model)
         self.step += 1
         line: dict[str, Any] = {
             "step": self.step,
@@ -270,7 +270,7 @@ class _Run:
                 where = first_nonfinite_output(self.model, self.context, inputs)
                 return total, math.nan, f"loss {total} from {where}"
             # The first micro-batch makes the gradients.
-            self.context.sole_uses = linear.sole_uses(loss) if number else {}
+            self.context.sole_uses = mxref_torch.sole_uses(loss) if number else {}
             loss.backward()  # type: ignore[no-untyped-call]
             self.context.sole_uses = {}
         norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
@@ -281,12 +281,12 @@ class _Run:
     def _forget_gradients(self) -> None:
         """Undo what `_gradients` left behind, so that the step can be done over."""
         self.optimizer.zero_grad(set_to_none=True)
-        linear.restart(self.model)
+        mxref_torch.restart(self.model)
 
     def _check_first(self) -> None:
         """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
         if not self.checked:
-            linear.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+            mxref_torch.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
             require_float32_state(self.model, self.optimizer)
             self.checked = True
 
@@ -295,10 +295,10 @@ class _Run:
         found = self._evaluation()
         widened = self.backend.range_exceeded()
         if widened:
-            linear.restart(self.model)
+            mxref_torch.restart(self.model)
             with self.backend.widened():
                 found = self._evaluation()
-        linear.restart(self.model)
+        mxref_torch.restart(self.model)
         line = {
             "step": self.step,
             "tokens": self.step * self.config.run.step_tokens,

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from mxref_training.config import TrainConfig
-from mxref_training.crossing import has_diverged
-from mxref_training.metrics_log import read_lines
-from mxref_training.run_folder import RunFolder
+from mxref_training.run.divergence import has_diverged
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.metrics_log import read_lines
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TrainResult:
     """Spent in training steps."""
     tokens: int
     diverged: bool
-    """By the rule of `mxref_training.crossing.has_diverged`."""
+    """By the rule of `mxref_training.run.divergence.has_diverged`."""
     skipped_steps: int
     widened_steps: int
     """Steps done over because an operand left the range of the backend's fast GEMM."""
