@@ -420,14 +420,23 @@ def test_changed_code_reruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("module", "counts"), [("loop", True), ("report_plots", False), ("something_new", True)]
+    ("module", "counts"),
+    [
+        ("run/loop", True),
+        ("model/laboratory", True),
+        ("something_new", True),
+        ("lab/report/plots", False),
+        ("cli/train", False),
+    ],
 )
 def test_code_digest_sees_what_can_change_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, counts: bool
 ) -> None:
-    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "fingerprint.py"))
+    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "lab" / "fingerprint.py"))
     before = fingerprint.code_digest()
-    (tmp_path / f"{module}.py").write_text("x = 1\n")
+    file = tmp_path / f"{module}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("x = 1\n")
     after = fingerprint.code_digest()
     assert (before != after) is counts
 

@@ -16,7 +16,8 @@ from mxref.linear import GemmRole
 from mxref_torch import census, conversion, fp8, operators
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.layer import MXLinear, StepContext
-from mxref_training.model.llama import RotaryTable, llama
+from mxref_training.model import llama
+from mxref_training.model.llama import RotaryTable
 from mxref_training.run import loop
 from mxref_training.run.checkpoint import CheckpointStore
 from training_fault_loop import DATA_SEED, Patch, Plant
