@@ -15,16 +15,18 @@ import torch
 from click.testing import CliRunner
 from torch.autograd import DeviceType
 
+import mxref_torch
 from bench import bench_gpu_step, bench_step, render_gpu, render_gpu_step, step
 from bench.records import newest
 from mxref import get_backend
 from mxref.errors import RecipeError
 from mxref.recipe import GemmProfile
-from mxref_training import linear, ops
+from mxref_torch import operators
+from mxref_torch.errors import LayerError
+from mxref_torch.fp8 import Fp8Scales
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DivergedError
-from mxref_training.fp8 import Fp8Scales
-from mxref_training.model import Llama
+from mxref_training.model.llama import Llama
 
 CONFIG = TrainConfig(
     model=ModelConfig(layers=1, width=32, heads=2, kv_heads=2, ffn=32, vocab=32, max_seq=32),
@@ -43,7 +45,7 @@ def test_a_step_is_cut_at_its_phases_and_trains() -> None:
     before = [parameter.detach().clone() for parameter in steps.model.parameters()]
     steps.take(entered.append)
     assert entered == ["forward", "backward", "forward", "backward", "optimizer", ""]
-    assert steps.context.census == linear.expected_census(steps.model, steps.recipe, 2)
+    assert steps.context.census == mxref_torch.expected_census(steps.model, steps.recipe, 2)
     assert all(not torch.equal(a, b) for a, b in zip(before, steps.model.parameters(), strict=True))
     steps.take(lambda _: None)
     assert (steps.number, steps.context.step, steps.repeated) == (2, 1, 0)
@@ -58,7 +60,7 @@ def test_a_step_that_is_not_finite_or_not_the_recipe_s_is_refused() -> None:
     steps = steps_of("mxfp4")
     layer = steps.model.model.layers[0].mlp.up_proj
     layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.to(x.dtype))
-    with pytest.raises(ConfigError, match="are not the recipe's"):
+    with pytest.raises(LayerError, match="are not the recipe's"):
         steps.take(lambda _: None)
 
 
@@ -72,7 +74,7 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
 
         return wrapped
 
-    plain = ops.quantize, ops.dense_gemm, Fp8Scales.quantize
+    plain = operators.quantize, operators.dense_gemm, Fp8Scales.quantize
     # Seven layers, in two micro-batches each: X, dY, and once the weight, which MXFP4 prepares for two GEMMs.
     for recipe, quantized in (("bf16", 0), ("fp8", 7 * (2 + 2 + 1)), ("mxfp4", 7 * (2 + 2 + 1 + 2))):
         called.clear()
@@ -80,7 +82,7 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
             steps_of(recipe).take(lambda _: None)
         assert called.count("quantize") == quantized, recipe
         assert called.count("gemm") == 2 * 3 * 8, recipe  # the head's too
-    assert plain == (ops.quantize, ops.dense_gemm, Fp8Scales.quantize)
+    assert plain == (operators.quantize, operators.dense_gemm, Fp8Scales.quantize)
 
 
 def test_phases_add_up_to_the_step() -> None:

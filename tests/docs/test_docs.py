@@ -85,8 +85,8 @@ def test_toml_of_the_recipes_page_is_valid():
 
 
 def test_toml_of_the_ablation_page_is_a_ladder(tmp_path):
-    pytest.importorskip("mxref_training.ladder")
-    from mxref_training.ladder import load_ladder
+    pytest.importorskip("mxref_training.lab.ladder")
+    from mxref_training.lab.ladder import load_ladder
 
     (block,) = blocks("how-to/ablation.rst", "toml")
     (tmp_path / "ladder.toml").write_text(block)

@@ -31,7 +31,7 @@ from mxref_training.config import (
     parse_override,
 )
 from mxref_training.errors import ConfigError
-from mxref_training.ladder import Arm, Claim, Ladder, Target, TrainOverlay, load_ladder
+from mxref_training.lab.ladder import Arm, Claim, Ladder, Target, TrainOverlay, load_ladder
 
 
 def nested(depth: int, kind: type) -> Any:

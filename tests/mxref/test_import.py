@@ -39,6 +39,6 @@ def test_backends_import_neither_torch_nor_training(package):
 
 
 def test_training_imports_no_backend():
-    loaded = _loaded_after("import mxref_training.loop, mxref_training.ablation")
+    loaded = _loaded_after("import mxref_training.run.loop, mxref_training.lab.study")
     assert "torch" in loaded
     assert not loaded & {"numba", "mxref_numba", "mxref_triton"}

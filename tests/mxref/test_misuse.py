@@ -25,7 +25,7 @@ try:
     import torch
     from torch import nn
 
-    from mxref_training import linear
+    import mxref_torch
 except ImportError:
     torch = None
 
@@ -176,14 +176,14 @@ def test_so_is_one_to_the_training_layer(name: str) -> None:
         "convert": {"model": model, "recipe": lambda: RECIPE, "backend": lambda: BACKENDS[0], "seed": lambda: 1},
         "expected_census": {"model": model, "recipe": lambda: RECIPE},
         "check_census": {
-            "context": lambda: linear.convert(model(), RECIPE, backend=BACKENDS[0], seed=1),
+            "context": lambda: mxref_torch.convert(model(), RECIPE, backend=BACKENDS[0], seed=1),
             "model": model, "recipe": lambda: RECIPE,
         },
         "advance": {"model": model},
         "restart": {"model": model},
         "check_stochastic_rounding": {"backend": lambda: BACKENDS[0], "recipe": lambda: RECIPE},
     }  # fmt: skip
-    hold(getattr(linear, name), table[name])
+    hold(getattr(mxref_torch, name), table[name])
 
 
 @pytest.mark.skipif(torch is None, reason="needs torch")
@@ -306,20 +306,20 @@ def test_names_stand_for_a_shipped_recipe() -> None:
     with pytest.raises(RecipeError, match="expected a recipe, the name of one, or the path .*, got int"):
         mxref.load_recipe(1)
     model = nn.Sequential(nn.Linear(32, 32))
-    linear.convert(model, "mxfp4_h16", backend="reference", seed=0)
+    mxref_torch.convert(model, "mxfp4_h16", backend="reference", seed=0)
     assert model[0].recipe == recipe
-    assert linear.expected_census(model, "mxfp4_h16") == linear.expected_census(model, recipe)
+    assert mxref_torch.expected_census(model, "mxfp4_h16") == mxref_torch.expected_census(model, recipe)
     with pytest.raises(BackendError, match="expected a backend or its name, got int"):
-        linear.convert(model, recipe, backend=3, seed=0)
+        mxref_torch.convert(model, recipe, backend=3, seed=0)
 
 
 @pytest.mark.skipif(torch is None, reason="needs torch")
 def test_a_recipe_is_enough_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MXREF_BACKEND", raising=False)
-    context = linear.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16")
+    context = mxref_torch.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16")
     assert (context.backend, context.seed) == (mxref.get_backend(), 0)
     monkeypatch.setenv("MXREF_BACKEND", "reference")
-    assert linear.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16").backend is mxref.get_backend(
+    assert mxref_torch.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16").backend is mxref.get_backend(
         "reference"
     )
 

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.records import RECORDS, newest, read
-from mxref_training.report_plots import COLOURS, GRID, INK, MUTED
+from mxref_training.lab.report.plots import COLOURS, GRID, INK, MUTED
 from projection.__main__ import projection_of
 from projection.assumptions import Level
 from projection.compare import Projection

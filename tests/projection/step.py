@@ -9,7 +9,7 @@ from enum import StrEnum
 from mxref.formats import OperandFormat
 from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.errors import ConfigError
-from mxref_training.model import layer_matmul_parameters, parameter_count
+from mxref_training.model.llama import layer_matmul_parameters, parameter_count
 from projection.assumptions import Assumptions, Machine
 from projection.counted import KernelCounts, case_name, one
 from projection.roofline import kernel_time

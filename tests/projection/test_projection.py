@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from bench.records import newest, read  # noqa: E402
 from mxref.errors import FileFormatError  # noqa: E402
 from mxref_training.config import ModelConfig, load_config  # noqa: E402
-from mxref_training.model import Llama, flops_per_token  # noqa: E402
+from mxref_training.model.llama import Llama, flops_per_token  # noqa: E402
 from projection import counted, measure, published, roofline  # noqa: E402
 from projection.__main__ import main, projection_of, results  # noqa: E402
 from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak  # noqa: E402

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from mxref import get_backend
+from mxref_torch import advance, check_census, convert
 from mxref_training.config import find_recipe
-from mxref_training.linear import advance, check_census, convert
 
 RANKS, STEPS, TOKENS = 2, 3, 64
 

@@ -11,9 +11,12 @@ from torch import nn  # noqa: E402
 import oracle  # noqa: E402
 from mxref import get_backend  # noqa: E402
 from mxref.recipe import Fp8Scaling, recipe_from_table  # noqa: E402
-from mxref_training import ops  # noqa: E402
-from mxref_training.fp8 import FORMATS, Fp8Scales, cast, scale_from_amax  # noqa: E402
-from mxref_training.linear import advance, convert  # noqa: E402
+from mxref_torch import (  # noqa: E402
+    advance,
+    convert,
+    operators,
+)
+from mxref_torch.fp8 import FORMATS, Fp8Scales, cast, scale_from_amax  # noqa: E402
 
 LIMITS = {"x": 448.0, "w": 448.0, "dy": 57344.0}
 DTYPES = {"x": ml_dtypes.float8_e4m3fn, "w": ml_dtypes.float8_e4m3fn, "dy": ml_dtypes.float8_e5m2}
@@ -285,7 +288,7 @@ def test_gemm_multiplies_fp8_operands_without_rounding_them():
     rng = np.random.default_rng(3)
     a = torch.from_numpy(rng.standard_normal((33, 512)).astype(np.float32)).to(torch.float8_e5m2)
     b = torch.from_numpy(rng.standard_normal((47, 512)).astype(np.float32)).to(torch.float8_e4m3fn)
-    got = ops.dense_gemm(a, b, "dgrad")
+    got = operators.dense_gemm(a, b, "dgrad")
     assert got.dtype == torch.float32
     a64, b64 = (t.to(torch.float64).numpy() for t in (a, b))
     assert_bounded(got.numpy().astype(np.float64), a64, b64, (1.0, 1.0))

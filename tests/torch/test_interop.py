@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from mxref import MXArray, OperandSpec, Stream, dequantize, quantize  # noqa: E402
 from mxref.errors import DtypeError, ShapeError  # noqa: E402
 from mxref.layouts.packed import pack  # noqa: E402
-from mxref_training.interop import from_torch, to_torch  # noqa: E402
+from mxref_torch.interop import from_torch, to_torch  # noqa: E402
 
 
 @pytest.mark.clause("packing.exchange", "formats.e8m0", evidence="peer")

@@ -27,17 +27,17 @@ from mxref.layouts.packed import unpack  # noqa: E402
 from mxref.linear import OPERANDS  # noqa: E402
 from mxref.recipe import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
-from mxref_training import ops  # noqa: E402
-from mxref_training.bridge import from_backend, to_backend  # noqa: E402
-from mxref_training.errors import ConfigError  # noqa: E402
-from mxref_training.linear import (  # noqa: E402
+from mxref_torch import (  # noqa: E402
     MXLinear,
     advance,
     check_census,
     check_stochastic_rounding,
     convert,
     expected_census,
+    operators,
 )
+from mxref_torch.bridge import from_backend, to_backend  # noqa: E402
+from mxref_torch.errors import LayerError  # noqa: E402
 
 try:
     BACKENDS = ["reference", get_backend("numba").name]
@@ -532,9 +532,9 @@ def test_census_of_a_faithful_model():
     model[2].weight.requires_grad_(False)
     run_chain(model, 1, needs_dx=False)
     check_census(context, model, recipe, without_dgrad=["0"])
-    with pytest.raises(ConfigError, match="dgrad in fp8: 1 ran, 2 expected"):
+    with pytest.raises(LayerError, match="dgrad in fp8: 1 ran, 2 expected"):
         check_census(context, model, recipe)
-    with pytest.raises(ConfigError, match="no linear layer is named 'one'"):
+    with pytest.raises(LayerError, match="no linear layer is named 'one'"):
         expected_census(model, recipe, without_dgrad=["one"])
 
 
@@ -547,10 +547,10 @@ def test_census_of_a_layer_that_several_depths_share():
     context = convert(model, recipe, backend=get_backend("reference"), seed=0)
     assert model[2] is model[3]
     run_chain(model)
-    with pytest.raises(ConfigError, match=r"fprop in mxfp4: 6 ran, 4 expected.* named in `calls`"):
+    with pytest.raises(LayerError, match=r"fprop in mxfp4: 6 ran, 4 expected.* named in `calls`"):
         check_census(context, model, recipe, micro_batches=2)
     check_census(context, model, recipe, micro_batches=2, calls={"2": 2})
-    with pytest.raises(ConfigError, match="calls: no linear layer is named '3'"):
+    with pytest.raises(LayerError, match="calls: no linear layer is named '3'"):
         expected_census(model, recipe, calls={"3": 2})
 
 
@@ -574,7 +574,7 @@ def test_census_catches_a_layer_that_runs_in_another_precision():
         context = convert(model, recipe, backend=get_backend("reference"), seed=0)
         fault(model)
         run_chain(model)
-        with pytest.raises(ConfigError, match=r"wgrad in mxfp4: 4 ran, 6 expected"):
+        with pytest.raises(LayerError, match=r"wgrad in mxfp4: 4 ran, 6 expected"):
             check_census(context, model, recipe, micro_batches=2)
 
 
@@ -660,7 +660,7 @@ def test_stochastic_rounding_passes(name, backend):
     ],
 )
 def test_stochastic_rounding_that_is_wrong_is_caught(fault, message, table):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(LayerError, match=message):
         check_stochastic_rounding(Fault(fault), recipe_of(SR_TABLES[table]))
 
 
@@ -671,7 +671,7 @@ def test_signs_that_change_do_not_hide_bits_that_do_not():
         def _quantize(self, x, plan):
             return super()._quantize(x, replace(plan, stream=replace(plan.stream, step=0)))
 
-    with pytest.raises(ConfigError, match="same bits for another step"):
+    with pytest.raises(LayerError, match="same bits for another step"):
         check_stochastic_rounding(OneStep(), recipe_of(SR_TABLES["per step"]))
 
 
@@ -688,7 +688,7 @@ def test_stochastic_rounding_that_is_wrong_only_for_both_orientations_is_caught(
     if native:
         backend.capabilities = replace(backend.capabilities, native_sr=True)
     message = "wgrad.* times the spread" if native else "wgrad.dy .* draws other bits where both orientations"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(LayerError, match=message):
         check_stochastic_rounding(backend, recipe_of({"wgrad": {"dy": {"rounding": "sr"}}}))
     alone = {"dgrad": {"format": "bf16"}, "wgrad": {"dy": {"rounding": "sr"}}}
     check_stochastic_rounding(backend, recipe_of(alone))
@@ -707,7 +707,7 @@ def test_bits_of_the_hardwares_own_are_taken_where_they_are_declared():
             return super()._quantize(x, replace(plan, stream=stream))
 
     recipe = recipe_of(SR_TABLES["plain"])
-    with pytest.raises(ConfigError, match="other bits for a micro-batch"):
+    with pytest.raises(LayerError, match="other bits for a micro-batch"):
         check_stochastic_rounding(OwnBits(), recipe)
     declared = OwnBits()
     declared.capabilities = replace(declared.capabilities, native_sr=True)
@@ -762,7 +762,7 @@ def test_convert_refuses_what_it_cannot_do(change, table, message):
 
     model = Extended()
     change(model)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(LayerError, match=message):
         convert(model, recipe_of(table), backend=get_backend("reference"), seed=0)
     assert not any(isinstance(m, MXLinear) for m in model.modules())
 
@@ -776,7 +776,7 @@ def test_convert_refuses_what_the_backend_does_not_declare():
         convert(Model(), recipe_of({"all": {"hadamard": 32}}), backend=Small(), seed=0)
     with pytest.raises(UnsupportedError, match="gemm_profiles"):
         convert(Model(), recipe_of({"gemm": "bounded"}), backend=Small(), seed=0)
-    with pytest.raises(ConfigError, match="inside a module"):
+    with pytest.raises(LayerError, match="inside a module"):
         convert(nn.Linear(32, 32), recipe_of({}), backend=Small(), seed=0)
     with pytest.raises(MxrefError, match="seed"):
         convert(Model(), recipe_of({}), backend=get_backend("reference"), seed=-1)
@@ -820,36 +820,39 @@ def test_bridge_shares_memory_and_refuses_other_devices():
         back = from_backend(array, backend)
         assert back.dtype == dtype
         assert torch.equal(back, t)
-    with pytest.raises(ConfigError, match="works on cpu, got a tensor on meta"):
+    with pytest.raises(LayerError, match="works on cpu, got a tensor on meta"):
         to_backend(torch.empty(2, device="meta"), backend)
 
 
 def samples():
-    key = ops.register_backend(get_backend("reference"))
-    place, stream = ops.step_place(1, 32, 128), ops.stream_words(SEED, 2, 0)
+    key = operators.register_backend(get_backend("reference"))
+    place, stream = operators.step_place(1, 32, 128), operators.stream_words(SEED, 2, 0)
     spec, rotated = (
-        ops.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
+        operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
     x = torch.randn(64, 64)
-    yield ops.quantize, (x, place, key, spec, 1, stream, True)
-    yield ops.quantize, (x[:41].bfloat16().t(), ops.step_place(0), key, rotated, 0, stream, True)
-    a = ops.quantize(x, place, key, spec, 1, stream, True)
-    b = ops.quantize(x[:32], place, key, spec, 1, stream, False)
-    other = ops.stream_words(SEED, 2, 5)
-    yield ops.quantize_dual, (x, place, key, spec, rotated, stream, other, False)
-    yield ops.quantize_dual, (x[:, :41].t(), ops.step_place(0), key, spec, rotated, stream, other, True)
-    laying = ops.register_backend(Laying())
+    yield operators.quantize, (x, place, key, spec, 1, stream, True)
+    yield operators.quantize, (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, True)
+    a = operators.quantize(x, place, key, spec, 1, stream, True)
+    b = operators.quantize(x[:32], place, key, spec, 1, stream, False)
+    other = operators.stream_words(SEED, 2, 5)
+    yield operators.quantize_dual, (x, place, key, spec, rotated, stream, other, False)
+    yield (
+        operators.quantize_dual,
+        (x[:, :41].t(), operators.step_place(0), key, spec, rotated, stream, other, True),
+    )
+    laying = operators.register_backend(Laying())
     for name in (key, laying):
-        yield ops.prepare, (*b, name, spec, 64, "ordered")
-        layout = ops.prepare(*b, name, spec, 64, "ordered")
+        yield operators.prepare, (*b, name, spec, 64, "ordered")
+        layout = operators.prepare(*b, name, spec, 64, "ordered")
         assert len(layout) == 3 * (name == laying)
         for out in ("float32", "bfloat16"):
-            yield ops.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", 0)
+            yield operators.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", 0)
         yield (
-            ops.add_product,
+            operators.add_product,
             (torch.randn(64, 32), *a, *b, layout, name, spec, spec, 64, "ordered", "wgrad", 0),
         )
-    yield ops.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", 0)
+    yield operators.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", 0)
 
 
 def test_an_operator_refuses_to_be_differentiated():
@@ -857,9 +860,9 @@ def test_an_operator_refuses_to_be_differentiated():
     with pytest.raises(
         UnsupportedError, match="mxref::dense_gemm has no gradient, and an argument requires one"
     ):
-        ops.dense_gemm(x, w, "fprop")
+        operators.dense_gemm(x, w, "fprop")
     with torch.no_grad():
-        assert not ops.dense_gemm(x, w, "fprop").requires_grad
+        assert not operators.dense_gemm(x, w, "fprop").requires_grad
 
 
 def test_opcheck():
@@ -869,21 +872,21 @@ def test_opcheck():
     arguments = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2), "dgrad", 0
     # The schema check compares the arguments before and after, which torch cannot do for FP8.
     checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
-    torch.library.opcheck(ops.dense_gemm, arguments, test_utils=checks)
+    torch.library.opcheck(operators.dense_gemm, arguments, test_utils=checks)
 
 
 def test_operators_refuse_what_does_not_fit():
-    key = ops.register_backend(get_backend("reference"))
-    plain, rotated = (ops.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
-    stream, place = ops.stream_words(0, 0, 0), ops.step_place(0)
-    q = ops.quantize(torch.ones(32, 32), place, key, plain, 1, stream, True)
+    key = operators.register_backend(get_backend("reference"))
+    plain, rotated = (operators.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
+    stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
+    q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
-        ops.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", 0)
+        operators.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", 0)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
-        ops.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, True)
+        operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, True)
     other = Fault(does_nothing)
     other.name = "reference"
-    assert ops.register_backend(other) not in ("reference", key)
+    assert operators.register_backend(other) not in ("reference", key)
 
 
 @pytest.mark.filterwarnings(

@@ -16,10 +16,10 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 from mxref import get_backend  # noqa: E402
 from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref_training.errors import ConfigError  # noqa: E402
-from mxref_training.evaluate import first_nonfinite_gradient, first_nonfinite_output  # noqa: E402
-from mxref_training.linear import MXLinear, check_census, convert, expected_census  # noqa: E402
-from mxref_training.names import named_linears, named_modules, named_parameters  # noqa: E402
+from mxref_torch import MXLinear, check_census, convert, expected_census  # noqa: E402
+from mxref_torch.errors import LayerError  # noqa: E402
+from mxref_torch.names import named_linears, named_modules, named_parameters  # noqa: E402
+from mxref_training.run.evaluate import first_nonfinite_gradient, first_nonfinite_output  # noqa: E402
 
 RECIPE = recipe_from_table({"gemm": "ordered", "all": {"rounding": "sr"}, "keep_bf16": ["lm_head", "*.1"]})
 NAMES = ["blocks.0", "blocks.1", "module.inner", "lm_head"]
@@ -104,9 +104,9 @@ def test_a_wrapped_model_is_treated_as_the_model_inside(name: str) -> None:
 def test_names_in_messages_are_those_inside() -> None:
     model = torch.compile(Model(), backend="eager")
     wrong = recipe_from_table({"keep_bf16": ["_orig_mod.lm_head"]})
-    with pytest.raises(ConfigError, match="'_orig_mod.lm_head' matches no linear layer; .* 'blocks.0'"):
+    with pytest.raises(LayerError, match="'_orig_mod.lm_head' matches no linear layer; .* 'blocks.0'"):
         convert(model, wrong, backend=get_backend("reference"), seed=0)
-    with pytest.raises(ConfigError, match="^blocks.0.weight is torch.bfloat16"):
+    with pytest.raises(LayerError, match="^blocks.0.weight is torch.bfloat16"):
         convert(
             torch.compile(Model().bfloat16(), backend="eager"),
             RECIPE,
@@ -177,7 +177,7 @@ def test_a_layer_that_would_not_run_as_converted_is_refused(
 ) -> None:
     model = nn.ModuleDict({"first": nn.Linear(32, 32), "part": part()})
     before = list(model.modules())
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(LayerError, match=message):
         convert(model, RECIPE_ALL, backend=get_backend("reference"), seed=0)
     assert list(model.modules()) == before
 

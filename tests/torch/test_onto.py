@@ -13,11 +13,17 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+import mxref_torch  # noqa: E402
 from mxref import get_backend  # noqa: E402
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
 from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref_training import linear, loop, ops  # noqa: E402
-from mxref_training.linear import check_census, convert, sole_uses  # noqa: E402
+from mxref_torch import (  # noqa: E402
+    check_census,
+    convert,
+    operators,
+    sole_uses,
+)
+from mxref_training.run import loop  # noqa: E402
 from narrow_backend import Narrow  # noqa: E402
 from training_setup import SR, change, lines, run, weights  # noqa: E402
 
@@ -62,7 +68,7 @@ def test_training_in_place_changes_no_bit(
     for name, backend in zip(("in place", "by autograd"), backends, strict=True):
         gradients.append([])
         run(tmp_path / name, recipe, config, backend=backend)
-        monkeypatch.setattr(linear, "sole_uses", lambda loss: {})
+        monkeypatch.setattr(mxref_torch, "sole_uses", lambda loss: {})
     layers = LAYERS + (recipe is MXFP4)  # lm_head
     assert [b.added for b in backends] == [STEPS * (MICRO_BATCHES - 1) * layers, 0]
     assert gradients[0] == gradients[1]
@@ -164,7 +170,7 @@ def every_use(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
         if node is not None and node not in found:
             found.add(node)
             waiting += [source for source, _ in node.next_functions]
-    layers = (node for node in found if isinstance(getattr(node, "layer", None), linear.MXLinear))
+    layers = (node for node in found if isinstance(getattr(node, "layer", None), mxref_torch.MXLinear))
     return {node: node.next_functions[1][0].variable for node in layers}
 
 
@@ -217,7 +223,7 @@ def test_a_gradient_that_autograd_has_to_make_or_that_is_listened_to_is_left_to_
 def test_other_formats_are_left_to_autograd(table: dict[str, Any]) -> None:
     model, context, backend = built(recipe_from_table({"gemm": "ordered", **table}), Single)
     want = micro_batches(model, context, in_place=False)
-    linear.advance(model)
+    mxref_torch.advance(model)
     context.token_origin = 0
     fresh, fresh_context, _ = built(recipe_from_table({"gemm": "ordered", **table}), Single)
     assert micro_batches(fresh, fresh_context, in_place=True) == want
@@ -250,19 +256,19 @@ def test_recomputation_and_compilation() -> None:
 
 def operands(key: str, rows: int, seed: int) -> tuple[torch.Tensor, ...]:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed))
-    place, stream = ops.step_place(0), ops.stream_words(0, 0, 0)
-    return tuple(ops.quantize(x, place, key, ops.spec_text(MXFP4.wgrad.x), 1, stream, False))
+    place, stream = operators.step_place(0), operators.stream_words(0, 0, 0)
+    return tuple(operators.quantize(x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, False))
 
 
 def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None:
-    key, spec = ops.register_backend(get_backend("reference")), ops.spec_text(MXFP4.wgrad.x)
+    key, spec = operators.register_backend(get_backend("reference")), operators.spec_text(MXFP4.wgrad.x)
     a, b = operands(key, 32, 0), operands(key, 16, 1)
-    census: ops.Census = ops.Census()
+    census: operators.Census = operators.Census()
     arguments = (*a, *b, [], key, spec, spec, 64, "ordered")
-    product = ops.scaled_gemm(*arguments, "float32", "wgrad", 0)
+    product = operators.scaled_gemm(*arguments, "float32", "wgrad", 0)
     onto = torch.randn(32, 16)
-    held, version, tally = onto.clone(), onto._version, ops.register_census(census)
-    assert ops.add_product(onto, *arguments, "wgrad", tally) is None
+    held, version, tally = onto.clone(), onto._version, operators.register_census(census)
+    assert operators.add_product(onto, *arguments, "wgrad", tally) is None
     assert torch.equal(onto, held + product)
     assert onto._version > version
     assert list(census.values()) == [1]
@@ -272,8 +278,8 @@ def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None
     ):  # fmt: skip
         before = wrong.clone()
         with pytest.raises(error, match="add_product"):
-            ops.add_product(wrong, *arguments, "wgrad", tally)
+            operators.add_product(wrong, *arguments, "wgrad", tally)
         assert torch.equal(wrong, before)
     with pytest.raises(UnsupportedError, match="mxref::add_product has no gradient"):
-        ops.add_product(onto.requires_grad_(), *arguments, "wgrad", tally)
+        operators.add_product(onto.requires_grad_(), *arguments, "wgrad", tally)
     assert list(census.values()) == [1]

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from mxref import get_backend  # noqa: E402
 from mxref.errors import DtypeError, MxrefError  # noqa: E402
-from mxref_training.bridge import to_backend  # noqa: E402
-from mxref_training.errors import ConfigError  # noqa: E402
+from mxref_torch.bridge import to_backend  # noqa: E402
+from mxref_torch.errors import LayerError  # noqa: E402
 
 CASES = ["reference:mxfp4", "reference:tseng", "reference:fp8", "reference:bf16"]
 with suppress(MxrefError):  # where numba is not installed
@@ -59,7 +59,7 @@ def test_memory_is_shared_and_its_storage_can_still_be_resized(dtype: torch.dtyp
     tensor = torch.ones(4, 6).to(dtype)
     to_backend(tensor, backend)
     tensor.untyped_storage().resize_(0)
-    with pytest.raises(ConfigError, match="shape .4, 6. has no memory: sharded training has freed it"):
+    with pytest.raises(LayerError, match="shape .4, 6. has no memory: sharded training has freed it"):
         to_backend(tensor, backend)
 
 

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from mxref import get_backend  # noqa: E402
 from mxref.errors import MxrefError  # noqa: E402
 from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref_training.errors import ConfigError, StepError  # noqa: E402
-from mxref_training.linear import advance, check_census, convert, restart  # noqa: E402
+from mxref_torch import advance, check_census, convert, restart  # noqa: E402
+from mxref_torch.errors import LayerError, StepError  # noqa: E402
 
 SR = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "wgrad": {"dy": {"rounding": "sr"}}})
 SIGNS = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "per_step"}})
@@ -253,7 +253,7 @@ def test_layers_that_never_ran_are_named_after_the_first_step() -> None:
     context.reset_census()
     model(x).sum().backward()
     with pytest.raises(
-        ConfigError, match=r"fprop in mxfp4: 1 ran, 3 expected.*; never ran: past, unused: a layer"
+        LayerError, match=r"fprop in mxfp4: 1 ran, 3 expected.*; never ran: past, unused: a layer"
     ):
         check_census(context, model, SR)
     context.reset_census()
@@ -272,8 +272,8 @@ def test_the_census_is_held_to_each_layer() -> None:
     context = convert(model, SR, backend=get_backend("reference"), seed=0)
     x = torch.randn(32, 32, requires_grad=True)
     model[0](model[0](model[1](x))).sum().backward()
-    with pytest.raises(ConfigError, match=r"not the recipe's; never ran: 2; ran other GEMMs: 0: a layer"):
+    with pytest.raises(LayerError, match=r"not the recipe's; never ran: 2; ran other GEMMs: 0: a layer"):
         check_census(context, model, SR)
     model[1] = nn.Linear(32, 32)
-    with pytest.raises(ConfigError, match="; not converted: 1; never ran: 2;"):
+    with pytest.raises(LayerError, match="; not converted: 1; never ran: 2;"):
         check_census(context, model, SR)

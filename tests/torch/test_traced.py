@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from mxref.recipe import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
+from mxref_torch import convert  # noqa: E402
+from mxref_torch.layer import _LinearFunction  # noqa: E402
 from mxref_training.config import find_recipe  # noqa: E402
-from mxref_training.layer import _LinearFunction  # noqa: E402
-from mxref_training.linear import convert  # noqa: E402
 
 MIXED = {"all": {"format": "fp8"}, "dgrad": {"format": "mxfp4"}, "wgrad": {"format": "bf16"}}
 RECIPES = {

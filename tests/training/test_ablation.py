@@ -18,27 +18,27 @@ from mxref.linear import OPERANDS, GemmRole
 from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
 from mxref.tomlio import build
-from mxref_training import fingerprint
-from mxref_training.ablation import load_results, run_ladder
-from mxref_training.corpus import prepare_corpus
-from mxref_training.crossing import (
+from mxref_training.data.corpus import prepare_corpus
+from mxref_training.errors import ConfigError
+from mxref_training.lab import fingerprint
+from mxref_training.lab.ladder import Ladder, load_ladder
+from mxref_training.lab.statistics import (
     Crossing,
     Noise,
     Overhead,
     Reach,
     Verdict,
     first_crossing,
-    has_diverged,
     judge,
     loss_at,
     overhead,
     seed_noise,
     student_t95,
 )
-from mxref_training.errors import ConfigError
-from mxref_training.interrupt import Interrupted
-from mxref_training.ladder import Ladder, load_ladder
-from mxref_training.loop import train
+from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.run.divergence import has_diverged
+from mxref_training.run.interrupt import Interrupted
+from mxref_training.run.loop import train
 
 CURVE = [(100.0, 5.0), (200.0, 4.0), (300.0, 4.5), (400.0, 3.0)]
 
@@ -414,20 +414,29 @@ def test_changed_configuration_or_data_reruns_everything(
 
 def test_changed_code_reruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, FakeTrainer())
-    monkeypatch.setattr("mxref_training.ablation.code_digest", lambda: "0" * 12)
+    monkeypatch.setattr("mxref_training.lab.study.code_digest", lambda: "0" * 12)
     _, said = run(tmp_path, FakeTrainer())
     assert "because the code changed" in said[0]
 
 
 @pytest.mark.parametrize(
-    ("module", "counts"), [("loop", True), ("report_plots", False), ("something_new", True)]
+    ("module", "counts"),
+    [
+        ("run/loop", True),
+        ("model/laboratory", True),
+        ("something_new", True),
+        ("lab/report/plots", False),
+        ("cli/train", False),
+    ],
 )
 def test_code_digest_sees_what_can_change_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, counts: bool
 ) -> None:
-    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "fingerprint.py"))
+    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "lab" / "fingerprint.py"))
     before = fingerprint.code_digest()
-    (tmp_path / f"{module}.py").write_text("x = 1\n")
+    file = tmp_path / f"{module}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("x = 1\n")
     after = fingerprint.code_digest()
     assert (before != after) is counts
 

@@ -16,17 +16,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mxref
-from mxref_training import linear, loop
-from mxref_training.ablation import run_ladder
-from mxref_training.checkpoint import CheckpointStore
+import mxref_torch
 from mxref_training.config import TrainConfig, config_from_table
-from mxref_training.corpus import TokenCorpus
 from mxref_training.data import Tokens
+from mxref_training.data.corpus import TokenCorpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError
-from mxref_training.evaluate import Evaluation
-from mxref_training.finite import first_nonfinite
-from mxref_training.ladder import load_ladder
-from mxref_training.model import Llama
+from mxref_training.lab.ladder import load_ladder
+from mxref_training.lab.study import run_ladder
+from mxref_training.model.llama import Llama
+from mxref_training.run import loop
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.evaluate import Evaluation
+from mxref_training.run.finite import first_nonfinite
 from training_setup import CONFIG, CORPUS, Saboteur, change, lines, run
 
 UNSEEN = 63
@@ -52,14 +53,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has NaN appear in an unused weight after a step."""
 
     def at(step: int) -> None:
-        real, calls = linear.advance, iter(range(1, 1000))
+        real, calls = mxref_torch.advance, iter(range(1, 1000))
 
         def advance(model: nn.Module) -> None:
             real(model)
             if next(calls) == step:
                 poison(model)
 
-        monkeypatch.setattr(loop.linear, "advance", advance)
+        monkeypatch.setattr(mxref_torch, "advance", advance)
 
     return at
 
@@ -122,14 +123,14 @@ def test_a_stopped_run_goes_on_from_its_last_finite_checkpoint(
     config = change(checkpoint_every=2)
     whole = run(tmp_path / "whole", config=config, corpus=NARROW)
     with pytest.MonkeyPatch.context() as patch:
-        real, calls = linear.advance, iter(range(1, 1000))
+        real, calls = mxref_torch.advance, iter(range(1, 1000))
 
         def advance(model: nn.Module) -> None:
             real(model)
             if next(calls) == 3:
                 poison(model)
 
-        patch.setattr(loop.linear, "advance", advance)
+        patch.setattr(mxref_torch, "advance", advance)
         with pytest.raises(DivergedError):
             run(tmp_path / "parts", config=config, corpus=NARROW)
     parts = run(tmp_path / "parts", config=config, corpus=NARROW)

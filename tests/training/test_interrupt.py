@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mxref_training.interrupt import StopRequest
+from mxref_training.run.interrupt import StopRequest
 
 
 @pytest.fixture(params=["default", "ignored"])

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+import mxref_torch
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 from mxref.mxarray import MXArray
@@ -22,13 +23,13 @@ from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile, Recipe, recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.steps.rounding import Rounding
-from mxref_training import linear
+from mxref_torch.errors import LayerError
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DataError, DivergedError
-from mxref_training.evaluate import evaluate
-from mxref_training.loop import MAX_SKIPPED
-from mxref_training.model import Llama
-from mxref_training.telemetry import BarProgress, PlainProgress, clock, default_progress
+from mxref_training.model.llama import Llama
+from mxref_training.run.evaluate import evaluate
+from mxref_training.run.loop import MAX_SKIPPED
+from mxref_training.run.telemetry import BarProgress, PlainProgress, clock, default_progress
 from training_setup import (
     CONFIG,
     CORPUS,
@@ -90,7 +91,7 @@ def test_evaluating_more_often_trains_no_differently(tmp_path: Path, recipe: Rec
 def test_evaluation_leaves_no_trace(recipe: Recipe | str) -> None:
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     model = Llama(CONFIG.model)
-    context = linear.convert(model, recipe, backend=get_backend("reference"), seed=0)
+    context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0)
     model(torch.from_numpy(CORPUS.train.ids[:64].astype(np.int64).reshape(2, 32))).sum().backward()
     context.token_origin, context.global_tokens = 64, 128
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -106,7 +107,7 @@ def test_evaluation_leaves_no_trace(recipe: Recipe | str) -> None:
 
 def test_evaluation_is_on_the_first_tokens_in_order() -> None:
     model = Llama(CONFIG.model)
-    context = linear.convert(model, find_recipe("bf16"), backend=get_backend("reference"), seed=0)
+    context = mxref_torch.convert(model, find_recipe("bf16"), backend=get_backend("reference"), seed=0)
     ids = CORPUS.val.ids
     changed = ids.copy()
     changed[97:] = 0  # beyond the three windows that are read, and the target of their last token
@@ -233,13 +234,13 @@ def test_fp8_history_moves_on_and_is_saved(tmp_path: Path) -> None:
 def test_a_step_that_ran_in_another_format_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = linear.convert
+    real = mxref_torch.convert
 
     def forgetful(model: Any, recipe: Recipe, **options: Any) -> Any:
         return real(model, find_recipe("bf16"), **options)
 
-    monkeypatch.setattr(linear, "convert", forgetful)
-    with pytest.raises(ConfigError, match=r"fprop in bf16: \d+ ran, 2 expected"):
+    monkeypatch.setattr(mxref_torch, "convert", forgetful)
+    with pytest.raises(LayerError, match=r"fprop in bf16: \d+ ran, 2 expected"):
         run(tmp_path, "fp8")
 
 
@@ -251,7 +252,7 @@ class NotStochastic(ReferenceBackend):
 
 
 def test_stochastic_rounding_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="stochastic rounding of"):
+    with pytest.raises(LayerError, match="stochastic rounding of"):
         run(tmp_path / "run", SR, backend=NotStochastic())
     assert not (tmp_path / "run").exists()
 

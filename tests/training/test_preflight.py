@@ -13,12 +13,12 @@ from click.testing import CliRunner, Result
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
-from mxref_training import device
 from mxref_training.config import TrainConfig, find_recipe, load_config
-from mxref_training.device import memory_errors, memory_limit
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.estimate import memory, preflight, require_memory
-from mxref_training.model import Llama
+from mxref_training.model.llama import Llama
+from mxref_training.run import device
+from mxref_training.run.device import memory_errors, memory_limit
+from mxref_training.run.estimate import memory, preflight, require_memory
 from training_setup import run
 
 CPU = torch.device("cpu")
@@ -30,8 +30,8 @@ def no_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(config: TrainConfig) -> Any:
         raise AssertionError("the corpus was built")
 
-    monkeypatch.setattr("mxref_training.loop.prepare_corpus", made)
-    monkeypatch.setattr("mxref_training.corpus.prepare_corpus", made)
+    monkeypatch.setattr("mxref_training.run.loop.prepare_corpus", made)
+    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", made)
 
 
 def command(*args: str) -> Result:
@@ -52,7 +52,7 @@ def test_a_run_that_cannot_be_is_refused_before_its_corpus_is_built(
     args: tuple[str, ...], setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mxref_training.estimate.memory_limit", lambda _: 10**8)
+    monkeypatch.setattr("mxref_training.run.estimate.memory_limit", lambda _: 10**8)
     found = command(*args, "--set", setting, *(["--seeds", "2"] if args[0] == "ablate" else []))
     assert isinstance(found.exception, SystemExit), found.exception
     assert found.exit_code == 2
@@ -132,7 +132,7 @@ def test_memory_that_runs_out_is_a_message() -> None:
 
 
 def test_dry_run_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mxref_training.estimate.memory_limit", lambda _: 1)
+    monkeypatch.setattr("mxref_training.run.estimate.memory_limit", lambda _: 1)
     found = command("train", "llama31_8b", "--dry-run")
     assert found.exit_code == 0, found.output
     assert "tables             12.6 MB" in found.output

@@ -18,12 +18,12 @@ from rich.console import Console
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from mxref.cli import main, style
-from mxref_training.ablation import load_results, run_ladder
-from mxref_training.cli_ablate import ablate, report
-from mxref_training.interrupt import Interrupted
-from mxref_training.ladder import load_ladder
-from mxref_training.report import headline, markdown, rows, table, write_report
-from mxref_training.report_plots import _spread
+from mxref_training.cli.ablate import ablate, report
+from mxref_training.lab.ladder import load_ladder
+from mxref_training.lab.report.page import headline, markdown, rows, table, write_report
+from mxref_training.lab.report.plots import _spread
+from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.run.interrupt import Interrupted
 
 SLOWDOWN = {"plain RNE": 0.09, "SR on dY": 0.2, "RHT16, signs fixed": 0.6}
 
@@ -237,7 +237,7 @@ def test_a_report_that_cannot_be_written(
     assert (tmp_path / "report.md").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "results.json"]
 
-    monkeypatch.setattr("mxref_training.report.replace_text", no_space)
+    monkeypatch.setattr("mxref_training.lab.report.page.replace_text", no_space)
     found = CliRunner().invoke(main, ["report", str(folder)])
     assert found.exit_code == 2
     assert "report.html: No space left on device; the numbers are in results.json" in found.stderr
@@ -287,8 +287,8 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def command(monkeypatch: pytest.MonkeyPatch, trainer: FakeTrainer, out: Path, *arguments: str) -> Result:
-    monkeypatch.setattr("mxref_training.loop.train", trainer)
-    monkeypatch.setattr("mxref_training.corpus.prepare_corpus", lambda config: FakeCorpus())
+    monkeypatch.setattr("mxref_training.run.loop.train", trainer)
+    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: FakeCorpus())
     fixed = ["--set", "run.eval_every=10", "--backend", "reference", "--out", str(out)]
     return CliRunner().invoke(main, ["ablate", "paper", *fixed, *arguments])
 

@@ -14,8 +14,8 @@ import torch
 from mxref.recipe import Recipe
 from mxref_training.config import Schedule, find_recipe
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.loop import Interrupted
-from mxref_training.model import Llama
+from mxref_training.model.llama import Llama
+from mxref_training.run.loop import Interrupted
 from training_setup import (
     CONFIG,
     CORPUS,

@@ -18,13 +18,13 @@ import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from mxref.reference import ReferenceBackend
 from mxref.tomlio import build
-from mxref_training import durable
-from mxref_training.ablation import run_ladder
-from mxref_training.backend_code import backend_identity
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.ladder import Ladder
-from mxref_training.metrics_log import MetricsLog
-from mxref_training.run_folder import RunFolder
+from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.study import run_ladder
+from mxref_training.run import durable
+from mxref_training.run.backend_code import backend_identity
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.metrics_log import MetricsLog
 from training_setup import Saboteur, change, crash, files, metrics, newest, run, weights
 
 
@@ -55,7 +55,7 @@ def test_keep_one_never_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest
         found.append(len(list(path.parent.glob("step-*"))))
         real(path)
 
-    monkeypatch.setattr("mxref_training.checkpoint.remove", watched)
+    monkeypatch.setattr("mxref_training.run.checkpoint.remove", watched)
     run(tmp_path, config=change(checkpoint_every=1, keep=1))
     assert found == [2] * 5
     assert newest(tmp_path) == 6
@@ -290,7 +290,7 @@ def test_a_deletion_cut_short_is_finished_by_the_next_command(
 ) -> None:
     run(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("mxref_training.run_folder.remove", lambda path: crash())
+        patch.setattr("mxref_training.run.folder.remove", lambda path: crash())
         with pytest.raises(RuntimeError):
             RunFolder(tmp_path, 2).clear()
     assert not (tmp_path / "run.json").exists()

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mxref.cli import main
-from mxref_training import cli
+from mxref_training import config
 from training_setup import newest
 
 SIZES = [
@@ -245,7 +245,7 @@ def test_help_shows_examples_without_loading_torch() -> None:
 def test_help_names_every_shipped_preset_and_recipe() -> None:
     text = invoke("train", "--help").output
     for folder in ("presets", "recipes"):
-        for path in (Path(cli.__file__).parent / folder).glob("*.toml"):
+        for path in (Path(config.__file__).parent / folder).glob("*.toml"):
             assert path.stem in text
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mxref_training.config import OptimConfig, Schedule
-from mxref_training.crossing import first_crossing, student_t95
 from mxref_training.data import Loader, sequential_batches
-from mxref_training.optim import learning_rate
+from mxref_training.lab.statistics import first_crossing, student_t95
+from mxref_training.run.optim import learning_rate
 from training_oracle import study as study_oracle
 from training_oracle.layer import layer as oracle
 from training_oracle.scenarios import SCENARIOS

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mxref.recipe import recipe_from_table
-from mxref_training.device import choose_device
 from mxref_training.errors import ConfigError
+from mxref_training.run.device import choose_device
 from narrow_backend import Narrow
 from training_setup import change, lines, run, weights
 

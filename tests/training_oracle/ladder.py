@@ -12,9 +12,9 @@ from typing import Any
 from ablation_fakes import FakeCorpus, FakeResult, tiny
 from mxref.discovery import get_backend
 from mxref.tomlio import build
-from mxref_training.ablation import run_ladder
 from mxref_training.config import TrainConfig
-from mxref_training.ladder import Ladder
+from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.study import run_ladder
 from training_oracle import study as oracle
 
 SEEDS = 3

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
+import mxref_torch
 from mxref.discovery import get_backend
 from mxref.recipe import recipe_from_table
-from mxref_training import linear
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
-from mxref_training.corpus import TokenCorpus
-from mxref_training.model import Llama
+from mxref_training.data.corpus import TokenCorpus
+from mxref_training.model.llama import Llama
 from training_oracle import model as model_oracle
 from training_oracle.checks import FP8, OPTIMIZATION
 from training_oracle.ladder import STUDY, study
@@ -189,14 +189,14 @@ def history(folder: Path) -> History:
     for layer in model.values():
         nn.init.normal_(layer.weight, generator=generator)
     recipe = recipe_from_table({"all": {"format": "fp8"}, "keep_bf16": []})
-    context = linear.convert(model, recipe, backend=get_backend("reference"), seed=0)
+    context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0)
     kept = {(layer, tensor): oracle.Fp8History(tensor) for layer in LAYERS for tensor in oracle.FP8_MAX}
     out = History([], [])
     for step, micro_batches in enumerate(AMAXES):
         context.step = step
         if micro_batches:
             _pass(model, micro_batches[0][0], 1e4, 1e4)
-            linear.restart(model)
+            mxref_torch.restart(model)
         seen: dict[tuple[str, str], list[np.float32]] = {}
         for layer, x, dy in micro_batches:
             with torch.no_grad():
@@ -211,7 +211,7 @@ def history(folder: Path) -> History:
         with warnings.catch_warnings():
             # The first step leaves a layer out, which the product warns of.
             warnings.filterwarnings("ignore", "converted layers that never ran", UserWarning)
-            linear.advance(model)
+            mxref_torch.advance(model)
         for key, one in kept.items():
             one.advance(seen.get(key, []))
         out.expected.append({key: float(one.scale or 0) for key, one in kept.items()})

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import mxref_torch
 from mxref.formats import E4M3
 from mxref.linear import GemmRole
-from mxref_training import census, fp8, linear, loop, model, ops
-from mxref_training.checkpoint import CheckpointStore
-from mxref_training.fp8 import Fp8Scales
-from mxref_training.layer import MXLinear, StepContext
-from mxref_training.model import RotaryTable
+from mxref_torch import census, conversion, fp8, operators
+from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.layer import MXLinear, StepContext
+from mxref_training.model import llama
+from mxref_training.model.llama import RotaryTable
+from mxref_training.run import loop
+from mxref_training.run.checkpoint import CheckpointStore
 from training_oracle.faults.loop import DATA_SEED, Patch, Plant
 
 
@@ -117,7 +120,7 @@ def fp8_history_lost(patch: Patch) -> None:
 def skipped_amax_stays(patch: Patch) -> None:
     """Only a step that changes the weights is closed."""
     unrefused(patch)
-    clip, advance, finite = loop.clip_gradients, linear.advance, [False]
+    clip, advance, finite = loop.clip_gradients, mxref_torch.advance, [False]
 
     def noting(parameters: Any, limit: float) -> Any:
         norm = clip(parameters, limit)
@@ -130,7 +133,7 @@ def skipped_amax_stays(patch: Patch) -> None:
         finite[0] = False
 
     patch.setattr(loop, "clip_gradients", noting)
-    patch.setattr(linear, "advance", close)
+    patch.setattr(mxref_torch, "advance", close)
 
 
 def current_scaling(patch: Patch) -> None:
@@ -172,7 +175,7 @@ def restart_keeps_amax(patch: Patch) -> None:
 
 def keeps_nothing(patch: Patch) -> None:
     """The census expects what the layers were made for, so that it does not refuse them."""
-    for module in (linear, census):
+    for module in (conversion, census):
         patch.setattr(module, "is_kept", lambda name, recipe: False)
 
 
@@ -201,9 +204,9 @@ def weights_made_again(patch: Patch) -> None:
 
 
 def quantizer_of_the_data_seed(patch: Patch) -> None:
-    right = linear.convert
+    right = mxref_torch.convert
     patch.setattr(
-        linear,
+        mxref_torch,
         "convert",
         lambda net, recipe, *, backend, seed: right(net, recipe, backend=backend, seed=DATA_SEED),
     )
@@ -232,8 +235,8 @@ def one_layer(patch: Patch) -> None:
 
 
 def one_operand(patch: Patch) -> None:
-    right = ops.stream_words
-    patch.setattr(ops, "stream_words", lambda seed, index, operand: right(seed, index, operand % 2))
+    right = operators.stream_words
+    patch.setattr(operators, "stream_words", lambda seed, index, operand: right(seed, index, operand % 2))
 
 
 # ---- the model ----
@@ -270,7 +273,7 @@ def positions_reversed(self: RotaryTable, x: torch.Tensor) -> torch.Tensor:
 
 
 def _rms(change: Callable[[torch.Tensor, Any, torch.Tensor, float], torch.Tensor]) -> Plant:
-    return lambda patch: patch.setattr(model.F, "rms_norm", change)
+    return lambda patch: patch.setattr(llama.F, "rms_norm", change)
 
 
 _rms_norm = F.rms_norm
@@ -282,7 +285,7 @@ _sdpa = F.scaled_dot_product_attention
 
 def attention(**options: Any) -> Plant:
     return lambda patch: patch.setattr(
-        model.F, "scaled_dot_product_attention", lambda q, k, v, **rest: _sdpa(q, k, v, **rest | options)
+        llama.F, "scaled_dot_product_attention", lambda q, k, v, **rest: _sdpa(q, k, v, **rest | options)
     )
 
 
@@ -291,11 +294,11 @@ def heads_in_turn(patch: Patch) -> None:
         times = q.shape[1] // k.shape[1]
         return _sdpa(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), is_causal=True)
 
-    patch.setattr(model.F, "scaled_dot_product_attention", attend)
+    patch.setattr(llama.F, "scaled_dot_product_attention", attend)
 
 
 def gate_and_up_exchanged(patch: Patch) -> None:
-    def forward(self: model.MLP, x: torch.Tensor) -> Any:
+    def forward(self: llama.MLP, x: torch.Tensor) -> Any:
         return self.down_proj(F.silu(self.up_proj(x)) * self.gate_proj(x))
 
-    patch.setattr(model.MLP, "forward", forward)
+    patch.setattr(llama.MLP, "forward", forward)

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mxref_training import evaluate, loop
 from mxref_training.data import loader
 from mxref_training.data.loader import Loader
-from mxref_training.model import Llama
+from mxref_training.model.llama import Llama
+from mxref_training.run import evaluate, loop
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -137,7 +137,7 @@ def detached_embedding(patch: Patch) -> None:
 
 
 def halved_backward(patch: Patch) -> None:
-    from mxref_training.model import MLP
+    from mxref_training.model.llama import MLP
 
     right = MLP.forward
     patch.setattr(MLP, "forward", lambda self, x: _half(right(self, x)))
@@ -149,7 +149,7 @@ def tied_head_detached(patch: Patch) -> None:
         return (x @ self.lm_head.weight.detach().to(x.dtype).T).float()
 
     patch.setattr(Llama, "forward", forward)
-    patch.setattr("mxref_training.linear.check_census", lambda *args: None)
+    patch.setattr("mxref_torch.check_census", lambda *args: None)
 
 
 # ---- evaluation ----

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mxref_training import loop, optim
+from mxref_training.run import loop, optim
 from training_oracle.faults.loop import Patch, Plant
 
 # ---- clipping ----

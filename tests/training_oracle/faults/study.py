@@ -9,18 +9,18 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mxref_training import ablation, crossing, results
-from mxref_training.crossing import Crossing, Overhead, Reach
-from mxref_training.results import _Study
+from mxref_training.lab import results, statistics, study
+from mxref_training.lab.results import _Study
+from mxref_training.lab.statistics import Crossing, Overhead, Reach
 from training_oracle.faults.loop import Patch, Plant
 
 # ---- seeds ----
 
-_right_seeded = ablation.seeded
+_right_seeded = study.seeded
 
 
 def _seeded(change: Callable[[Any, Any, int], Any]) -> Plant:
-    return lambda patch: patch.setattr(ablation, "seeded", change)
+    return lambda patch: patch.setattr(study, "seeded", change)
 
 
 @_seeded
@@ -37,7 +37,7 @@ def seed_of_the_arm(config: Any, arm: Any, seed: int) -> Any:
 
 # ---- crossings ----
 
-_right_crossing = crossing.first_crossing
+_right_crossing = statistics.first_crossing
 
 
 def _crossing(change: Callable[[Any, float], Crossing]) -> Plant:
@@ -101,7 +101,7 @@ def _paired(partner: Callable[[_Study, int], int]) -> Plant:
 paired_with_the_first = _paired(lambda self, pair: 0)
 paired_with_the_next = _paired(lambda self, pair: (pair + 1) % len(self.crossings))
 
-_right_overhead = crossing.overhead
+_right_overhead = statistics.overhead
 
 
 def _overhead(change: Callable[..., Overhead]) -> Plant:
@@ -146,7 +146,7 @@ def spread_of_one(pairs: Any, noise: Any, resolution: float) -> Overhead:
 
 
 def normal_points(patch: Patch) -> None:
-    patch.setattr(crossing, "student_t95", lambda freedom: 1.96)
+    patch.setattr(statistics, "student_t95", lambda freedom: 1.96)
 
 
 # ---- targets ----

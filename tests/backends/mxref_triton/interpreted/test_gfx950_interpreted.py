@@ -16,7 +16,7 @@ from mxref.conformance.report import failure_text
 from mxref.errors import BackendError, RecipeError, UnsupportedError
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.recipe import recipe_from_table
-from mxref_training.linear import advance, convert, sole_uses
+from mxref_torch import advance, convert, sole_uses
 from mxref_triton import TritonBackend
 from mxref_triton.products import bounded, matrix_cores
 from mxref_triton.products.matrix_cores import TILES, multiply, multiply_onto
