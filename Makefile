@@ -51,10 +51,10 @@ test-model: $(STAMP)  ## execute every compiled variant of every kernel in the s
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
 
 test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by inductor too, with the eager ones (minutes)
-	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/test_linear_compiled.py
+	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/torch/test_compiled.py
 
 test-faults: $(STAMP)  ## spoil every file operation of `train` and `ablate`, and cut the power (an hour)
-	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/test_faults.py
+	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/faults/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu

@@ -5,14 +5,14 @@ from mxref.discovery import get_backend
 from mxref.errors import MxrefError, UnsupportedError
 from mxref.formats import E2M1, E8M0, MXFP4, BlockShape, Nonfinite, OperandFormat
 from mxref.gemm import scaled_gemm
-from mxref.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
 from mxref.linear import GemmRole, linear_gemm
 from mxref.mxarray import MXArray, PreparedArray
-from mxref.philox import Stream
 from mxref.quantize import dequantize, quantize
 from mxref.recipe import DIALECTS, GemmProfile, OperandSpec, Recipe, load_recipe
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 __version__ = "0.1.0"
 

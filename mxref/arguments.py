@@ -13,8 +13,8 @@ import numpy as np
 from mxref.arrays import described
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import Dialect, OperandSpec, dialect
+from mxref.steps.random import Stream
 
 
 def as_spec(spec: Any) -> OperandSpec:

@@ -27,13 +27,13 @@ from mxref.arrays import as_array, as_sum, described
 from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
-from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray, PreparedArray
-from mxref.philox import Stream
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
 from mxref.recipe import Dialect, GemmProfile, OperandSpec
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, Rotation
+from mxref.steps.random import Stream
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from mxref.arguments import check_mxarray, check_name
 from mxref.arrays import described
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0, MXFP4
+from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
-from mxref.packing import unpack
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
-from mxref.scale import scale_exponent
+from mxref.steps.scale import scale_exponent
 
 OUT_DTYPES = ("float32", "bfloat16")
 

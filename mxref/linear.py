@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from mxref.errors import BackendError, RecipeError
-from mxref.philox import Stream
+from mxref.steps.random import Stream
 
 if TYPE_CHECKING:
     from mxref.backend import Backend

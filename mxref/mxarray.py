@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError, ShapeError
 from mxref.formats import MXFP4, BlockShape
-from mxref.hadamard import Rotation
+from mxref.steps.hadamard import Rotation
 
 _FORMAT = "mxref.mxarray.1"
 

@@ -12,14 +12,14 @@ from mxref.arguments import as_spec, check_bool, check_mxarray, check_name, chec
 from mxref.arrays import as_array
 from mxref.errors import DtypeError
 from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
-from mxref.hadamard import hadamard
+from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import pack, unpack
-from mxref.philox import Stream, random_integers
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.recipe import Dialect, OperandSpec
-from mxref.rounding import prescale_three_quarters, round_magnitude
-from mxref.scale import INFINITY_BITS, magnitude_bits, scale_code, scale_exponent, scale_value
+from mxref.steps.hadamard import hadamard
+from mxref.steps.random import Stream, random_integers
+from mxref.steps.rounding import prescale_three_quarters, round_magnitude
+from mxref.steps.scale import INFINITY_BITS, magnitude_bits, scale_code, scale_exponent, scale_value
 
 _VALUES = np.array([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
 

@@ -18,10 +18,10 @@ from typing import Any, get_type_hints
 
 from mxref.errors import RecipeError
 from mxref.formats import BlockShape, Nonfinite, OperandFormat
-from mxref.hadamard import SIZES, SignPolicy
 from mxref.linear import OPERANDS, GemmRole
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 from mxref.tomlio import build, convert, merge, nearest, normalize, read_toml, shown, to_table
 
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities
 from mxref.gemm import scaled_gemm
-from mxref.hadamard import Rotation, hadamard
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.quantize import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import Rotation, hadamard
 
 
 class ReferenceBackend(Backend):

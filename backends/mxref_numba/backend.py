@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities
-from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import Rotation
 from mxref_numba.compiled import running
 from mxref_numba.dequantize import dequantize
 from mxref_numba.gemm import MAX_BOUNDED_SCALE, prepare, scaled_gemm

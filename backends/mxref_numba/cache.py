@@ -35,7 +35,7 @@ from numba.core.serialize import dumps
 
 from mxref.trust import read_trusted, why_untrusted
 
-CONSTANTS_FROM = ("formats", "hadamard", "philox", "rounding", "scale")
+CONSTANTS_FROM = ("formats", "steps/hadamard", "steps/random", "steps/rounding", "steps/scale")
 """Modules of `mxref` whose constants kernels freeze when they are compiled."""
 
 REFUSED: dict[str, None] = {}

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.hadamard import Rotation, norm_factor
+from mxref.steps.hadamard import Rotation, norm_factor
 from mxref_numba.compiled import kernel, parallel_kernel, share, team
 from mxref_numba.panels import HEIGHT, WIDTH, load_panel, matrices
 

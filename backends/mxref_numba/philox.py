@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.philox import Stream
+from mxref.steps.random import Stream
 from mxref_numba.compiled import kernel
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

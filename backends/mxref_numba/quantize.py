@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.formats import MXFP4, BlockShape
-from mxref.hadamard import norm_factor
 from mxref.plan import QuantPlan
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import norm_factor
+from mxref.steps.rounding import Rounding
 from mxref_numba.compiled import kernel, parallel_kernel, share, team
 from mxref_numba.hadamard import panel_signs, transform_row
 from mxref_numba.panels import HEIGHT, WIDTH, load_panel, matrices

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mxref.rounding import Rounding
+from mxref.steps.rounding import Rounding
 from mxref_numba.compiled import bits_of, kernel
 
 FRACTION_BITS = 22

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 
 _SHAPES = ((32, 288), (32, 32))
 """Whole panels and tiles, and what is left over at their edges."""

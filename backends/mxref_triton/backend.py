@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from mxref.backend import Backend, Capabilities
 from mxref.errors import BackendError
 from mxref.formats import Nonfinite
-from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
-from mxref_triton.block import Output
-from mxref_triton.dequantize import dequantize
-from mxref_triton.gemm import (
+from mxref.steps.hadamard import Rotation
+from mxref_triton.lane.treatment import Output
+from mxref_triton.launch import DEVICE, INTERPRETED
+from mxref_triton.products.bounded import (
     BOUNDED,
     CLASSES,
     MAX_SCALES,
@@ -33,10 +33,10 @@ from mxref_triton.gemm import (
     prepared_layout,
     scaled_gemm,
 )
-from mxref_triton.gfx950_check import native_roundings
-from mxref_triton.launch import DEVICE, INTERPRETED
-from mxref_triton.quantize import quantize, quantize_dual
-from mxref_triton.transform import hadamard
+from mxref_triton.quantizer.decode import dequantize
+from mxref_triton.quantizer.dispatch import quantize, quantize_dual
+from mxref_triton.quantizer.native import native_roundings
+from mxref_triton.quantizer.transform import hadamard
 
 
 class TritonBackend(Backend):
@@ -56,8 +56,8 @@ class TritonBackend(Backend):
         """Take how `bounded` GEMMs are computed and who rounds.
 
         Args:
-            bounded: see `mxref_triton.gemm.bounded_way`.
-            conversions: see `mxref_triton.gfx950_check.native_roundings`.
+            bounded: see `mxref_triton.products.bounded.bounded_way`.
+            conversions: see `mxref_triton.quantizer.native.native_roundings`.
         """
         self.native, self._conversions = native_roundings(conversions)
         self._way, self._bounded = bounded_way(bounded)

@@ -15,7 +15,7 @@ STUDIES = (
     "bench.render",
     "bench.render_gpu",
     "bench.render_aot",
-    "mxref_triton.projection.page",
+    "projection.page",
     "peers.render",
     "exhaustive.table",
 )

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from mxref import Backend, BlockShape, Capabilities, GemmProfile, Rounding, ScaleRule
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
 
 
 class ToyBackend(Backend):

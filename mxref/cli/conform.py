@@ -15,7 +15,7 @@ from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
 from mxref.cli.style import echo
 from mxref.conformance.model import Failure, Level, Op, Report
-from mxref.conformance.processes import LEAST_TO_LOAD, TIME_LIMIT
+from mxref.conformance.process.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
 from mxref.discovery import choose
 from mxref.recipe import DIALECTS

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
-from mxref.explain_text import notes, reason, scale_steps
+from mxref.explain.text import notes, reason, scale_steps
 from mxref.formats import BlockShape
-from mxref.hadamard import SIZES, SignPolicy
 from mxref.linear import OPERANDS
-from mxref.philox import Stream
 from mxref.recipe import DIALECTS, OperandSpec, dialect
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 
 OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.items() for o in operands}
 
@@ -111,7 +111,7 @@ def explain(
     if as_json:
         click.echo(json.dumps({"blocks": [_plain(b) for b in blocks]}, indent=2))
         return
-    from mxref.cli.explain_table import show
+    from mxref.explain.table import show
 
     for block in blocks:
         show(block, operand)

@@ -16,17 +16,17 @@ from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
     NOT_ASKED,
+    CheckResult,
     ClauseResult,
     Failure,
     Level,
     Op,
     Report,
     Subject,
-    Verdict,
     by_rank,
 )
-from mxref.conformance.processes import TIME_LIMIT, Processes
-from mxref.conformance.suite import Choice, Outline, checks_of, outline, verdict_of
+from mxref.conformance.process.processes import TIME_LIMIT, Processes
+from mxref.conformance.suite import Choice, Outline, checks_of, outline, result_of
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError
 
@@ -98,7 +98,7 @@ def check(
             name, outline = source.name, source.outline
         except LoadError as err:
             return _not_loaded(str(backend), choice, err, time.monotonic() - start)
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, CheckResult] = {}
         skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
         for i, verdict in source.verdicts(outline.groups):
             verdicts[i] = verdict
@@ -143,12 +143,12 @@ class _Here:
 
     def verdicts(
         self, groups: Iterable[Iterable[int]], shrink: bool = False
-    ) -> Iterator[tuple[int, Verdict]]:
+    ) -> Iterator[tuple[int, CheckResult]]:
         self._subject.shrink = shrink
         for group in groups:
             self._subject.watched.forget()
             for i in group:
-                yield i, verdict_of(self._checks[i], self._subject)
+                yield i, result_of(self._checks[i], self._subject)
 
     def close(self) -> None:
         """Have nothing to end."""
@@ -162,7 +162,7 @@ def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) ->
     return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds)
 
 
-def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
+def _first_failures(verdicts: dict[int, CheckResult]) -> list[int]:
     """Return the numbers of the checks whose answer was the first to fail a clause."""
     first: dict[str, int] = {}
     for i in sorted(verdicts):
@@ -172,13 +172,13 @@ def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
     return sorted(first.values())
 
 
-def _shrunk(whole: Verdict, again: Verdict) -> Verdict:
+def _shrunk(whole: CheckResult, again: CheckResult) -> CheckResult:
     """Return a verdict with the failure as it was found when the check was asked again, if that is the same one."""
     same = again.failure and whole.failure and again.failure.clause == whole.failure.clause
     return replace(whole, failure=again.failure) if same else whole
 
 
-def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, ClauseResult]:
+def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, ClauseResult]:
     """Return what came of each clause: a failure counts where the wrong bits are decided, the rest where asked."""
     results: dict[str, ClauseResult] = {}
     for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities
-from mxref.conformance.memory import Watched
+from mxref.conformance.watch.memory import Watched
 from mxref.formats import INPUT_DTYPES
 from mxref.printable import printable
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 CLAUSES = (
     "packing.nibbles", "packing.scales", "formats.e2m1", "formats.e8m0",
@@ -125,7 +125,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """The outcome of one check: how many blocks, values or results were compared, and what was wrong."""
 
     compared: int
@@ -150,7 +150,7 @@ class Check:
     op: Op
     needs: tuple[tuple[str, Any], ...]
     """Capabilities that must be declared, as field and value."""
-    run: Callable[[Subject], Verdict]
+    run: Callable[[Subject], CheckResult]
     spec: OperandSpec | None = None
     """The treatment, where it is a quantization."""
     describe: Callable[[], dict[str, str]] = dict

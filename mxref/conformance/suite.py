@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from mxref.arrays import described
 from mxref.backend import Capabilities
-from mxref.conformance import (
+from mxref.conformance.checks import (
     added,
     decode,
     fused,
@@ -24,9 +24,9 @@ from mxref.conformance import (
     sweep,
     vectors,
 )
-from mxref.conformance.copies import Copies
-from mxref.conformance.model import CLAUSES, Check, Failure, Level, Op, Plan, Subject, Verdict
-from mxref.conformance.request import Mismatch
+from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Plan, Subject
+from mxref.conformance.requests.quantization import MalformedAnswer
+from mxref.conformance.watch.copies import Copies
 from mxref.errors import RecipeError, UnsupportedError
 from mxref.recipe import OperandSpec, dialect
 from mxref.tomlio import shown, suggestion
@@ -171,7 +171,7 @@ def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def verdict_of(check: Check, subject: Subject) -> Verdict:
+def result_of(check: Check, subject: Subject) -> CheckResult:
     """Return what came of a check whose needs are all declared, its use of memory included.
 
     A process that the backend forks and that comes back here ends here, and fails the check.
@@ -187,19 +187,19 @@ def verdict_of(check: Check, subject: Subject) -> Verdict:
     return verdict
 
 
-def _answered(check: Check, subject: Subject) -> Verdict:
+def _answered(check: Check, subject: Subject) -> CheckResult:
     try:
         return check.run(subject)
     except UnsupportedError as err:
         # What is declared was refused: the declaration is wrong, whatever the clause of the request.
-        return Verdict(0, _raised("conformance.capabilities", check, err))
+        return CheckResult(0, _raised("conformance.capabilities", check, err))
     except (Exception, SystemExit) as err:  # a backend may fail in any way; that is a finding, not an end
-        return Verdict(0, _raised(check.clause, check, err))
+        return CheckResult(0, _raised(check.clause, check, err))
 
 
 def _raised(clause: str, check: Check, err: BaseException) -> Failure:
     text = " ".join(str(err).split()) or "no message"
-    message = text if isinstance(err, Mismatch) else f"raised {type(err).__name__}: {text}"
+    message = text if isinstance(err, MalformedAnswer) else f"raised {type(err).__name__}: {text}"
     return _failed(clause, check, message)
 
 

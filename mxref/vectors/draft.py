@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.formats import MXFP4
-from mxref.philox import Stream, random_integers
-from mxref.vectors import KEYS, Op, Record, Source
+from mxref.steps.random import Stream, random_integers
+from mxref.vectors import KEYS, Record, RecordOp, Source
 from mxref.vectors.data import InputRule, digits_text, generated_bits, input_words, words_text
 
 Words = NDArray[np.uint32]
@@ -31,7 +31,7 @@ TURNS = (0, 1, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x7FFFFF)
 
 
 def draft(
-    op: Op,
+    op: RecordOp,
     id: str,
     clauses: Iterable[str],
     note: str,
@@ -71,7 +71,7 @@ def quantization(
     if inputs.get("block") == "32x32":
         names.append("scale.block.tile")
     x = None if words is None else words_text(words)
-    return draft(Op.QUANTIZE, id, names, note, rule=rule, rounding=rounding, x=x, **inputs)
+    return draft(RecordOp.QUANTIZE, id, names, note, rule=rule, rounding=rounding, x=x, **inputs)
 
 
 def hex64(value: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mxref.errors import FileFormatError
 from mxref.formats import MXFP4
-from mxref.vectors import Op, Record
+from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
 from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor
 
@@ -47,7 +47,9 @@ class Oracle:
     def answer(self, record: Record) -> dict[str, str]:
         """Return the results of a record under the keys that it must have."""
         result: dict[str, str] = getattr(self, f"_{record.op.value}")(record)
-        if record.op in (Op.HADAMARD, Op.SCALED_GEMM) and {"x_seed", "operand_seed"} & set(record.inputs):
+        if record.op in (RecordOp.HADAMARD, RecordOp.SCALED_GEMM) and {"x_seed", "operand_seed"} & set(
+            record.inputs
+        ):
             return {f"{k}_sha256": digest(parse_words(v, None, record.id)) for k, v in result.items()}
         return result
 

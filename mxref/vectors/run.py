@@ -14,15 +14,15 @@ from mxref.backend import Backend, within_range
 from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
 from mxref.formats import E8M0, MXFP4
 from mxref.gemm import bounded_tolerance
-from mxref.hadamard import SignPolicy, draw_rotation
+from mxref.layouts.packed import from_ml_dtypes, pack, to_ml_dtypes, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
-from mxref.philox import Stream, philox4x32, random_integers
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
-from mxref.rounding import Rounding
-from mxref.vectors import BACKEND_OPS, Mismatch, Op, Record, load_vectors
+from mxref.steps.hadamard import SignPolicy, draw_rotation
+from mxref.steps.random import Stream, philox4x32, random_integers
+from mxref.steps.rounding import Rounding
+from mxref.vectors import BACKEND_OPS, Mismatch, Record, RecordOp, load_vectors
 from mxref.vectors.data import (
     InputRule,
     digest,
@@ -259,18 +259,18 @@ def _exchange(record: Record, backend: Backend) -> dict[str, str]:
     return {"elements": words_text(float_words(elements)), "factors": words_text(float_words(factors))}
 
 
-_RUN: dict[Op, Callable[[Record, Backend], dict[str, str]]] = {
-    Op.SCALE: _scale,
-    Op.QUANTIZE: _quantize,
-    Op.DEQUANTIZE: _dequantize,
-    Op.HADAMARD: _hadamard,
-    Op.SCALED_GEMM: _gemm,
-    Op.PHILOX: _philox,
-    Op.INTEGERS: _integers,
-    Op.SIGNS: _signs,
-    Op.PACK: _pack,
-    Op.UNPACK: _unpack,
-    Op.EXCHANGE: _exchange,
+_RUN: dict[RecordOp, Callable[[Record, Backend], dict[str, str]]] = {
+    RecordOp.SCALE: _scale,
+    RecordOp.QUANTIZE: _quantize,
+    RecordOp.DEQUANTIZE: _dequantize,
+    RecordOp.HADAMARD: _hadamard,
+    RecordOp.SCALED_GEMM: _gemm,
+    RecordOp.PHILOX: _philox,
+    RecordOp.INTEGERS: _integers,
+    RecordOp.SIGNS: _signs,
+    RecordOp.PACK: _pack,
+    RecordOp.UNPACK: _unpack,
+    RecordOp.EXCHANGE: _exchange,
 }
 
 

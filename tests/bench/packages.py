@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bench.operations import PLAIN, REFERENCE, inputs
 from bench.timing import in_turns
 from mxref import Backend
-from mxref.packing import pack
+from mxref.layouts.packed import pack
 
 Matrix = NDArray[Any]
 Stored = tuple[Matrix, Matrix]

@@ -23,7 +23,7 @@ from exhaustive.kernels import sr_codes, sr_edge, sr_integers
 from exhaustive.steps import code_steps, largest_amax
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
-from mxref.rounding import round_magnitude
+from mxref.steps.rounding import round_magnitude
 
 DIRECT_CHUNK = 1 << 14
 """Elements per call of the reference: its temporaries stay in the second-level cache."""
@@ -105,7 +105,7 @@ def direct(
     edges = steps if steps is not None else code_steps(127, "rtz")
     return Sweep(
         "a",
-        "mxref.rounding.round_magnitude",
+        "mxref.steps.rounding.round_magnitude",
         f"{label}{f', {random.name}' if random else ''}: all finite v",
         span.cases,
         span.chunks,

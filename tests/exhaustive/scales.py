@@ -12,7 +12,7 @@ import oracle
 from exhaustive.steps import scale_steps
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, ScaleRule
-from mxref.scale import scale_code
+from mxref.steps.scale import scale_code
 
 CHUNK = 1 << 16
 BLOCKS = 1 << 13
@@ -30,7 +30,7 @@ def direct(rule: oracle.Rule, function: ScaleCode = scale_code) -> Sweep:
         got = function(offsets + np.uint32(base), ScaleRule(rule))
         return compare(got, steps.values(base, CHUNK), lambda at: f"amax = {base + at:#010x}")
 
-    return _sweep("mxref.scale.scale_code", rule, span, check)
+    return _sweep("mxref.steps.scale.scale_code", rule, span, check)
 
 
 def blocks(rule: oracle.Rule, quantize: Callable[..., mxref.MXArray] | None = None) -> Sweep:

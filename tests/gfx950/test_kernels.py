@@ -36,7 +36,7 @@ from gfx950.driver import on_model  # noqa: E402
 from gfx950.inputs import matrix, random_operand  # noqa: E402
 from mxref.recipe import OperandSpec  # noqa: E402
 from mxref.reference import backend as reference  # noqa: E402
-from mxref.rounding import Rounding  # noqa: E402
+from mxref.steps.rounding import Rounding  # noqa: E402
 
 EVEN, SR = RECIPES["plain"], OperandSpec(rounding="sr", scale_rule="even", sr_bits=16)
 OPERANDS = {

@@ -14,7 +14,7 @@ from mxref import OperandSpec, Stream, get_backend  # noqa: E402
 from mxref.conformance import checks_of  # noqa: E402
 from mxref.conformance.model import Subject  # noqa: E402
 from mxref.conformance.report import failure_text  # noqa: E402
-from mxref.conformance.suite import together, verdict_of  # noqa: E402
+from mxref.conformance.suite import result_of, together  # noqa: E402
 from mxref.errors import MxrefError  # noqa: E402
 
 LEVEL = os.environ.get("MXREF_GPU_LEVEL", "quick")
@@ -38,7 +38,7 @@ def test_conformance(share, cases):
     declared = [i for i, each in enumerate(checks) if each.undeclared(backend.capabilities) is None]
     assert len(declared) > 2000
     mine = together(checks, declared)[share::SHARES]
-    verdicts = [verdict_of(checks[i], subject) for group in mine for i in group]
+    verdicts = [result_of(checks[i], subject) for group in mine for i in group]
     assert verdicts
     failures = [failure for verdict in verdicts for failure in verdict.failures]
     assert not failures, "\n\n".join(map(failure_text, failures))

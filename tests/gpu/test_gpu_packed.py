@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 from gpu import oracle_torch as oracle  # noqa: E402
 from mxref import OperandSpec, Stream  # noqa: E402
 from mxref_triton import TritonBackend  # noqa: E402
-from mxref_triton import quantize as module  # noqa: E402
-from mxref_triton.hopper import packs_bfloat16  # noqa: E402
-from mxref_triton.inputs import Matrix  # noqa: E402
+from mxref_triton.lane.hopper import packs_bfloat16  # noqa: E402
+from mxref_triton.quantizer import dispatch as module  # noqa: E402
+from mxref_triton.quantizer.inputs import Matrix  # noqa: E402
 
 if not (torch.cuda.is_available() and packs_bfloat16(torch.device("cuda"))):
     pytest.skip("the GPU has no packed bfloat16 arithmetic", allow_module_level=True)

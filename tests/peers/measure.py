@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from mxref import MXArray, OperandSpec, ScaleRule, dequantize, quantize
-from mxref.packing import pack
+from mxref.layouts.packed import pack
 from peers import cases
 from peers.peer import Bytes, Peer, Quantizer, Values
 

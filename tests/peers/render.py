@@ -10,9 +10,9 @@ import numpy as np
 from bench.records import RECORDS, newest, read
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, dequantize, quantize
 from mxref.formats import E2M1_SIGN
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
 from mxref.recipe import dialect
-from mxref.rounding import round_magnitude
+from mxref.steps.rounding import round_magnitude
 from peers import cases, notes
 from peers.measure import PEER_NORMAL_BLOCKS, as_seen, values_of
 from peers.notes import Note

@@ -6,7 +6,7 @@ from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked
 from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
 from mxref import ScaleRule
-from mxref.packing import unpack
+from mxref.layouts.packed import unpack
 from peers.peer import Decoder, Peer, Quantizer
 
 

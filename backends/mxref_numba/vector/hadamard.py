@@ -17,7 +17,7 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.hadamard import Rotation
+from mxref.steps.hadamard import Rotation
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import share
 from mxref_numba.panels import BFLOAT16, FLOAT32, matrices

@@ -17,9 +17,9 @@ from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.formats import MXFP4, BlockShape
-from mxref.hadamard import Rotation, norm_factor
 from mxref.plan import QuantPlan
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import Rotation, norm_factor
+from mxref.steps.rounding import Rounding
 from mxref_numba import memory
 from mxref_numba.compiled import float_of, kernel
 from mxref_numba.hadamard import panel_signs

@@ -9,17 +9,17 @@ from functools import partial
 import torch
 
 from mxref.formats import BlockShape
-from mxref.hadamard import SignPolicy
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
-from mxref_triton.gemm import BoundedWay
-from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_check import launch_conversion
-from mxref_triton.gfx950_gemm import multiply_onto
+from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.products.bounded import BoundedWay
+from mxref_triton.products.matrix_cores import multiply_onto
+from mxref_triton.quantizer.native import launch_conversion
 
 SIDE = 16384
 """Rows and columns of every matrix but those whose edges are odd."""

@@ -1,0 +1,320 @@
+"""One block, step by step: what quantization did to each of its elements, and why.
+
+Codes and scale codes are those that `mxref.quantize` returns; the steps between are computed by the
+same functions that it calls, so an explanation cannot drift away from what it explains.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.arguments import as_spec, check_bool, check_integer, check_stream
+from mxref.arrays import as_array
+from mxref.errors import ShapeError
+from mxref.formats import E2M1, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
+from mxref.layouts.packed import pack, unpack
+from mxref.plan import QuantPlan, check_input, plan_quantize
+from mxref.quantize import quantize
+from mxref.recipe import Dialect, OperandSpec
+from mxref.steps.hadamard import Rotation, hadamard
+from mxref.steps.random import Stream, random_integers
+from mxref.steps.rounding import Rounding, prescale_three_quarters, round_magnitude
+from mxref.steps.scale import (
+    ELEMENT_MAX_EXPONENT,
+    INFINITY_BITS,
+    MANTISSA_BITS,
+    MANTISSA_MASK,
+    ScaleRule,
+    magnitude_bits,
+    scale_code,
+)
+
+K = MXFP4.k
+
+
+class Case(StrEnum):
+    """What rounding found for an element."""
+
+    EXACT = "exact"
+    """The scaled value lies on the grid."""
+    TIE = "tie"
+    """Halfway between two grid points, under a rounding to nearest."""
+    UP = "up"
+    DOWN = "down"
+    SATURATED = "saturated"
+    """Above the largest magnitude, 6."""
+    NAN = "nan"
+    """Not rounded: the block is a NaN block."""
+
+
+@dataclass(frozen=True)
+class ElementExplanation:
+    """One element on its way to a code; values in the units of the tensor but for `v`, `lower` and `upper`."""
+
+    position: int
+    """Place in the block, 0 to 31."""
+    padded: bool
+    """Whether it is a zero appended by padding."""
+    x: float
+    x_bits: int
+    d: int
+    """The random sign, +1 or -1."""
+    y: float
+    """After signs and Hadamard transform; `x` where there is none."""
+    y_bits: int
+    v: float | None
+    """|y| / X, times 3/4 under a prescale; None in a NaN block, as the fields derived from it."""
+    lower: float | None
+    upper: float | None
+    fraction: float | None
+    """(v - lower) / (upper - lower), in [0, 1); None at 6 and above."""
+    threshold: int | None
+    """For SR: T = floor(fraction * 2^R)."""
+    random: int | None
+    """For SR: r; the element goes up when T + r >= 2^R."""
+    case: Case
+    code: int
+    element: float
+    """The E2M1 value P of the code."""
+    value: float
+    """P * X, times 4/3 under a prescale as a GEMM undoes it; NaN in a NaN block."""
+    error: float | None
+    """|value - y|."""
+
+
+@dataclass(frozen=True)
+class ScaleExplanation:
+    """How the shared scale came from the block's amax."""
+
+    rule: ScaleRule
+    amax: float
+    amax_bits: int
+    amax_at: int | None
+    """Position of the first element that holds amax; None if it is elsewhere in a 32x32 tile."""
+    exponent_field: int
+    """E, the biased exponent of amax."""
+    mantissa: int
+    """m, the 23 mantissa bits of amax."""
+    bump: int
+    """1 where the rule goes one binade above FLOOR."""
+    unclamped: int | None
+    """e before clamping to [-127, 127]; None for a zero or NaN block."""
+    byte: int
+    value: float
+    """X; NaN for byte 255."""
+
+
+@dataclass(frozen=True)
+class BlockExplanation:
+    """Everything about one block."""
+
+    spec: OperandSpec
+    stream: Stream | None
+    rotation: Rotation | None
+    shape: tuple[int, ...]
+    axis: int
+    index: int
+    """Number of the block in storage order, block axis last."""
+    blocks: int
+    """How many blocks the array has."""
+    start: tuple[int, ...]
+    """Index of the block's first element in the array."""
+    scale: ScaleExplanation
+    elements: tuple[ElementExplanation, ...]
+    packed: bytes
+    """The 16 bytes of codes as stored."""
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """10 log10(sum y^2 / sum error^2): Inf without error, None for a zero or NaN block."""
+        signal = math.fsum(e.y**2 for e in self.elements)
+        noise = math.fsum(e.error**2 for e in self.elements if e.error is not None)
+        if self.scale.byte == E8M0.nan_code or signal == 0:
+            return None
+        return 10 * math.log10(signal / noise) if noise else math.inf
+
+    @property
+    def max_error(self) -> float | None:
+        """The largest absolute error; None for a NaN block."""
+        errors = [e.error for e in self.elements if e.error is not None]
+        return max(errors) if errors else None
+
+
+def explain_block(
+    x: Any,
+    spec: OperandSpec | Dialect | str | None = None,
+    rng: Stream | None = None,
+    *,
+    axis: int = -1,
+    index: int = 0,
+    pad: bool = False,
+) -> BlockExplanation:
+    """Return how one block of `x` is quantized; only the part of `x` that it depends on is read.
+
+    Args:
+        x: float32, bfloat16 or float16, any shape.
+        spec: the treatment; default the dialect `ocp`.
+        rng: random stream, needed for SR and random signs.
+        axis: the block axis.
+        index: number of the block in storage order, that is with the block axis last.
+        pad: append zeros along the block axis, as in `mxref.quantize`.
+
+    Raises:
+        ShapeError: the block does not exist; and all that `mxref.quantize` raises.
+    """
+    x, spec = as_array(x), as_spec(spec)
+    check_input(x)
+    check_stream(rng)
+    index, pad = check_integer("index", index), check_bool("pad", pad)
+    whole = plan_quantize(x.shape, spec, axis, rng, pad=pad)
+    per_row = whole.length // K
+    if not 0 <= index < whole.rows * per_row:
+        raise ShapeError(
+            f"block {index} does not exist: shape {tuple(x.shape)} along axis {whole.axis} has "
+            f"{whole.rows * per_row} blocks, numbered from 0"
+        )
+    row, block = divmod(index, per_row)
+    row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
+    start = (*row_index[: whole.axis], block * K, *row_index[whole.axis :])
+    origin, slab = _slab(x, whole, start)
+    placement: dict[str, Any] = {"origin": origin, "global_shape": tuple(x.shape), "pad": pad}
+    plan = plan_quantize(slab.shape, spec, whole.axis, rng, **placement)
+    q = quantize(slab, spec, axis=whole.axis, rng=rng, **placement)
+
+    r, b = (start[_tile_axis(whole)] % K if spec.block is BlockShape.TILE else 0), block - plan.first // K
+    x_rows = np.moveaxis(slab, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)  # [rows, L]
+    x_rows = np.pad(x_rows, [(0, 0), (0, plan.length - x_rows.shape[1])])  # [rows, K]
+    y_rows = hadamard(x_rows, plan.rotation) if plan.rotation else x_rows
+    here = slice(b * K, (b + 1) * K)
+    y = y_rows[r, here]
+    byte = int(q.scales.reshape(plan.rows, -1)[r, b])
+    random = None
+    if plan.stream is not None:
+        random = random_integers(
+            plan.global_rows(), plan.first, plan.length, plan.global_length, plan.stream, spec.sr_bits
+        )[r, here]
+    shared = y_rows[:, here] if spec.block is BlockShape.TILE else y[None]
+    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec)
+    codes = unpack(q.codes).reshape(plan.rows, -1)[r, here]
+    signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
+    elements = _explain_elements(
+        x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec,
+        real=x.shape[whole.axis] - block * K,
+    )  # fmt: skip
+    return BlockExplanation(
+        spec, rng, plan.rotation, tuple(x.shape), whole.axis, index, whole.rows * per_row, start, scale,
+        elements, pack(codes).tobytes(),
+    )  # fmt: skip
+
+
+def _tile_axis(plan: QuantPlan) -> int:
+    last = len(plan.shape) - 1
+    return last if plan.axis != last else last - 1
+
+
+def _slab(x: NDArray[Any], plan: QuantPlan, start: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
+    """Return the part of `x` whose values the block depends on, and its origin: Hadamard groups, tiles."""
+    sizes = [1] * len(start)
+    sizes[plan.axis] = plan.unit
+    if plan.spec.block is BlockShape.TILE:
+        sizes[_tile_axis(plan)] = K
+    origin = tuple(s // size * size for s, size in zip(start, sizes, strict=True))
+    return origin, x[tuple(slice(o, o + size) for o, size in zip(origin, sizes, strict=True))]
+
+
+def _explain_scale(y: NDArray[np.float32], row: int, byte: int, spec: OperandSpec) -> ScaleExplanation:
+    bits = magnitude_bits(y)  # [rows sharing the scale, 32]
+    u = bits.max()
+    at = np.flatnonzero(bits[row] == u)
+    exponent_field, mantissa = int(u) >> MANTISSA_BITS, int(u) & MANTISSA_MASK
+    # The rule itself says whether m goes up: asked at an exponent that nothing clamps.
+    probe = np.uint32(128 << MANTISSA_BITS | mantissa)
+    bump = int(scale_code(np.array(probe), spec.scale_rule)) - (128 - ELEMENT_MAX_EXPONENT)
+    ordinary = 0 < u < INFINITY_BITS
+    return ScaleExplanation(
+        rule=spec.scale_rule,
+        amax=float(np.array(u).view(np.float32)),
+        amax_bits=int(u),
+        amax_at=int(at[0]) if at.size else None,
+        exponent_field=exponent_field,
+        mantissa=mantissa,
+        bump=bump if ordinary else 0,
+        unclamped=exponent_field - 127 - ELEMENT_MAX_EXPONENT + bump if ordinary else None,
+        byte=byte,
+        value=math.nan if byte == E8M0.nan_code else math.ldexp(1.0, byte - E8M0.bias),
+    )
+
+
+def _explain_elements(
+    x: NDArray[np.float32],
+    y: NDArray[np.float32],
+    signs: NDArray[np.float32] | None,
+    random: NDArray[np.uint32] | None,
+    codes: NDArray[np.uint8],
+    scale: ScaleExplanation,
+    spec: OperandSpec,
+    real: int,
+) -> tuple[ElementExplanation, ...]:
+    spoiled = scale.byte == E8M0.nan_code
+    undo = 4 / 3 if spec.prescale else 1.0
+    magnitude = np.zeros(K, np.float32) if spoiled else np.abs(y)
+    with np.errstate(under="ignore"):
+        exponent = 0 if spoiled else scale.byte - E8M0.bias
+        v = np.ldexp(magnitude.astype(np.float64), -exponent).astype(np.float32)
+        v = prescale_three_quarters(v) if spec.prescale else v
+    below = round_magnitude(v, Rounding.RTZ)
+    out = []
+    for i in range(K):
+        lower = E2M1_MAGNITUDES[below[i]]
+        upper = E2M1_MAGNITUDES[min(below[i] + 1, len(E2M1_MAGNITUDES) - 1)]
+        fraction = (float(v[i]) - lower) / (upper - lower) if upper > lower else None
+        code = int(codes[i])
+        element = math.copysign(E2M1_MAGNITUDES[code & 7], -1.0 if code & E2M1_SIGN else 1.0)
+        value = math.nan if spoiled else element * scale.value * undo
+        stochastic = random is not None and not spoiled
+        out.append(
+            ElementExplanation(
+                position=i,
+                padded=i >= real,
+                x=float(x[i]),
+                x_bits=int(x.view(np.uint32)[i]),
+                d=int(signs[i]) if signs is not None else 1,
+                y=float(y[i]),
+                y_bits=int(y.view(np.uint32)[i]),
+                v=None if spoiled else float(v[i]),
+                lower=None if spoiled else lower,
+                upper=None if spoiled else upper,
+                fraction=None if spoiled else fraction,
+                threshold=math.floor(fraction * 2**spec.sr_bits)
+                if stochastic and fraction is not None
+                else None,
+                random=int(random[i]) if stochastic and random is not None else None,
+                case=Case.NAN
+                if spoiled
+                else _case(float(y[i]), float(v[i]), lower, fraction, abs(element), spec),
+                code=code,
+                element=element,
+                value=value,
+                error=None if spoiled else abs(value - float(y[i])),
+            )
+        )
+    return tuple(out)
+
+
+def _case(
+    y: float, v: float, lower: float, fraction: float | None, element: float, spec: OperandSpec
+) -> Case:
+    # v = 0 of a nonzero y was too small for float32: it is below the grid's first gap, not on the grid.
+    if v == lower and (v != 0 or y == 0):
+        return Case.EXACT
+    if v > E2M1.max_value:
+        return Case.SATURATED
+    if fraction == 0.5 and spec.rounding in (Rounding.RNE, Rounding.RNA):
+        return Case.TIE
+    return Case.UP if element > lower else Case.DOWN

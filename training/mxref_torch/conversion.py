@@ -1,0 +1,120 @@
+"""Convert a model: every linear layer is replaced by one that computes by a recipe."""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mxref.backend import Backend
+from mxref.discovery import get_backend
+from mxref.errors import BackendError
+from mxref.formats import MXFP4, BlockShape, OperandFormat
+from mxref.linear import OPERANDS, GemmRole
+from mxref.recipe import Recipe, load_recipe
+from mxref.steps.random import Stream
+from mxref_torch.census import is_kept
+from mxref_torch.context import StepContext
+from mxref_torch.errors import LayerError
+from mxref_torch.layer import BF16_RECIPE, MXLinear
+from mxref_torch.names import named_linears, named_parameters
+from mxref_torch.replaceable import check_replaceable
+
+
+def convert(
+    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str | None = None, seed: int = 0
+) -> StepContext:
+    """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
+
+    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. A layer's index in
+    the random streams is its index among all linear modules in definition order, kept or not. A converted
+    model can be converted again to another recipe (FP8's history starts anew); copy a model before
+    converting it, not after, since the layers of a copy would listen to the copied context. Convert before
+    `fully_shard`; names are those without the wrappers of compilation, data parallelism and checkpointing.
+    Call `advance` after each optimizer step: it alone reports layers that never ran, and in a compiled or
+    sharded model, or where weights change through `.data`, it alone sees that `step` was not moved on.
+
+    Args:
+        model: holds float32 parameters.
+        recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
+        backend: runs the MXFP4 operations; or its name; default that of `mxref.get_backend()`.
+        seed: of the random bits, 0 to 2^64 - 1.
+
+    Returns:
+        The context to set before each forward, shared by all layers.
+
+    Raises:
+        LayerError: a parameter that is not float32, an axis that MXFP4 blocks do not divide, a glob that
+            matches nothing, or a layer that would not run as converted; the model is then unchanged.
+        UnsupportedError: the recipe asks for what the backend does not declare.
+    """
+    recipe = load_recipe(recipe)
+    backend = get_backend() if backend is None else require_backend(backend)
+    linears = named_linears(model)
+    if not linears or isinstance(model, nn.Linear):
+        raise LayerError("convert replaces the linear layers inside a module, and this model has none inside")
+    for name, parameter in named_parameters(model):
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            raise LayerError(
+                f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
+                "call model.float() before convert"
+            )
+    for glob in recipe.keep_bf16:
+        if glob not in Recipe.keep_bf16 and not any(fnmatchcase(name, glob) for name in linears):
+            raise LayerError(
+                f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
+            )
+    check_replaceable(model)
+    for name, linear in linears.items():
+        if not is_kept(name, recipe):
+            _check_layer(name, linear, recipe, backend, seed)
+    context = StepContext(backend, seed)
+    replacements = {
+        linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
+        for index, (name, linear) in enumerate(linears.items())
+    }
+    for parent in list(model.modules()):
+        # Not named_children, which gives a module that has two names only once.
+        for child_name, child in list(parent._modules.items()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, child_name, replacements[child])
+    return context
+
+
+def require_backend(backend: Any) -> Backend:
+    """Return a backend, or that of a name; BackendError for anything else."""
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str):
+        raise BackendError(f"expected a backend or its name, got {type(backend).__name__}")
+    return get_backend(backend)
+
+
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend, seed: int) -> None:
+    """Raise unless the layer's axes hold whole blocks and the backend declares what the recipe asks for."""
+    lengths = {"in_features": linear.in_features, "out_features": linear.out_features}
+    for role in GemmRole:
+        if recipe.format(role) is not OperandFormat.MXFP4:
+            continue
+        backend.capabilities.require(backend.name, "gemm_profiles", recipe.gemm)
+        contraction = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}.get(role)
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            unit = math.lcm(MXFP4.k, spec.hadamard or 1)
+            source = torch.empty((unit, unit), device="meta")
+            rng = Stream(seed, 0, 0, operand.id)
+            backend.plan(source, spec, axis=operand.axis, rng=rng)
+            needs = {contraction: unit} if contraction else {}
+            if spec.block is BlockShape.TILE:
+                across = {"w": set(lengths), "x": {"in_features"}, "dy": {"out_features"}}[operand.tensor]
+                needs = dict.fromkeys(across, MXFP4.k) | needs
+            for axis, multiple in needs.items():
+                if lengths[axis] % multiple:
+                    raise LayerError(
+                        f"{name}: {axis} = {lengths[axis]} is not a multiple of {multiple}, which {role.value} needs "
+                        f"(k = {MXFP4.k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                        f"add {name!r} to keep_bf16 or change the width"
+                    )
