@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mxref.recipe import DIALECTS
+from mxref.dialects import DIALECTS
 from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 from mxref.vectors import Record, RecordOp

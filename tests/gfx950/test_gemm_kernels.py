@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950 import floats  # noqa: E402
-from gfx950.compare import FOLDED_LAUNCHES, drawn, folded_product, more, on_tensors, same_bits  # noqa: E402
-from gfx950.driver import on_model  # noqa: E402
-from gfx950.inputs import random_operand  # noqa: E402
-from mxref.recipe import GemmProfile  # noqa: E402
-from mxref.reference import backend as reference  # noqa: E402
+from gfx950 import floats
+from gfx950.compare import FOLDED_LAUNCHES, drawn, folded_product, more, on_tensors, same_bits
+from gfx950.driver import on_model
+from gfx950.inputs import random_operand
+from mxref.recipe import GemmProfile
+from mxref.reference import backend as reference
 
 
 def test_ordered_gemm(backend: Any) -> None:

@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950.compare import more, on_tensors, same_bits, start_up  # noqa: E402
-from gfx950.driver import on_model  # noqa: E402
-from gfx950.inputs import random_operand  # noqa: E402
-from mxref.gemm import scaled_gemm  # noqa: E402
-from mxref.mxarray import MXArray  # noqa: E402
-from mxref.recipe import GemmProfile  # noqa: E402
-from mxref.reference import backend as reference  # noqa: E402
+from gfx950.compare import more, on_tensors, same_bits, start_up
+from gfx950.driver import on_model
+from gfx950.inputs import random_operand
+from mxref.gemm import scaled_gemm
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile
+from mxref.reference import backend as reference
 
 
 @pytest.fixture

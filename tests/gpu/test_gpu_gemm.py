@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu.operands_torch import drawn, exact, ordered, same_bits, tolerance  # noqa: E402
-from mxref import GemmProfile, MXArray  # noqa: E402
-from mxref_triton import TritonBackend  # noqa: E402
-from mxref_triton.products import bounded  # noqa: E402
-from mxref_triton.products.fold import fold  # noqa: E402
+from gpu.operands_torch import drawn, exact, ordered, same_bits, tolerance
+from mxref import GemmProfile, MXArray
+from mxref_triton import TritonBackend
+from mxref_triton.products import bounded
+from mxref_triton.products.fold import fold
 
 FP8_EPS = 2.0**-6
 """127 products of a 128-element run, each cut off 13 binades below the largest, against that largest alone."""

@@ -14,16 +14,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import mxref  # noqa: E402
-from gpu.operands_torch import drawn, exact, tolerance  # noqa: E402
-from mxref import MXArray  # noqa: E402
-from mxref_triton import TritonBackend  # noqa: E402
-from mxref_triton.lane.gfx950 import is_gfx950  # noqa: E402
-from mxref_triton.launch import DEVICE  # noqa: E402
-from mxref_triton.products import bounded, matrix_cores, ordered  # noqa: E402
-from mxref_triton.products.scale_bytes import first_wrong_scale, on_device  # noqa: E402
-from mxref_triton.products.scale_range import PART, flag_scales  # noqa: E402
-from mxref_triton.products.tiling import Tile  # noqa: E402
+import mxref
+from gpu.operands_torch import drawn, exact, tolerance
+from mxref import MXArray
+from mxref_triton import TritonBackend
+from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.launch import DEVICE
+from mxref_triton.products import bounded, matrix_cores, ordered
+from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
+from mxref_triton.products.scale_range import PART, flag_scales
+from mxref_triton.products.tiling import Tile
 
 GPU = torch.device("cuda")
 IS_GFX950 = torch.cuda.is_available() and is_gfx950(GPU)

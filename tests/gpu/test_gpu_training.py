@@ -10,20 +10,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from mxref import MXArray, get_backend  # noqa: E402
-from mxref.backend import Backend  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref.reference import ReferenceBackend  # noqa: E402
-from mxref_torch import (  # noqa: E402
+from mxref import MXArray, get_backend
+from mxref.backend import Backend
+from mxref.recipe_files import recipe_from_table
+from mxref.reference import ReferenceBackend
+from mxref_torch import (
     advance,
     check_stochastic_rounding,
     convert,
     operators,
 )
-from mxref_triton import TritonBackend  # noqa: E402
-from training_setup import CONFIG, change, metrics, run  # noqa: E402
+from mxref_triton import TritonBackend
+from training_setup import CONFIG, change, metrics, run
 
 TABLES = {
     "rne": {"dialect": "amd"},

@@ -17,16 +17,16 @@ from click.testing import CliRunner
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from bench.records import newest, read  # noqa: E402
-from mxref.errors import FileFormatError  # noqa: E402
-from mxref_training.config import ModelConfig, load_config  # noqa: E402
-from mxref_training.model.llama import Llama, flops_per_token  # noqa: E402
-from projection import counted, measure, published, roofline  # noqa: E402
-from projection.__main__ import main, projection_of, results  # noqa: E402
-from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak  # noqa: E402
-from projection.compare import compare, sensitivities  # noqa: E402
-from projection.page import PLOT, TABLES, parts, tables_text  # noqa: E402
-from projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total  # noqa: E402
+from bench.records import newest, read
+from mxref.errors import FileFormatError
+from mxref_training.config import ModelConfig, load_config
+from mxref_training.model.llama import Llama, flops_per_token
+from projection import counted, measure, published, roofline
+from projection.__main__ import main, projection_of, results
+from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
+from projection.compare import compare, sensitivities
+from projection.page import PLOT, TABLES, parts, tables_text
+from projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

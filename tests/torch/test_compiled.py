@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compiled_gradients import COMPILERS, PARTS, RECIPES, check_gradients  # noqa: E402
-from mxref import get_backend  # noqa: E402
+from compiled_gradients import COMPILERS, PARTS, RECIPES, check_gradients
+from mxref import get_backend
 
 # Torch's own: its tracer, the modules that inductor imports, and dynamo's look at the inputs of a part of a model.
 pytestmark = [

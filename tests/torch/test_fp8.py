@@ -6,17 +6,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-import oracle  # noqa: E402
-from mxref import get_backend  # noqa: E402
-from mxref.recipe import Fp8Scaling, recipe_from_table  # noqa: E402
-from mxref_torch import (  # noqa: E402
+import oracle
+from mxref import get_backend
+from mxref.recipe import Fp8Scaling
+from mxref.recipe_files import recipe_from_table
+from mxref_torch import (
     advance,
     convert,
     operators,
 )
-from mxref_torch.fp8 import FORMATS, Fp8Scales, cast, scale_from_amax  # noqa: E402
+from mxref_torch.fp8 import (
+    FORMATS,
+    Fp8Scales,
+    cast,
+    scale_from_amax,
+)
 
 LIMITS = {"x": 448.0, "w": 448.0, "dy": 57344.0}
 DTYPES = {"x": ml_dtypes.float8_e4m3fn, "w": ml_dtypes.float8_e4m3fn, "dy": ml_dtypes.float8_e5m2}

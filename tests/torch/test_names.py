@@ -9,17 +9,29 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
-from torch.nn.utils import parametrizations, prune  # noqa: E402
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import parametrizations, prune
 
-from mxref import get_backend  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref_torch import MXLinear, check_census, convert, expected_census  # noqa: E402
-from mxref_torch.errors import LayerError  # noqa: E402
-from mxref_torch.names import named_linears, named_modules, named_parameters  # noqa: E402
-from mxref_training.run.evaluate import first_nonfinite_gradient, first_nonfinite_output  # noqa: E402
+from mxref import get_backend
+from mxref.recipe_files import recipe_from_table
+from mxref_torch import (
+    MXLinear,
+    check_census,
+    convert,
+    expected_census,
+)
+from mxref_torch.errors import LayerError
+from mxref_torch.names import (
+    named_linears,
+    named_modules,
+    named_parameters,
+)
+from mxref_training.run.evaluate import (
+    first_nonfinite_gradient,
+    first_nonfinite_output,
+)
 
 RECIPE = recipe_from_table({"gemm": "ordered", "all": {"rounding": "sr"}, "keep_bf16": ["lm_head", "*.1"]})
 NAMES = ["blocks.0", "blocks.1", "module.inner", "lm_head"]

@@ -9,23 +9,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-import mxref_torch  # noqa: E402
-from mxref import get_backend  # noqa: E402
-from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref_torch import (  # noqa: E402
+import mxref_torch
+from mxref import get_backend
+from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError
+from mxref.recipe_files import recipe_from_table
+from mxref_torch import (
     check_census,
     convert,
     operators,
     sole_uses,
 )
-from mxref_training.run import loop  # noqa: E402
-from narrow_backend import Narrow  # noqa: E402
-from training_setup import SR, change, lines, run, weights  # noqa: E402
+from mxref_training.run import loop
+from narrow_backend import Narrow
+from training_setup import SR, change, lines, run, weights
 
 # The 4/3 that undoes a prescale fills a product's mantissa, so that the order of sums shows.
 MXFP4 = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"prescale": True}})

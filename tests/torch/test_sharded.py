@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxref import get_backend  # noqa: E402
-from mxref.errors import DtypeError, MxrefError  # noqa: E402
-from mxref_torch.bridge import to_backend  # noqa: E402
-from mxref_torch.errors import LayerError  # noqa: E402
+from mxref import get_backend
+from mxref.errors import DtypeError, MxrefError
+from mxref_torch.bridge import to_backend
+from mxref_torch.errors import LayerError
 
 CASES = ["reference:mxfp4", "reference:tseng", "reference:fp8", "reference:bf16"]
 with suppress(MxrefError):  # where numba is not installed

@@ -12,15 +12,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from mxref import get_backend  # noqa: E402
-from mxref.errors import MxrefError  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref_torch import advance, check_census, convert, restart  # noqa: E402
-from mxref_torch.errors import LayerError, StepError  # noqa: E402
+from mxref import get_backend
+from mxref.errors import MxrefError
+from mxref.recipe_files import recipe_from_table
+from mxref_torch import (
+    advance,
+    check_census,
+    convert,
+    restart,
+)
+from mxref_torch.errors import (
+    LayerError,
+    StepError,
+)
 
 SR = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "wgrad": {"dy": {"rounding": "sr"}}})
 SIGNS = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "per_step"}})

@@ -8,14 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from mxref.recipe import recipe_from_table  # noqa: E402
-from mxref.reference import ReferenceBackend  # noqa: E402
-from mxref_torch import convert  # noqa: E402
-from mxref_torch.layer import _LinearFunction  # noqa: E402
-from mxref_training.config import find_recipe  # noqa: E402
+from mxref.recipe_files import recipe_from_table
+from mxref.reference import ReferenceBackend
+from mxref_torch import convert
+from mxref_torch.layer import _LinearFunction
+from mxref_training.config import find_recipe
 
 MIXED = {"all": {"format": "fp8"}, "dgrad": {"format": "mxfp4"}, "wgrad": {"format": "bf16"}}
 RECIPES = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.run.device import choose_device
 from narrow_backend import Narrow

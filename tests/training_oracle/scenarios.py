@@ -14,7 +14,7 @@ from torch import nn
 
 import mxref_torch
 from mxref.discovery import get_backend
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama

@@ -18,8 +18,9 @@ from mxref.conformance.model import Check, Plan
 from mxref.conformance.requests.crafted import crafted_blocks, tame
 from mxref.conformance.requests.quantization import Request, scales_only
 from mxref.conformance.shrink.blame import deciders
+from mxref.dialects import DIALECTS
 from mxref.formats import BlockShape
-from mxref.recipe import DIALECTS, OperandSpec
+from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule

@@ -22,6 +22,7 @@ from mxref_triton.gfx950_check import DIVISORS, first_difference
 from bench import render_aot
 from bench.records import RECORDS
 from mxref.errors import RecipeError
+from mxref.formats import E2M1
 from mxref.steps.rounding import Rounding, round_magnitude
 from mxref_triton.aot import amdgcn
 from mxref_triton.aot.__main__ import main
@@ -335,7 +336,7 @@ def words_of(values, factors, spoil=None):
     with np.errstate(all="ignore"):
         wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
     magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)
-    codes = round_magnitude(magnitude.ravel(), Rounding.RNE).reshape(magnitude.shape)
+    codes = round_magnitude(magnitude.ravel(), Rounding.RNE, E2M1).reshape(magnitude.shape)
     codes |= np.signbit(values).astype(np.uint8) << 3
     if spoil is not None:
         codes = spoil(values, magnitude, codes.copy())

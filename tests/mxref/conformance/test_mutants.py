@@ -3,11 +3,11 @@
 from collections import Counter
 
 import pytest
-
 from mutant_blame import BLAME_MUTANTS
 from mutant_fused import Adding, Dual, Laid
 from mutant_sizes import SIZE_MUTANTS
 from mutant_stages import Staged
+
 from mutants import MUTANTS
 from mxref.conformance import CLAUSES, check
 

@@ -4,7 +4,7 @@ The stream of tokens is cut into windows of `seq_len + 1` tokens that share one 
 token but the first is predicted exactly once. The tokens that are too few for a last window fall at either end
 of the stream, shifted at random from epoch to epoch, so none is lost for good. Sample `i` of the whole run is
 window `order(i // n)[i % n]` of epoch `i // n`: a function of the seed and of `i` alone. "The order of the data" in
-docs/reference/training.rst says how the shift and the order of an epoch are drawn, in full.
+docs/training.rst says how the shift and the order of an epoch are drawn, in full.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files that survive kills, full disks and power cuts: every file of a run, an arm or a cache gets its name here.
 
-The rule, of which `docs/reference/durability.rst` gives the whole:
+The rule, of which `docs/durability.rst` gives the whole:
 
 1. A file or folder that must be whole is written under a temporary name, synced, and renamed. Its old state or its
    new one is there, never a part. The temporary name of `NAME` is `.NAME.tmp`, so what a killed process left is

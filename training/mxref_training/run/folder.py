@@ -3,8 +3,7 @@
 `run.json` is the first file to appear: with it the folder is a run, without it it is none. `config.toml` and
 `recipe.toml` are copies for readers and are made again where they are missing. `metrics.jsonl` and `timing.jsonl` are
 logs, and count up to the length that the newest checkpoint records. Clock readings are in `timing.jsonl` and `run.json`
-alone, so the metrics of a resumed run equal those of one that never stopped. The whole rule is in
-`docs/reference/durability.rst`.
+alone, so the metrics of a resumed run equal those of one that never stopped. `docs/durability.rst` has the whole rule.
 """
 
 from __future__ import annotations
