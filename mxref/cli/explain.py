@@ -20,7 +20,7 @@ from mxref.dialects import DIALECTS, dialect
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
 from mxref.explain.text import notes, reason, scale_steps
-from mxref.formats import BlockShape
+from mxref.formats import BLOCK_FORMATS, BlockShape
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
 from mxref.steps.hadamard import SIZES, SignPolicy
@@ -47,6 +47,7 @@ _SETTINGS = {"ignore_unknown_options": True}
 @click.option(
     "--dialect", "name", default="ocp", show_default=True, help=f"Start from {', '.join(DIALECTS)}."
 )
+@click.option("--format", type=click.Choice(list(BLOCK_FORMATS)), help="Block format.")
 @click.option(
     "--scale-rule", type=click.Choice([r.value for r in ScaleRule]), help="Rule of the shared scale."
 )
@@ -60,7 +61,11 @@ _SETTINGS = {"ignore_unknown_options": True}
     type=click.Choice([p.value for p in SignPolicy]),
     help="When the random signs of the transform are drawn.",
 )
-@click.option("--prescale/--no-prescale", default=None, help="Multiply by 3/4 before rounding.")
+@click.option(
+    "--prescale/--no-prescale",
+    default=None,
+    help="Multiply by the format's constant below 1 before rounding: 3/4 for MXFP4.",
+)
 @click.option("--zero-scale", type=click.Choice(["0", "127"]), help="Scale code of an all-zero block.")
 @click.option("--tile", is_flag=True, help="Share a scale over 32x32 tiles instead of 1x32 rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random bits.")
@@ -123,7 +128,7 @@ def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
     changes: dict[str, Any] = {}
     for field, convert in (
         ("scale_rule", ScaleRule), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
-        ("zero_scale", int), ("sr_bits", int), ("prescale", bool),
+        ("zero_scale", int), ("sr_bits", int), ("prescale", bool), ("format", str),
     ):  # fmt: skip
         if options[field] is not None:
             changes[field] = convert(options[field])
@@ -232,6 +237,7 @@ def _only(path: Path, names: list[str], key: str | None) -> str:
 def _plain(block: BlockExplanation) -> Any:
     """Return an explanation as JSON values. NaN and Inf become strings, because JSON has no such numbers."""
     out = asdict(block) | {
+        "spec": asdict(block.spec) | {"format": block.format.name},
         "packed": block.packed.hex(),
         "sqnr_db": block.sqnr_db,
         "max_error": block.max_error,

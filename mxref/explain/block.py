@@ -1,7 +1,7 @@
 """One block, step by step: what quantization did to each of its elements, and why.
 
 Codes and scale codes are those that `mxref.quantize` returns; the steps between are computed by the
-same functions that it calls, so an explanation cannot drift away from what it explains.
+same functions that it calls, so an explanation always agrees with the quantization.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mxref.arguments import as_spec, check_bool, check_integer
 from mxref.arrays import as_array
 from mxref.dialects import Dialect
 from mxref.errors import ShapeError
-from mxref.formats import E2M1, E8M0, MXFP4, BlockShape
+from mxref.formats import E8M0, BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
@@ -36,11 +36,9 @@ from mxref.steps.scale import (
     scale_code,
 )
 
-K = MXFP4.k
-
 
 class Case(StrEnum):
-    """What rounding found for an element."""
+    """The result of rounding for an element."""
 
     EXACT = "exact"
     """The scaled value lies on the grid."""
@@ -49,17 +47,17 @@ class Case(StrEnum):
     UP = "up"
     DOWN = "down"
     SATURATED = "saturated"
-    """Above the largest magnitude, 6."""
+    """Above the largest magnitude of the format."""
     NAN = "nan"
     """Not rounded: the block is a NaN block."""
 
 
 @dataclass(frozen=True)
 class ElementExplanation:
-    """One element on its way to a code; values in the units of the tensor but for `v`, `lower` and `upper`."""
+    """The quantization of one element; all values but `v`, `lower` and `upper` are in the units of the tensor."""
 
     position: int
-    """Place in the block, 0 to 31."""
+    """Place in the block, from 0."""
     padded: bool
     """Whether it is a zero appended by padding."""
     x: float
@@ -67,43 +65,43 @@ class ElementExplanation:
     d: int
     """The random sign, +1 or -1."""
     y: float
-    """After signs and Hadamard transform; `x` where there is none."""
+    """The value after signs and Hadamard transform; `x` without a transform."""
     y_bits: int
     v: float | None
-    """|y| / X, times 3/4 under a prescale; None in a NaN block, as the fields derived from it."""
+    """|y| / X, times the prescale if the treatment has one; None in a NaN block, as the fields derived from it."""
     lower: float | None
     upper: float | None
     fraction: float | None
-    """(v - lower) / (upper - lower), in [0, 1); None at 6 and above."""
+    """(v - lower) / (upper - lower), in [0, 1); None from the largest magnitude on."""
     threshold: int | None
     """For SR: T = floor(fraction * 2^R)."""
     random: int | None
-    """For SR: r; the element goes up when T + r >= 2^R."""
+    """For SR: r; the element is rounded up if T + r >= 2^R."""
     case: Case
     code: int
     element: float
-    """The E2M1 value P of the code."""
+    """The value P of the code."""
     value: float
-    """P * X, times 4/3 under a prescale as a GEMM undoes it; NaN in a NaN block."""
+    """P * X, divided by the prescale as in a GEMM; NaN in a NaN block."""
     error: float | None
     """|value - y|."""
 
 
 @dataclass(frozen=True)
 class ScaleExplanation:
-    """How the shared scale came from the block's amax."""
+    """The choice of the shared scale from the block's amax."""
 
     rule: ScaleRule
     amax: float
     amax_bits: int
     amax_at: int | None
-    """Position of the first element that holds amax; None if it is elsewhere in a 32x32 tile."""
+    """Position of the first element that has amax; None if amax is in another row of a tile."""
     exponent_field: int
     """E, the biased exponent of amax."""
     mantissa: int
     """m, the 23 mantissa bits of amax."""
     bump: int
-    """1 where the rule goes one binade above FLOOR."""
+    """1 if the exponent is one more than that of FLOOR."""
     unclamped: int | None
     """e before clamping to [-127, 127]; None for a zero or NaN block."""
     byte: int
@@ -129,7 +127,14 @@ class BlockExplanation:
     scale: ScaleExplanation
     elements: tuple[ElementExplanation, ...]
     packed: bytes
-    """The 16 bytes of codes as stored."""
+    """The bytes of codes as stored."""
+
+    @property
+    def format(self) -> BlockFormat:
+        """The block format that the quantization makes."""
+        made = self.spec.format
+        assert isinstance(made, BlockFormat)  # checked when the quantization was planned
+        return made
 
     @property
     def sqnr_db(self) -> float | None:
@@ -174,7 +179,8 @@ def explain_block(
     placement = Placement(rng)
     index, pad = check_integer("index", index), check_bool("pad", pad)
     whole = plan_quantize(x.shape, spec, axis, placement, pad)
-    per_row = whole.length // K
+    k, element = whole.format.k, whole.format.element
+    per_row = whole.length // k
     if not 0 <= index < whole.rows * per_row:
         raise ShapeError(
             f"block {index} does not exist: shape {tuple(x.shape)} along axis {whole.axis} has "
@@ -182,17 +188,17 @@ def explain_block(
         )
     row, block = divmod(index, per_row)
     row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
-    start = (*row_index[: whole.axis], block * K, *row_index[whole.axis :])
+    start = (*row_index[: whole.axis], block * k, *row_index[whole.axis :])
     origin, slab = _slab(x, whole, start)
     within = Placement(rng, origin, tuple(x.shape))
     plan = plan_quantize(slab.shape, spec, whole.axis, within, pad)
     q = quantize(slab, spec, axis=whole.axis, placement=within, pad=pad)
 
-    r, b = (start[_tile_axis(whole)] % K if spec.block is BlockShape.TILE else 0), block - plan.first // K
+    r, b = (start[_tile_axis(whole)] % k if spec.block is BlockShape.TILE else 0), block - plan.first // k
     x_rows = np.moveaxis(slab, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)  # [rows, L]
-    x_rows = np.pad(x_rows, [(0, 0), (0, plan.length - x_rows.shape[1])])  # [rows, K]
+    x_rows = np.pad(x_rows, [(0, 0), (0, plan.length - x_rows.shape[1])])  # [rows, length]
     y_rows = hadamard(x_rows, plan.rotation) if plan.rotation else x_rows
-    here = slice(b * K, (b + 1) * K)
+    here = slice(b * k, (b + 1) * k)
     y = y_rows[r, here]
     byte = int(q.scales.reshape(plan.rows, -1)[r, b])
     random = None
@@ -201,16 +207,16 @@ def explain_block(
             plan.global_rows(), plan.first, plan.length, plan.global_length, plan.stream, spec.sr_bits
         )[r, here]
     shared = y_rows[:, here] if spec.block is BlockShape.TILE else y[None]
-    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec)
-    codes = unpack(q.codes, E2M1).reshape(plan.rows, -1)[r, here]
+    scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec.scale_rule, element)
+    codes = unpack(q.codes, element).reshape(plan.rows, -1)[r, here]
     signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
     elements = _explain_elements(
-        x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec,
-        real=x.shape[whole.axis] - block * K,
+        x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec, element,
+        real=x.shape[whole.axis] - block * k,
     )  # fmt: skip
     return BlockExplanation(
         spec, rng, plan.rotation, tuple(x.shape), whole.axis, index, whole.rows * per_row, start, scale,
-        elements, pack(codes, E2M1).tobytes(),
+        elements, pack(codes, element).tobytes(),
     )  # fmt: skip
 
 
@@ -224,29 +230,31 @@ def _slab(x: NDArray[Any], plan: QuantPlan, start: tuple[int, ...]) -> tuple[tup
     sizes = [1] * len(start)
     sizes[plan.axis] = plan.unit
     if plan.spec.block is BlockShape.TILE:
-        sizes[_tile_axis(plan)] = K
+        sizes[_tile_axis(plan)] = plan.format.k
     origin = tuple(s // size * size for s, size in zip(start, sizes, strict=True))
     return origin, x[tuple(slice(o, o + size) for o, size in zip(origin, sizes, strict=True))]
 
 
-def _explain_scale(y: NDArray[np.float32], row: int, byte: int, spec: OperandSpec) -> ScaleExplanation:
-    bits = magnitude_bits(y)  # [rows sharing the scale, 32]
+def _explain_scale(
+    y: NDArray[np.float32], row: int, byte: int, rule: ScaleRule, element: ElementFormat
+) -> ScaleExplanation:
+    bits = magnitude_bits(y)  # [rows sharing the scale, k]
     u = bits.max()
     at = np.flatnonzero(bits[row] == u)
     exponent_field, mantissa = int(u) >> MANTISSA_BITS, int(u) & MANTISSA_MASK
-    # The rule itself says whether m goes up: asked at an exponent that nothing clamps.
+    # Whether the rule adds one to the exponent of FLOOR, found at an exponent that is not clamped.
     probe = np.uint32(128 << MANTISSA_BITS | mantissa)
-    bump = int(scale_code(np.array(probe), spec.scale_rule, E2M1)) - (128 - E2M1.max_exponent)
+    bump = int(scale_code(np.array(probe), rule, element)) - (128 - element.max_exponent)
     ordinary = 0 < u < INFINITY_BITS
     return ScaleExplanation(
-        rule=spec.scale_rule,
+        rule=rule,
         amax=float(np.array(u).view(np.float32)),
         amax_bits=int(u),
         amax_at=int(at[0]) if at.size else None,
         exponent_field=exponent_field,
         mantissa=mantissa,
         bump=bump if ordinary else 0,
-        unclamped=exponent_field - 127 - E2M1.max_exponent + bump if ordinary else None,
+        unclamped=exponent_field - 127 - element.max_exponent + bump if ordinary else None,
         byte=byte,
         value=math.nan if byte == E8M0.nan_code else math.ldexp(1.0, byte - E8M0.bias),
     )
@@ -260,23 +268,24 @@ def _explain_elements(
     codes: NDArray[np.uint8],
     scale: ScaleExplanation,
     spec: OperandSpec,
+    format: ElementFormat,
     real: int,
 ) -> tuple[ElementExplanation, ...]:
     spoiled = scale.byte == E8M0.nan_code
-    undo = 4 / 3 if spec.prescale else 1.0
-    magnitude = np.zeros(K, np.float32) if spoiled else np.abs(y)
+    undo = 1 / format.prescale if spec.prescale else 1.0
+    magnitude = np.zeros_like(y) if spoiled else np.abs(y)
     with np.errstate(under="ignore"):
         exponent = 0 if spoiled else scale.byte - E8M0.bias
         v = np.ldexp(magnitude.astype(np.float64), -exponent).astype(np.float32)
-        v = apply_prescale(v, E2M1) if spec.prescale else v
-    below = round_magnitude(v, Rounding.RTZ, E2M1)
+        v = apply_prescale(v, format) if spec.prescale else v
+    below = round_magnitude(v, Rounding.RTZ, format)
     out = []
-    for i in range(K):
-        lower = E2M1.magnitudes[below[i]]
-        upper = E2M1.magnitudes[min(below[i] + 1, len(E2M1.magnitudes) - 1)]
+    for i in range(len(y)):
+        lower = format.magnitudes[below[i]]
+        upper = format.magnitudes[min(below[i] + 1, format.max_code)]
         fraction = (float(v[i]) - lower) / (upper - lower) if upper > lower else None
         code = int(codes[i])
-        element = math.copysign(E2M1.magnitudes[code & 7], -1.0 if code & E2M1.sign else 1.0)
+        element = format.values[code]
         value = math.nan if spoiled else element * scale.value * undo
         stochastic = random is not None and not spoiled
         out.append(
@@ -298,7 +307,7 @@ def _explain_elements(
                 random=int(random[i]) if stochastic and random is not None else None,
                 case=Case.NAN
                 if spoiled
-                else _case(float(y[i]), float(v[i]), lower, fraction, abs(element), spec),
+                else _case(float(y[i]), float(v[i]), lower, fraction, abs(element), spec, format.max_value),
                 code=code,
                 element=element,
                 value=value,
@@ -309,12 +318,18 @@ def _explain_elements(
 
 
 def _case(
-    y: float, v: float, lower: float, fraction: float | None, element: float, spec: OperandSpec
+    y: float,
+    v: float,
+    lower: float,
+    fraction: float | None,
+    element: float,
+    spec: OperandSpec,
+    largest: float,
 ) -> Case:
-    # v = 0 of a nonzero y was too small for float32: it is below the grid's first gap, not on the grid.
+    # If y is not zero but v is, v was too small for float32: it is in the grid's first gap, not on the grid.
     if v == lower and (v != 0 or y == 0):
         return Case.EXACT
-    if v > E2M1.max_value:
+    if v > largest:
         return Case.SATURATED
     if fraction == 0.5 and spec.rounding in (Rounding.RNE, Rounding.RNA):
         return Case.TIE

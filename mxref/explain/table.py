@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from itertools import groupby
 
 import numpy as np
@@ -13,10 +14,13 @@ from mxref.cli.style import BOX, HEAD, QUIET, console
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.explain.text import notes, number, reason, scale_steps
 from mxref.formats import E8M0
+from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
 
 WIDE = 116
+_LISTED = 16
+"""The longest grid whose magnitudes are printed."""
 
 _STYLES = {Case.SATURATED: "yellow", Case.TIE: "magenta", Case.NAN: "red", Case.EXACT: QUIET}
 _SHORT = {Case.SATURATED: "sat"}
@@ -36,8 +40,11 @@ def show(block: BlockExplanation, operand: str) -> None:
     out.print(_heading("Shared scale", ""))
     out.print(_list((f"{i}.", step) for i, step in enumerate(scale_steps(block), 1)))
     v = "|y| / X" if block.rotation else "|x| / X"
-    v = f"0.75 {v}" if block.spec.prescale else v
-    out.print(_heading("Rounding to the grid 0 0.5 1 1.5 2 3 4 6", f"v = {v}"))
+    element = block.format.element
+    v = f"{element.prescale:g} {v}" if block.spec.prescale else v
+    listed = len(element.magnitudes) <= _LISTED
+    grid = " ".join(f"{m:g}" for m in element.magnitudes) if listed else f"of {element.name}"
+    out.print(_heading(f"Rounding to the grid {grid}", f"v = {v}"))
     out.print(_rounding_table(block, out.width >= WIDE))
     out.print(_heading("Stored", ""))
     scale = f"{block.scale.byte:02x}"
@@ -71,11 +78,16 @@ def _span(block: BlockExplanation) -> str:
 
 def _treatment(block: BlockExplanation, operand: str) -> str:
     spec = block.spec
-    words = [f"scale {spec.scale_rule.value}", f"rounding {spec.rounding.value}", f"block {spec.block.value}"]
+    words = [block.format.title] if block.format is not OperandSpec().format else []
+    words += [
+        f"scale {spec.scale_rule.value}",
+        f"rounding {spec.rounding.value}",
+        f"block {spec.block.value}",
+    ]
     if spec.rounding is Rounding.SR:
         words.append(f"R = {spec.sr_bits}")
     if spec.prescale:
-        words.append("prescale 3/4")
+        words.append(f"prescale {Fraction(block.format.element.prescale)}")
     if block.rotation:
         words.append(f"H{block.rotation.n} signs {spec.signs.value}")
     if block.stream and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
@@ -173,7 +185,7 @@ def _cells(e: ElementExplanation, block: BlockExplanation, wide: bool) -> dict[s
         "grid": Text(grid),
         "T": Text("" if e.threshold is None else str(e.threshold), QUIET),
         "r": Text("" if e.random is None else str(e.random), QUIET),
-        "code": Text(f"{e.code:04b}", "bold"),
+        "code": Text(f"{e.code:0{block.format.element.bits}b}", "bold"),
         "P": Text("nan" if e.case is Case.NAN else f"{e.element:g}"),
         "value": Text(f"{e.value:.{digits}g}"),
         "error": Text("" if e.error is None else f"{e.error:.2g}", QUIET if not e.error else ""),

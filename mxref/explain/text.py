@@ -1,25 +1,35 @@
-"""An explained block in words: how its scale was chosen, where each element fell, what is unusual."""
+"""An explained block in words: the choice of its scale, the rounding of each element, and unusual events."""
 
 from __future__ import annotations
+
+import math
+from fractions import Fraction
 
 import numpy as np
 
 from mxref.explain import BlockExplanation, Case, ElementExplanation
-from mxref.formats import E2M1, E8M0, MXFP4, BlockShape
+from mxref.formats import E8M0, BlockShape, ElementFormat
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import INFINITY_BITS, ScaleRule
+from mxref.steps.scale import INFINITY_BITS, MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
 
-_UP_WHEN = {
-    ScaleRule.CEIL: "m != 0",
-    ScaleRule.RCEIL: "m > 0x400000",
-    ScaleRule.EVEN: "m >= 0x600000",
-}
-_RANGE = {
-    ScaleRule.FLOOR: "[4, 8): above 6 saturates",
-    ScaleRule.CEIL: "(2, 4]",
-    ScaleRule.RCEIL: "(3, 6]",
-    ScaleRule.EVEN: "[3.5, 7): above 6 saturates",
-}
+
+def _up_when(rule: ScaleRule, element: ElementFormat) -> str:
+    """Return the condition on the mantissa m of amax under which the exponent is one more than FLOOR's."""
+    bound = bump_above(rule, element)
+    if not bound:
+        return "m != 0"
+    return f"m >= 0x{bound + 1:06x}" if bound % 2 else f"m > 0x{bound:06x}"
+
+
+def _range(rule: ScaleRule, element: ElementFormat) -> str:
+    """Return the interval of amax / X under a rule, and whether its upper end saturates."""
+    bound = bump_above(rule, element)
+    turn = (
+        bound + bound % 2
+    ) / 2**MANTISSA_BITS + 1  # mantissas above `bound`, or from the odd `bound` + 1 on
+    low, high = math.ldexp(turn, element.max_exponent - 1), math.ldexp(turn, element.max_exponent)
+    interval = f"[{low:g}, {high:g})" if bound % 2 else f"({low:g}, {high:g}]"
+    return interval + (f": above {element.max_value:g} saturates" if high > element.max_value else "")
 
 
 def number(value: float) -> str:
@@ -30,12 +40,13 @@ def number(value: float) -> str:
 
 def scale_steps(block: BlockExplanation) -> list[str]:
     """Return the arithmetic of the shared scale, one step per sentence."""
-    scale, symbol = block.scale, "y" if block.rotation else "x"
+    scale, symbol, element = block.scale, "y" if block.rotation else "x", block.format.element
+    k = block.format.k
     if scale.amax_at is None:
-        where = "in another row of the 32x32 tile"
+        where = f"in another row of the {k}x{k} tile"
     else:
         where = f"at element {scale.amax_at}"
-    of = "the 1,024 elements of the tile" if block.spec.block is BlockShape.TILE else f"|{symbol}|"
+    of = f"the {k * k:,} elements of the tile" if block.spec.block is BlockShape.TILE else f"|{symbol}|"
     if scale.amax_bits >= INFINITY_BITS:
         kind = "NaN" if scale.amax_bits > INFINITY_BITS else "Inf"
         return [
@@ -55,15 +66,15 @@ def scale_steps(block: BlockExplanation) -> list[str]:
         + (" (E = 0: subnormal)" if scale.exponent_field == 0 else ""),
     ]
     rule = scale.rule.value.upper()
-    start = f"{rule}: e = E - 127 - {E2M1.max_exponent}"
-    bias = 127 + E2M1.max_exponent
-    if scale.rule is ScaleRule.FLOOR:
+    start = f"{rule}: e = E - 127 - {element.max_exponent}"
+    bias = 127 + element.max_exponent
+    if bump_above(scale.rule, element) == MANTISSA_MASK:
         steps.append(f"{start} = {scale.exponent_field} - {bias} = {scale.unclamped}")
     else:
         holds = "holds" if scale.bump else "does not hold"
         steps.append(
             f"{start} + {scale.bump} = {scale.exponent_field} - {bias} + {scale.bump} = {scale.unclamped}"
-            f" (+1 when {_UP_WHEN[scale.rule]}: {holds})"
+            f" (+1 when {_up_when(scale.rule, element)}: {holds})"
         )
     exponent = scale.byte - E8M0.bias
     if exponent != scale.unclamped:
@@ -77,13 +88,16 @@ def scale_steps(block: BlockExplanation) -> list[str]:
     )
     ratio = f"amax / X = {number(scale.amax / scale.value)}"
     if exponent == scale.unclamped and scale.exponent_field > 1:
-        ratio += f", which {rule} keeps in {_RANGE[scale.rule]}"
-    return [*steps, ratio + (", before the factor 3/4" if block.spec.prescale else "")]
+        ratio += f", which {rule} keeps in {_range(scale.rule, element)}"
+    return [
+        *steps,
+        ratio + (f", before the factor {Fraction(element.prescale)}" if block.spec.prescale else ""),
+    ]
 
 
 def reason(element: ElementExplanation, block: BlockExplanation) -> str:
-    """Return in a few words why the element got its code."""
-    spec, top = block.spec, f"{E2M1.max_value:g}"
+    """Return the reason for the element's code in a few words."""
+    spec, top = block.spec, f"{block.format.element.max_value:g}"
     if element.case is Case.NAN:
         return "NaN block: code 0"
     if element.case is Case.EXACT:
@@ -101,11 +115,12 @@ def reason(element: ElementExplanation, block: BlockExplanation) -> str:
 
 
 def notes(block: BlockExplanation) -> list[str]:
-    """Return what is unusual about the block, a sentence each."""
+    """Return a sentence for each unusual event in the block."""
     out = []
+    k, grid = block.format.k, block.format.element
     padded = sum(e.padded for e in block.elements)
     if padded:
-        out.append(f"{padded} of {MXFP4.k} elements are padding: zeros appended before anything else is done")
+        out.append(f"{padded} of {k} elements are padding: zeros appended before anything else is done")
     if block.scale.byte == E8M0.nan_code:
         inputs = [e.position for e in block.elements if e.x_bits & 0x7F800000 == 0x7F800000]
         if inputs:
@@ -113,22 +128,26 @@ def notes(block: BlockExplanation) -> list[str]:
         elif block.rotation:
             out.append("the input of this block is finite: NaN or Inf came out of its Hadamard group")
         else:
-            out.append("this row is finite: NaN or Inf is in another row of the 32x32 tile")
-        out.append("the block dequantizes to 32 NaN, and every GEMM result that meets it is NaN")
+            out.append(f"this row is finite: NaN or Inf is in another row of the {k}x{k} tile")
+        out.append(f"the block dequantizes to {k} NaN, and every GEMM result that meets it is NaN")
         return out
     saturated = [e.position for e in block.elements if e.case is Case.SATURATED]
     if saturated:
         out.append(
-            f"{len(saturated)} saturated to 6, {_places(saturated)}: "
-            f"{block.scale.rule.value.upper()} may scale amax above 6"
+            f"{len(saturated)} saturated to {grid.max_value:g}, {_places(saturated)}: "
+            f"{block.scale.rule.value.upper()} may scale amax above {grid.max_value:g}"
         )
     lost = [e.position for e in block.elements if e.y != 0 and e.element == 0]
     if lost:
-        out.append(f"{len(lost)} nonzero became zero, {_places(lost)}; a zero keeps its sign (code 8)")
+        out.append(
+            f"{len(lost)} nonzero became zero, {_places(lost)}; a zero keeps its sign (code {grid.sign})"
+        )
     if block.scale.unclamped is not None and block.scale.unclamped < E8M0.min_exponent:
         out.append("the scale is clamped: amax / X is below the rule's range, so few codes are left to use")
     if block.spec.prescale:
-        out.append("values and errors include the 4/3 by which a GEMM undoes the prescale")
+        out.append(
+            f"values and errors include the {1 / Fraction(grid.prescale)} by which a GEMM undoes the prescale"
+        )
     if block.rotation:
         out.append("values and errors are those of the transformed block: a GEMM needs no inverse transform")
     return out

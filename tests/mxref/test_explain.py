@@ -15,7 +15,7 @@ from mxref import BlockShape, OperandSpec, Rounding, ScaleRule, SignPolicy, Stre
 from mxref.errors import DtypeError, NonfiniteError, ShapeError
 from mxref.explain import BlockExplanation, Case, explain_block
 from mxref.explain.text import notes, reason, scale_steps
-from mxref.formats import E2M1, Nonfinite
+from mxref.formats import BLOCK_FORMATS, Nonfinite
 from mxref.placement import Placement
 from mxref.quantize import dequantize
 from mxref.steps.scale import scale_code
@@ -38,6 +38,7 @@ specs = st.builds(
     zero_scale=st.sampled_from([0, 127]),
     prescale=st.booleans(),
     hadamard=st.sampled_from([0, 4, 16, 64]),
+    format=st.sampled_from(list(BLOCK_FORMATS)),
 )
 
 
@@ -55,8 +56,8 @@ def test_explains_exactly_what_quantize_stores(spec, signs, axis, data):
     block = explain_block(x, spec, STREAM, axis=axis, index=index, pad=True)
     assert block.blocks == q.scales.size
     assert block.scale.byte == q.scales.reshape(-1)[index]
-    assert block.packed == q.codes.reshape(-1, 16)[index].tobytes()
-    values = dequantize(q, "float64") * (4 / 3 if spec.prescale else 1)
+    assert block.packed == q.codes.reshape(-1, q.format.code_bytes(32))[index].tobytes()
+    values = dequantize(q, "float64") * (1 / q.format.element.prescale if spec.prescale else 1)
     for i, e in enumerate(block.elements):
         place = list(block.start)
         place[axis] += i
@@ -74,15 +75,16 @@ def check_steps(e, block):
         assert e.code == 0
         assert math.isnan(e.value)
         return
-    magnitude, spec = abs(e.element), block.spec
-    assert magnitude == E2M1.magnitudes[e.code & 7]
-    assert bool(e.code & 8) == (math.copysign(1, e.y) < 0)
-    assert e.lower <= min(e.v, 6) <= e.upper
-    if spec.rounding is Rounding.SR and e.v < 6:
+    magnitude, spec, element = abs(e.element), block.spec, block.format.element
+    top = element.max_value
+    assert magnitude == element.magnitudes[e.code & ~element.sign]
+    assert bool(e.code & element.sign) == (math.copysign(1, e.y) < 0)
+    assert e.lower <= min(e.v, top) <= e.upper
+    if spec.rounding is Rounding.SR and e.v < top:
         assert e.threshold == math.floor(e.fraction * 2**spec.sr_bits)
         assert 0 <= e.random < 2**spec.sr_bits
         assert magnitude == (e.upper if e.threshold + e.random >= 2**spec.sr_bits else e.lower)
-    expected = {Case.EXACT: e.v, Case.UP: e.upper, Case.DOWN: e.lower, Case.SATURATED: 6.0}
+    expected = {Case.EXACT: e.v, Case.UP: e.upper, Case.DOWN: e.lower, Case.SATURATED: top}
     if e.case is Case.TIE:
         assert e.fraction == 0.5
         assert e.code % 2 == 0 or spec.rounding is Rounding.RNA
@@ -90,21 +92,35 @@ def check_steps(e, block):
         assert magnitude == expected[e.case]
 
 
+# Mantissas above which, and from which on, each format's rules take the next exponent.
+RCEIL_ABOVE = {"mxfp4": 0x400000, "mxfp8_e4m3": 0x600000, "mxfp8_e5m2": 0x600000}
+EVEN_FROM = {"mxfp4": 0x600000, "mxfp8_e4m3": 0x780000, "mxfp8_e5m2": 0x700000}
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 @pytest.mark.parametrize("rule", ScaleRule)
-@pytest.mark.parametrize("mantissa", [0, 1, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x7FFFFF])
-def test_scale_words_state_the_rule_that_the_code_follows(rule, mantissa):
+@pytest.mark.parametrize(
+    "mantissa",
+    [0, 1, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x6FFFFF, 0x700000, 0x780000, 0x7FFFFF],
+)
+def test_scale_words_state_the_rule_that_the_code_follows(format, rule, mantissa):
     amax = np.array(130 << 23 | mantissa, np.uint32)
-    block = one([amax.view(np.float32)], OperandSpec(scale_rule=rule))
+    block = one([amax.view(np.float32)], OperandSpec(scale_rule=rule, format=format))
     bumps = {
         ScaleRule.FLOOR: False,
         ScaleRule.CEIL: mantissa != 0,
-        ScaleRule.RCEIL: mantissa > 0x400000,
-        ScaleRule.EVEN: mantissa >= 0x600000,
+        ScaleRule.RCEIL: mantissa > RCEIL_ABOVE[format],
+        ScaleRule.EVEN: mantissa >= EVEN_FROM[format],
     }
+    element = BLOCK_FORMATS[format].element
     assert block.scale.bump == bumps[rule]
-    assert block.scale.unclamped == 130 - 129 + bumps[rule]
-    assert block.scale.byte == scale_code(amax, rule, E2M1)
+    assert block.scale.unclamped == 130 - 127 - element.max_exponent + bumps[rule]
+    assert block.scale.byte == scale_code(amax, rule, element)
     text = " ".join(scale_steps(block))
+    low, high = (float(end) for end in re.search(r"keeps in [\[(]([\d.]+), ([\d.]+)[\])]", text).groups())
+    ratio = block.scale.amax / block.scale.value
+    assert low <= ratio <= high <= 2 * low
+    assert ("saturates" in text) == (high > element.max_value)
     assert f"m = 0x{mantissa:06x}" in text
     if rule is not ScaleRule.FLOOR:
         condition = re.search(r"\+1 when (.*?): (holds|does not hold)", text)

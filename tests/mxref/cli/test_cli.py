@@ -320,3 +320,15 @@ def test_module_is_usable_from_a_fresh_process():
     )  # fmt: skip
     assert done.returncode == 0
     assert "scale 7e  codes e4 02 00" in done.stdout
+
+
+def test_explain_takes_a_block_format_and_names_it_in_json():
+    shown = run("explain", "1", "-2", "448", "--format", "mxfp8_e4m3", "--json")
+    (block,) = json.loads(shown.stdout)["blocks"]
+    assert block["spec"]["format"] == "mxfp8_e4m3"
+    assert block["packed"] == "38c07e" + "00" * 29
+    (plain,) = json.loads(run("explain", "1", "--json").stdout)["blocks"]
+    assert plain["spec"]["format"] == "mxfp4"
+    text = run("explain", "1", "-2", "448", "--format", "mxfp8_e4m3").stdout
+    assert "MXFP8 E4M3" in text
+    assert "Rounding to the grid of E4M3" in text
