@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from mutant_stages import Loose, Staged, staged, with_capabilities
-from mutants import MUTANTS
+from mutants import BY_NAME
+from mutants.staged import Staged, staged, with_capabilities
+from mutants.stored import Loose
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, quantize, scaled_gemm
 from mxref.backend import Capabilities
 from mxref.cli import main
@@ -40,7 +41,6 @@ from mxref.scale import ScaleRule
 ROOT = Path(__file__).parent.parent
 TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
-BY_NAME = {m.name: m for m in MUTANTS}
 
 
 def run(*args: str, width: int = 100) -> Result:

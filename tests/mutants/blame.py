@@ -7,8 +7,8 @@ from unittest.mock import patch
 import ml_dtypes
 import numpy as np
 
-from mutant_stages import ExactBy, Staged, decoding, rotating, staged
-from mutants import Mutant
+from mutants.mutant import Mutant
+from mutants.staged import ExactBy, Staged, decoding, rotating, staged
 from mxref import GemmProfile
 from mxref.philox import random_integers
 from mxref.quantize import dequantize

@@ -7,8 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mutant_stages import ExactBy, Staged, by_scale, decoding, staged
-from mutants import Mutant
+from mutants.mutant import Mutant
+from mutants.staged import ExactBy, Staged, decoding, staged
+from mutants.stored import by_scale
 from mxref import GemmProfile
 from mxref.gemm import block_dots
 from mxref.philox import elements_per_call, stream_words
