@@ -20,6 +20,7 @@ from mxref.conformance.model import Level, Op, Plan
 from mxref.conformance.requests.crafted import TIES, crafted_blocks, tame
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
+from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 from mxref.scale import ScaleRule
@@ -44,7 +45,7 @@ def test_numba_passes_and_skips_only_what_it_does_not_declare():
     assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
     skipped = {c.clause: set(c.reasons) for c in report.clauses if c.reasons}
     undeclared = {
-        "native_sr", "gemm_profiles: exact", "dequantize_dtypes: float64", "bounded_max_scale: 254",
+        "native_sr", "gemms: exact of mxfp4 x mxfp4", "dequantize_dtypes: float64", "bounded_max_scale: 254",
         "bounded_max_scale: 253",
     }  # fmt: skip
     assert set.union(*skipped.values()) <= undeclared
@@ -72,7 +73,7 @@ def test_the_toy_backend_passes_what_it_declares():
         {"in_dtypes": frozenset({"bfloat16"})},
         {"scale_rules": frozenset({ScaleRule.EVEN}), "roundings": frozenset({Rounding.SR})},
         {"max_sr_bits": 16, "hadamard_sizes": frozenset({16, 64}), "gemm_dtypes": frozenset({"bfloat16"})},
-        {"gemm_profiles": frozenset(), "dequantize_dtypes": frozenset()},
+        {"gemms": frozenset(), "dequantize_dtypes": frozenset()},
     ],
 )
 def test_narrow_declarations_are_asked_for_what_they_hold(fields):
@@ -185,7 +186,10 @@ def test_crafted_blocks_hold_what_they_promise():
 @pytest.mark.parametrize("rule", ScaleRule)
 def test_tame_values_are_exact_under_every_rounding(rule):
     x = tame(np.random.default_rng(0), (50, 96))
-    first, *others = (quantize(x, OperandSpec(scale_rule=rule, rounding=r), rng=Stream(1)) for r in Rounding)
+    first, *others = (
+        quantize(x, OperandSpec(scale_rule=rule, rounding=r), placement=Placement(Stream(1)))
+        for r in Rounding
+    )
     assert all(first == other for other in others)
 
 

@@ -21,6 +21,7 @@ from mxref.conformance.model import Subject
 from mxref.conformance.requests.product import Product
 from mxref.conformance.requests.quantization import Request
 from mxref.conformance.shrink.quantization import explain_command, shrink_quantize
+from mxref.formats import E2M1
 from mxref.packing import pack
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
@@ -89,11 +90,11 @@ def test_any_block_can_be_explained_where_it_is(hadamard, rounding):
     )
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
     request = Request(x, spec, axis=0, rng=Stream(5, 6, 7, 3))
-    subject = Subject(staged(pack=lambda self, codes: pack(codes) ^ 1)(), shrink=False)
+    subject = Subject(staged(pack=lambda self, codes: pack(codes, E2M1) ^ 1)(), shrink=False)
     for row, block in ((0, 0), (1, 1), (2, 0)):
         failure = shrink_quantize(subject, request, row, block, "c", "t", 1)
         want = request.expected_blocks
-        codes = pack(want.codes[row, block]).tobytes().hex(" ")
+        codes = pack(want.codes[row, block], E2M1).tobytes().hex(" ")
         assert failure.expected == f"scale {want.scales[row, block]:02x}  codes {codes}"
         assert explained(failure.command) == failure.expected
 

@@ -14,6 +14,7 @@ from mxref.conformance.requests.product import Product, decided
 from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, plainest
 from mxref.conformance.shrink.product import shrunk
 from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -95,7 +96,7 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
         )
 
     bounded = product.profile is GemmProfile.BOUNDED
-    needs: list[tuple[str, Any]] = [("gemm_profiles", product.profile), ("gemm_dtypes", product.out)]
+    needs: list[tuple[str, Any]] = [("gemms", (product.profile, MXFP4, MXFP4)), ("gemm_dtypes", product.out)]
     if product.a.prescale or product.b.prescale:
         needs.append(("prescale", True))
     if bounded:

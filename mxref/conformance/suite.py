@@ -27,8 +27,9 @@ from mxref.conformance.checks import (
 from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Plan, Subject
 from mxref.conformance.requests.quantization import MalformedAnswer
 from mxref.conformance.watch.copies import Copies
+from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
-from mxref.recipe import OperandSpec, dialect
+from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
 
 

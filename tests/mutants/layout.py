@@ -14,6 +14,7 @@ from mutants.staged import (
     with_capabilities,
 )
 from mxref import ScaleRule
+from mxref.formats import E2M1
 from mxref.packing import pack
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
@@ -97,7 +98,9 @@ def block_order(self, codes, scales, spoiled, v):
 
 
 def high_nibble_first(self, codes):
-    return pack(codes.reshape(*codes.shape[:-1], codes.shape[-1] // 2, 2)[..., ::-1].reshape(codes.shape))
+    return pack(
+        codes.reshape(*codes.shape[:-1], codes.shape[-1] // 2, 2)[..., ::-1].reshape(codes.shape), E2M1
+    )
 
 
 class Accepts(Staged):

@@ -12,6 +12,7 @@ from mutants.staged import (
     staged,
 )
 from mxref import BlockShape, Rounding, ScaleRule
+from mxref.formats import E2M1
 from mxref.rounding import round_magnitude
 from mxref.scale import magnitude_bits, scale_code
 
@@ -20,17 +21,17 @@ def log2_floor(self, amax, spec):
     a = amax.astype(np.uint32).view(np.float32)
     with np.errstate(divide="ignore"):
         e = np.floor(np.log2(a)).clip(-149, 127)
-    bump = scale_code(amax, spec.scale_rule).astype(int) - scale_code(amax, ScaleRule.FLOOR)
+    bump = scale_code(amax, spec.scale_rule, E2M1).astype(int) - scale_code(amax, ScaleRule.FLOOR, E2M1)
     return (e - 2 + bump).clip(-127, 127).astype(int) + 127
 
 
 def log2_in_bfloat16(self, amax, spec):
     if self.dtype_now != ml_dtypes.bfloat16:
-        return scale_code(amax, spec.scale_rule)
+        return scale_code(amax, spec.scale_rule, E2M1)
     a = amax.astype(np.uint32).view(np.float32).astype(np.float64)
     with np.errstate(divide="ignore"):
         e = np.floor(np.log2(a).astype(ml_dtypes.bfloat16).astype(np.float64)).clip(-149, 127)
-    bump = scale_code(amax, spec.scale_rule).astype(int) - scale_code(amax, ScaleRule.FLOOR)
+    bump = scale_code(amax, spec.scale_rule, E2M1).astype(int) - scale_code(amax, ScaleRule.FLOOR, E2M1)
     return (e - 2 + bump).clip(-127, 127).astype(int) + 127
 
 
@@ -39,7 +40,7 @@ def turn(rule: ScaleRule, above: int):
 
     def scale(self, amax, spec):
         if spec.scale_rule is not rule:
-            return scale_code(amax, spec.scale_rule)
+            return scale_code(amax, spec.scale_rule, E2M1)
         u = amax.astype(np.int64)
         return np.clip((u >> 23) - 129 + ((u & 0x7FFFFF) > above), -127, 127) + 127
 
@@ -47,13 +48,13 @@ def turn(rule: ScaleRule, above: int):
 
 
 def even_to_nan(self, amax, spec):
-    scales = scale_code(amax, spec.scale_rule).astype(int)
+    scales = scale_code(amax, spec.scale_rule, E2M1).astype(int)
     return np.where((spec.scale_rule is ScaleRule.EVEN) & (amax >= 0x7F600000), 255, scales)
 
 
 def wrapped(self, amax, spec):
     u = amax.astype(np.int64)
-    bump = scale_code(amax, spec.scale_rule).astype(int) - scale_code(amax, ScaleRule.FLOOR)
+    bump = scale_code(amax, spec.scale_rule, E2M1).astype(int) - scale_code(amax, ScaleRule.FLOOR, E2M1)
     return np.where(amax > 0, (u >> 23) - 2 + bump, 0) & 255
 
 
@@ -92,18 +93,18 @@ def tile_nan_per_row(self, amax, bits, spec):
 
 
 def bias_125(self, amax, spec):
-    return np.maximum(scale_code(amax, spec.scale_rule).astype(int) - 2, 0)
+    return np.maximum(scale_code(amax, spec.scale_rule, E2M1).astype(int) - 2, 0)
 
 
 def prescale_in_the_scale(self, amax, spec):
-    return scale_code(amax, ScaleRule.RCEIL if spec.prescale else spec.scale_rule)
+    return scale_code(amax, ScaleRule.RCEIL if spec.prescale else spec.scale_rule, E2M1)
 
 
 def nan_to_zero(self, codes, scales, spoiled, v):
     finite = np.where(np.isfinite(v), v, 0)
     amax = magnitude_bits(np.ascontiguousarray(finite, np.float32)).max(axis=-1)
-    byte = scale_code(amax, ScaleRule.FLOOR)
-    again = round_magnitude(self.scaled(np.abs(finite).astype(np.float32), byte), Rounding.RNE)
+    byte = scale_code(amax, ScaleRule.FLOOR, E2M1)
+    again = round_magnitude(self.scaled(np.abs(finite).astype(np.float32), byte), Rounding.RNE, E2M1)
     codes = np.where(spoiled[..., None], again | np.signbit(v).astype(np.uint8) << 3, codes)
     return codes.astype(np.uint8), np.where(spoiled, byte, scales).astype(np.uint8)
 

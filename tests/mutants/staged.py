@@ -11,16 +11,16 @@ import numpy as np
 
 from mxref import BlockShape, Capabilities, GemmProfile, MXArray
 from mxref import hadamard as transform
-from mxref.formats import E2M1_MAGNITUDES
-from mxref.gemm import block_dots
+from mxref.block_dots import block_dots
+from mxref.formats import E2M1
 from mxref.hadamard import Rotation
 from mxref.packing import pack
 from mxref.philox import random_integers
 from mxref.reference import ReferenceBackend
-from mxref.rounding import prescale_three_quarters, round_magnitude
+from mxref.rounding import apply_prescale, round_magnitude
 from mxref.scale import magnitude_bits, scale_code, scale_exponent
 
-GRID = np.array(E2M1_MAGNITUDES)
+GRID = np.array(E2M1.magnitudes)
 
 TIES = (GRID[1:] + GRID[:-1]) / 2
 
@@ -78,7 +78,7 @@ class Staged(ReferenceBackend):
         return amax >= INF
 
     def scale(self, amax, spec):
-        return scale_code(amax, spec.scale_rule)
+        return scale_code(amax, spec.scale_rule, E2M1)
 
     def zero(self, spec):
         return spec.zero_scale
@@ -87,7 +87,7 @@ class Staged(ReferenceBackend):
         return np.ldexp(magnitude.astype(np.float64), -scale_exponent(scales)[..., None]).astype(np.float32)
 
     def prescale(self, v):
-        return prescale_three_quarters(v)
+        return apply_prescale(v, E2M1)
 
     def stream(self, plan):
         return plan.stream
@@ -106,7 +106,7 @@ class Staged(ReferenceBackend):
         return plan.global_rows()
 
     def round(self, v, spec, random):
-        return round_magnitude(v, spec.rounding, random, spec.sr_bits)
+        return round_magnitude(v, spec.rounding, E2M1, random, spec.sr_bits)
 
     def sign(self, codes, negative):
         return codes | negative.astype(np.uint8) << 3
@@ -117,7 +117,7 @@ class Staged(ReferenceBackend):
         )
 
     def pack(self, codes):
-        return pack(codes)
+        return pack(codes, E2M1)
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         if profile is GemmProfile.EXACT:
@@ -131,8 +131,8 @@ class Staged(ReferenceBackend):
 
     def accumulate(self, a, b):
         acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-        for dot, exponent in block_dots(a, b):
-            acc = self.add(acc, np.ldexp(dot.astype(np.float64), exponent))
+        for dot in block_dots(a, b):
+            acc = self.add(acc, dot.approximate())
         return acc
 
     def add(self, acc, term):

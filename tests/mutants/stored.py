@@ -18,7 +18,8 @@ from mutants.staged import (
     staged,
 )
 from mxref import GemmProfile
-from mxref.gemm import block_dots
+from mxref.block_dots import block_dots
+from mxref.formats import E2M1
 from mxref.packing import pack, unpack
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
@@ -30,7 +31,7 @@ def by_scale(change: Callable[[Any, Any], Any]):
     def decode(q, dtype):
         factors = np.ldexp(1.0, q.scales.astype(int) - 127)
         factors = np.repeat(change(q.scales, np.where(q.scales == 255, np.nan, factors)), 32, axis=-1)
-        values = VALUES[unpack(q.codes)].astype(np.float64) * factors
+        values = VALUES[unpack(q.codes, E2M1)].astype(np.float64) * factors
         values = np.moveaxis(values[..., : q.shape[q.axis]], -1, q.axis)
         kind = {"float64": np.float64, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
         return values.astype(np.float32).astype(kind) if dtype == "bfloat16" else values.astype(kind)
@@ -47,9 +48,9 @@ def clamped_to_largest(q, dtype):
 
 
 def unsplit(q, dtype):
-    nibbles = unpack(q.codes).reshape(*q.codes.shape[:-1], -1, 16, 2)
+    nibbles = unpack(q.codes, E2M1).reshape(*q.codes.shape[:-1], -1, 16, 2)
     codes = np.concatenate([nibbles[..., 0], nibbles[..., 1]], axis=-1).reshape(*q.codes.shape[:-1], -1)
-    return dequantize(replace(q, codes=pack(codes)), dtype)
+    return dequantize(replace(q, codes=pack(codes, E2M1)), dtype)
 
 
 def undoes_prescale(q, dtype):
@@ -64,15 +65,15 @@ def dequantized(self, a, b):
 
 def descending(self, a, b):
     acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-    for dot, exponent in reversed(list(block_dots(a, b))):
-        acc = self.add(acc, np.ldexp(dot.astype(np.float64), exponent))
+    for dot in reversed(list(block_dots(a, b))):
+        acc = self.add(acc, dot.approximate())
     return acc
 
 
 def float64_accumulation(self, a, b):
     acc = np.zeros((len(a.scales), len(b.scales)))
-    for dot, exponent in block_dots(a, b):
-        acc = acc + np.ldexp(dot.astype(np.float64), exponent)
+    for dot in block_dots(a, b):
+        acc = acc + dot.approximate()
     return acc.astype(np.float32)
 
 
@@ -88,8 +89,8 @@ def float32_terms_flushed(self, acc, term):
 def undo_before(self, a, b):
     factor = (np.float32(1), np.float32(4 / 3), np.float32(16 / 9))[int(a.prescale) + int(b.prescale)]
     acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-    for dot, exponent in block_dots(a, b):
-        acc = self.add(acc, np.ldexp(dot.astype(np.float64), exponent) * float(factor))
+    for dot in block_dots(a, b):
+        acc = self.add(acc, dot.approximate() * float(factor))
     return acc
 
 

@@ -18,6 +18,7 @@ from mxref import Stream
 from mxref import hadamard as transform
 from mxref.hadamard import Rotation, norm_factor
 from mxref.philox import stream_words
+from mxref.placement import Placement
 
 
 def stages_swapped(x, rotation):
@@ -103,11 +104,12 @@ class OwnSigns(Staged):
         self.change, self.policies = change, policies
 
     def plan(self, x, spec, *, axis, **placement):
-        rng = placement.get("rng")
-        if rng is None or not spec.hadamard or spec.signs.value not in self.policies:
+        where = placement.get("placement", Placement())
+        if where.stream is None or not spec.hadamard or spec.signs.value not in self.policies:
             return super().plan(x, spec, axis=axis, **placement)
         plan = super().plan(x, spec, axis=axis, **placement)
-        other = super().plan(x, spec, axis=axis, **{**placement, "rng": self.change(rng)})
+        moved = replace(where, stream=self.change(where.stream))
+        other = super().plan(x, spec, axis=axis, **{**placement, "placement": moved})
         return replace(plan, rotation=other.rotation)
 
 
@@ -116,7 +118,7 @@ class SignPerOperand(Staged):
 
     def plan(self, x, spec, *, axis, **placement):
         plan = super().plan(x, spec, axis=axis, **placement)
-        rng = placement.get("rng")
+        rng = placement.get("placement", Placement()).stream
         if not plan.rotation or spec.signs.value == "none":
             return plan
         words = stream_words(np.arange(2), replace(rng, operand=6 + rng.operand % 3, step=rng.step)).reshape(

@@ -15,6 +15,7 @@ from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, given
 from mxref.conformance.requests.product import Operands, Product
 from mxref.conformance.requests.quantization import as_numpy
 from mxref.errors import ShapeError
+from mxref.formats import MXFP4
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
@@ -92,7 +93,7 @@ def _before_another(subject: Subject, product: Product, a: MXArray, b: MXArray) 
 
 
 def _for_others(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    for profile in sorted(subject.capabilities.gemm_profiles - {product.profile}):
+    for profile in sorted(subject.capabilities.profiles(MXFP4, MXFP4) - {product.profile}):
         b = _prepare(subject, b, profile)
     return a, b
 
@@ -145,7 +146,7 @@ def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -
                     )
         return CheckResult(compared)
 
-    return Check("conformance.dual", title, Op.GEMM, (("gemm_profiles", profile),), run)
+    return Check("conformance.dual", title, Op.GEMM, (("gemms", (profile, MXFP4, MXFP4)),), run)
 
 
 def _refused() -> Check:
@@ -153,7 +154,7 @@ def _refused() -> Check:
     q = MXArray(np.zeros((2, 3, 16), np.uint8), np.zeros((2, 3, 1), np.uint8), (2, 3, 32), 2)
 
     def run(subject: Subject) -> CheckResult:
-        for profile in subject.capabilities.gemm_profiles:
+        for profile in subject.capabilities.profiles(MXFP4, MXFP4):
             try:
                 _prepare(subject, given(subject, q), profile)
             except ShapeError:

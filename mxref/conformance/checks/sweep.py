@@ -18,9 +18,10 @@ from mxref.conformance.model import Check, Plan
 from mxref.conformance.requests.crafted import crafted_blocks, tame
 from mxref.conformance.requests.quantization import Request, scales_only
 from mxref.conformance.shrink.blame import deciders
+from mxref.dialects import DIALECTS
 from mxref.formats import BlockShape
 from mxref.philox import Stream
-from mxref.recipe import DIALECTS, OperandSpec
+from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 

@@ -11,6 +11,7 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
 from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.formats import MXFP4
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.vectors import BACKEND_OPS, Record, RecordOp, load_vectors
@@ -117,7 +118,7 @@ def _needs(record: Record) -> Iterator[tuple[str, Any]]:
     elif record.op is RecordOp.HADAMARD:
         yield from (("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"]))
     else:
-        yield from (("gemm_profiles", GemmProfile(i["profile"])), ("gemm_dtypes", i["out"]))
+        yield from (("gemms", (GemmProfile(i["profile"]), MXFP4, MXFP4)), ("gemm_dtypes", i["out"]))
         if i.get("a_prescale") or i.get("b_prescale"):
             yield "prescale", True
         if i["profile"] == GemmProfile.BOUNDED:

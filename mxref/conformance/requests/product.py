@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
+from mxref.block_dots import block_dots
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.decoding import differs, given
-from mxref.gemm import block_dots, bounded_tolerance, scaled_gemm
+from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -46,9 +47,9 @@ class Product:
     def bound(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """For `bounded`: the real sums, to 2^-52 of the sum of magnitudes, and how far from them is allowed."""
         total = np.zeros(self.expected.shape)
-        for dot, exponent in block_dots(self.a, self.b):
-            total += np.ldexp(dot.astype(np.float64), exponent)
-        total *= (4 / 3) ** (int(self.a.prescale) + int(self.b.prescale))
+        for dot in block_dots(self.a, self.b):
+            total += dot.approximate()
+        total /= float(prescale_product(self.a, self.b))
         return total, bounded_tolerance(self.a, self.b, self.error_class, self.out)
 
     def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[Any]]:
