@@ -16,6 +16,7 @@ from interpreted.test_quantize_interpreted import (
     tiny,
 )
 from mxref import OperandSpec, ScaleRule
+from mxref.placement import Placement
 from mxref_triton.lane import hopper, unit
 from mxref_triton.quantizer import dispatch
 
@@ -108,8 +109,8 @@ def packed(monkeypatch):
 
 
 def check(x, spec, axis):
-    got = BACKEND.quantize(BACKEND.from_numpy(x), spec, axis=axis, rng=STREAM)
-    assert_same(got, REFERENCE.quantize(x, spec, axis=axis, rng=STREAM))
+    got = BACKEND.quantize(BACKEND.from_numpy(x), spec, axis=axis, placement=Placement(STREAM))
+    assert_same(got, REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM)))
 
 
 def with_nonfinite(x):
