@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities, every_gemm
 from mxref.errors import BackendError
-from mxref.formats import MXFP4, Nonfinite
+from mxref.formats import BLOCK_FORMATS, MXFP4, Nonfinite
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
@@ -30,6 +30,7 @@ from mxref_triton.products.bounded import (
     add_by_mfma,
     bounded_way,
     check_same_device,
+    is_mxfp4,
     prepared_layout,
     scaled_gemm,
 )
@@ -37,6 +38,8 @@ from mxref_triton.quantizer.decode import dequantize
 from mxref_triton.quantizer.dispatch import quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
 from mxref_triton.quantizer.transform import hadamard
+
+FORMATS = frozenset(BLOCK_FORMATS.values())
 
 
 class TritonBackend(Backend):
@@ -47,7 +50,8 @@ class TritonBackend(Backend):
 
     name = "triton"
     capabilities = Capabilities(
-        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, {MXFP4}),
+        formats=FORMATS,
+        gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}) | every_gemm({GemmProfile.BOUNDED}, FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",
     )
@@ -82,7 +86,7 @@ class TritonBackend(Backend):
 
     @contextmanager
     def widened(self) -> Iterator[None]:
-        """Return a context in which `ordered`, which has no range and is a member of every class, answers `bounded`."""
+        """Return a context in which kernels without a range answer `bounded`; their results are of every class."""
         self._widened += 1
         try:
             yield
@@ -127,9 +131,10 @@ class TritonBackend(Backend):
         return hadamard(x, rotation, axis)
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> torch.Tensor:
+        way = self._way
         if self._widened:
-            profile = GemmProfile.ORDERED
-        return scaled_gemm(a, b, profile, out_dtype, self._way, self._flag, self.name)
+            profile, way = (GemmProfile.ORDERED, way) if is_mxfp4(a, b) else (profile, BoundedWay.ORDERED)
+        return scaled_gemm(a, b, profile, out_dtype, way, self._flag, self.name)
 
     def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:
         check_same_device(onto, a)

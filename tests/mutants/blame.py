@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-from mutant_stages import ExactBy, Staged, decoding, rotating, staged
 
-from mutants import Mutant
+from mutants.mutant import Mutant
+from mutants.staged import ExactBy, Staged, decoding, rotating, staged
 from mxref import GemmProfile
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
-from mutant_stages import Staged
 
+from mutants.mutant import Mutant
+from mutants.staged import Staged
 from mxref import GemmProfile, MXArray, PreparedArray
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack, unpack
@@ -371,3 +372,54 @@ class AddClearsFirst(Adding):
         onto[...] = 0
         super().add_product(a, b, onto, profile=profile)
         onto[...] = held + onto
+
+
+FUSED_MUTANTS = (
+    Mutant("fake_quantize loses -0", "conformance.dual", "compressed-tensors' fake quantization", FakeInTheInputType),
+    Mutant("dual from quantized values", "conformance.dual", "the second orientation quantized twice",
+           DualFromQuantized),
+    Mutant("dual with one stream", "conformance.dual", "TransformerEngine until 2487", DualOneStream),
+    Mutant("dual with one rotation", "conformance.dual", "one draw of signs for both orientations", DualOneRotation),
+    Mutant("dual without signs", "conformance.dual", "a transform of the other orientation without its signs",
+           DualForgetsSigns),
+    Mutant("dual without padding", "conformance.dual", "a last panel that is not cleared", DualForgetsPadding),
+    Mutant("dual of whole blocks", "conformance.dual", "a grid of rows // 32", DualShort),
+    Mutant("dual of local rows", "conformance.dual", "one orientation counted over the shard", DualLocalRows),
+    Mutant("dual with one stride", "conformance.dual", "one padded length for both orientations", DualRowStride),
+    Mutant("dual with one zero scale", "conformance.dual", "one treatment for both orientations", DualOneSpec),
+    Mutant("dual with one block shape", "conformance.dual", "one amax for both orientations", DualOneBlockShape),
+    Mutant("dual by memory order", "conformance.dual", "a pointer taken from a transposed view", DualOfMemory),
+    Mutant("dual overwrites", "conformance.dual", "signs applied in place", DualOverwrites),
+    Mutant("dual of nothing", "conformance.dual", "an amax over an empty matrix", DualNeedsARow),
+    Mutant("fake_quantize keeps padding", "conformance.dual", "values in the stored length", FakeKeepsPadding),
+    Mutant("fake_quantize lets NaN pass", "conformance.dual", "a fused path that sees no scales", FakeLetsNanPass),
+    Mutant("layout loses NaN", "conformance.dual", "scale codes as exponents", LayoutLosesNan, ("gemm",)),
+    Mutant("layout loses a scale", "conformance.dual", "a last block left out", LayoutLosesTheLastScale, ("gemm",)),
+    Mutant("layout loses a sign", "conformance.dual", "a nibble's sign not extended", LayoutLosesASign, ("gemm",)),
+    Mutant("layout without the 3/4", "conformance.dual", "a flag left behind", LayoutUndoesPrescale, ("gemm",)),
+    Mutant("layout in one buffer", "conformance.dual", "scratch memory that is used again",
+           LayoutInOneBuffer, ("gemm",)),
+    Mutant("layout without its profile", "conformance.dual", "a cache by codes alone",
+           LayoutWithoutItsProfile, ("gemm",)),
+    Mutant("another backend's layout", "conformance.dual", "a layout taken on trust", TakesAnyLayout, ("gemm",)),
+    Mutant("another profile's layout", "conformance.dual", "a layout taken on trust", TakesAnyProfile, ("gemm",)),
+    Mutant("the layout of A", "conformance.dual", "the prepared operand taken for B", ReadsTheLayoutOfA, ("gemm",)),
+    Mutant("codes dropped for a layout", "conformance.dual", "one copy in the GEMM's own order",
+           PrepareTurnsTheCodes, ("gemm",)),
+    Mutant("prepared in place", "conformance.dual", "NaN blocks cleared in the operand itself",
+           PrepareInPlace, ("gemm",)),
+    Mutant("prepares three axes", "conformance.dual", "a shape that is not looked at", PrepareTakesAnything, ("gemm",)),
+    Mutant("sum that overwrites", "conformance.dual", "beta = 0 where 1 is meant", AddForgets, ("gemm",)),
+    Mutant("sum added twice", "conformance.dual", "a kernel launched once more to be timed", AddTwice, ("gemm",)),
+    Mutant("product added in bfloat16", "conformance.dual", "a gradient in the layer's type", AddInBfloat16, ("gemm",)),
+    Mutant("sum in bfloat16", "conformance.dual", "an epilogue that narrows", AddSumInBfloat16, ("gemm",)),
+    Mutant("sum as accumulator", "conformance.dual", "cuBLAS and MFMA: C is the first addend",
+           AddStartsWithIt, ("gemm",)),
+    Mutant("sum without NaN", "conformance.dual", "nan_to_num of a gradient", AddOntoNan, ("gemm",)),
+    Mutant("sum keeps -0", "conformance.dual", "zero tiles that are skipped", AddLosesTheZero, ("gemm",)),
+    Mutant("sum without the 4/3", "conformance.dual", "an epilogue in place of another", AddForgetsPrescale, ("gemm",)),
+    Mutant("sum by another layout", "conformance.dual", "one kernel of two knows the layout",
+           AddReadsMagnitudes, ("gemm",)),
+    Mutant("sum by a pointer", "conformance.dual", "strides that are not looked at", AddTakesAnyOrder, ("gemm",)),
+    Mutant("sum cleared first", "conformance.dual", "scratch memory in the array itself", AddClearsFirst, ("gemm",)),
+)  # fmt: skip

@@ -6,9 +6,10 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
-from mutant_stages import ExactBy, Staged, by_scale, decoding, staged
 
-from mutants import Mutant
+from mutants.mutant import Mutant
+from mutants.staged import ExactBy, Staged, decoding, staged
+from mutants.stored import by_scale
 from mxref import GemmProfile
 from mxref.block_dots import block_dots
 from mxref.quantize import dequantize

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +20,7 @@ from bench.records import newest, read
 from mxref.errors import FileFormatError
 from mxref_training.config import ModelConfig, load_config
 from mxref_training.model.llama import Llama, flops_per_token
+from places import ROOT
 from projection import counted, measure, published, roofline
 from projection.__main__ import main, projection_of, results
 from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
@@ -28,7 +28,6 @@ from projection.compare import compare, sensitivities
 from projection.page import PLOT, TABLES, parts, tables_text
 from projection.step import ARMS, Part, Pass, Workload, by_part, step_times, total
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 COUNTS = newest("projection")
 DOCUMENT = read(COUNTS)

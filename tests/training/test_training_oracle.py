@@ -11,8 +11,8 @@ from mxref_training.config import OptimConfig, Schedule
 from mxref_training.data import Loader, sequential_batches
 from mxref_training.lab.statistics import first_crossing, student_t95
 from mxref_training.run.optim import learning_rate
+from training_oracle import layer as oracle
 from training_oracle import study as study_oracle
-from training_oracle.layer import layer as oracle
 from training_oracle.scenarios import SCENARIOS
 
 SCALES = pytest.mark.clause("fp8.delayed", "fp8.scale")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
-from training_oracle.layer import layer as oracle
+from training_oracle import layer as oracle
 from training_setup import VOCAB, Vocabulary, lines, run, text
 
 START, STEPS = 20, 50

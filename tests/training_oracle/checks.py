@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from mxref_training.config import Schedule
+from training_oracle import layer as oracle
 from training_oracle import model as model_oracle
-from training_oracle.layer import layer as oracle
 from training_oracle.recording import Recording, Step
 
 REDUCED = 1e-5

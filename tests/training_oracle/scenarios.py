@@ -18,10 +18,10 @@ from mxref.recipe_files import recipe_from_table
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama
+from training_oracle import layer as oracle
 from training_oracle import model as model_oracle
 from training_oracle.checks import FP8, OPTIMIZATION
 from training_oracle.ladder import STUDY, study
-from training_oracle.layer import layer as oracle
 from training_oracle.recording import Call, Recorder, Recording, record
 from training_setup import VOCAB, Vocabulary, text
 

@@ -57,12 +57,13 @@ def encode_word(values, factor, keep, words, P: tl.constexpr):
     """
     BITS: tl.constexpr = P.random_bits
     CONSTANT: tl.constexpr = P.constant
+    PRESCALE: tl.constexpr = P.prescale
     codes = tl.zeros_like(bits_of(factor))
     signs = codes
     for i in tl.static_range(8):
         v = tl.abs(values[i]) * factor
-        if P.prescale:
-            v = v * 0.75
+        if PRESCALE != 1.0:
+            v = v * PRESCALE
         if BITS:
             code = _by_fraction(v, random_fraction(words, i, BITS))
         elif CONSTANT < 0:
@@ -85,6 +86,12 @@ def value_scale(code):
     """Return 2^(code - 127) for codes 0 to 254, float32; code 0 is a subnormal."""
     bits = tl.where(code == 0, 0x00400000, code << 23)
     return float_of(bits.to(tl.uint32, bitcast=True))
+
+
+@triton.jit
+def scale_or_nan(code):
+    """Return 2^(code - 127), and NaN for code 255, float32."""
+    return tl.where(code == 255, float("nan"), value_scale(code))
 
 
 @triton.jit

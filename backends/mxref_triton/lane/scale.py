@@ -8,16 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref.steps.scale import INFINITY_BITS, MANTISSA_MASK, ScaleRule
+from mxref.steps.scale import INFINITY_BITS
 from mxref_triton.lane.registers import bits_of, float_of
-
-CARRIES = {
-    ScaleRule.FLOOR: 0,
-    ScaleRule.CEIL: MANTISSA_MASK,
-    ScaleRule.RCEIL: MANTISSA_MASK - 0x400000,
-    ScaleRule.EVEN: MANTISSA_MASK - 0x5FFFFF,
-}
-"""What is added to amax's bits so that a mantissa above the rule's bound carries into the exponent."""
 
 _INFINITY = tl.constexpr(INFINITY_BITS)
 _NAN_CODE = tl.constexpr(255)
@@ -44,9 +36,9 @@ def over_square(amax_bits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def scale_code(amax_bits, carry: tl.constexpr):
-    """Return E8M0 codes 0 to 253 from finite amax bits, int32 [B]."""
-    return tl.maximum(((amax_bits + carry) >> 23).to(tl.int32) - 2, 0)
+def scale_code(amax_bits, carry: tl.constexpr, top: tl.constexpr):
+    """Return E8M0 codes 0 to 253 from finite amax bits, int32 [B]; `top` is the exponent of the largest element."""
+    return tl.maximum(((amax_bits + carry) >> 23).to(tl.int32) - top, 0)
 
 
 @triton.jit
@@ -92,7 +84,7 @@ def scaling(amax_bits, P: tl.constexpr):
     FOLDED_NORM: tl.constexpr = P.folded_norm
     if FOLDED_NORM != 1.0:
         amax_bits = bits_of(float_of(amax_bits) * FOLDED_NORM)
-    code = scale_code(amax_bits, CARRY)
+    code = scale_code(amax_bits, CARRY, P.element.max_exponent)
     factor = inverse_scale(code)
     if FOLDED_NORM != 1.0:
         factor = factor * FOLDED_NORM

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from mxref.formats import MXFP4, BlockShape
+from mxref.formats import E2M1, BlockFormat, BlockShape, ElementFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.random import elements_per_call
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
-from mxref_triton.lane.scale import CARRIES
+from mxref.steps.scale import MANTISSA_MASK, ScaleRule, bump_above
 
 MAX_FUSED_HADAMARD = 64
 """Largest transform that one thread does in registers, before it quantizes; longer ones go through memory."""
@@ -38,17 +38,21 @@ class Treatment:
 
     kind: str
     """Type of the input: float32, bfloat16 or float16."""
+    element: ElementFormat
+    k: int
+    """Elements of a block."""
     carry: int
-    """The scale rule, as what is added to amax's bits."""
+    """The scale rule, as what is added to amax's bits: a mantissa above its bound carries into the exponent."""
     zero: int
     """Scale code of an all-zero block."""
     constant: int
     """What is added to the fraction of a gap, of 22 bits; -1 for RNE."""
     random_bits: int
     """R for SR, else 0."""
-    prescale: bool
+    prescale: float
+    """What elements are multiplied with after the division by the scale; 1 for nothing."""
     saturates: bool
-    """Whether RNE may give a code of 8, which has to be brought back to 7: above 7 times the scale."""
+    """Whether RNE may give a code above the largest, which has to be brought back to it."""
     n: int
     """Size of the Hadamard transform that the kernel does, else 0."""
     signed: bool
@@ -68,12 +72,12 @@ class Treatment:
     @property
     def unit(self) -> int:
         """Elements of a unit."""
-        return self.n if self.output is Output.TRANSFORMED else max(MXFP4.k, self.n)
+        return self.n if self.output is Output.TRANSFORMED else max(self.k, self.n)
 
     @property
     def blocks(self) -> int:
         """Scale codes of a unit, as many as are written."""
-        return 0 if self.output is Output.TRANSFORMED else self.unit // MXFP4.k
+        return 0 if self.output is Output.TRANSFORMED else self.unit // self.k
 
     @property
     def calls(self) -> int:
@@ -88,7 +92,7 @@ class Treatment:
     @property
     def two_lines(self) -> bool:
         """Whether a thread takes two lines at once where elements of 16 bits lie side by side across lines."""
-        short = self.kind != "float32" and self.unit == MXFP4.k and not self.random_bits
+        short = self.kind != "float32" and self.unit == self.k and not self.random_bits
         return short and not self.square and self.output is not Output.TRANSFORMED
 
     @property
@@ -99,7 +103,8 @@ class Treatment:
     @property
     def words_out(self) -> int:
         """32-bit words of a unit as it is written."""
-        return self.unit * {Output.CODES: 1, Output.VALUES: 4, Output.TRANSFORMED: 8}[self.output] // 8
+        bits = {Output.CODES: self.element.bits, Output.VALUES: 16, Output.TRANSFORMED: 32}[self.output]
+        return self.unit * bits // 32
 
 
 @cache
@@ -122,28 +127,44 @@ def treatment(
         signed: whether signs come before it.
         output: what is written.
         norm: factor after the transform; default that of its size.
-        native: roundings for which the conversions of gfx950 are used, where there is no prescale.
-        packed: whether there is packed bfloat16 arithmetic, which RNE to codes then uses where there is no prescale.
+        native: roundings of E2M1 for which the conversions of gfx950 are used, where there is no prescale.
+        packed: whether there is packed bfloat16 arithmetic, which RNE to codes of E2M1 uses where there is no prescale.
     """
     if norm is None:
         norm = float(norm_factor(n)) if n else 1.0
     # An element of 16 bits is a multiple of 2^-133, and so are sums of them: a norm that is a power of two from 1/8
     # on is exact then, and rounds nothing when it is multiplied with the scale first. Float32 may lose bits here.
     folds = kind != "float32" and n in (4, 16, 64) and output is not Output.TRANSFORMED
+    block = spec.format
+    assert isinstance(block, BlockFormat)  # checked when the quantization was planned
+    element, nibbles = block.element, block.element is E2M1
     return Treatment(
         kind=kind,
-        carry=CARRIES[spec.scale_rule],
+        element=element,
+        k=block.k,
+        carry=MANTISSA_MASK - bump_above(spec.scale_rule, element),
         zero=spec.zero_scale,
         constant=_RANDOM_CONSTANT[spec.rounding],
         random_bits=spec.sr_bits if spec.rounding is Rounding.SR else 0,
-        prescale=spec.prescale,
-        saturates=spec.scale_rule is ScaleRule.FLOOR and not spec.prescale,
+        prescale=element.prescale if spec.prescale else 1.0,
+        saturates=not spec.prescale and _saturates(spec.scale_rule, element),
         n=n,
         signed=signed,
         norm=1.0 if folds else norm,
         folded_norm=norm if folds else 1.0,
         square=spec.block is BlockShape.TILE,
-        native=spec.rounding in native and not spec.prescale,
-        packed=packed and spec.rounding is Rounding.RNE and not spec.prescale and output is Output.CODES,
+        native=nibbles and spec.rounding in native and not spec.prescale,
+        packed=packed
+        and nibbles
+        and spec.rounding is Rounding.RNE
+        and not spec.prescale
+        and output is Output.CODES,
         output=output,
     )
+
+
+def _saturates(rule: ScaleRule, element: ElementFormat) -> bool:
+    """Return whether an element under a rule's scale may be rounded, to nearest even, beyond the largest one."""
+    largest = math.ldexp(1 + bump_above(rule, element) / (MANTISSA_MASK + 1), element.max_exponent)
+    half_a_step = math.ldexp(1.0, element.max_exponent - element.mantissa_bits - 1)
+    return largest >= element.max_value + half_a_step

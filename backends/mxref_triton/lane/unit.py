@@ -9,13 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mxref_triton.lane.eight_bit import decode_pairs, encode_bytes
 from mxref_triton.lane.gfx950 import nearest_word, stochastic_word
 from mxref_triton.lane.hadamard import butterflies, flip_signs, multiplied
 from mxref_triton.lane.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of
 from mxref_triton.lane.hopper import encode_word as encode_packed
 from mxref_triton.lane.random import philox
 from mxref_triton.lane.registers import bits_of, floats_of, halves_of
-from mxref_triton.lane.rounding import decode_element, encode_word, value_scale
+from mxref_triton.lane.rounding import decode_element, encode_word, scale_or_nan, value_scale
 from mxref_triton.lane.scale import (
     amax_bits_of,
     over_square,
@@ -76,39 +77,52 @@ def _all_bits(values):
 
 
 @triton.jit
+def _encoded(eight, factor, keep, random, P: tl.constexpr):
+    """Return eight elements as a word of four-bit codes, by the conversions of the target or without them."""
+    if not P.native:
+        return encode_word(eight, factor, keep, random, P)
+    elif P.random_bits:
+        return stochastic_word(eight, factor, random) & keep
+    else:
+        return nearest_word(eight, factor) & keep
+
+
+@triton.jit
 def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     words = ()
     codes = ()
     if P.packed:
         magnitudes, signed = pairs_of(values, P.unit)
-    for block in tl.static_range(P.unit // 32):
+    K: tl.constexpr = P.k
+    for block in tl.static_range(P.unit // K):
         if P.packed:
             amax_bits = amax_bits_of_pairs(magnitudes[16 * block : 16 * block + 16])
         else:
-            amax_bits = amax_bits_of(values[32 * block : 32 * block + 32])
+            amax_bits = amax_bits_of(values[K * block : K * block + K])
         if P.square:
             amax_bits = over_square(amax_bits, ROWS, COLUMNS)
         factor, keep, stored = scaling(amax_bits, P)
         if P.packed:
             both = factors(factor, factor)
         codes = codes + (stored,)
-        for i in tl.static_range(4):
-            random = _random_words(group, key, 4 * block + i, P)
-            eight = values[32 * block + 8 * i : 32 * block + 8 * i + 8]
+        for i in tl.static_range(K // 8):
+            random = _random_words(group, key, K // 8 * block + i, P)
+            eight = values[K * block + 8 * i : K * block + 8 * i + 8]
             if P.packed:
                 pairs = magnitudes[16 * block + 4 * i : 16 * block + 4 * i + 4]
                 tops = signed[16 * block + 4 * i : 16 * block + 4 * i + 4]
-                word = encode_packed(pairs, tops, both, keep)
-            elif not P.native:
-                word = encode_word(eight, factor, keep, random, P)
-            elif P.random_bits:
-                word = stochastic_word(eight, factor, random) & keep
+                words = words + (encode_packed(pairs, tops, both, keep),)
+            elif P.element.bits == 8:
+                two = encode_bytes(eight, factor, keep, random, P)
+                if P.output == _VALUES:
+                    two = decode_pairs(two, scale_or_nan(stored.to(tl.int32)), P.element)
+                words = words + two
             else:
-                word = nearest_word(eight, factor) & keep
-            if P.output == _VALUES:
-                words = words + _decoded(word, stored.to(tl.int32))
-            else:
-                words = words + (word,)
+                word = _encoded(eight, factor, keep, random, P)
+                if P.output == _VALUES:
+                    words = words + _decoded(word, stored.to(tl.int32))
+                else:
+                    words = words + (word,)
     return words, codes
 
 

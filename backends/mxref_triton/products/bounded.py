@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from enum import StrEnum
 from functools import cache
@@ -9,15 +10,17 @@ from functools import cache
 import torch
 
 from mxref.errors import RecipeError, UnsupportedError
+from mxref.formats import MXFP4
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_triton.lane.gfx950 import is_gfx950
 from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
-from mxref_triton.operands import rows_of
+from mxref_triton.operands import rows_of, unprescale
+from mxref_triton.products.by_block import multiply_blocks
 from mxref_triton.products.fold import Folded, fold
-from mxref_triton.products.matrix_cores import MAX_SCALE, multiply, multiply_onto
-from mxref_triton.products.ordered import UNPRESCALE, multiply_misfits, ordered
+from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
+from mxref_triton.products.ordered import multiply_misfits, ordered
 from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
 from mxref_triton.quantizer.decode import dequantize
@@ -30,13 +33,17 @@ class BoundedWay(StrEnum):
     """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
 
     What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`: a whole product, or single rows.
+    Products with an operand in MXFP8 go through BF16.
     """
     BF16 = "bf16"
     """Operands decoded to BF16, multiplied into float32: class `fp32`."""
     MFMA = "mfma"
     """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.products.matrix_cores`."""
     ORDERED = "ordered"
-    """By the kernels of the profile `ordered`, whose result is a member of every class; any scale."""
+    """By the kernels of the profile `ordered`, whose result is a member of every class; any scale.
+
+    Products with an operand in MXFP8 are multiplied block by block; see `mxref_triton.products.by_block`.
+    """
 
 
 CLASSES = {
@@ -52,6 +59,9 @@ MAX_SCALES = {BoundedWay.FP8: 254, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SC
 
 BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
 """How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
+
+_DECODED = 2
+"""Arrays of a layout that holds decoded values; one that holds folded operands has three."""
 
 _FP8_UNIT = 16
 """What cuBLAS wants N and K to be multiples of in FP8."""
@@ -144,6 +154,8 @@ def scaled_gemm(
     """
     _check_devices(a, b)
     layout = b.layout_for(name, profile) if isinstance(b, PreparedArray) else ()
+    if not is_mxfp4(a, b):
+        return _eight_bit(a, b, out_dtype, way, flag, layout)
     fp8 = way is BoundedWay.FP8
     if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
         folded = None
@@ -159,13 +171,49 @@ def scaled_gemm(
     flag_scales(MAX_SCALES[way], word, a.scales, None if layout else b.scales)
     if way is BoundedWay.MFMA:
         return multiply(a, b, out_dtype)
-    return _bf16(a, _decoded(a), layout[0] if layout else _decoded(b), b.prescale, out_dtype)
+    return _bf16(_decoded(a), layout[0] if layout else _decoded(b), unprescale(a, b), out_dtype)
+
+
+def is_mxfp4(*operands: MXArray) -> bool:
+    """Return whether all operands are in MXFP4, for which there are kernels of every way and profile."""
+    return all(q.format is MXFP4 for q in operands)
+
+
+def _eight_bit(
+    a: MXArray, b: MXArray, out_dtype: str, way: BoundedWay, flag: RangeFlag, layout: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """Return A B^T under `bounded` where an operand is in MXFP8; arguments as in `scaled_gemm`."""
+    if way is BoundedWay.ORDERED:
+        return multiply_blocks(a, b, out_dtype)
+    word = flag.on(a.codes.device)
+    if way is BoundedWay.MFMA:
+        _flag_by_format(word, a, b)
+        return multiply(a, b, out_dtype)
+    left = _decoded_flagging(a, word)
+    if len(layout) == _DECODED:
+        # What was out of range when B was prepared is so in each of its GEMMs.
+        torch.maximum(word, layout[-1], out=word)
+        right = layout[0]
+    else:
+        right = _decoded_flagging(b, word)
+    out = _bf16(left, right, unprescale(a, b), out_dtype)
+    return out.masked_fill_(out.isnan(), math.nan)  # the canonical one
+
+
+def _flag_by_format(word: torch.Tensor, a: MXArray, b: MXArray) -> None:
+    """Set a word if an operand has a scale code beyond what the matrix cores are promised for in its format."""
+    limits = [max_scale(q.format.element) for q in (a, b)]
+    if limits[0] == limits[1]:
+        flag_scales(limits[0], word, a.scales, b.scales)
+    else:
+        for limit, q in zip(limits, (a, b), strict=True):
+            flag_scales(limit, word, q.scales)
 
 
 def add_by_mfma(a: MXArray, b: MXArray, onto: torch.Tensor, flag: RangeFlag) -> None:
     """Add A B^T of checked operands under `bounded` to a float32 array, where the matrix cores' kernel stores it."""
     _check_devices(a, b)
-    flag_scales(MAX_SCALES[BoundedWay.MFMA], flag.on(onto.device), a.scales, b.scales)
+    _flag_by_format(flag.on(onto.device), a, b)
     multiply_onto(a, b, onto)
 
 
@@ -180,11 +228,11 @@ def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
 
 def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
     """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
-    if profile is GemmProfile.BOUNDED and way is BoundedWay.BF16:
+    bounded, mxfp4 = profile is GemmProfile.BOUNDED, is_mxfp4(q)
+    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not mxfp4)):
         exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
-        flag_scales(MAX_SCALES[way], exceeded, q.scales)
-        return _decoded(q), exceeded
-    reads_codes = profile is GemmProfile.BOUNDED and way is BoundedWay.MFMA
+        return _decoded_flagging(q, exceeded), exceeded
+    reads_codes = not mxfp4 or (bounded and way is BoundedWay.MFMA)
     if reads_codes or not _multiplies_folded(q.codes.device):
         return ()
     return _folded(q).layout
@@ -234,7 +282,7 @@ def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
 
 
 def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) -> torch.Tensor:
-    factor = UNPRESCALE[int(a.prescale) + int(b.prescale)]
+    factor = unprescale(a, b)
     scale = left.scale * factor if factor != 1 else left.scale
     dtype: torch.dtype = getattr(torch, out_dtype)
     m, n = left.values.shape[0], right.values.shape[0]
@@ -248,20 +296,33 @@ def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) ->
     return out
 
 
-def _decoded(q: MXArray) -> torch.Tensor:
-    """Return the values of an operand in bfloat16 [rows, K], exact for scale codes up to 252."""
+def _decoded(q: MXArray, exceeded: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the values of an operand in bfloat16 [rows, K]; in MXFP4 they are exact for scale codes up to 252.
+
+    Args:
+        q: the operand.
+        exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of MXFP8.
+    """
     codes, scales = rows_of(q)
-    return dequantize(MXArray(codes, scales, (codes.shape[0], q.length), 1), "bfloat16")
+    rows = MXArray(codes, scales, (codes.shape[0], q.length), 1, format=q.format)
+    return dequantize(rows, "bfloat16", exceeded)
 
 
-def _bf16(
-    a: MXArray, left: torch.Tensor, right: torch.Tensor, b_prescaled: bool, out_dtype: str
-) -> torch.Tensor:
+def _decoded_flagging(q: MXArray, word: torch.Tensor) -> torch.Tensor:
+    """Return the same for an operand of any format, and set a word if bfloat16 does not hold it."""
+    if is_mxfp4(q):
+        flag_scales(MAX_SCALES[BoundedWay.BF16], word, q.scales)
+        return _decoded(q)
+    return _decoded(q, word)
+
+
+def _bf16(left: torch.Tensor, right: torch.Tensor, factor: float, out_dtype: str) -> torch.Tensor:
+    """Return the product of two matrices in bfloat16 along K, times a factor."""
     with asking(left.shape[0] * right.shape[0] * 4, left.device):
         if left.device.type == "cpu":  # torch's CPU has no product of BF16 with float32 output
             out = left.float() @ right.float().T
         else:
             out = torch.mm(left, right.T, out_dtype=torch.float32)
-    if a.prescale or b_prescaled:
-        out *= UNPRESCALE[int(a.prescale) + int(b_prescaled)]
+    if factor != 1:
+        out *= factor
     return out.to(getattr(torch, out_dtype))

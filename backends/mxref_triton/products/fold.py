@@ -21,7 +21,6 @@ import torch
 import triton
 import triton.language as tl
 
-from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
@@ -34,6 +33,8 @@ Two row scales then multiply to between 2^-108 and 2^84: no product or sum of fo
 leaves float32's normal numbers but for a sum that overflows in truth.
 """
 
+_BLOCK = 32
+"""Elements of a block of MXFP4, the format that is folded."""
 _TILE = 1 << 14 if INTERPRETED else 128
 """Blocks that a program folds at a time. A row that has more is read twice, the second time from the cache."""
 _WIDEST_BY_BLOCK = 1 << 14 if INTERPRETED else 512
@@ -213,7 +214,7 @@ def fold(q: MXArray, by_block: bool = False) -> Folded:
     """
     codes, scales = rows_of(q)
     rows, blocks = scales.shape
-    shape = (blocks, rows, MXFP4.k) if by_block else (rows, q.length)
+    shape = (blocks, rows, _BLOCK) if by_block else (rows, q.length)
     values = empty(shape, torch.uint8, codes.device)
     row_scales = empty((rows, 1), torch.float32, codes.device)
     misfits = empty((1 + rows,), torch.int32, codes.device).zero_()

@@ -16,17 +16,27 @@ import torch
 import triton
 import triton.language as tl
 
-from mxref.formats import CANONICAL_NAN
+from mxref.formats import CANONICAL_NAN, E2M1, E8M0, ElementFormat
 from mxref.mxarray import MXArray
+from mxref_triton.lane.eight_bit import half_element
 from mxref_triton.launch import INTERPRETED, launch, tiles_of
 from mxref_triton.memory import empty
-from mxref_triton.operands import rows_of
-from mxref_triton.products.ordered import UNPRESCALE, element, place_tile, store_tile, wide_power
+from mxref_triton.operands import rows_of, unprescale
+from mxref_triton.products.ordered import place_tile, store_tile, wide_power
 from mxref_triton.products.tiling import Tile, largest_busy
 
-MAX_SCALE = 252
-"""Largest scale code that is promised. An element under a larger one exceeds float32, and how the matrix cores add the
-exponents of two scales before they round is not documented."""
+
+def max_scale(element: ElementFormat) -> int:
+    """Return the largest scale code that is promised for elements of a format.
+
+    An element under a larger one exceeds float32, and how the matrix cores add the exponents of two scales before they
+    round is not documented.
+    """
+    return E8M0.max_exponent + E8M0.bias - element.max_exponent
+
+
+MAX_SCALE = max_scale(E2M1)
+"""The same of MXFP4."""
 
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
@@ -41,7 +51,7 @@ _INTERPRETED_TILE = Tile(64, 64, 128, 4)
 
 TUNES = os.environ.get("MXREF_TRITON_TUNE") == "1"
 """Whether the first GEMM of a shape times all tiles on the device, and the fastest is kept for this process."""
-_fastest: dict[tuple[int, int, int, str], Tile] = {}
+_fastest: dict[tuple[int, int, int, str, str, str], Tile] = {}
 
 
 def tile_for(m: int, n: int) -> Tile:
@@ -52,29 +62,38 @@ def tile_for(m: int, n: int) -> Tile:
 
 
 @triton.jit
-def _decoded(codes, scale, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """Return the values of packed rows in float64, [ROWS, DEPTH]."""
-    nibbles = tl.reshape(tl.join(codes & 15, codes >> 4), [ROWS, DEPTH // 32, 32])
-    power = tl.where(scale == 255, float("nan"), wide_power(scale.to(tl.int32) - 127 + 14))
-    return tl.reshape(element(nibbles, True).to(tl.float64) * power[:, :, None], [ROWS, DEPTH])
+def _decoded(codes, scale, E: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Return the values of packed rows of elements of a format in float64, [ROWS, DEPTH]."""
+    if E.bits == 4:
+        codes = tl.join(codes & 15, codes >> 4)
+    elements = half_element(tl.reshape(codes, [ROWS, DEPTH // 32, 32]), E)
+    power = tl.where(scale == 255, float("nan"), wide_power(scale.to(tl.int32) - 127 + 15 - E.bias))
+    return tl.reshape(elements.to(tl.float64) * power[:, :, None], [ROWS, DEPTH])
 
 
 @triton.jit
 def _multiply(
     a_codes, a_scales, b_codes, b_scales, out, rows, columns, blocks, factor,
+    A: tl.constexpr, B: tl.constexpr, A_NAME: tl.constexpr, B_NAME: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, ONTO: tl.constexpr, NAN: tl.constexpr, EMULATED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile; `out` holds bits, and ONTO adds to what it holds. EVEN: no part of BK lies past the end."""
+    """Multiply a tile of A, elements of format A, with one of B; `out` holds bits, and ONTO adds to what it holds.
+
+    A_NAME and B_NAME are what Triton calls the two formats. EVEN: no part of BK lies past the end.
+    """
+    A_BYTES: tl.constexpr = 4 * A.bits
+    B_BYTES: tl.constexpr = 4 * B.bits
     top, left = place_tile(rows, columns, BM, BN, GROUP)
     row, column = tl.arange(0, BM), tl.arange(0, BN)
     # Past the edge the last row is read again: nothing of it is stored.
     a_row = tl.minimum(row, rows - 1 - top)
     b_row = tl.minimum(column, columns - 1 - left)
-    byte, block = tl.arange(0, BK // 2), tl.arange(0, BK // 32)
+    a_byte, b_byte = tl.arange(0, BK // 32 * A_BYTES), tl.arange(0, BK // 32 * B_BYTES)
+    block = tl.arange(0, BK // 32)
     first_a, first_b = top.to(tl.int64) * blocks, left.to(tl.int64) * blocks
-    a_at = a_codes + first_a * 16 + (a_row[:, None] * (blocks * 16) + byte[None, :])
-    b_at = b_codes + first_b * 16 + (b_row[None, :] * (blocks * 16) + byte[:, None])
+    a_at = a_codes + first_a * A_BYTES + (a_row[:, None] * (blocks * A_BYTES) + a_byte[None, :])
+    b_at = b_codes + first_b * B_BYTES + (b_row[None, :] * (blocks * B_BYTES) + b_byte[:, None])
     a_scale_at = a_scales + first_a + (a_row[:, None] * blocks + block[None, :])
     b_scale_at = b_scales + first_b + (b_row[:, None] * blocks + block[None, :])
     acc = tl.zeros((BM, BN), tl.float32)
@@ -84,18 +103,18 @@ def _multiply(
             a_scale, b_scale = tl.load(a_scale_at), tl.load(b_scale_at)
         else:
             rest = blocks - start
-            a = tl.load(a_at, (byte < rest * 16)[None, :], 0)
-            b = tl.load(b_at, (byte < rest * 16)[:, None], 0)
+            a = tl.load(a_at, (a_byte < rest * A_BYTES)[None, :], 0)
+            b = tl.load(b_at, (b_byte < rest * B_BYTES)[:, None], 0)
             a_scale = tl.load(a_scale_at, (block < rest)[None, :], 127)
             b_scale = tl.load(b_scale_at, (block < rest)[None, :], 127)
         if EMULATED:
-            left_values = _decoded(a, a_scale, BM, BK)
-            right_values = tl.trans(_decoded(tl.trans(b), b_scale, BN, BK))
+            left_values = _decoded(a, a_scale, A, BM, BK)
+            right_values = tl.trans(_decoded(tl.trans(b), b_scale, B, BN, BK))
             acc += tl.dot(left_values, right_values, out_dtype=tl.float64).to(tl.float32)
         else:
-            acc = tl.dot_scaled(a, a_scale, "e2m1", b, b_scale, "e2m1", acc)
-        a_at += BK // 2
-        b_at += BK // 2
+            acc = tl.dot_scaled(a, a_scale, A_NAME, b, b_scale, B_NAME, acc)
+        a_at += BK // 32 * A_BYTES
+        b_at += BK // 32 * B_BYTES
         a_scale_at += BK // 32
         b_scale_at += BK // 32
     if SCALED:
@@ -141,12 +160,14 @@ def _into(out: torch.Tensor, a: MXArray, b: MXArray, tile: Tile | None, *, onto:
     if out.numel():
         if tile is None:
             tile = _tuned_tile(a, b, "bfloat16" if half else "float32") if TUNES else tile_for(m, n)
-        prescaled = int(a.prescale) + int(b.prescale)
+        factor = unprescale(a, b)
+        first, second = a.format.element, b.format.element
         launch(
             _multiply, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
             a_codes, a_scales, b_codes, b_scales, out.view(torch.int16 if half else torch.int32),
-            m, n, blocks, UNPRESCALE[prescaled],
-            SCALED=prescaled > 0, HALF=half, ONTO=onto, NAN=CANONICAL_NAN, EMULATED=INTERPRETED,
+            m, n, blocks, factor,
+            A=first, B=second, A_NAME=first.name.lower(), B_NAME=second.name.lower(),
+            SCALED=factor != 1, HALF=half, ONTO=onto, NAN=CANONICAL_NAN, EMULATED=INTERPRETED,
             BM=tile.rows, BN=tile.columns, BK=tile.depth, EVEN=blocks % (tile.depth // 32) == 0, GROUP=_GROUP,
             **tile.options,
         )  # fmt: skip
@@ -156,7 +177,7 @@ def _tuned_tile(a: MXArray, b: MXArray, out_dtype: str) -> Tile:
     """Return the tile that multiplies operands of these shapes in the least time, measured once on their device."""
     from triton.testing import do_bench
 
-    key = a.shape[0], b.shape[0], a.length, out_dtype
+    key = a.shape[0], b.shape[0], a.length, out_dtype, a.format.name, b.format.name
     if key not in _fastest:
         _fastest[key] = min(TILES, key=lambda tile: float(do_bench(lambda: multiply(a, b, out_dtype, tile))))
     return _fastest[key]

@@ -23,18 +23,17 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mxref.formats import CANONICAL_NAN, MXFP4
+from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
-from mxref_triton.operands import rows_of
+from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.fold import Folded
 from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
 
-UNPRESCALE = (1.0, 4 / 3, 16 / 9)
-"""Factor that undoes no, one or two prescaled operands; rounded to float32 where it is used."""
-
-_DEPTH = 32 if INTERPRETED else 128
+_BLOCK = 32
+"""Elements of a block of MXFP4, the format of these kernels."""
+_DEPTH = _BLOCK if INTERPRETED else 128
 """Elements that the folded kernel loads at a time; the interpreter sums all of them at once, so only one block."""
 _MISFIT_TILE = 256 if INTERPRETED else 64
 _MISFIT_PROGRAMS = 1 if INTERPRETED else 528
@@ -60,7 +59,7 @@ def place_tile(rows, columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.cons
 
 
 @triton.jit
-def _power(exponent):
+def power_of_two(exponent):
     """Return 2^exponent in float32, -149 to 127."""
     normal = (exponent + 127) << 23
     subnormal = 1 << tl.maximum(exponent + 149, 0)
@@ -131,9 +130,9 @@ def _ordered_tile(
             # dot * 2^28 is below 2^10.2 and a multiple of 1/4, so its product with 2^-127 .. 2^117 is exact. What
             # is left of ea goes to B's power; where that overflows so does every term but zero, at 2^127 too.
             near = tl.minimum(code_a, 244)
-            power_a = tl.where(nan_a, float("nan"), _power(near - 127))
-            far_a = _power(code_a - near)
-            power_b = tl.where(nan_b, float("nan"), _power(code_b - 127))
+            power_a = tl.where(nan_a, float("nan"), power_of_two(near - 127))
+            far_a = power_of_two(code_a - near)
+            power_b = tl.where(nan_b, float("nan"), power_of_two(code_b - 127))
             power_ab = tl.minimum(
                 far_a[:, None] * power_b[None, :], 1.7014118346046923e38, tl.PropagateNan.ALL
             )
@@ -238,9 +237,9 @@ def _ordered_by_block(
 
 def _treatment(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
     """Return the constants that all kernels share, and the factor that undoes prescaled operands."""
-    prescaled = int(a.prescale) + int(b.prescale)
-    constants = {"SCALED": prescaled > 0, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
-    return constants, UNPRESCALE[prescaled]
+    factor = unprescale(a, b)
+    constants = {"SCALED": factor != 1, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
+    return constants, factor
 
 
 def _bits(out: torch.Tensor) -> torch.Tensor:
@@ -331,7 +330,7 @@ def _multiply_by_block(
     launch(
         _ordered_by_block, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
         left.scale, right.scale, left.values, right.values, bits, *size,
-        BM=tile.rows, BN=tile.columns, AT_ONCE=math.gcd(blocks, tile.depth // MXFP4.k), GROUP=_GROUP,
+        BM=tile.rows, BN=tile.columns, AT_ONCE=math.gcd(blocks, tile.depth // _BLOCK), GROUP=_GROUP,
         **treatment, **tile.options,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mxref.formats import MXFP4, BlockShape
+from mxref.formats import BlockShape
 from mxref.plan import QuantPlan, dtype_name
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import elements_per_call
@@ -53,13 +53,14 @@ class Storage:
     """Memory for what a plan stores: packed codes or bfloat16 values, and scale codes."""
 
     def __init__(self, plan: QuantPlan, device: torch.device, output: Output) -> None:
-        words = plan.length // (2 if output is Output.VALUES else 8)
+        made = plan.format
+        words = plan.length // 2 if output is Output.VALUES else made.code_bytes(plan.length) // 4
         self.words = torch.empty((plan.rows, words), dtype=torch.int32, device=device)
-        self.scales = torch.empty((plan.rows, plan.length // MXFP4.k), dtype=torch.uint8, device=device)
+        self.scales = torch.empty((plan.rows, plan.length // made.k), dtype=torch.uint8, device=device)
         self._plan = plan
 
     def codes_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32]."""
+        """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k]."""
         shape = self._plan.rows_shape
         codes, scales = self.words.view(torch.uint8), self.scales
         if len(shape) == 1:
@@ -112,7 +113,7 @@ def quantize_dual(
     """
     m = Matrix(x, 0)
     gains = all(
-        plan.spec.rounding is not Rounding.SR and (plan.rotation is None or plan.rotation.n <= MXFP4.k)
+        plan.spec.rounding is not Rounding.SR and (plan.rotation is None or plan.rotation.n <= plan.format.k)
         for plan in (row, column)
     )
     if not (gains and m.reads_words() and x.shape == (column.length, row.length) and x.numel()):

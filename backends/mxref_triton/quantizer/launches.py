@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from mxref.formats import MXFP4
 from mxref_triton.lane.treatment import Output, Treatment
 from mxref_triton.launch import INTERPRETED, WARP, WARPS, launch, power_of_two_from, tiles_of
 from mxref_triton.quantizer.column import quantize_columns
@@ -118,7 +117,7 @@ def _units(how: Treatment, per_thread: int) -> int:
         return 1 << 12  # its cost is per program
     if how.output is Output.TRANSFORMED:
         per_thread = 1
-    elif how.unit > MXFP4.k:
+    elif how.unit > how.k:
         per_thread = max(1, per_thread // 2)
     return per_thread * WARPS * WARP
 

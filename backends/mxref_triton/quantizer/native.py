@@ -32,7 +32,7 @@ Convert = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.uint32
 DIVISORS = (0, 1, 2, 3, 64, 100, 125, 126, 127, 128, 129, 154, 190, 226, 252, 253)
 """Exponent fields of the divisors: 127 is 1. They are scale codes, or a Hadamard norm above them."""
 
-_GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+_GRID = np.array(E2M1.magnitudes)
 _RANDOM_VALUES = 4096
 _WORDS = 256
 

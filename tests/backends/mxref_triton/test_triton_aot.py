@@ -17,8 +17,6 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from mxref_triton.gfx950_check import DIVISORS, first_difference
-
 from bench import render_aot
 from bench.records import RECORDS
 from mxref.errors import RecipeError
@@ -30,6 +28,7 @@ from mxref_triton.aot.absent import MACHINES
 from mxref_triton.aot.budgets import Budget, check, read_budgets
 from mxref_triton.aot.counts import loop_of
 from mxref_triton.aot.table import cases
+from mxref_triton.quantizer.native import DIVISORS, first_difference
 
 whole_table = pytest.mark.timeout(1200)
 """For tests that may be the first to compile the table: minutes of CPU time."""

@@ -4,16 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mutant_blame import BLAME_MUTANTS
-from mutant_sizes import SIZE_MUTANTS
 
-from mutants import MUTANTS
+from mutants import BY_NAME
 from mxref import GemmProfile, MXArray, OperandSpec
 from mxref.conformance import check
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.product import Product
-
-BY_NAME = {m.name: m for m in (*MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS)}
 
 
 def operands_of(failure):

@@ -6,9 +6,9 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from mutant_stages import Staged, staged
 
 from mutants import MUTANTS
+from mutants.staged import Staged, staged
 from mxref.conformance import check
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.quantization import Blocks, all_of_it

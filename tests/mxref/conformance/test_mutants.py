@@ -3,15 +3,11 @@
 from collections import Counter
 
 import pytest
-from mutant_blame import BLAME_MUTANTS
-from mutant_fused import Adding, Dual, Laid
-from mutant_sizes import SIZE_MUTANTS
-from mutant_stages import Staged
 
 from mutants import MUTANTS
+from mutants.fused import Adding, Dual, Laid
+from mutants.staged import Staged
 from mxref.conformance import CLAUSES, check
-
-ALL = (*MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS)
 
 
 @pytest.mark.parametrize("stages", [Staged, Dual, Laid, Adding])
@@ -25,7 +21,7 @@ def test_the_stages_without_a_fault_conform(stages):
 @pytest.mark.clause("conformance.dual")
 @pytest.mark.clause("conformance.protocol")
 @pytest.mark.clause("conformance.unsupported")
-@pytest.mark.parametrize("mutant", ALL, ids=lambda m: m.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
 def test_fault_is_caught_and_named(mutant):
     # All clauses of the level `full` take too long for what only one of them has.
     clauses = {mutant.clause} if mutant.level == "full" else None
@@ -37,9 +33,9 @@ def test_fault_is_caught_and_named(mutant):
 
 
 def test_faults_cover_the_clauses():
-    assert len(ALL) >= 100
-    assert max(Counter(m.name for m in ALL).values()) == 1
-    without = set(CLAUSES) - {m.clause for m in ALL}
+    assert len(MUTANTS) >= 100
+    assert max(Counter(m.name for m in MUTANTS).values()) == 1
+    without = set(CLAUSES) - {m.clause for m in MUTANTS}
     # Joins of other clauses, and what the others decode or measure; each has its own tests.
     assert without == {
         "rounding.native_sr", "linear.rotation", "quantize.order",
