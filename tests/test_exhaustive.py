@@ -21,7 +21,7 @@ from mxref.scale import scale_code
 
 pytest.importorskip("numba")
 
-import mxref_numba.scale
+import mxref_numba.scalar.scale
 from exhaustive import decodes, dots, elements, halves, scales
 from exhaustive.__main__ import COLUMNS, PARTS, all_sweeps, as_csv, finished_rows, label, main
 from exhaustive.steps import code_steps, largest_amax, scale_steps
@@ -255,7 +255,7 @@ def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
 def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, rule, offset):
     bounds = modules["mxref.scale"].__dict__["_BUMP_ABOVE"]
     monkeypatch.setitem(bounds, ScaleRule(rule), bounds[rule] + offset)
-    monkeypatch.setitem(mxref_numba.scale.BUMP_ABOVE, rule, bounds[rule])
+    monkeypatch.setitem(mxref_numba.scalar.scale.BUMP_ABOVE, rule, bounds[rule])
     # One amax in each of the 253 binades whose byte the clamp leaves alone.
     assert faults(scales.direct(rule))[0] == 253
     assert faults(scales.blocks(rule))[0] == 253

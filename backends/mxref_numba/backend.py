@@ -14,11 +14,11 @@ from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref_numba.compiled import running
-from mxref_numba.dequantize import dequantize
-from mxref_numba.gemm import MAX_BOUNDED_SCALE, prepare, scaled_gemm
-from mxref_numba.hadamard import hadamard
+from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
-from mxref_numba.quantize import quantize_planned
+from mxref_numba.scalar.dequantize import dequantize
+from mxref_numba.scalar.hadamard import hadamard
+from mxref_numba.scalar.quantize import quantize_planned
 from mxref_numba.vector.dequantize import dequantize as dequantize_vector
 from mxref_numba.vector.hadamard import hadamard as hadamard_vector
 from mxref_numba.vector.quantize import Quantized

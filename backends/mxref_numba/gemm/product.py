@@ -1,6 +1,6 @@
 """Scaled GEMM from packed operands: which kernels answer which profile, and what they all share.
 
-`ordered` has one result and two sets of kernels, `gemm_avx512` and `gemm_portable`. A result of `ordered` is
+`ordered` has one result and two sets of kernels, `avx512` and `portable`. A result of `ordered` is
 one of `bounded` too, so `bounded` is what is fastest: `ordered` with AVX-512, float32 values and BLAS without.
 """
 
@@ -16,9 +16,10 @@ from mxref.errors import UnsupportedError
 from mxref.formats import CANONICAL_NAN, E8M0, MXFP4
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
-from mxref_numba import gemm_avx512, gemm_portable, memory
-from mxref_numba.dequantize import dequantize
+from mxref_numba import memory
+from mxref_numba.gemm import avx512, portable
 from mxref_numba.path import KernelPath
+from mxref_numba.scalar.dequantize import dequantize
 
 MAX_BOUNDED_SCALE = 252
 """Largest scale code at which every element fits float32: 6 * 2^125."""
@@ -59,16 +60,16 @@ def scaled_gemm(
     factor = _UNPRESCALE[int(a.prescale) + int(b.prescale)]
     layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
     if path is KernelPath.AVX512:
-        left, right = gemm_avx512.packed(a, is_right=False), layout[0]
-        gemm_avx512.multiply_packed(left, right, a.length // MXFP4.k, factor, out)
+        left, right = avx512.packed(a, is_right=False), layout[0]
+        avx512.multiply_packed(left, right, a.length // MXFP4.k, factor, out)
         nan_a, nan_b = (
-            gemm_avx512.nan_rows(left, m, is_right=False),
-            gemm_avx512.nan_rows(right, n, is_right=True),
+            avx512.nan_rows(left, m, is_right=False),
+            avx512.nan_rows(right, n, is_right=True),
         )
         _mark_nan(out, nan_a, nan_b)
         return out
     if profile is GemmProfile.ORDERED:
-        gemm_portable.multiply_turned(a, gemm_portable.Turned(*layout), factor, out)
+        portable.multiply_turned(a, portable.Turned(*layout), factor, out)
     else:
         _multiply_values(_values(a), layout[0], factor, out)
     _mark_nan(out, *((np.asarray(q.scales) == E8M0.nan_code).any(axis=1) for q in (a, b)))
@@ -80,8 +81,8 @@ def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray
     if not q.codes.size:
         return ()
     if path is KernelPath.AVX512:
-        return (gemm_avx512.packed(q, is_right=True),)
-    return tuple(gemm_portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
+        return (avx512.packed(q, is_right=True),)
+    return tuple(portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
 
 
 def _mark_nan(out: NDArray[Any], rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> None:

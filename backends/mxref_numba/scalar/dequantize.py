@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mxref.formats import CANONICAL_NAN, MXFP4
 from mxref.mxarray import MXArray
 from mxref_numba.compiled import bits_of, float_of, kernel, parallel_kernel, share, team
-from mxref_numba.scale import NAN_CODE
+from mxref_numba.scalar.scale import NAN_CODE
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
 

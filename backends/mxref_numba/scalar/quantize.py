@@ -16,11 +16,11 @@ from mxref.hadamard import norm_factor
 from mxref.plan import QuantPlan
 from mxref.rounding import Rounding
 from mxref_numba.compiled import kernel, parallel_kernel, share, team
-from mxref_numba.hadamard import panel_signs, transform_row
-from mxref_numba.panels import HEIGHT, WIDTH, load_panel, matrices
-from mxref_numba.philox import random_integers, stream_key
-from mxref_numba.rounding import CONSTANTS, FRACTION_BITS, round_by, round_even
-from mxref_numba.scale import BUMP_ABOVE, INFINITY, NAN_CODE, block_amax, inverse_scale, scale_code
+from mxref_numba.scalar.hadamard import panel_signs, transform_row
+from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices
+from mxref_numba.scalar.philox import random_integers, stream_key
+from mxref_numba.scalar.rounding import CONSTANTS, FRACTION_BITS, round_by, round_even
+from mxref_numba.scalar.scale import BUMP_ABOVE, INFINITY, NAN_CODE, block_amax, inverse_scale, scale_code
 
 _BLOCKS = WIDTH // MXFP4.k
 

@@ -22,7 +22,7 @@ from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.dequantize import code_rows
+from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.vector.encode import STEP
 from mxref_numba.vector.jobs import address_of
 from mxref_numba.vector.lanes import F32, I8, I16, I32, I64, Lanes, constant, load, vector_code

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mxref.hadamard import Rotation
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import share
-from mxref_numba.panels import BFLOAT16, FLOAT32, matrices
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, matrices
 from mxref_numba.vector.jobs import (
     PANEL,
     PANEL_BYTES,

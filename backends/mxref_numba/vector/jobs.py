@@ -22,11 +22,11 @@ from mxref.plan import QuantPlan
 from mxref.rounding import Rounding
 from mxref_numba import memory
 from mxref_numba.compiled import float_of, kernel
-from mxref_numba.hadamard import panel_signs
-from mxref_numba.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
-from mxref_numba.philox import stream_key
-from mxref_numba.rounding import CONSTANTS, FRACTION_BITS
-from mxref_numba.scale import BUMP_ABOVE, MANTISSA
+from mxref_numba.scalar.hadamard import panel_signs
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
+from mxref_numba.scalar.philox import stream_key
+from mxref_numba.scalar.rounding import CONSTANTS, FRACTION_BITS
+from mxref_numba.scalar.scale import BUMP_ABOVE, MANTISSA
 from mxref_numba.vector.native import numbers_at
 from mxref_numba.vector.philox import round_table
 

@@ -36,7 +36,7 @@ from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.panels import BFLOAT16, FLOAT32
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
 from mxref_numba.vector.encode import STEP, encode_rows, tile_amax
 from mxref_numba.vector.hadamard import stage_row
 from mxref_numba.vector.jobs import (

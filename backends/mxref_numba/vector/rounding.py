@@ -8,7 +8,7 @@ Both functions leave the magnitude's code in the low three bits of each lane, un
 
 from __future__ import annotations
 
-from mxref_numba.rounding import FRACTION_BITS
+from mxref_numba.scalar.rounding import FRACTION_BITS
 from mxref_numba.vector.lanes import I32, Lanes
 
 TOP_VALUE = 6.0

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
-from mxref_numba.panels import BFLOAT16, FLOAT32, load_panel
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel
 from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
 from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
 from mxref_numba.vector.native import Native, floats_at
