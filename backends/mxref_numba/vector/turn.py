@@ -74,7 +74,7 @@ def fill_panel(job, row, column, height, width, panel, ahead):
 
     What lies `ahead` bytes further is asked for meanwhile: the elements of the next panel, say.
     """
-    layout, _, (flow, _), _, _, _, _ = read_job(job)
+    layout, _, (flow, _), _, _, _, _, _ = read_job(job)
     address, row_step, column_step, columns, kind = layout
     pitch = panel_pitch(job)
     if flow != TURNED or height % SIDE or width % SIDE or column + width > columns:
