@@ -10,7 +10,8 @@ from torch import nn  # noqa: E402
 
 import oracle  # noqa: E402
 from mxref import get_backend  # noqa: E402
-from mxref.recipe import Fp8Scaling, recipe_from_table  # noqa: E402
+from mxref.recipe import Fp8Scaling  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_training import ops  # noqa: E402
 from mxref_training.fp8 import FORMATS, Fp8Scales, cast, scale_from_amax  # noqa: E402
 from mxref_training.linear import advance, convert  # noqa: E402

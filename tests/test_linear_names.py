@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 from mxref import get_backend  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_training.errors import ConfigError  # noqa: E402
 from mxref_training.evaluate import first_nonfinite_gradient, first_nonfinite_output  # noqa: E402
 from mxref_training.linear import MXLinear, check_census, convert, expected_census  # noqa: E402

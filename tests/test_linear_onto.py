@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from mxref import get_backend  # noqa: E402
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_training import linear, loop, ops  # noqa: E402
 from mxref_training.linear import check_census, convert, sole_uses  # noqa: E402
 from test_widened import Narrow  # noqa: E402

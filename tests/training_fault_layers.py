@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from mxref.formats import E4M3
-from mxref.linear import GemmRole
+from mxref.roles import GemmRole
 from mxref_training import census, fp8, linear, loop, model, ops
 from mxref_training.checkpoint import CheckpointStore
 from mxref_training.fp8 import Fp8Scales

@@ -15,7 +15,7 @@ from torch import nn
 import training_oracle as oracle
 import training_oracle_model as model_oracle
 from mxref.discovery import get_backend
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref_training import linear
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.corpus import TokenCorpus

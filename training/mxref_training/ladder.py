@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
-from mxref.linear import OPERANDS, GemmRole
-from mxref.recipe import Recipe, recipe_from_table
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
+from mxref.roles import OPERANDS, GemmRole
 from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
 
@@ -208,8 +209,8 @@ def describe(recipe: Recipe) -> list[tuple[str, str]]:
 def _treatment(recipe: Recipe, role: GemmRole) -> str:
     specs = recipe.operands(role)
     first = specs[0]
-    if first.format.value != "mxfp4":
-        return first.format.value.upper()
+    if first.format.name != "mxfp4":
+        return first.format.name.upper()
     parts = ["MXFP4"]
     for key, default in (("scale_rule", None), ("rounding", "rne"), ("block", "1x32")):
         values = [str(getattr(spec, key).value) for spec in specs]

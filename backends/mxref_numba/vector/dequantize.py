@@ -28,7 +28,19 @@ from mxref_numba.elements import HALF_SHIFT, HALF_UNIT, LAST_NUMBER, MAGNITUDE_C
 from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.vector.encode import STEP
 from mxref_numba.vector.jobs import address_of
-from mxref_numba.vector.lanes import F16, F32, I8, I16, I32, I64, Lanes, broadcast, constant, load, vector_code
+from mxref_numba.vector.lanes import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    Lanes,
+    broadcast,
+    constant,
+    load,
+    vector_code,
+)
 from mxref_numba.vector.native import Native, copy_bytes, numbers_at, run_native
 
 _SUBNORMAL_SCALE = 1 << 22
