@@ -17,11 +17,11 @@ FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
 MAGNITUDE_CODE = 0x7F
 """The bits of a code that are not its sign."""
-TOP, SMALLEST_NORMAL, EVEN_UNIT, STEP_SHIFT, CODE_BASE, POSITION_SHIFT, LINE_UNIT = range(7)
+TOP, SMALLEST_NORMAL, EVEN_UNIT, STEP_SHIFT, POSITION_SHIFT, LINE_UNIT = range(6)
 """Where `rounding_numbers` has: bits of the largest magnitude; bits of the smallest normal magnitude; bits of the
 float32 by which a binade is multiplied, so that adding the product rounds to the binade's steps and leaves the code;
-the shift from bits of a float32 to a code; what is taken from these bits before they are shifted to a position with
-`FRACTION_BITS` fraction bits; that shift; bits of the positions per 1 in the smallest binade."""
+the shift right from bits of a float32 to a code; the shift left from such bits to a code with `FRACTION_BITS`
+fraction bits; bits of the float32 by which a magnitude below the smallest normal one is multiplied for the same."""
 
 _MANTISSA_BITS, _BIAS = 23, 127
 
@@ -32,7 +32,7 @@ def _word(value: float) -> int:
 
 @cache
 def rounding_numbers(element: ElementFormat) -> NDArray[np.int32]:
-    """Return what rounds to the grid of an element, int32 [7] as the constants above name them, read-only."""
+    """Return what rounds to the grid of an element, int32 [6] as the constants above name them, read-only."""
     shift = _MANTISSA_BITS - element.mantissa_bits
     smallest = (1 - element.bias + _BIAS) << _MANTISSA_BITS
     # The last bits of the sum are a code without its exponent field; `offset` prepares for adding that field.
@@ -40,8 +40,8 @@ def rounding_numbers(element: ElementFormat) -> NDArray[np.int32]:
     unit = np.ldexp(1 + np.ldexp(float(offset), -_MANTISSA_BITS), shift)
     numbers = np.array(
         [
-            _word(element.max_value), smallest, _word(unit), shift, smallest - (1 << _MANTISSA_BITS),
-            FRACTION_BITS - shift, _word(2.0 ** (FRACTION_BITS - element.unit_exponent)),
+            _word(element.max_value), smallest, _word(unit), shift, FRACTION_BITS - shift,
+            _word(2.0 ** (FRACTION_BITS - element.unit_exponent)),
         ],
         np.int32,
     )  # fmt: skip

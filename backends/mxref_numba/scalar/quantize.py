@@ -177,9 +177,7 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     if spec.rounding is Rounding.SR:
         random_bits = spec.sr_bits
     bound = bump_above(spec.scale_rule, element)
-    policy = np.array(
-        [bound, spec.zero_scale, random_bits, element.max_exponent, element.bits], np.int64
-    )
+    policy = np.array([bound, spec.zero_scale, random_bits, element.max_exponent, element.bits], np.int64)
     global_rows = plan.global_rows() if plan.stream else np.empty(0, np.int64)
     prescale, constant = np.float32(element.prescale if spec.prescale else 1), CONSTANTS.get(spec.rounding, 0)
     grid = rounding_numbers(element)

@@ -16,7 +16,6 @@ import numpy as np
 from mxref.rounding import Rounding
 from mxref_numba.compiled import bits_of, float_of, kernel
 from mxref_numba.elements import (
-    CODE_BASE,
     EVEN_UNIT,
     FRACTION_BITS,
     LINE_UNIT,
@@ -72,8 +71,10 @@ def round_even_byte(v, grid):
 def round_byte_by(v, random, bits, grid):
     """Return the code of such a magnitude: up iff fraction, in 2^-bits and rounded down, plus `random` carries."""
     held = min(v, float_of(grid[TOP]))
-    line = np.int32(min(held, float_of(grid[SMALLEST_NORMAL])) * float_of(grid[LINE_UNIT]))
-    above = np.int32(np.int32(bits_of(held) - grid[CODE_BASE]) << grid[POSITION_SHIFT])
-    position = max(above, line)
+    smallest = grid[SMALLEST_NORMAL]
+    # The position of the smallest normal magnitude or of what is below, and how far it is from there.
+    line = np.int32(min(held, float_of(smallest)) * float_of(grid[LINE_UNIT]))
+    above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid[POSITION_SHIFT])
+    position = np.int32(line + above)
     shifted = np.int32(position >> np.int32(np.int32(FRACTION_BITS) - bits))
     return np.int32(np.int32(shifted + random) >> bits)

@@ -102,7 +102,9 @@ def _decode_bytes(half: bool, streaming: bool) -> Any:
             bits = (value * scale.pick([j // 2] * 16)).cast(I32)
             if half:  # to nearest, ties to even, and Inf to itself
                 bits = bits + ((bits >> 16) & 1) + 0x7FFF
-            nan = magnitude.compare(">", last) | scale.cast(I32).pick([j // 2] * 16).compare("==", CANONICAL_NAN)
+            nan = magnitude.compare(">", last) | scale.cast(I32).pick([j // 2] * 16).compare(
+                "==", CANONICAL_NAN
+            )
             vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * 16), bits))
         _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
 

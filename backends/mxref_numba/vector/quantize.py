@@ -1,7 +1,8 @@
 """Quantization in one pass, on vectors of 512 bits.
 
 The inner step, in `encode.py` or, for codes of eight bits, in `encode_bytes.py`, takes 128 consecutive elements to
-their codes and four scale codes without leaving registers. Everything else here brings elements to it, so that one step serves every layout:
+their codes and four scale codes without leaving registers. Everything else here brings elements to it, so that one
+step serves every layout:
 
     float32 or bfloat16 rows, as they are  ------------------------------------->  encode steps
     rows that need more (float16, Hadamard)  --->  stage_row  --->  scratch  --->  encode steps
@@ -18,7 +19,8 @@ Kernels know a quantization as a *job*: 31 numbers, some of them addresses (`job
 by address, so that each is compiled once (`native.py`).
 
 Files, in the order of the work: `sources.py` (types), `turn.py`, `hadamard.py`, `scale.py`, `philox.py`,
-`rounding.py`, `encode.py` and `encode_bytes.py` (the step), this file (units, threads). `lanes.py` is the notation they share.
+`rounding.py`, `encode.py` and `encode_bytes.py` (the step), this file (units, threads). `lanes.py` is the notation
+they share.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -67,7 +69,9 @@ Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 _PART = (256, 512)
 """Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
-_CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (4 * STEP + n for n in (0, STEP, STEP + 64, STEP + 192, STEP + 256))
+_CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
+    4 * STEP + n for n in (0, STEP, STEP + 64, STEP + 192, STEP + 256)
+)
 _PANEL = _RUN_AT + 4 * STEP
 """Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of two steps; zeros; a run;
 a panel."""

@@ -13,7 +13,6 @@ from typing import Any
 from llvmlite import ir
 
 from mxref_numba.elements import (
-    CODE_BASE,
     EVEN_UNIT,
     FRACTION_BITS,
     LINE_UNIT,
@@ -73,8 +72,8 @@ class Grid:
 
     def round_by(self, v: Lanes, random: Lanes) -> Lanes:
         """Return codes of such magnitudes: up iff the fraction, in 2^-22 and rounded down, plus `random` carries."""
-        bits = v.cast(I32)
-        smallest = bits.compare("<", self._number(SMALLEST_NORMAL))
-        line = (v * self._number(LINE_UNIT).cast(F32)).convert("fptosi", I32)
-        position = smallest.choose(line, (bits - self._number(CODE_BASE)) << self._number(POSITION_SHIFT))
-        return (position + random) >> FRACTION_BITS
+        bits, smallest = v.cast(I32), self._number(SMALLEST_NORMAL)
+        # The position of the smallest normal magnitude or of what is below, and how far it is from there.
+        low = bits.call("umin", smallest).cast(F32) * self._number(LINE_UNIT).cast(F32)
+        above = (bits.call("umax", smallest) - smallest) << self._number(POSITION_SHIFT)
+        return (low.convert("fptosi", I32) + above + random) >> FRACTION_BITS

@@ -33,9 +33,7 @@ def largest(halves: Sequence[Lanes]) -> Lanes:
     return top
 
 
-def scale_codes(
-    amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any
-) -> tuple[Lanes, Lanes, Lanes]:
+def scale_codes(amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any) -> tuple[Lanes, Lanes, Lanes]:
     """Return E8M0 codes with all policies applied, 2^-e as float32, and which blocks are finite.
 
     Args:
