@@ -279,7 +279,7 @@ def test_tuning_times_every_tile_once_per_shape(monkeypatch):
     multiply(a, b, "float32")
     assert len(timed) == 3
     assert all((t == got).all() for t in timed)
-    assert matrix_cores._fastest == {(40, 40, 64, "float32"): TILES[1]}
+    assert matrix_cores._fastest == {(40, 40, 64, "float32", "mxfp4", "mxfp4"): TILES[1]}
     multiply(a, b, "bfloat16")
     assert len(timed) == 6
 
