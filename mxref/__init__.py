@@ -1,16 +1,30 @@
-"""mxref, the executable specification of MXFP4 training: plain NumPy, written for clarity before speed."""
+"""mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed."""
 
 from mxref.backend import Backend, Capabilities
+from mxref.dialects import DIALECTS
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError, UnsupportedError
-from mxref.formats import E2M1, E8M0, MXFP4, BlockShape, Nonfinite, OperandFormat
+from mxref.formats import (
+    E2M1,
+    E8M0,
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+    BlockShape,
+    Nonfinite,
+    OperandFormat,
+)
 from mxref.gemm import scaled_gemm
 from mxref.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
-from mxref.linear import GemmRole, linear_gemm
+from mxref.linear import linear_gemm
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.quantize import dequantize, quantize
-from mxref.recipe import DIALECTS, GemmProfile, OperandSpec, Recipe, load_recipe
+from mxref.recipe import GemmProfile, OperandSpec, Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import GemmRole
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 
@@ -21,7 +35,10 @@ __all__ = [
     "E2M1",
     "E8M0",
     "MXFP4",
+    "MXFP8_E4M3",
+    "MXFP8_E5M2",
     "Backend",
+    "BlockFormat",
     "BlockShape",
     "Capabilities",
     "GemmProfile",
@@ -31,6 +48,7 @@ __all__ = [
     "Nonfinite",
     "OperandFormat",
     "OperandSpec",
+    "Placement",
     "PreparedArray",
     "Recipe",
     "Rotation",

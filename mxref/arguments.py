@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from mxref.arrays import described
+from mxref.dialects import Dialect, dialect
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
-from mxref.recipe import Dialect, OperandSpec, dialect
+from mxref.placement import Placement
+from mxref.recipe import OperandSpec
 
 
 def as_spec(spec: Any) -> OperandSpec:
@@ -37,12 +38,13 @@ def as_spec(spec: Any) -> OperandSpec:
     )
 
 
-def check_stream(rng: Any) -> Stream | None:
-    """Return a random stream or None; RecipeError for anything else."""
-    if rng is None or isinstance(rng, Stream):
-        return rng
+def check_placement(name: str, value: Any) -> Placement:
+    """Return a placement; RecipeError for anything else."""
+    if isinstance(value, Placement):
+        return value
     raise RecipeError(
-        f"rng must be a Stream, got {described(rng)}; make one, as in mxref.Stream(seed=1, step=0)"
+        f"{name} must be a Placement, got {described(value)}; make one, as in "
+        "mxref.Placement(mxref.Stream(seed=1))"
     )
 
 

@@ -8,7 +8,7 @@ underscored ones compute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,19 +21,29 @@ from mxref.arguments import (
     check_integer,
     check_mxarray,
     check_name,
-    check_stream,
+    check_placement,
 )
 from mxref.arrays import as_array, as_sum, described
+from mxref.dialects import Dialect
 from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
-from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
+from mxref.formats import INPUT_DTYPES, MXFP4, BlockFormat, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
 from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray, PreparedArray
-from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
-from mxref.recipe import Dialect, GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile, OperandSpec
 from mxref.rounding import MAX_SR_BITS, Rounding
 from mxref.scale import ScaleRule
+
+Gemm = tuple[GemmProfile, BlockFormat, BlockFormat]
+"""What a scaled GEMM is asked for: its profile, the format of A and that of B."""
+
+
+def every_gemm(profiles: Iterable[GemmProfile], formats: Iterable[BlockFormat]) -> frozenset[Gemm]:
+    """Return each profile with each pair of formats that have the same block length."""
+    formats = tuple(formats)
+    return frozenset((p, a, b) for p in profiles for a in formats for b in formats if a.k == b.k)
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Capabilities:
     Implements: conformance.capabilities, rounding.native_sr
     """
 
+    formats: frozenset[BlockFormat] = frozenset({MXFP4})
+    """Block formats that `quantize` makes and `dequantize` reads."""
     scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
     roundings: frozenset[Rounding] = frozenset(Rounding)
     max_sr_bits: int = MAX_SR_BITS
@@ -51,7 +63,8 @@ class Capabilities:
     prescale: bool = True
     in_dtypes: frozenset[str] = frozenset(INPUT_DTYPES)
     dequantize_dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
-    gemm_profiles: frozenset[GemmProfile] = frozenset({GemmProfile.ORDERED})
+    gemms: frozenset[Gemm] = every_gemm({GemmProfile.ORDERED}, {MXFP4})
+    """Profiles of `scaled_gemm`, each with the formats of its two operands."""
     gemm_dtypes: frozenset[str] = frozenset(OUT_DTYPES)
     bounded_class: str = "fp32"
     """Error class of the profile `bounded`."""
@@ -63,6 +76,10 @@ class Capabilities:
     native_sr: bool = False
     """Whether SR comes from the hardware's own random bits: statistical tests only."""
 
+    def profiles(self, a: BlockFormat, b: BlockFormat) -> frozenset[GemmProfile]:
+        """Return the GEMM profiles that are declared for operands of these formats."""
+        return frozenset(profile for profile, *formats in self.gemms if formats == [a, b])
+
     def require(self, backend: str, capability: str, value: Any) -> None:
         """Raise UnsupportedError, naming the field, unless `value` is declared in it.
 
@@ -70,16 +87,26 @@ class Capabilities:
         """
         declared = getattr(self, capability)
         if value not in declared:
-            names = ", ".join(sorted(str(d) for d in declared)) or "nothing"
+            names = ", ".join(sorted(map(_words, declared))) or "nothing"
             raise UnsupportedError(
-                f"backend {backend!r} does not declare {value!s} in {capability} (declared: {names}); "
+                f"backend {backend!r} does not declare {_words(value)} in {capability} (declared: {names}); "
                 "change the recipe or choose another backend"
             )
 
+    def require_prepared(self, backend: str, profile: GemmProfile, b: BlockFormat) -> None:
+        """Raise UnsupportedError unless a GEMM of this profile is declared whose operand B has this format."""
+        if not any((p, f) == (profile, b) for p, _, f in self.gemms):
+            self.require(backend, "gemms", (profile, b, b))
+
     def require_prescale(self, backend: str) -> None:
-        """Raise UnsupportedError unless the 3/4 prescale is declared, in quantization and in the GEMM alike."""
+        """Raise UnsupportedError unless the prescale is declared, in quantization and in the GEMM alike."""
         if not self.prescale:
             raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
+
+
+def _words(value: Any) -> str:
+    """Return a declared value as an error message shows it, as in `ordered of mxfp4 x mxfp4`."""
+    return f"{value[0]} of {value[1]} x {value[2]}" if isinstance(value, tuple) else str(value)
 
 
 class Backend(ABC):
@@ -106,14 +133,12 @@ class Backend(ABC):
         spec: OperandSpec | Dialect | str,
         *,
         axis: int = -1,
-        rng: Stream | None = None,
-        origin: tuple[int, ...] | None = None,
-        global_shape: tuple[int, ...] | None = None,
+        placement: Placement = Placement(),
         pad: bool = False,
     ) -> MXArray:
-        """Return `x` in MXFP4; arguments and errors as in `mxref.quantize`, and UnsupportedError."""
+        """Return `x` in a block format; arguments and errors as in `mxref.quantize`, and UnsupportedError."""
         x = self._array(x)
-        plan = self.plan(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape, pad=pad)
+        plan = self.plan(x, spec, axis=axis, placement=placement, pad=pad)
         return plan.array(*self._quantize(x, plan))
 
     def _array(self, x: Any) -> Any:
@@ -127,7 +152,13 @@ class Backend(ABC):
         return x
 
     def plan(
-        self, x: Any, spec: OperandSpec | Dialect | str | None, *, axis: int, **placement: Any
+        self,
+        x: Any,
+        spec: OperandSpec | Dialect | str | None,
+        *,
+        axis: int,
+        placement: Placement = Placement(),
+        pad: bool = False,
     ) -> QuantPlan:
         """Return the plan of a quantization, checked against the declared capabilities.
 
@@ -135,11 +166,11 @@ class Backend(ABC):
         """
         check_input(x)
         spec, caps = as_spec(spec), self.capabilities
-        if "rng" in placement:
-            check_stream(placement["rng"])
-        if "pad" in placement:
-            placement["pad"] = check_bool("pad", placement["pad"])
+        check_placement("placement", placement)
+        pad = check_bool("pad", pad)
         caps.require(self.name, "in_dtypes", dtype_name(x))
+        if isinstance(spec.format, BlockFormat):  # the plan refuses any other
+            caps.require(self.name, "formats", spec.format)
         caps.require(self.name, "scale_rules", spec.scale_rule)
         caps.require(self.name, "roundings", spec.rounding)
         caps.require(self.name, "blocks", spec.block)
@@ -151,11 +182,12 @@ class Backend(ABC):
             raise UnsupportedError(
                 f"backend {self.name!r} declares max_sr_bits = {caps.max_sr_bits}, asked for {spec.sr_bits}"
             )
-        return plan_quantize(tuple(x.shape), spec, axis, **placement)
+        return plan_quantize(tuple(x.shape), spec, axis, placement, pad)
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
         """Return the values of `q` in its original axis order; see `mxref.dequantize`."""
         check_mxarray("dequantize", q)
+        self.capabilities.require(self.name, "formats", q.format)
         self.capabilities.require(self.name, "dequantize_dtypes", check_name("dtype", dtype))
         return self._dequantize(q, dtype)
 
@@ -223,7 +255,9 @@ class Backend(ABC):
     ) -> tuple[GemmProfile, MXArray]:
         """Return the profile, and B with no layout but this backend's for it, of a request that is declared."""
         profile = gemm_profile(profile)
-        self.capabilities.require(self.name, "gemm_profiles", profile)
+        check_mxarray("scaled_gemm", a)
+        check_mxarray("scaled_gemm", b)
+        self.capabilities.require(self.name, "gemms", (profile, a.format, b.format))
         self.capabilities.require(self.name, "gemm_dtypes", check_name("out_dtype", out_dtype))
         check_gemm(a, b, out_dtype)
         if a.prescale or b.prescale:
@@ -250,7 +284,7 @@ class Backend(ABC):
         """
         check_mxarray("prepare", q)
         profile = gemm_profile(profile)
-        self.capabilities.require(self.name, "gemm_profiles", profile)
+        self.capabilities.require_prepared(self.name, profile, q.format)
         if len(q.shape) != 2:
             raise ShapeError(
                 f"prepare takes an operand of a GEMM, which has two axes, got shape {q.shape}; quantize it as a matrix"
@@ -265,19 +299,15 @@ class Backend(ABC):
         x: Any,
         specs: tuple[OperandSpec | Dialect | str, OperandSpec | Dialect | str],
         *,
-        rngs: tuple[Stream | None, Stream | None] = (None, None),
-        origin: tuple[int, ...] | None = None,
-        global_shape: tuple[int, ...] | None = None,
+        placements: tuple[Placement, Placement] = (Placement(), Placement()),
         pads: tuple[bool, bool] = (False, False),
     ) -> tuple[MXArray, MXArray]:
         """Return a matrix quantized along axis 1 and along axis 0; a backend may do it in one read.
 
         Args:
             x: [M, N].
-            specs: the treatments along axis 1 and along axis 0; so are `rngs` and `pads` ordered.
-            rngs: random streams.
-            origin: where `x` lies in the global tensor, for both.
-            global_shape: shape of that tensor.
+            specs: the treatments along axis 1 and along axis 0; so are `placements` and `pads` ordered.
+            placements: random streams, and where `x` lies in the global tensor.
             pads: whether the block axis of each is filled up with zeros.
 
         Raises:
@@ -287,7 +317,7 @@ class Backend(ABC):
         """
         x = self._array(x)
         check_input(x)
-        for name, pair in (("specs", specs), ("rngs", rngs), ("pads", pads)):
+        for name, pair in (("specs", specs), ("placements", placements), ("pads", pads)):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise RecipeError(
                     f"quantize_dual: {name} holds one for axis 1 and one for axis 0, got {described(pair)}; give a pair"
@@ -297,8 +327,8 @@ class Backend(ABC):
                 f"quantize_dual takes a matrix, got shape {tuple(x.shape)}; reshape it to two axes"
             )
         row, column = (
-            self.plan(x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape, pad=pad)
-            for axis, spec, rng, pad in zip((1, 0), specs, rngs, pads, strict=True)
+            self.plan(x, spec, axis=axis, placement=placement, pad=pad)
+            for axis, spec, placement, pad in zip((1, 0), specs, placements, pads, strict=True)
         )
         by_row, by_column = self._quantize_dual(x, row, column)
         return row.array(*by_row), column.array(*by_column)
@@ -310,7 +340,8 @@ class Backend(ABC):
         *,
         axis: int = -1,
         dtype: str = "float32",
-        **placement: Any,
+        placement: Placement = Placement(),
+        pad: bool = False,
     ) -> Any:
         """Return the values that `x` has after quantization, in its own shape.
 
@@ -319,7 +350,8 @@ class Backend(ABC):
             spec: its treatment.
             axis: the block axis.
             dtype: of the values, as in `dequantize`.
-            placement: `rng`, `origin`, `global_shape` and `pad` of `quantize`.
+            placement: as in `quantize`; so is `pad`.
+            pad: fill the block axis up with zeros.
 
         Raises:
             MxrefError: as `quantize` and `dequantize`.
@@ -328,7 +360,7 @@ class Backend(ABC):
         """
         self.capabilities.require(self.name, "dequantize_dtypes", check_name("dtype", dtype))
         x, spec = self._array(x), as_spec(spec)
-        plan = self.plan(x, spec, axis=axis, **placement)
+        plan = self.plan(x, spec, axis=axis, placement=placement, pad=pad)
         if spec.nonfinite is Nonfinite.RAISE:
             # The scales, which show a NaN block, are seen only when the two steps are taken one by one.
             return self._dequantize(plan.array(*self._quantize(x, plan)), dtype)
@@ -374,7 +406,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _quantize(self, x: Any, plan: QuantPlan) -> tuple[Any, Any]:
-        """Return packed codes [rows..., length / 2] and scale codes [rows..., length / 32], block axis last."""
+        """Return packed codes [rows..., length * bits / 8] and scale codes [rows..., length / k], block axis last."""
 
     @abstractmethod
     def _dequantize(self, q: MXArray, dtype: str) -> Any:

@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.arguments import as_spec, check_bool, check_integer, check_stream
+from mxref.arguments import as_spec, check_bool, check_integer
 from mxref.arrays import as_array
+from mxref.dialects import Dialect
 from mxref.errors import ShapeError
-from mxref.formats import E2M1, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
+from mxref.formats import E2M1, E8M0, MXFP4, BlockShape
 from mxref.hadamard import Rotation, hadamard
 from mxref.packing import pack, unpack
 from mxref.philox import Stream, random_integers
+from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.quantize import quantize
-from mxref.recipe import Dialect, OperandSpec
-from mxref.rounding import Rounding, prescale_three_quarters, round_magnitude
+from mxref.recipe import OperandSpec
+from mxref.rounding import Rounding, apply_prescale, round_magnitude
 from mxref.scale import (
-    ELEMENT_MAX_EXPONENT,
     INFINITY_BITS,
     MANTISSA_BITS,
     MANTISSA_MASK,
@@ -170,9 +171,9 @@ def explain_block(
     """
     x, spec = as_array(x), as_spec(spec)
     check_input(x)
-    check_stream(rng)
+    placement = Placement(rng)
     index, pad = check_integer("index", index), check_bool("pad", pad)
-    whole = plan_quantize(x.shape, spec, axis, rng, pad=pad)
+    whole = plan_quantize(x.shape, spec, axis, placement, pad)
     per_row = whole.length // K
     if not 0 <= index < whole.rows * per_row:
         raise ShapeError(
@@ -183,9 +184,9 @@ def explain_block(
     row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
     start = (*row_index[: whole.axis], block * K, *row_index[whole.axis :])
     origin, slab = _slab(x, whole, start)
-    placement: dict[str, Any] = {"origin": origin, "global_shape": tuple(x.shape), "pad": pad}
-    plan = plan_quantize(slab.shape, spec, whole.axis, rng, **placement)
-    q = quantize(slab, spec, axis=whole.axis, rng=rng, **placement)
+    within = Placement(rng, origin, tuple(x.shape))
+    plan = plan_quantize(slab.shape, spec, whole.axis, within, pad)
+    q = quantize(slab, spec, axis=whole.axis, placement=within, pad=pad)
 
     r, b = (start[_tile_axis(whole)] % K if spec.block is BlockShape.TILE else 0), block - plan.first // K
     x_rows = np.moveaxis(slab, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)  # [rows, L]
@@ -201,7 +202,7 @@ def explain_block(
         )[r, here]
     shared = y_rows[:, here] if spec.block is BlockShape.TILE else y[None]
     scale = _explain_scale(shared, r if len(shared) > 1 else 0, byte, spec)
-    codes = unpack(q.codes).reshape(plan.rows, -1)[r, here]
+    codes = unpack(q.codes, E2M1).reshape(plan.rows, -1)[r, here]
     signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
     elements = _explain_elements(
         x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec,
@@ -209,7 +210,7 @@ def explain_block(
     )  # fmt: skip
     return BlockExplanation(
         spec, rng, plan.rotation, tuple(x.shape), whole.axis, index, whole.rows * per_row, start, scale,
-        elements, pack(codes).tobytes(),
+        elements, pack(codes, E2M1).tobytes(),
     )  # fmt: skip
 
 
@@ -235,7 +236,7 @@ def _explain_scale(y: NDArray[np.float32], row: int, byte: int, spec: OperandSpe
     exponent_field, mantissa = int(u) >> MANTISSA_BITS, int(u) & MANTISSA_MASK
     # The rule itself says whether m goes up: asked at an exponent that nothing clamps.
     probe = np.uint32(128 << MANTISSA_BITS | mantissa)
-    bump = int(scale_code(np.array(probe), spec.scale_rule)) - (128 - ELEMENT_MAX_EXPONENT)
+    bump = int(scale_code(np.array(probe), spec.scale_rule, E2M1)) - (128 - E2M1.max_exponent)
     ordinary = 0 < u < INFINITY_BITS
     return ScaleExplanation(
         rule=spec.scale_rule,
@@ -245,7 +246,7 @@ def _explain_scale(y: NDArray[np.float32], row: int, byte: int, spec: OperandSpe
         exponent_field=exponent_field,
         mantissa=mantissa,
         bump=bump if ordinary else 0,
-        unclamped=exponent_field - 127 - ELEMENT_MAX_EXPONENT + bump if ordinary else None,
+        unclamped=exponent_field - 127 - E2M1.max_exponent + bump if ordinary else None,
         byte=byte,
         value=math.nan if byte == E8M0.nan_code else math.ldexp(1.0, byte - E8M0.bias),
     )
@@ -267,15 +268,15 @@ def _explain_elements(
     with np.errstate(under="ignore"):
         exponent = 0 if spoiled else scale.byte - E8M0.bias
         v = np.ldexp(magnitude.astype(np.float64), -exponent).astype(np.float32)
-        v = prescale_three_quarters(v) if spec.prescale else v
-    below = round_magnitude(v, Rounding.RTZ)
+        v = apply_prescale(v, E2M1) if spec.prescale else v
+    below = round_magnitude(v, Rounding.RTZ, E2M1)
     out = []
     for i in range(K):
-        lower = E2M1_MAGNITUDES[below[i]]
-        upper = E2M1_MAGNITUDES[min(below[i] + 1, len(E2M1_MAGNITUDES) - 1)]
+        lower = E2M1.magnitudes[below[i]]
+        upper = E2M1.magnitudes[min(below[i] + 1, len(E2M1.magnitudes) - 1)]
         fraction = (float(v[i]) - lower) / (upper - lower) if upper > lower else None
         code = int(codes[i])
-        element = math.copysign(E2M1_MAGNITUDES[code & 7], -1.0 if code & E2M1_SIGN else 1.0)
+        element = math.copysign(E2M1.magnitudes[code & 7], -1.0 if code & E2M1.sign else 1.0)
         value = math.nan if spoiled else element * scale.value * undo
         stochastic = random is not None and not spoiled
         out.append(

@@ -7,7 +7,7 @@ import numpy as np
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.formats import E2M1, E8M0, MXFP4, BlockShape
 from mxref.rounding import Rounding
-from mxref.scale import ELEMENT_MAX_EXPONENT, INFINITY_BITS, ScaleRule
+from mxref.scale import INFINITY_BITS, ScaleRule
 
 _UP_WHEN = {
     ScaleRule.CEIL: "m != 0",
@@ -55,8 +55,8 @@ def scale_steps(block: BlockExplanation) -> list[str]:
         + (" (E = 0: subnormal)" if scale.exponent_field == 0 else ""),
     ]
     rule = scale.rule.value.upper()
-    start = f"{rule}: e = E - 127 - {ELEMENT_MAX_EXPONENT}"
-    bias = 127 + ELEMENT_MAX_EXPONENT
+    start = f"{rule}: e = E - 127 - {E2M1.max_exponent}"
+    bias = 127 + E2M1.max_exponent
     if scale.rule is ScaleRule.FLOOR:
         steps.append(f"{start} = {scale.exponent_field} - {bias} = {scale.unclamped}")
     else:

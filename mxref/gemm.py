@@ -1,12 +1,15 @@
 """Scaled GEMM, C = A B^T, from two MXArrays whose block axis is the contraction axis.
 
+The two may differ in format, not in block length.
+
 Scale exponents are added before anything is multiplied: dequantizing first overflows float32 at scale
 codes 253 and 254, and gives NaN for products that are small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -15,20 +18,15 @@ from numpy.typing import NDArray
 
 from mxref.arguments import check_mxarray, check_name
 from mxref.arrays import described
+from mxref.block_dots import block_dots, lowest_exponent, values
 from mxref.errors import DtypeError, RecipeError, ShapeError
-from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0, MXFP4
+from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref.packing import unpack
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
 from mxref.scale import scale_exponent
 
 OUT_DTYPES = ("float32", "bfloat16")
-
-_VALUES = np.array([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], np.float32)
-_UNPRESCALE = (np.float32(1.0), np.float32(4 / 3), np.float32(16 / 9))
-_LOWEST_EXPONENT = 2 * E8M0.min_exponent - 2
-"""A block dot is a multiple of 1/4 and its scale at least 2^-254, so every term is a multiple of 2^-256."""
 
 # Mantissa bits and smallest exponent of a unit in the last place.
 _OUT_FORMATS = {"float32": (24, -149), "bfloat16": (8, -133)}
@@ -55,6 +53,11 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
         raise ShapeError(
             f"scaled_gemm: contraction lengths differ: {a.shape[a.axis]} (axis {a.axis} of {a.shape}) and "
             f"{b.shape[b.axis]} (axis {b.axis} of {b.shape}); quantize both along the contraction axis"
+        )
+    if a.format.k != b.format.k:
+        raise ShapeError(
+            f"scaled_gemm: block lengths differ: {a.format.k} in {a.format.title} and {b.format.k} in "
+            f"{b.format.title}; both operands need one"
         )
     if a.rotation != b.rotation:
         raise ShapeError(
@@ -97,7 +100,8 @@ def scaled_gemm(
         out_dtype: `float32` or `bfloat16`.
 
     Returns:
-        [M, N] of `out_dtype`; NaN (canonical) where a row meets a NaN block.
+        [M, N] of `out_dtype`; NaN (canonical) where a row meets a NaN block. A NaN or Inf code gives what IEEE
+        arithmetic gives on the decoded values.
 
     Raises:
         ShapeError, DtypeError: operands that do not fit together.
@@ -106,70 +110,67 @@ def scaled_gemm(
     """
     profile = gemm_profile(profile)
     check_gemm(a, b, out_dtype)
-    prescaled = int(a.prescale) + int(b.prescale)
-    if profile is GemmProfile.EXACT:
-        out = _exact(a, b, prescaled, out_dtype)
-    else:
-        with np.errstate(over="ignore", under="ignore"):
-            out = (_ordered(a, b) * _UNPRESCALE[prescaled]) if prescaled else _ordered(a, b)
+    prescale = prescale_product(a, b)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if profile is GemmProfile.EXACT:
+            out = _exact(a, b, prescale, out_dtype)
+        else:
+            out = _ordered(a, b)
+            out = out if prescale == 1 else out * np.float32(1 / prescale)
             out = out if out_dtype == "float32" else out.astype(ml_dtypes.bfloat16)
-    nan_rows = (np.asarray(a.scales) == E8M0.nan_code).any(axis=1)[:, None] | (
-        np.asarray(b.scales) == E8M0.nan_code
-    ).any(axis=1)
+    nan_rows = _nan_rows(a)[:, None] | _nan_rows(b) | np.isnan(out)
     nan = np.uint32(CANONICAL_NAN) if out_dtype == "float32" else np.uint16(CANONICAL_NAN >> 16)
     out.view(nan.dtype)[nan_rows] = nan
     return out
 
 
-def block_dots(a: MXArray, b: MXArray) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-    """Yield, for blocks in ascending order, their dot products [M, N] and scale exponents [M, N].
+def _nan_rows(q: MXArray) -> NDArray[np.bool_]:
+    spoiled: NDArray[np.bool_] = (np.asarray(q.scales) == q.format.scale.nan_code).any(axis=1)
+    return spoiled
 
-    A dot of 32 products is a multiple of 1/4 of at most 1152, so float32 holds it and every partial sum
-    exactly, in any order.
 
-    Implements: gemm.block_dot
+def prescale_product(a: MXArray, b: MXArray) -> Fraction:
+    """Return the product of the factors that the operands' elements carry.
+
+    Implements: gemm.prescale
     """
-    pa, pb = _VALUES[unpack(a.codes)], _VALUES[unpack(b.codes)]  # [M, K], [N, K]
-    ea, eb = scale_exponent(a.scales), scale_exponent(b.scales)  # [M, K/32], [N, K/32]
-    for i in range(ea.shape[1]):
-        block = slice(i * MXFP4.k, (i + 1) * MXFP4.k)
-        # Adding +0 turns a sum of negative zeros into the +0 of the definition.
-        dot = pa[:, block] @ pb[:, block].T + np.float32(0)
-        yield dot, ea[:, i, None] + eb[None, :, i]
+    factors = [Fraction(q.format.element.prescale) for q in (a, b) if q.prescale]
+    return math.prod(factors, start=Fraction(1))
 
 
 def _ordered(a: MXArray, b: MXArray) -> NDArray[np.float32]:
     acc = np.zeros((a.scales.shape[0], b.scales.shape[0]), np.float32)
-    for dot, exponent in block_dots(a, b):
-        # Terms have 13 significant bits and acc 24: one float64 addition loses nothing that float32 would keep.
-        acc = (acc.astype(np.float64) + np.ldexp(dot.astype(np.float64), exponent)).astype(np.float32)
+    for dot in block_dots(a, b):
+        acc = dot.added_to(acc)
     return acc
 
 
-def _exact(a: MXArray, b: MXArray, prescaled: int, out_dtype: str) -> NDArray[Any]:
+def _exact(a: MXArray, b: MXArray, prescale: Fraction, out_dtype: str) -> NDArray[Any]:
     total = np.zeros((a.scales.shape[0], b.scales.shape[0]), object)
-    for dot, exponent in block_dots(a, b):
-        quarters = (dot * 4).astype(np.int64).astype(object)
-        total = total + quarters * (1 << (exponent - 2 * E8M0.min_exponent).astype(object))
-    mantissa, lowest = _OUT_FORMATS[out_dtype]
-    round_one = np.frompyfunc(lambda n: _round(n * 4**prescaled, 3**prescaled, mantissa, lowest), 1, 1)
+    special = np.zeros(total.shape)
+    lowest = lowest_exponent(a, b)
+    for dot in block_dots(a, b):
+        total = total + dot.integers(lowest)
+        special = special if dot.special is None else special + dot.special
+    mantissa, unit = _OUT_FORMATS[out_dtype]
+    num, den = prescale.denominator, prescale.numerator
+    round_one = np.frompyfunc(lambda n: _round(n * num, den, lowest, mantissa, unit), 1, 1)
     rounded = round_one(total).astype(np.float64) if total.size else total.astype(np.float64)
-    with np.errstate(over="ignore"):
-        narrow = rounded.astype(np.float32)
+    narrow = np.where(special == 0, rounded, special).astype(np.float32)
     return narrow if out_dtype == "float32" else narrow.astype(ml_dtypes.bfloat16)
 
 
-def _round(numerator: int, denominator: int, mantissa: int, lowest: int) -> float:
-    """Return numerator / denominator * 2^-256 rounded (RNE) to `mantissa` bits and multiples of 2^lowest.
+def _round(numerator: int, denominator: int, exponent: int, mantissa: int, lowest: int) -> float:
+    """Return numerator / denominator * 2^exponent rounded (RNE) to `mantissa` bits and multiples of 2^lowest.
 
     A float64 holds the result exactly; one beyond the type's range becomes Inf when it is narrowed.
     """
     magnitude = abs(numerator)
-    exponent = magnitude.bit_length() - denominator.bit_length() + _LOWEST_EXPONENT
+    binade = magnitude.bit_length() - denominator.bit_length() + exponent
     # Within one of the true binade; the quotient then has mantissa or mantissa + 1 bits or more to round.
-    unit = max(exponent - mantissa, lowest)
+    unit = max(binade - mantissa, lowest)
     while True:
-        shift = _LOWEST_EXPONENT - unit
+        shift = exponent - unit
         scaled = magnitude << max(shift, 0)
         divisor = denominator << max(-shift, 0)
         quotient, remainder = divmod(scaled, divisor)
@@ -195,13 +196,16 @@ def bounded_tolerance(
 
     Implements: gemm.bounded, gemm.prescale
     """
-    magnitudes = np.abs(_VALUES)
-    scale_a, scale_b = (np.repeat(np.ldexp(1.0, scale_exponent(q.scales)), MXFP4.k, axis=1) for q in (a, b))
-    total = (magnitudes[unpack(a.codes)] * scale_a) @ (magnitudes[unpack(b.codes)] * scale_b).T
-    prescaled = int(a.prescale) + int(b.prescale)
-    total *= (4 / 3) ** prescaled
+    scaled_a, scaled_b = (
+        np.abs(values(q)) * np.ldexp(1.0, np.repeat(scale_exponent(q.scales), q.format.k, axis=1))
+        for q in (a, b)
+    )
+    with np.errstate(invalid="ignore"):
+        total = scaled_a @ scaled_b.T
+    prescale = prescale_product(a, b)
+    total /= float(prescale)
     # Undoing the prescale errs twice more: in the multiply and in its constant.
-    eps = (a.length + 2 * (prescaled > 0)) * 2.0**-24 if error_class == "fp32" else 2.0**-6
+    eps = (a.length + 2 * (prescale != 1)) * 2.0**-24 if error_class == "fp32" else 2.0**-6
     bound = eps * total + a.length * 2.0**-149
     if out_dtype == "bfloat16":
         bound = bound + (total + bound) * 2.0**-8 + 2.0**-133

@@ -73,7 +73,8 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
         return Rotation(n)
     if stream is None:
         raise RecipeError(
-            f"signs = {policy.value!r} needs a random stream: pass rng=Stream(seed, step, layer, operand)"
+            f"signs = {policy.value!r} needs a random stream: "
+            "pass placement=Placement(Stream(seed, step, layer, operand))"
         )
     step = 0 if policy is SignPolicy.FIXED else stream.step
     layer = stream.layer if policy is SignPolicy.PER_STEP_LAYER else 0

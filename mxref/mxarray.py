@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import lru_cache
 from operator import index
 from pathlib import Path
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError, ShapeError
-from mxref.formats import MXFP4, BlockShape
+from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat, BlockShape
 from mxref.hadamard import Rotation
+from mxref.packing import unpack
 
 _FORMAT = "mxref.mxarray.1"
 
@@ -36,7 +38,7 @@ def _holds_codes(dtype: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class MXArray:
-    """A tensor in MXFP4.
+    """A tensor in a block format, MXFP4 unless `format` says otherwise.
 
     Raises ShapeError when codes, scales, shape and axis do not fit together.
 
@@ -44,18 +46,19 @@ class MXArray:
     """
 
     codes: Any
-    """Packed element codes, uint8 [..., K / 2], block axis last, element 2i in the low nibble."""
+    """Packed element codes, uint8 [..., K * bits / 8], block axis last, the first element in the lowest bits."""
     scales: Any
-    """E8M0 codes, uint8 [..., K / 32]."""
+    """Scale codes, uint8 [..., K / k]."""
     shape: tuple[int, ...]
     """Shape of the tensor that was quantized, in its own axis order and without padding."""
     axis: int
     """The block axis in `shape`."""
     block: BlockShape = BlockShape.ROW
     prescale: bool = False
-    """Whether elements carry the factor 3/4."""
+    """Whether elements carry the factor `format.element.prescale`, 3/4 for MXFP4."""
     rotation: Rotation | None = None
     """The Hadamard transform that the elements carry."""
+    format: BlockFormat = MXFP4
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -69,15 +72,15 @@ class MXArray:
         for name, dtype in (("codes", self.codes.dtype), ("scales", self.scales.dtype)):
             if not _holds_codes(dtype):
                 raise ShapeError(f"MXArray: {name} must be uint8 codes, got {dtype}")
-        rows, length = self.rows_shape, 2 * int(codes[-1])
-        if length % MXFP4.k or length < shape[axis]:
+        rows, length, k = self.rows_shape, self.length, self.format.k
+        if length % k or length < shape[axis]:
             raise ShapeError(
                 f"MXArray: codes {codes} hold {length} elements along the block axis, "
-                f"which must be a multiple of {MXFP4.k} and cover the {shape[axis]} of axis {axis} of shape {shape}"
+                f"which must be a multiple of {k} and cover the {shape[axis]} of axis {axis} of shape {shape}"
             )
         for name, found, expected in (
-            ("codes", codes, (*rows, length // 2)),
-            ("scales", scales, (*rows, length // MXFP4.k)),
+            ("codes", codes, (*rows, self.format.code_bytes(length))),
+            ("scales", scales, (*rows, length // k)),
         ):
             if found != expected:
                 raise ShapeError(
@@ -105,6 +108,8 @@ class MXArray:
             raise ShapeError(
                 f"MXArray: rotation must be a Rotation or None, got {type(self.rotation).__name__}"
             )
+        if not isinstance(self.format, BlockFormat):
+            raise ShapeError(f"MXArray: format must be a BlockFormat, as mxref.MXFP4, got {self.format!r}")
         if not isinstance(self.prescale, bool | np.bool_):
             raise ShapeError(f"MXArray: prescale must be True or False, got {self.prescale!r}")
 
@@ -116,7 +121,7 @@ class MXArray:
     @property
     def length(self) -> int:
         """Stored length of the block axis, padding included."""
-        return 2 * int(self.codes.shape[-1])
+        return int(self.codes.shape[-1]) * 8 // self.format.element.bits
 
     def __eq__(self, other: object) -> bool:
         """Return whether shapes, every code and every scale code are the same."""
@@ -132,7 +137,7 @@ class MXArray:
     __hash__ = None  # type: ignore[assignment]
 
     def _meaning(self) -> tuple[Any, ...]:
-        return self.shape, self.axis, self.block, self.prescale, self.rotation
+        return self.shape, self.axis, self.block, self.prescale, self.rotation, self.format
 
     def __repr__(self) -> str:
         """Return shape, block axis and the first blocks as hex: scale code, then element codes in order."""
@@ -140,16 +145,17 @@ class MXArray:
         if self.length != self.shape[self.axis]:
             extra.append(f"padded to {self.length}")
         if self.prescale:
-            extra.append("prescaled 3/4")
+            extra.append(f"prescaled {Fraction(self.format.element.prescale)}")
         if self.rotation:
             extra.append(
                 f"H{self.rotation.n}" + (f" signs={self.rotation.signs:#x}" if self.rotation.signs else "")
             )
-        head = f"MXArray(MXFP4 {self.shape}, axis={self.axis}, {', '.join(extra)}"
+        head = f"MXArray({self.format.title} {self.shape}, axis={self.axis}, {', '.join(extra)}"
         scales = on_host(self.scales).reshape(-1)
-        codes = on_host(self.codes).reshape(-1, MXFP4.k // 2)
+        codes = on_host(self.codes).reshape(-1, self.format.code_bytes(self.format.k))
+        digits = -(-self.format.element.bits // 4)
         lines = [
-            f"  {scales[i]:02X}: " + "".join(f"{c & 15:x}{c >> 4:x}" for c in codes[i])
+            f"  {scales[i]:02X}: " + "".join(f"{c:0{digits}x}" for c in unpack(codes[i], self.format.element))
             for i in range(min(3, len(scales)))
         ]
         if len(scales) > len(lines):
@@ -168,6 +174,8 @@ class MXArray:
             "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": self.block.value,
             "prescale": self.prescale, "rotation": rotation,
         }  # fmt: skip
+        if self.format is not MXFP4:  # files of MXFP4 have no such key
+            meta["block_format"] = self.format.name
         arrays = {
             name: np.ascontiguousarray(on_host(array))
             for name, array in (("codes", self.codes), ("scales", self.scales))
@@ -209,6 +217,7 @@ class MXArray:
                     meta, codes, scales = json.loads(str(f["meta"])), f["codes"], f["scales"]
             if meta["format"] != _FORMAT:
                 raise KeyError(meta["format"])
+            block_format = BLOCK_FORMATS[meta.get("block_format", MXFP4.name)]
         except ShapeError:
             raise
         except Exception as err:  # every reader raises its own kind on a damaged file
@@ -222,6 +231,7 @@ class MXArray:
             BlockShape(meta["block"]),
             meta["prescale"],
             rotation,
+            block_format,
         )
 
 

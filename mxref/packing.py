@@ -1,10 +1,12 @@
-"""Packed storage: two codes per byte, element 2i in the low nibble, and exchange with ml_dtypes.
+"""Packed storage: element codes in bytes, the first element in the lowest bits, and exchange with ml_dtypes.
 
+Two 4-bit codes go into a byte, element 2i in the low nibble; an 8-bit code is a byte.
 Source: OCP MX v1.0 leaves the layout open; low nibble first is what every GEMM backend but ggml's reads.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -12,70 +14,120 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import DtypeError, ShapeError
+from mxref.formats import BlockFormat, ElementFormat
 
 
-def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return element codes packed two per byte.
+def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
+    """Return element codes packed into bytes.
 
     Args:
-        codes: element codes 0 to 15, uint8 [..., K], K even.
+        codes: element codes, uint8 [..., K]; K codes must fill whole bytes, so K is even for 4 bits.
+        element: the format of the codes.
 
     Returns:
-        uint8 [..., K / 2].
+        uint8 [..., K * bits / 8].
 
     Raises:
-        ShapeError: K is odd.
-        DtypeError: a code is above 15.
+        ShapeError: K codes do not fill whole bytes.
+        DtypeError: a code does not fit in the element's bits.
 
     Implements: packing.nibbles
     """
-    if codes.shape[-1] % 2:
+    together, size = _group(element)
+    if codes.shape[-1] % together:
         raise ShapeError(
-            f"cannot pack {codes.shape[-1]} codes: two go into a byte, so the last axis must be even"
+            f"cannot pack {codes.shape[-1]} codes of {element.name}: {together} go into {size} bytes, "
+            f"so the last axis must be a multiple of {together}"
         )
-    if codes.size and codes.max() > 15:
+    largest = (1 << element.bits) - 1
+    if codes.size and codes.max() > largest:
         raise DtypeError(
-            f"code {codes.max()} does not fit in 4 bits (largest 15); is the array packed already?"
+            f"code {codes.max()} does not fit in {element.bits} bits (largest {largest}); "
+            "is the array packed already?"
         )
-    return codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    if together == 1:
+        return codes.copy()
+    groups = codes.reshape(*codes.shape[:-1], codes.shape[-1] // together, together).astype(np.uint32)
+    words = np.bitwise_or.reduce(groups << _offsets(together, element.bits), axis=-1, keepdims=True)
+    packed: NDArray[np.uint8] = (words >> _offsets(size, 8)).astype(np.uint8)
+    return packed.reshape(*codes.shape[:-1], codes.shape[-1] // together * size)
 
 
-def unpack(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return packed codes one per byte: uint8 [..., K] from uint8 [..., K / 2].
+def unpack(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
+    """Return packed codes one per byte: uint8 [..., K] from uint8 [..., K * bits / 8].
 
     Implements: packing.nibbles
     """
-    pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+    together, size = _group(element)
+    if together == 1:
+        return packed.copy()
+    groups = packed.reshape(*packed.shape[:-1], packed.shape[-1] // size, size).astype(np.uint32)
+    words = np.bitwise_or.reduce(groups << _offsets(size, 8), axis=-1, keepdims=True)
+    codes = (words >> _offsets(together, element.bits)) & np.uint32((1 << element.bits) - 1)
+    return codes.astype(np.uint8).reshape(*packed.shape[:-1], packed.shape[-1] // size * together)
 
 
-def to_ml_dtypes(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return packed codes and scale codes as float4_e2m1fn [..., K] and float8_e8m0fnu [..., K / 32].
+def _group(element: ElementFormat) -> tuple[int, int]:
+    """Return the smallest number of codes that fill whole bytes, and the number of bytes."""
+    common = math.gcd(element.bits, 8)
+    return 8 // common, element.bits // common
+
+
+def _offsets(count: int, bits: int) -> NDArray[np.uint32]:
+    return np.arange(0, count * bits, bits, dtype=np.uint32)
+
+
+def _dtypes(block_format: BlockFormat) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """Return the types of ml_dtypes for elements and scales; DtypeError if it has none."""
+    element, scale = block_format.element.dtype, block_format.scale.dtype
+    if element is None:
+        raise DtypeError(
+            f"ml_dtypes has no type for {block_format.element.name}, the element of {block_format.title}; "
+            "exchange the codes themselves"
+        )
+    return np.dtype(getattr(ml_dtypes, element)), np.dtype(getattr(ml_dtypes, scale))
+
+
+def to_ml_dtypes(
+    codes: NDArray[np.uint8], scales: NDArray[np.uint8], block_format: BlockFormat
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return packed codes and scale codes as arrays of ml_dtypes, [..., K] and [..., K / k].
 
     The same bits under other types: ml_dtypes keeps one element per byte.
 
+    Args:
+        codes: packed codes, uint8.
+        scales: scale codes, uint8.
+        block_format: the format of both; MXFP4 gives float4_e2m1fn and float8_e8m0fnu.
+
+    Raises:
+        DtypeError: ml_dtypes has no type for the element.
+
     Implements: packing.exchange
     """
-    return unpack(codes).view(ml_dtypes.float4_e2m1fn), scales.view(ml_dtypes.float8_e8m0fnu)
+    element, scale = _dtypes(block_format)
+    return unpack(codes, block_format.element).view(element), scales.view(scale)
 
 
 def from_ml_dtypes(
-    elements: NDArray[Any], scales: NDArray[Any]
+    elements: NDArray[Any], scales: NDArray[Any], block_format: BlockFormat
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return packed codes and scale codes from ml_dtypes arrays; the inverse of `to_ml_dtypes`.
 
     Args:
-        elements: float4_e2m1fn [..., K], K even.
-        scales: float8_e8m0fnu [..., K / 32].
+        elements: [..., K], of the type that ml_dtypes has for the element; float4_e2m1fn for MXFP4.
+        scales: float8_e8m0fnu [..., K / k].
+        block_format: the format of both.
 
     Raises:
         DtypeError: other types; casting values to E8M0 is no way to make a scale (0 and Inf become NaN).
 
     Implements: packing.exchange
     """
-    if elements.dtype != ml_dtypes.float4_e2m1fn or scales.dtype != ml_dtypes.float8_e8m0fnu:
+    element, scale = _dtypes(block_format)
+    if elements.dtype != element or scales.dtype != scale:
         raise DtypeError(
-            f"expected float4_e2m1fn and float8_e8m0fnu, got {elements.dtype} and {scales.dtype}; "
+            f"expected {element} and {scale}, got {elements.dtype} and {scales.dtype}; "
             "view the codes, do not cast values"
         )
-    return pack(elements.view(np.uint8)), scales.view(np.uint8)
+    return pack(elements.view(np.uint8), block_format.element), scales.view(np.uint8)

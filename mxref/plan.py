@@ -7,7 +7,6 @@ place and refused with the same words everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
@@ -17,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
-from mxref.formats import E8M0, INPUT_DTYPES, MXFP4, BlockShape, Nonfinite, OperandFormat
+from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape, Nonfinite
 from mxref.hadamard import Rotation, SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, on_host
 from mxref.philox import Stream, check_operand
+from mxref.placement import Placement, integers
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 
@@ -72,7 +72,14 @@ class QuantPlan:
     """Where the input lies in the global logical tensor, in the input's axis order."""
     global_shape: tuple[int, ...]
     unit: int
-    """Alignment of the block axis: lcm(32, Hadamard size)."""
+    """Alignment of the block axis: lcm(k, Hadamard size)."""
+
+    @property
+    def format(self) -> BlockFormat:
+        """The block format that the quantization makes."""
+        made = self.spec.format
+        assert isinstance(made, BlockFormat)  # checked when the plan was made
+        return made
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
@@ -122,7 +129,7 @@ class QuantPlan:
         Implements: scale.nonfinite
         """
         if self.spec.nonfinite is Nonfinite.RAISE:
-            spoiled = scales == E8M0.nan_code
+            spoiled = scales == self.format.scale.nan_code
             if bool(spoiled.any()):
                 where = tuple(int(i) for i in np.argwhere(on_host(spoiled))[0])
                 raise NonfiniteError(
@@ -130,50 +137,48 @@ class QuantPlan:
                     "nonfinite = 'nan_block' would store them as NaN blocks"
                 )
         return MXArray(
-            codes, scales, self.shape, self.axis, self.spec.block, self.spec.prescale, self.rotation
-        )
+            codes, scales, self.shape, self.axis, self.spec.block, self.spec.prescale, self.rotation,
+            self.format,
+        )  # fmt: skip
 
 
 def plan_quantize(
     shape: tuple[int, ...],
     spec: OperandSpec,
     axis: int = -1,
-    rng: Stream | None = None,
-    origin: tuple[int, ...] | None = None,
-    global_shape: tuple[int, ...] | None = None,
+    placement: Placement = Placement(),
     pad: bool = False,
 ) -> QuantPlan:
     """Return the checked plan of a quantization.
 
     Args:
         shape: shape of the input.
-        spec: its treatment; the format must be MXFP4.
+        spec: its treatment; the format must be a block format.
         axis: the block axis.
-        rng: random stream, needed for SR and random signs.
-        origin: where the input lies in the global logical tensor, in the input's axis order; default zeros.
-        global_shape: shape of that tensor; default the input's own.
-        pad: append +0 along the block axis up to a multiple of lcm(32, Hadamard size).
+        placement: the random stream, needed for SR and random signs, and where the input lies in the global
+            logical tensor.
+        pad: append +0 along the block axis up to a multiple of lcm(k, Hadamard size).
 
     Raises:
         ShapeError: an axis, length, origin or global shape that does not fit.
-        RecipeError: the spec is not MXFP4, or needs the random stream of an operand and `rng` is none.
+        RecipeError: the format has no blocks, or the spec needs the random stream of an operand and there is none.
 
     Implements: quantize.axis, quantize.length, quantize.padding, scale.block.tile
     """
     plan = _without_bits(
-        _integers("shape", shape), spec, _integer(axis),
-        None if origin is None else _integers("origin", origin),
-        None if global_shape is None else _integers("global_shape", global_shape), pad,
-    )  # fmt: skip
+        integers("shape", shape), spec, _integer(axis), placement.origin, placement.global_shape, pad
+    )
+    stream = placement.stream
     bits: dict[str, Any] = {}
     if spec.rounding is Rounding.SR:
-        if rng is None:
+        if stream is None:
             raise RecipeError(
-                "rounding = 'sr' needs a random stream: pass rng=Stream(seed, step, layer, operand)"
+                "rounding = 'sr' needs a random stream: "
+                "pass placement=Placement(Stream(seed, step, layer, operand))"
             )
-        bits["stream"] = check_operand(rng)
+        bits["stream"] = check_operand(stream)
     if spec.signs is not SignPolicy.NONE:
-        bits["rotation"] = draw_rotation(spec.hadamard, spec.signs, rng)
+        bits["rotation"] = draw_rotation(spec.hadamard, spec.signs, stream)
     return replace(plan, **bits) if bits else plan
 
 
@@ -182,14 +187,6 @@ def _integer(axis: Any) -> int:
         return index(axis)
     except TypeError:
         raise ShapeError(f"axis must be an integer, got {axis!r}") from None
-
-
-def _integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    """Return a tuple of Python's integers: a plan that is kept has no other, whoever asked for it first."""
-    try:
-        return tuple(index(value) for value in values)
-    except TypeError:
-        raise ShapeError(f"{name} must hold integers, one for each axis, got {values!r}") from None
 
 
 # A model asks for the same few plans at every step.
@@ -202,22 +199,25 @@ def _without_bits(
     global_shape: tuple[int, ...] | None,
     pad: bool,
 ) -> QuantPlan:
-    """Return a plan without what its random stream decides: that, and the signs of its Hadamard transform."""
-    if spec.format is not OperandFormat.MXFP4:
-        raise RecipeError(f"quantize makes MXFP4, but the operand's format is {spec.format.value}")
+    """Plan everything except the stream and the signs of the Hadamard transform."""
+    if not isinstance(spec.format, BlockFormat):
+        raise RecipeError(
+            f"quantize makes block formats ({', '.join(BLOCK_FORMATS)}), but the operand's format is {spec.format}"
+        )
+    k = spec.format.k
     if not -len(shape) <= axis < len(shape):
         raise ShapeError(f"axis {axis} is out of range for shape {shape}")
     axis %= len(shape)
-    unit = math.lcm(MXFP4.k, spec.hadamard or 1)
+    unit = math.lcm(k, spec.hadamard or 1)
     length = -(-shape[axis] // unit) * unit
     if length != shape[axis] and not pad:
         raise ShapeError(
             f"axis {axis} has length {shape[axis]}, not a multiple of {unit} "
-            f"(k = {MXFP4.k}, Hadamard size {spec.hadamard or 'none'}); pass pad=True to append zeros up to {length}"
+            f"(k = {k}, Hadamard size {spec.hadamard or 'none'}); pass pad=True to append zeros up to {length}"
         )
     origin, global_shape = _check_origin(shape, axis, unit, origin, global_shape)
     if spec.block is BlockShape.TILE:
-        _check_tiles(shape, axis, origin)
+        _check_tiles(shape, axis, origin, k)
     rotation = Rotation(spec.hadamard) if spec.hadamard else None
     return QuantPlan(spec, shape, axis, length, rotation, None, origin, global_shape, unit)
 
@@ -259,12 +259,12 @@ def _check_origin(
     return origin, global_shape
 
 
-def _check_tiles(shape: tuple[int, ...], axis: int, origin: tuple[int, ...]) -> None:
+def _check_tiles(shape: tuple[int, ...], axis: int, origin: tuple[int, ...], k: int) -> None:
     if len(shape) < 2:
         raise ShapeError(f"block 32x32 needs two axes, got shape {shape}")
     other = len(shape) - 1 if axis != len(shape) - 1 else len(shape) - 2
-    if shape[other] % MXFP4.k or origin[other] % MXFP4.k:
+    if shape[other] % k or origin[other] % k:
         raise ShapeError(
-            f"block 32x32: axis {other} must have length and origin in multiples of {MXFP4.k}, "
+            f"block 32x32: axis {other} must have length and origin in multiples of {k}, "
             f"got {shape[other]} and {origin[other]}"
         )

@@ -1,4 +1,4 @@
-"""Quantization to MXFP4 and back: signs and Hadamard, shared scale, rounding, packing, in that order."""
+"""Quantization to a block format and back: signs and Hadamard, shared scale, rounding, packing, in that order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.arguments import as_spec, check_bool, check_mxarray, check_name, check_stream
+from mxref.arguments import as_spec, check_bool, check_mxarray, check_name, check_placement
 from mxref.arrays import as_array
+from mxref.dialects import Dialect
 from mxref.errors import DtypeError
-from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E2M1_SIGN, E8M0, MXFP4, BlockShape
+from mxref.formats import CANONICAL_NAN, BlockShape
 from mxref.hadamard import hadamard
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
-from mxref.philox import Stream, random_integers
+from mxref.philox import random_integers
+from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
-from mxref.recipe import Dialect, OperandSpec
-from mxref.rounding import prescale_three_quarters, round_magnitude
+from mxref.recipe import OperandSpec
+from mxref.rounding import apply_prescale, round_magnitude
 from mxref.scale import INFINITY_BITS, magnitude_bits, scale_code, scale_exponent, scale_value
-
-_VALUES = np.array([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
 
 
 def quantize(
@@ -29,27 +29,24 @@ def quantize(
     spec: OperandSpec | Dialect | str | None = None,
     *,
     axis: int = -1,
-    rng: Stream | None = None,
-    origin: tuple[int, ...] | None = None,
-    global_shape: tuple[int, ...] | None = None,
+    placement: Placement = Placement(),
     pad: bool = False,
 ) -> MXArray:
-    """Return `x` in MXFP4.
+    """Return `x` in the block format of a spec, MXFP4 by default.
 
     Args:
         x: float32, bfloat16 or float16, any shape and strides; a NumPy array or a PyTorch tensor on the CPU.
         spec: the treatment, a dialect, or a dialect's name; default the dialect `ocp`.
-        axis: the block axis, whose length is a multiple of 32 and of the Hadamard size.
-        rng: random stream, needed for SR and random signs.
-        origin: where `x` lies in the global logical tensor that random bits are counted in; default zeros.
-        global_shape: the shape of that tensor; default that of `x`.
-        pad: append +0 along the block axis up to a multiple of lcm(32, Hadamard size).
+        axis: the block axis, whose length is a multiple of k (32) and of the Hadamard size.
+        placement: the random stream, needed for SR and random signs, and where `x` lies in the global logical
+            tensor that random bits are counted in.
+        pad: append +0 along the block axis up to a multiple of lcm(k, Hadamard size).
 
     Raises:
         DtypeError: another input type.
         ShapeError: lengths, axis or origin that do not fit.
         NonfiniteError: NaN or Inf under `nonfinite = "raise"`.
-        RecipeError: SR or random signs without the random stream of an operand.
+        RecipeError: a format without blocks, or SR or random signs without the random stream of an operand.
 
     Source: OCP MX v1.0, section 6.3.
 
@@ -58,61 +55,59 @@ def quantize(
     x = as_array(x)
     check_input(x)
     plan = plan_quantize(
-        x.shape, as_spec(spec), axis, check_stream(rng), origin, global_shape, check_bool("pad", pad)
+        x.shape, as_spec(spec), axis, check_placement("placement", placement), check_bool("pad", pad)
     )
     return plan.array(*quantize_planned(x, plan))
 
 
 def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32] of a planned quantization.
+    """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k] of a planned quantization.
 
     Implements: quantize.order, quantize.axis, quantize.padding, scale.zero, scale.nonfinite, rounding.scaled,
     rounding.sign
     """
-    spec = plan.spec
+    spec, element, k = plan.spec, plan.format.element, plan.format.k
     v = np.moveaxis(x, plan.axis, -1).astype(np.float32)  # [rows..., L]
     v = np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, plan.length - v.shape[-1])])  # [rows..., K]
     if plan.rotation:
         v = hadamard(v, plan.rotation)
     bits = magnitude_bits(v)
-    amax = _block_amax(bits, spec.block)  # [rows..., K/32]
+    amax = _block_amax(bits, spec.block, k)  # [rows..., K/k]
     nonfinite = amax >= INFINITY_BITS
-    scales = scale_code(np.where(nonfinite, np.uint32(0), amax), spec.scale_rule)
+    scales = scale_code(np.where(nonfinite, np.uint32(0), amax), spec.scale_rule, element)
     scales[amax == 0] = spec.zero_scale
 
-    exponent = np.repeat(scale_exponent(scales), MXFP4.k, axis=-1)  # [rows..., K]
-    spoiled = np.repeat(nonfinite, MXFP4.k, axis=-1)
+    exponent = np.repeat(scale_exponent(scales), k, axis=-1)  # [rows..., K]
+    spoiled = np.repeat(nonfinite, k, axis=-1)
     magnitude = np.where(spoiled, np.uint32(0), bits).view(np.float32)
     with np.errstate(under="ignore"):
         scaled = np.ldexp(magnitude.astype(np.float64), -exponent).astype(np.float32)
         if spec.prescale:
-            scaled = prescale_three_quarters(scaled)
+            scaled = apply_prescale(scaled, element)
     random = None
     if plan.stream is not None:
         integers = random_integers(
             plan.global_rows(), plan.first, plan.length, plan.global_length, plan.stream, spec.sr_bits
         )
         random = integers.reshape(v.shape)
-    codes = round_magnitude(scaled, spec.rounding, random, spec.sr_bits)
-    codes |= np.where(np.signbit(v), np.uint8(E2M1_SIGN), np.uint8(0))
+    codes = round_magnitude(scaled, spec.rounding, element, random, spec.sr_bits)
+    codes |= np.where(np.signbit(v), np.uint8(element.sign), np.uint8(0))
     codes[spoiled] = 0
-    scales[nonfinite] = E8M0.nan_code
-    return pack(codes), scales
+    scales[nonfinite] = plan.format.scale.nan_code
+    return pack(codes, element), scales
 
 
-def _block_amax(bits: NDArray[np.uint32], block: BlockShape) -> NDArray[np.uint32]:
-    """Return the largest magnitude bits per block, repeated over the rows of a tile: uint32 [..., K / 32].
+def _block_amax(bits: NDArray[np.uint32], block: BlockShape, k: int) -> NDArray[np.uint32]:
+    """Return the largest magnitude bits per block, repeated over the rows of a tile: uint32 [..., K / k].
 
     Bits order as magnitudes do, and put every NaN above Inf, so an integer maximum misses neither.
 
     Implements: scale.amax, scale.block.row, scale.block.tile
     """
-    amax: NDArray[np.uint32] = bits.reshape(*bits.shape[:-1], bits.shape[-1] // MXFP4.k, MXFP4.k).max(axis=-1)
+    amax: NDArray[np.uint32] = bits.reshape(*bits.shape[:-1], bits.shape[-1] // k, k).max(axis=-1)
     if block is BlockShape.TILE:
-        tiles = amax.reshape(*amax.shape[:-2], amax.shape[-2] // MXFP4.k, MXFP4.k, amax.shape[-1]).max(
-            axis=-2
-        )
-        amax = np.repeat(tiles, MXFP4.k, axis=-2)
+        tiles = amax.reshape(*amax.shape[:-2], amax.shape[-2] // k, k, amax.shape[-1]).max(axis=-2)
+        amax = np.repeat(tiles, k, axis=-2)
     return amax
 
 
@@ -123,8 +118,9 @@ def dequantize(q: MXArray, dtype: str = "float32") -> NDArray[Any]:
 
     Args:
         q: the array.
-        dtype: `float64` (exact), `float32` or `bfloat16` (exact but for overflow to Inf: |P| >= 4 at scale
-            code 253, |P| >= 2 at 254). NaN blocks give the canonical NaN.
+        dtype: `float64` (exact), `float32` or `bfloat16` (exact but for overflow to Inf and underflow below the
+            type's smallest step; for MXFP4 only |P| >= 4 at scale code 253 and |P| >= 2 at 254). NaN blocks and
+            NaN codes give the canonical NaN.
 
     Raises:
         DtypeError: another type; float16 cannot hold the range.
@@ -134,8 +130,8 @@ def dequantize(q: MXArray, dtype: str = "float32") -> NDArray[Any]:
     q = check_mxarray("dequantize", q)
     if check_name("dtype", dtype) not in ("float64", "float32", "bfloat16"):
         raise DtypeError(f"dequantize gives float64, float32 or bfloat16, not {dtype}")
-    scale = np.repeat(scale_value(q.scales), MXFP4.k, axis=-1)
-    values = _VALUES[unpack(q.codes)] * scale  # [rows..., K]
+    scale = np.repeat(scale_value(q.scales), q.format.k, axis=-1)
+    values = np.array(q.format.element.values)[unpack(q.codes, q.format.element)] * scale  # [rows..., K]
     values = np.moveaxis(values[..., : q.shape[q.axis]], -1, q.axis)
     if dtype == "float64":
         return values

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend, Capabilities, every_gemm
+from mxref.formats import BLOCK_FORMATS
 from mxref.gemm import scaled_gemm
 from mxref.hadamard import Rotation, hadamard
 from mxref.mxarray import MXArray
@@ -21,7 +22,8 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     capabilities = Capabilities(
-        gemm_profiles=frozenset(GemmProfile),
+        formats=frozenset(BLOCK_FORMATS.values()),
+        gemms=every_gemm(GemmProfile, BLOCK_FORMATS.values()),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
     )
 

@@ -13,56 +13,65 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import E2M1, E8M0
+from mxref.formats import E8M0, ElementFormat
 
 MANTISSA_BITS = 23
 MANTISSA_MASK = 0x7FFFFF
 MAGNITUDE_MASK = 0x7FFFFFFF
 INFINITY_BITS = 0x7F800000
 
-ELEMENT_MAX_EXPONENT = 2
-"""Exponent of the largest E2M1 binade (4 = 2^2): the rules place amax relative to it."""
-assert 2.0**ELEMENT_MAX_EXPONENT <= E2M1.max_value < 2.0 ** (ELEMENT_MAX_EXPONENT + 1)
-
 
 class ScaleRule(StrEnum):
-    """How the shared scale X is chosen from a = amax; in brackets the range of a / X that follows."""
+    """How the shared scale X is chosen from a = amax, for elements up to M with the largest power of two 2^emax.
+
+    In brackets the range of a / X that follows for E2M1, where M = 6 and 2^emax = 4.
+    """
 
     FLOOR = "floor"
-    """Largest power of two <= a, over 4 (OCP MX v1.0, 6.3): [4, 8)."""
+    """Largest power of two <= a, over 2^emax (OCP MX v1.0, 6.3): [4, 8)."""
     CEIL = "ceil"
-    """Smallest power of two >= a, over 4: (2, 4]."""
+    """Smallest power of two >= a, over 2^emax: (2, 4]."""
     RCEIL = "rceil"
-    """Smallest power of two >= a / 6, so that nothing saturates: (3, 6]."""
+    """Smallest power of two >= a / M, so that nothing saturates: (3, 6]."""
     EVEN = "even"
-    """FLOOR of a rounded to one mantissa bit, the element's own precision: [3.5, 7)."""
+    """FLOOR of a rounded to the element's own precision, one mantissa bit for E2M1: [3.5, 7)."""
 
 
-# The exponent is one more than FLOOR's when the mantissa m of amax exceeds this bound.
-_BUMP_ABOVE = {
-    ScaleRule.FLOOR: MANTISSA_MASK,
-    ScaleRule.CEIL: 0,
-    ScaleRule.RCEIL: 0x400000,
-    ScaleRule.EVEN: 0x5FFFFF,
-}
+def bump_above(rule: ScaleRule, element: ElementFormat) -> int:
+    """Return the bound that a rule sets to the 23-bit mantissa of amax: above it, the exponent is FLOOR's plus one.
+
+    The only table of the rules; kernels take the bound from here.
+
+    Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even
+    """
+    if rule is ScaleRule.CEIL:
+        return 0
+    if rule is ScaleRule.RCEIL:
+        fraction = np.ldexp(element.max_value, -element.max_exponent) - 1  # of the largest magnitude, exact
+        return int(np.ldexp(fraction, MANTISSA_BITS))
+    if rule is ScaleRule.EVEN:
+        half_a_step = 1 << (MANTISSA_BITS - 1 - element.mantissa_bits)
+        return MANTISSA_MASK - half_a_step
+    return MANTISSA_MASK
 
 
-def scale_code(amax_bits: NDArray[np.uint32], rule: ScaleRule) -> NDArray[np.uint8]:
+def scale_code(amax_bits: NDArray[np.uint32], rule: ScaleRule, element: ElementFormat) -> NDArray[np.uint8]:
     """Return the E8M0 code of the shared scale for each block's amax.
 
     Args:
         amax_bits: float32 bits of amax, sign bit clear, uint32 of any shape; finite (below 0x7F800000).
         rule: the scale rule.
+        element: the format of the block's elements.
 
     Returns:
-        E8M0 codes, uint8, same shape; 0 to 253.
+        E8M0 codes, uint8, same shape; never 254 or 255.
 
     Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even, scale.clamp
     """
     u = amax_bits.astype(np.int32)
     biased = u >> MANTISSA_BITS
-    bump = ((u & MANTISSA_MASK) > _BUMP_ABOVE[rule]).astype(np.int32)
-    exponent = biased - 127 - ELEMENT_MAX_EXPONENT + bump
+    bump = ((u & MANTISSA_MASK) > bump_above(rule, element)).astype(np.int32)
+    exponent = biased - 127 - element.max_exponent + bump
     code: NDArray[np.uint8] = (np.clip(exponent, E8M0.min_exponent, E8M0.max_exponent) + E8M0.bias).astype(
         np.uint8
     )

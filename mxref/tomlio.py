@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mxref.errors import FileFormatError, RecipeError
+from mxref.formats import OperandFormat
 
 T = TypeVar("T")
 
@@ -164,6 +165,13 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         options = [h for h in typing.get_args(hint) if h is not type(None)]
         return None if value is None else convert(options[0], value, where)
+    if isinstance(hint, type) and issubclass(hint, OperandFormat):
+        known_formats = hint.by_name()
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, str) or value not in known_formats:
+            raise RecipeError(f"{where} = {shown(value)} is not one of {', '.join(known_formats)}")
+        return known_formats[value]
     if is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
@@ -219,6 +227,8 @@ def _require_text(value: str, where: str) -> None:
 
 def to_table(obj: Any) -> Any:
     """Return a dataclass as plain TOML tables and values, every field written out; None is left out."""
+    if isinstance(obj, OperandFormat):
+        return obj.name
     if is_dataclass(obj):
         items = ((f.name, getattr(obj, f.name)) for f in fields(obj))
         return {name: to_table(value) for name, value in items if value is not None}

@@ -9,6 +9,7 @@ import numpy as np
 
 from mutant_stages import Staged
 from mxref import GemmProfile, MXArray, PreparedArray
+from mxref.formats import E2M1
 from mxref.hadamard import Rotation
 from mxref.packing import pack, unpack
 
@@ -147,11 +148,11 @@ class Laid(Staged):
         return self.lay(q, profile)
 
     def lay(self, q, profile):
-        return unpack(q.codes).T.copy(), q.scales.T.copy()
+        return unpack(q.codes, E2M1).T.copy(), q.scales.T.copy()
 
     def read(self, b, layout):
         elements, scales = layout
-        return MXArray(pack(elements.T), scales.T, b.shape, b.axis, b.block, b.prescale, b.rotation)
+        return MXArray(pack(elements.T, E2M1), scales.T, b.shape, b.axis, b.block, b.prescale, b.rotation)
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         if isinstance(b, PreparedArray):
@@ -223,7 +224,7 @@ class TakesAnyLayout(Laid):
         if (
             isinstance(b, PreparedArray)
             and len(b.layout) == 2
-            and b.layout[0].shape == unpack(b.codes).T.shape
+            and b.layout[0].shape == unpack(b.codes, E2M1).T.shape
         ):
             b = PreparedArray.of(b, self.name, profile, b.layout)
         return super().scaled_gemm(a, b, profile=profile, out_dtype=out_dtype)

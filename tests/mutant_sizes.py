@@ -10,7 +10,7 @@ import numpy as np
 from mutant_stages import ExactBy, Staged, by_scale, decoding, staged
 from mutants import Mutant
 from mxref import GemmProfile
-from mxref.gemm import block_dots
+from mxref.block_dots import block_dots
 from mxref.philox import elements_per_call, stream_words
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
@@ -131,8 +131,8 @@ def least_scale_off_by_one(self, magnitude, scales):
 
 def least_scale_of_a_off_by_one(self, a, b):
     acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-    for i, (dot, exponent) in enumerate(block_dots(a, b)):
-        term = np.ldexp(dot.astype(np.float64), exponent)
+    for i, dot in enumerate(block_dots(a, b)):
+        term = dot.approximate()
         acc = self.add(acc, np.where(a.scales[:, i, None] == 0, term * _FACTOR, term))
     return acc
 

@@ -11,17 +11,18 @@ import numpy as np
 
 from mxref import BlockShape, Capabilities, GemmProfile, MXArray, Rounding, ScaleRule, Stream
 from mxref import hadamard as transform
-from mxref.formats import E2M1_MAGNITUDES
-from mxref.gemm import block_dots
+from mxref.block_dots import block_dots
+from mxref.formats import E2M1
 from mxref.hadamard import Rotation, norm_factor
 from mxref.packing import pack, unpack
 from mxref.philox import random_integers, stream_words
+from mxref.placement import Placement
 from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
-from mxref.rounding import prescale_three_quarters, round_magnitude
+from mxref.rounding import apply_prescale, round_magnitude
 from mxref.scale import magnitude_bits, scale_code, scale_exponent
 
-GRID = np.array(E2M1_MAGNITUDES)
+GRID = np.array(E2M1.magnitudes)
 TIES = (GRID[1:] + GRID[:-1]) / 2
 INF = 0x7F800000
 VALUES = np.array([*GRID, *-GRID], np.float32)
@@ -76,7 +77,7 @@ class Staged(ReferenceBackend):
         return amax >= INF
 
     def scale(self, amax, spec):
-        return scale_code(amax, spec.scale_rule)
+        return scale_code(amax, spec.scale_rule, E2M1)
 
     def zero(self, spec):
         return spec.zero_scale
@@ -85,7 +86,7 @@ class Staged(ReferenceBackend):
         return np.ldexp(magnitude.astype(np.float64), -scale_exponent(scales)[..., None]).astype(np.float32)
 
     def prescale(self, v):
-        return prescale_three_quarters(v)
+        return apply_prescale(v, E2M1)
 
     def stream(self, plan):
         return plan.stream
@@ -104,7 +105,7 @@ class Staged(ReferenceBackend):
         return plan.global_rows()
 
     def round(self, v, spec, random):
-        return round_magnitude(v, spec.rounding, random, spec.sr_bits)
+        return round_magnitude(v, spec.rounding, E2M1, random, spec.sr_bits)
 
     def sign(self, codes, negative):
         return codes | negative.astype(np.uint8) << 3
@@ -115,7 +116,7 @@ class Staged(ReferenceBackend):
         )
 
     def pack(self, codes):
-        return pack(codes)
+        return pack(codes, E2M1)
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         if profile is GemmProfile.EXACT:
@@ -129,8 +130,8 @@ class Staged(ReferenceBackend):
 
     def accumulate(self, a, b):
         acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-        for dot, exponent in block_dots(a, b):
-            acc = self.add(acc, np.ldexp(dot.astype(np.float64), exponent))
+        for dot in block_dots(a, b):
+            acc = self.add(acc, dot.approximate())
         return acc
 
     def add(self, acc, term):
@@ -162,17 +163,17 @@ def log2_floor(self, amax, spec):
     a = amax.astype(np.uint32).view(np.float32)
     with np.errstate(divide="ignore"):
         e = np.floor(np.log2(a)).clip(-149, 127)
-    bump = scale_code(amax, spec.scale_rule).astype(int) - scale_code(amax, ScaleRule.FLOOR)
+    bump = scale_code(amax, spec.scale_rule, E2M1).astype(int) - scale_code(amax, ScaleRule.FLOOR, E2M1)
     return (e - 2 + bump).clip(-127, 127).astype(int) + 127
 
 
 def log2_in_bfloat16(self, amax, spec):
     if self.dtype_now != ml_dtypes.bfloat16:
-        return scale_code(amax, spec.scale_rule)
+        return scale_code(amax, spec.scale_rule, E2M1)
     a = amax.astype(np.uint32).view(np.float32).astype(np.float64)
     with np.errstate(divide="ignore"):
         e = np.floor(np.log2(a).astype(ml_dtypes.bfloat16).astype(np.float64)).clip(-149, 127)
-    bump = scale_code(amax, spec.scale_rule).astype(int) - scale_code(amax, ScaleRule.FLOOR)
+    bump = scale_code(amax, spec.scale_rule, E2M1).astype(int) - scale_code(amax, ScaleRule.FLOOR, E2M1)
     return (e - 2 + bump).clip(-127, 127).astype(int) + 127
 
 
@@ -181,7 +182,7 @@ def turn(rule: ScaleRule, above: int):
 
     def scale(self, amax, spec):
         if spec.scale_rule is not rule:
-            return scale_code(amax, spec.scale_rule)
+            return scale_code(amax, spec.scale_rule, E2M1)
         u = amax.astype(np.int64)
         return np.clip((u >> 23) - 129 + ((u & 0x7FFFFF) > above), -127, 127) + 127
 
@@ -189,13 +190,13 @@ def turn(rule: ScaleRule, above: int):
 
 
 def even_to_nan(self, amax, spec):
-    scales = scale_code(amax, spec.scale_rule).astype(int)
+    scales = scale_code(amax, spec.scale_rule, E2M1).astype(int)
     return np.where((spec.scale_rule is ScaleRule.EVEN) & (amax >= 0x7F600000), 255, scales)
 
 
 def wrapped(self, amax, spec):
     u = amax.astype(np.int64)
-    bump = scale_code(amax, spec.scale_rule).astype(int) - scale_code(amax, ScaleRule.FLOOR)
+    bump = scale_code(amax, spec.scale_rule, E2M1).astype(int) - scale_code(amax, ScaleRule.FLOOR, E2M1)
     return np.where(amax > 0, (u >> 23) - 2 + bump, 0) & 255
 
 
@@ -239,8 +240,8 @@ def tile_nan_per_row(self, amax, bits, spec):
 def nan_to_zero(self, codes, scales, spoiled, v):
     finite = np.where(np.isfinite(v), v, 0)
     amax = magnitude_bits(np.ascontiguousarray(finite, np.float32)).max(axis=-1)
-    byte = scale_code(amax, ScaleRule.FLOOR)
-    again = round_magnitude(self.scaled(np.abs(finite).astype(np.float32), byte), Rounding.RNE)
+    byte = scale_code(amax, ScaleRule.FLOOR, E2M1)
+    again = round_magnitude(self.scaled(np.abs(finite).astype(np.float32), byte), Rounding.RNE, E2M1)
     codes = np.where(spoiled[..., None], again | np.signbit(v).astype(np.uint8) << 3, codes)
     return codes.astype(np.uint8), np.where(spoiled, byte, scales).astype(np.uint8)
 
@@ -296,7 +297,7 @@ def mode(rounding: Rounding, actual: Callable[[Any], Any]):
 
 def floor_of_half_more(v):
     """floor(x + 0.5) in float32 at the element's precision, where 0.24999999 + 0.25 is already 0.5."""
-    code = round_magnitude(v, Rounding.RNE)
+    code = round_magnitude(v, Rounding.RNE, E2M1)
     return np.where((v < 0.5) & ((v + np.float32(0.25)) >= np.float32(0.5)) & (v != 0.25), 1, code)
 
 
@@ -480,11 +481,13 @@ class OwnSigns(Staged):
         self.change, self.policies = change, policies
 
     def plan(self, x, spec, *, axis, **placement):
-        rng = placement.get("rng")
-        if rng is None or not spec.hadamard or spec.signs.value not in self.policies:
+        where = placement.get("placement", Placement())
+        if where.stream is None or not spec.hadamard or spec.signs.value not in self.policies:
             return super().plan(x, spec, axis=axis, **placement)
         plan = super().plan(x, spec, axis=axis, **placement)
-        other = super().plan(x, spec, axis=axis, **{**placement, "rng": self.change(rng)})
+        other = super().plan(
+            x, spec, axis=axis, **{**placement, "placement": replace(where, stream=self.change(where.stream))}
+        )
         return replace(plan, rotation=other.rotation)
 
 
@@ -601,7 +604,7 @@ def by_scale(change: Callable[[Any, Any], Any]):
     def decode(q, dtype):
         factors = np.ldexp(1.0, q.scales.astype(int) - 127)
         factors = np.repeat(change(q.scales, np.where(q.scales == 255, np.nan, factors)), 32, axis=-1)
-        values = VALUES[unpack(q.codes)].astype(np.float64) * factors
+        values = VALUES[unpack(q.codes, E2M1)].astype(np.float64) * factors
         values = np.moveaxis(values[..., : q.shape[q.axis]], -1, q.axis)
         kind = {"float64": np.float64, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
         return values.astype(np.float32).astype(kind) if dtype == "bfloat16" else values.astype(kind)
@@ -618,9 +621,9 @@ def clamped_to_largest(q, dtype):
 
 
 def unsplit(q, dtype):
-    nibbles = unpack(q.codes).reshape(*q.codes.shape[:-1], -1, 16, 2)
+    nibbles = unpack(q.codes, E2M1).reshape(*q.codes.shape[:-1], -1, 16, 2)
     codes = np.concatenate([nibbles[..., 0], nibbles[..., 1]], axis=-1).reshape(*q.codes.shape[:-1], -1)
-    return dequantize(replace(q, codes=pack(codes)), dtype)
+    return dequantize(replace(q, codes=pack(codes, E2M1)), dtype)
 
 
 def undoes_prescale(q, dtype):
@@ -638,15 +641,15 @@ def dequantized(self, a, b):
 
 def descending(self, a, b):
     acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-    for dot, exponent in reversed(list(block_dots(a, b))):
-        acc = self.add(acc, np.ldexp(dot.astype(np.float64), exponent))
+    for dot in reversed(list(block_dots(a, b))):
+        acc = self.add(acc, dot.approximate())
     return acc
 
 
 def float64_accumulation(self, a, b):
     acc = np.zeros((len(a.scales), len(b.scales)))
-    for dot, exponent in block_dots(a, b):
-        acc = acc + np.ldexp(dot.astype(np.float64), exponent)
+    for dot in block_dots(a, b):
+        acc = acc + dot.approximate()
     return acc.astype(np.float32)
 
 
@@ -662,8 +665,8 @@ def float32_terms_flushed(self, acc, term):
 def undo_before(self, a, b):
     factor = (np.float32(1), np.float32(4 / 3), np.float32(16 / 9))[int(a.prescale) + int(b.prescale)]
     acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
-    for dot, exponent in block_dots(a, b):
-        acc = self.add(acc, np.ldexp(dot.astype(np.float64), exponent) * float(factor))
+    for dot in block_dots(a, b):
+        acc = self.add(acc, dot.approximate() * float(factor))
     return acc
 
 
@@ -772,11 +775,11 @@ class NonsenseCapabilities(Staged):
 
 
 def bias_125(self, amax, spec):
-    return np.maximum(scale_code(amax, spec.scale_rule).astype(int) - 2, 0)
+    return np.maximum(scale_code(amax, spec.scale_rule, E2M1).astype(int) - 2, 0)
 
 
 def prescale_in_the_scale(self, amax, spec):
-    return scale_code(amax, ScaleRule.RCEIL if spec.prescale else spec.scale_rule)
+    return scale_code(amax, ScaleRule.RCEIL if spec.prescale else spec.scale_rule, E2M1)
 
 
 def prescale_in_bfloat16(self, v):
@@ -785,4 +788,6 @@ def prescale_in_bfloat16(self, v):
 
 
 def high_nibble_first(self, codes):
-    return pack(codes.reshape(*codes.shape[:-1], codes.shape[-1] // 2, 2)[..., ::-1].reshape(codes.shape))
+    return pack(
+        codes.reshape(*codes.shape[:-1], codes.shape[-1] // 2, 2)[..., ::-1].reshape(codes.shape), E2M1
+    )

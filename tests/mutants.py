@@ -141,8 +141,9 @@ from mutant_stages import (
     wrapped,
 )
 from mxref import Rounding, ScaleRule
+from mxref.formats import E2M1
 from mxref.reference import ReferenceBackend
-from mxref.rounding import prescale_three_quarters, round_magnitude
+from mxref.rounding import apply_prescale, round_magnitude
 
 
 @dataclass(frozen=True)
@@ -207,22 +208,22 @@ MUTANTS = (
     Mutant("-0 to +0", "rounding.sign", "torch.sign in compressed-tensors", staged(widen=minus_zero_lost)),
     Mutant("underflow to +0", "rounding.sign", "Quark's C++ kernel", staged(sign=sign_lost_on("underflow"))),
     Mutant("ties away", "rounding.rne", "Quark torch and Triton, microxcaling, triton_kernels before 8110",
-           staged(round=mode(_RNE, lambda v: round_magnitude(v, Rounding.RNA)))),
+           staged(round=mode(_RNE, lambda v: round_magnitude(v, Rounding.RNA, E2M1)))),
     Mutant("ties toward zero", "rounding.rne", "ggml, FP-Quant's Triton kernel",
            staged(round=mode(_RNE, lambda v: np.searchsorted(TIES, v, side="left")))),
     Mutant("0.24999999 to 0.5", "rounding.rne", "microxcaling even: floor(|x| + 0.5) overflows the ulp",
            staged(round=mode(_RNE, floor_of_half_more))),
     Mutant("RNA to even", "rounding.rna", "a rounding mode that is ignored",
-           staged(round=mode(Rounding.RNA, lambda v: round_magnitude(v, _RNE)))),
+           staged(round=mode(Rounding.RNA, lambda v: round_magnitude(v, _RNE, E2M1)))),
     Mutant("RTZ to nearest", "rounding.rtz", "a rounding mode that is ignored",
-           staged(round=mode(Rounding.RTZ, lambda v: round_magnitude(v, _RNE)))),
+           staged(round=mode(Rounding.RTZ, lambda v: round_magnitude(v, _RNE, E2M1)))),
     Mutant("no saturation", "rounding.saturate", "an encoder whose exponent overflows", staged(round=no_saturation)),
     Mutant("prescale missing", "rounding.prescale", "a flag that the kernel does not read",
            staged(prescale=lambda self, v: v)),
     Mutant("prescale in bfloat16", "rounding.prescale", "multiplication in the input type",
            staged(prescale=prescale_in_bfloat16)),
     Mutant("prescale after rounding", "rounding.prescale", "3/4 applied to what is rounded already",
-           staged(prescale=lambda self, v: prescale_three_quarters(GRID[round_magnitude(v, _RNE)].astype(np.float32)))),
+           staged(prescale=lambda self, v: apply_prescale(GRID[round_magnitude(v, _RNE, E2M1)].astype('f4'), E2M1))),
     Mutant("prescale in the scale", "scale.rule.floor", "FP-Quant: the factor goes into the scale",
            staged(scale=prescale_in_the_scale), first=False),
     Mutant("float16 subnormals flushed", "conventions.inputs", "float16 arithmetic under FTZ",

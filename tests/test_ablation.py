@@ -13,10 +13,12 @@ import pytest
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from mxref.backend import every_gemm
 from mxref.errors import FileFormatError, RecipeError, UnsupportedError
-from mxref.linear import OPERANDS, GemmRole
+from mxref.formats import MXFP4
 from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
+from mxref.roles import OPERANDS, GemmRole
 from mxref.tomlio import build
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
@@ -487,8 +489,8 @@ def test_nothing_is_written_when_the_ladder_cannot_run(tmp_path: Path) -> None:
         run(tmp_path, FakeTrainer(), config=tiny("run.eval_every=80"))
     with pytest.raises(UnsupportedError, match="does not declare 16 in hadamard_sizes"):
         run(tmp_path, FakeTrainer(), backend=_Limited(hadamard_sizes=frozenset({32})))
-    with pytest.raises(UnsupportedError, match="does not declare ordered in gemm_profiles"):
-        run(tmp_path, FakeTrainer(), backend=_Limited(gemm_profiles=frozenset({GemmProfile.EXACT})))
+    with pytest.raises(UnsupportedError, match="does not declare ordered of mxfp4 x mxfp4 in gemms"):
+        run(tmp_path, FakeTrainer(), backend=_Limited(gemms=every_gemm({GemmProfile.EXACT}, {MXFP4})))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -37,6 +37,7 @@ from mxref.discovery import candidates, choose
 from mxref.errors import BackendError, DtypeError, LoadError, NonfiniteError, ShapeError
 from mxref.hadamard import Rotation
 from mxref.philox import random_integers
+from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
@@ -66,7 +67,12 @@ narrow = Narrow()
     [
         (lambda: narrow.quantize(X, OperandSpec(scale_rule="even")), "scale_rules"),
         (lambda: narrow.quantize(X, OperandSpec(rounding="rna")), "roundings"),
-        (lambda: narrow.quantize(X, OperandSpec(rounding="sr", sr_bits=17), rng=Stream(0)), "max_sr_bits"),
+        (
+            lambda: narrow.quantize(
+                X, OperandSpec(rounding="sr", sr_bits=17), placement=Placement(Stream(0))
+            ),
+            "max_sr_bits",
+        ),
         (lambda: narrow.quantize(X, OperandSpec(block="32x32")), "blocks"),
         (lambda: narrow.quantize(X, OperandSpec(hadamard=32)), "hadamard_sizes"),
         (lambda: narrow.quantize(X, OperandSpec(prescale=True)), "prescale"),
@@ -75,7 +81,7 @@ narrow = Narrow()
         (lambda: narrow.hadamard(X.astype(np.float16), 16), "in_dtypes"),
         (lambda: narrow.hadamard(X, 32), "hadamard_sizes"),
         (lambda: narrow.dequantize(quantize(X), "bfloat16"), "dequantize_dtypes"),
-        (lambda: narrow.scaled_gemm(quantize(X), quantize(X), profile="exact"), "gemm_profiles"),
+        (lambda: narrow.scaled_gemm(quantize(X), quantize(X), profile="exact"), "gemms"),
         (lambda: narrow.scaled_gemm(quantize(X), quantize(X), out_dtype="bfloat16"), "gemm_dtypes"),
     ],
 )
@@ -89,15 +95,15 @@ def test_the_reference_runs_through_the_protocol():
     reference = get_backend("reference")
     spec = OperandSpec(rounding="sr", hadamard=16, signs="per_step")
     stream = Stream(1, 2, 3, 4)
-    q = reference.quantize(X, spec, axis=0, rng=stream)
-    assert q == quantize(X, spec, axis=0, rng=stream)
+    q = reference.quantize(X, spec, axis=0, placement=Placement(stream))
+    assert q == quantize(X, spec, axis=0, placement=Placement(stream))
     np.testing.assert_array_equal(reference.hadamard(X, 16, 5, axis=0), hadamard(X.T, Rotation(16, 5)).T)
     np.testing.assert_array_equal(
         reference.scaled_gemm(q, q, profile="bounded"), scaled_gemm(q, q, profile=GemmProfile.ORDERED)
     )
     np.testing.assert_array_equal(
-        reference.fake_quantize(X, spec, rng=stream),
-        reference.dequantize(reference.quantize(X, spec, rng=stream)),
+        reference.fake_quantize(X, spec, placement=Placement(stream)),
+        reference.dequantize(reference.quantize(X, spec, placement=Placement(stream))),
     )
 
 
@@ -105,11 +111,12 @@ def test_the_reference_runs_through_the_protocol():
 def test_quantize_dual_gives_both_orientations():
     reference = get_backend("reference")
     specs = (OperandSpec(rounding="sr"), OperandSpec(hadamard=32))
-    row, column = reference.quantize_dual(
-        X, specs, rngs=(Stream(1), None), origin=(64, 0), global_shape=(128, 64)
+    placements = tuple(
+        Placement(stream, origin=(64, 0), global_shape=(128, 64)) for stream in (Stream(1), None)
     )
-    assert row == reference.quantize(X, specs[0], rng=Stream(1), origin=(64, 0), global_shape=(128, 64))
-    assert column == reference.quantize(X, specs[1], axis=0, origin=(64, 0), global_shape=(128, 64))
+    row, column = reference.quantize_dual(X, specs, placements=placements)
+    assert row == reference.quantize(X, specs[0], placement=placements[0])
+    assert column == reference.quantize(X, specs[1], axis=0, placement=placements[1])
 
 
 @pytest.mark.clause("conformance.dual", "quantize.padding")
@@ -169,7 +176,7 @@ def test_a_prepared_operand_is_read_by_who_prepared_it_and_by_all_others_as_code
 
 @pytest.mark.clause("conformance.dual", "conformance.unsupported", evidence="known answer")
 def test_prepare_refuses_what_the_gemm_would():
-    with pytest.raises(UnsupportedError, match="gemm_profiles"):
+    with pytest.raises(UnsupportedError, match="gemms"):
         narrow.prepare(quantize(X), profile="exact")
     with pytest.raises(UnsupportedError, match="prescale"):
         narrow.prepare(quantize(X, OperandSpec(prescale=True)))
@@ -276,7 +283,9 @@ def test_a_plan_says_everything_that_a_backend_needs():
     spec = OperandSpec(rounding="sr", hadamard=64, signs="per_step")
     x = np.random.default_rng(0).standard_normal((2, 40, 3)).astype(np.float32)
     origin, shape = (1, 128, 4), (5, 168, 9)
-    backend.quantize(x, spec, axis=-2, rng=stream, origin=origin, global_shape=shape, pad=True)
+    backend.quantize(
+        x, spec, axis=-2, placement=Placement(stream, origin=origin, global_shape=shape), pad=True
+    )
     plan = backend.seen
     assert (plan.spec, plan.shape, plan.axis) == (spec, (2, 40, 3), 1)
     assert (plan.length, plan.first, plan.global_length) == (64, 128, 192)
@@ -298,7 +307,7 @@ def test_a_plan_says_everything_that_a_backend_needs():
     backend.quantize(x, OperandSpec(hadamard=16), axis=1, pad=True)
     assert (backend.seen.rotation, backend.seen.rotation.signs) == (Rotation(16), 0)
     backend.capabilities = replace(backend.capabilities, native_sr=True)
-    backend.quantize(x, OperandSpec(rounding="sr"), axis=1, pad=True, rng=stream)
+    backend.quantize(x, OperandSpec(rounding="sr"), axis=1, pad=True, placement=Placement(stream))
     assert backend.seen.stream == stream
 
 

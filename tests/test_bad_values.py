@@ -13,9 +13,11 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
+from mxref.dialects import dialect
 from mxref.errors import FileFormatError, MxrefError, RecipeError
-from mxref.linear import OPERANDS
-from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec, dialect, recipe_from_table
+from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.recipe_files import recipe_from_table
+from mxref.roles import OPERANDS
 from mxref.tomlio import MAX_DEPTH, build, dumps, merge, read_toml, to_table
 from mxref_training.config import (
     PRESETS,

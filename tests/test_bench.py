@@ -19,6 +19,7 @@ from bench import machine, operations, render, timing
 from bench.goals import COPY_RATIO, MM_RATIO
 from bench.plot import plot
 from mxref import get_backend
+from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +161,7 @@ def test_the_plot_has_every_operation_and_goal() -> None:
 
 def test_quantized_slabs_lie_where_the_matrix_has_them() -> None:
     x = operations.inputs(128)["float32"]
-    q = get_backend("reference").quantize(x, operations.SR, rng=operations.STREAM)
+    q = get_backend("reference").quantize(x, operations.SR, placement=Placement(operations.STREAM))
     codes, scales = operations._expected(x, operations.SR, 1, slice(64, 128))
     assert np.array_equal(q.codes[64:], codes)
     assert np.array_equal(q.scales[64:], scales)

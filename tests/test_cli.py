@@ -21,6 +21,7 @@ from mxref import OperandSpec, Rounding, ScaleRule, Stream, quantize
 from mxref.backend import Capabilities
 from mxref.cli import LazyGroup, load_command, main, summary
 from mxref.errors import BackendError
+from mxref.placement import Placement
 
 
 def run(*args: str, width: int = 80, **env: str) -> Result:
@@ -154,7 +155,7 @@ def test_explain_passes_every_option_on():
         scale_rule=ScaleRule.CEIL, rounding=Rounding.SR, sr_bits=9, prescale=True, hadamard=16,
         signs=mxref.SignPolicy.PER_STEP_LAYER,
     )  # fmt: skip
-    q = quantize(np.array([1, -2, 3], np.float32), spec, rng=Stream(5, 6, 7, 5), pad=True)
+    q = quantize(np.array([1, -2, 3], np.float32), spec, placement=Placement(Stream(5, 6, 7, 5)), pad=True)
     assert block["packed"] == q.codes.tobytes().hex()
     assert block["scale"]["byte"] == q.scales[0]
 

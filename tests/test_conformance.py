@@ -32,7 +32,9 @@ from mxref.conformance.request import Request
 from mxref.conformance.shrink import explain_command, shrink_quantize
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
+from mxref.formats import E2M1
 from mxref.packing import pack, unpack
+from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 from mxref.scale import ScaleRule
@@ -65,7 +67,7 @@ def test_numba_passes_and_skips_only_what_it_does_not_declare():
     assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
     skipped = {c.clause: set(c.reasons) for c in report.clauses if c.reasons}
     undeclared = {
-        "native_sr", "gemm_profiles: exact", "dequantize_dtypes: float64", "bounded_max_scale: 254",
+        "native_sr", "gemms: exact of mxfp4 x mxfp4", "dequantize_dtypes: float64", "bounded_max_scale: 254",
         "bounded_max_scale: 253",
     }  # fmt: skip
     assert set.union(*skipped.values()) <= undeclared
@@ -93,7 +95,7 @@ def test_the_toy_backend_passes_what_it_declares():
         {"in_dtypes": frozenset({"bfloat16"})},
         {"scale_rules": frozenset({ScaleRule.EVEN}), "roundings": frozenset({Rounding.SR})},
         {"max_sr_bits": 16, "hadamard_sizes": frozenset({16, 64}), "gemm_dtypes": frozenset({"bfloat16"})},
-        {"gemm_profiles": frozenset(), "dequantize_dtypes": frozenset()},
+        {"gemms": frozenset(), "dequantize_dtypes": frozenset()},
     ],
 )
 def test_narrow_declarations_are_asked_for_what_they_hold(fields):
@@ -209,7 +211,10 @@ def test_crafted_blocks_hold_what_they_promise():
 @pytest.mark.parametrize("rule", ScaleRule)
 def test_tame_values_are_exact_under_every_rounding(rule):
     x = tame(np.random.default_rng(0), (50, 96))
-    first, *others = (quantize(x, OperandSpec(scale_rule=rule, rounding=r), rng=Stream(1)) for r in Rounding)
+    first, *others = (
+        quantize(x, OperandSpec(scale_rule=rule, rounding=r), placement=Placement(Stream(1)))
+        for r in Rounding
+    )
     assert all(first == other for other in others)
 
 
@@ -305,11 +310,11 @@ def test_any_block_can_be_explained_where_it_is(hadamard, rounding):
     )
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
     request = Request(x, spec, axis=0, rng=Stream(5, 6, 7, 3))
-    subject = Subject(staged(pack=lambda self, codes: pack(codes) ^ 1)(), shrink=False)
+    subject = Subject(staged(pack=lambda self, codes: pack(codes, E2M1) ^ 1)(), shrink=False)
     for row, block in ((0, 0), (1, 1), (2, 0)):
         failure = shrink_quantize(subject, request, row, block, "c", "t", 1)
         want = request.expected_blocks
-        codes = pack(want.codes[row, block]).tobytes().hex(" ")
+        codes = pack(want.codes[row, block], E2M1).tobytes().hex(" ")
         assert failure.expected == f"scale {want.scales[row, block]:02x}  codes {codes}"
         assert explained(failure.command) == failure.expected
 
@@ -613,7 +618,7 @@ def test_codes_of_every_failure_are_readable(failing_report):
             np.frombuffer(bytes.fromhex(t.split("codes ")[1]), np.uint8)
             for t in (failure.expected, failure.got)
         )
-        assert tuple(np.flatnonzero(unpack(want) != unpack(got)).tolist()) == failure.differing
+        assert tuple(np.flatnonzero(unpack(want, E2M1) != unpack(got, E2M1)).tolist()) == failure.differing
 
 
 def test_a_backend_of_torch_tensors_is_asked_with_tensors():

@@ -20,7 +20,7 @@ import mxref
 from mxref import DIALECTS, GemmProfile, OperandSpec, Recipe, ScaleRule, UnsupportedError
 from mxref.cli import main
 from mxref.discovery import get_backend
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref.reference import backend as reference
 
 ROOT = Path(__file__).parent.parent
@@ -155,7 +155,7 @@ def test_toy_backend_refuses_what_it_does_not_declare():
     ):
         with pytest.raises(UnsupportedError, match="'toy' does not declare"):
             toy.quantize(x, spec)
-    with pytest.raises(UnsupportedError, match="gemm_profiles"):
+    with pytest.raises(UnsupportedError, match="gemms"):
         toy.scaled_gemm(
             toy.quantize(x, OperandSpec()), toy.quantize(x, OperandSpec()), profile=GemmProfile.EXACT
         )

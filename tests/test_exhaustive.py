@@ -16,8 +16,10 @@ from click.testing import CliRunner
 import mxref
 import oracle
 from mxref import GemmProfile, Rounding, ScaleRule
+from mxref.formats import E2M1
+from mxref.placement import Placement
 from mxref.rounding import round_magnitude
-from mxref.scale import scale_code
+from mxref.scale import bump_above, scale_code
 
 pytest.importorskip("numba")
 
@@ -145,7 +147,7 @@ def _one_too_high(magnitude, byte, r, bits):
 
 def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding():
     def faulty(v, rounding, random, bits):
-        codes = round_magnitude(v, rounding, random, bits)
+        codes = round_magnitude(v, rounding, E2M1, random, bits)
         codes[v.view(np.uint32) == SPOT] ^= 1
         return codes
 
@@ -160,7 +162,7 @@ def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding()
 
 def test_ties_away_from_zero_are_noticed_in_exactly_the_four_ties_that_differ():
     found = faults(
-        elements.direct(Rounding.RNE, round_function=lambda v, *_: round_magnitude(v, Rounding.RNA))
+        elements.direct(Rounding.RNE, round_function=lambda v, *_: round_magnitude(v, Rounding.RNA, E2M1))
     )
     assert found == (4, "v = 0x3e800000: got 1, want 0")
 
@@ -169,7 +171,7 @@ def test_ties_away_from_zero_are_noticed_in_exactly_the_four_ties_that_differ():
 @pytest.mark.parametrize("bits", [16, 22])
 def test_sr_off_by_one_is_noticed(choice, offset, bits):
     def faulty(v, rounding, random, bits):
-        return round_magnitude(v, rounding, (random.astype(np.int64) + offset).astype(np.uint32), bits)
+        return round_magnitude(v, rounding, E2M1, (random.astype(np.int64) + offset).astype(np.uint32), bits)
 
     assert faults(elements.direct(Rounding.SR, bits, choice, faulty))[0] > 1000
 
@@ -221,8 +223,8 @@ def test_a_lost_sign_is_noticed():
 
 
 def test_random_integers_of_another_place_are_noticed():
-    def at_the_origin(x, spec, *, rng, origin, global_shape):
-        return NUMBA.quantize(x, spec, rng=rng)
+    def at_the_origin(x, spec, *, placement):
+        return NUMBA.quantize(x, spec, placement=Placement(placement.stream))
 
     assert faults(elements.quantized("numba", at_the_origin, Rounding.SR, "floor", 1))[0] > 1000
 
@@ -253,9 +255,9 @@ def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
     [("floor", -1), ("ceil", 1), ("rceil", -1), ("rceil", 1), ("even", -1), ("even", 1)],
 )
 def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, rule, offset):
-    bounds = modules["mxref.scale"].__dict__["_BUMP_ABOVE"]
-    monkeypatch.setitem(bounds, ScaleRule(rule), bounds[rule] + offset)
-    monkeypatch.setitem(mxref_numba.scale.BUMP_ABOVE, rule, bounds[rule])
+    bound = bump_above(ScaleRule(rule), E2M1) + offset
+    monkeypatch.setattr("mxref.scale.bump_above", lambda *_: bound)
+    monkeypatch.setitem(mxref_numba.scale.BUMP_ABOVE, rule, bound)
     # One amax in each of the 253 binades whose byte the clamp leaves alone.
     assert faults(scales.direct(rule))[0] == 253
     assert faults(scales.blocks(rule))[0] == 253
@@ -263,7 +265,7 @@ def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, rule, offset):
 
 def test_one_wrong_scale_code_at_one_amax_is_noticed():
     def faulty(amax, rule):
-        codes = scale_code(amax, rule)
+        codes = scale_code(amax, rule, E2M1)
         codes[amax == SPOT] += 1
         return codes
 

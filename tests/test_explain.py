@@ -15,7 +15,8 @@ from mxref import BlockShape, OperandSpec, Rounding, ScaleRule, SignPolicy, Stre
 from mxref.errors import DtypeError, NonfiniteError, ShapeError
 from mxref.explain import BlockExplanation, Case, explain_block
 from mxref.explain_text import notes, reason, scale_steps
-from mxref.formats import E2M1_MAGNITUDES, Nonfinite
+from mxref.formats import E2M1, Nonfinite
+from mxref.placement import Placement
 from mxref.quantize import dequantize
 from mxref.scale import scale_code
 
@@ -49,7 +50,7 @@ def test_explains_exactly_what_quantize_stores(spec, signs, axis, data):
     g = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = (g.standard_normal(shape) * np.exp2(g.integers(-140, 120))).astype(np.float32)
     x[g.random(shape) < 0.001] = np.nan
-    q = quantize(x, spec, axis=axis, rng=STREAM, pad=True)
+    q = quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True)
     index = data.draw(st.integers(0, q.scales.size - 1))
     block = explain_block(x, spec, STREAM, axis=axis, index=index, pad=True)
     assert block.blocks == q.scales.size
@@ -74,7 +75,7 @@ def check_steps(e, block):
         assert math.isnan(e.value)
         return
     magnitude, spec = abs(e.element), block.spec
-    assert magnitude == E2M1_MAGNITUDES[e.code & 7]
+    assert magnitude == E2M1.magnitudes[e.code & 7]
     assert bool(e.code & 8) == (math.copysign(1, e.y) < 0)
     assert e.lower <= min(e.v, 6) <= e.upper
     if spec.rounding is Rounding.SR and e.v < 6:
@@ -102,7 +103,7 @@ def test_scale_words_state_the_rule_that_the_code_follows(rule, mantissa):
     }
     assert block.scale.bump == bumps[rule]
     assert block.scale.unclamped == 130 - 129 + bumps[rule]
-    assert block.scale.byte == scale_code(amax, rule)
+    assert block.scale.byte == scale_code(amax, rule, E2M1)
     text = " ".join(scale_steps(block))
     assert f"m = 0x{mantissa:06x}" in text
     if rule is not ScaleRule.FLOOR:

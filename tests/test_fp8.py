@@ -10,7 +10,8 @@ from torch import nn  # noqa: E402
 
 import oracle  # noqa: E402
 from mxref import get_backend  # noqa: E402
-from mxref.recipe import Fp8Scaling, recipe_from_table  # noqa: E402
+from mxref.recipe import Fp8Scaling  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_torch import (  # noqa: E402
     advance,
     convert,

@@ -7,7 +7,9 @@ torch = pytest.importorskip("torch")
 
 from mxref import MXArray, OperandSpec, Stream, dequantize, quantize  # noqa: E402
 from mxref.errors import DtypeError, ShapeError  # noqa: E402
+from mxref.formats import E2M1  # noqa: E402
 from mxref.packing import pack  # noqa: E402
+from mxref.placement import Placement  # noqa: E402
 from mxref_torch.interop import from_torch, to_torch  # noqa: E402
 
 
@@ -28,7 +30,7 @@ def test_every_byte_survives_both_ways():
 
 def test_torch_reads_element_2i_in_the_low_nibble():
     values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-    codes = pack(np.tile(np.arange(16, dtype=np.uint8), 2)[None])
+    codes = pack(np.tile(np.arange(16, dtype=np.uint8), 2)[None], E2M1)
     elements, _ = to_torch(MXArray(codes, np.full((1, 1), 127, np.uint8), (1, 32), 1))
     packed = elements.view(torch.uint8)
     low, high = packed & 15, packed >> 4
@@ -40,7 +42,7 @@ def test_torch_reads_element_2i_in_the_low_nibble():
 def test_metadata_and_the_transposed_layout_come_back():
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
     spec = OperandSpec(prescale=True, hadamard=64)
-    q = quantize(x, spec, axis=0, rng=Stream(1))
+    q = quantize(x, spec, axis=0, placement=Placement(Stream(1)))
     back = from_torch(*to_torch(q), shape=q.shape, axis=q.axis, prescale=q.prescale, rotation=q.rotation)
     assert back == q
     np.testing.assert_array_equal(dequantize(back), dequantize(q))

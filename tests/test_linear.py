@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from mxref import (  # noqa: E402
     GemmRole,
-    OperandFormat,
     PreparedArray,
     Stream,
     get_backend,
@@ -23,10 +22,12 @@ from mxref import (  # noqa: E402
     scaled_gemm,
 )
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
-from mxref.linear import OPERANDS  # noqa: E402
+from mxref.formats import BF16, E2M1, FP8, MXFP4  # noqa: E402
 from mxref.packing import unpack  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.placement import Placement  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
+from mxref.roles import OPERANDS  # noqa: E402
 from mxref_torch import (  # noqa: E402
     MXLinear,
     advance,
@@ -104,14 +105,11 @@ def composed(role, a, b, recipe, out_dtype, origin=0, total=None):
     operands = []
     for t, spec, operand in zip((a, b), recipe.operands(role), OPERANDS[role], strict=True):
         t = as_numpy(t)
-        place = {}
-        if operand.tensor != "w":
-            place = {"origin": (origin, 0), "global_shape": (total or t.shape[0], t.shape[1])}
-            if spec.rounding != "sr":
-                place = {}
-            place["pad"] = operand.axis == 0
-        rng = Stream(SEED, STEP, LAYER, operand.id)
-        operands.append(quantize(t, spec, axis=operand.axis, rng=rng, **place))
+        placement = Placement(Stream(SEED, STEP, LAYER, operand.id))
+        if operand.tensor != "w" and spec.rounding == "sr":
+            placement = replace(placement, origin=(origin, 0), global_shape=(total or t.shape[0], t.shape[1]))
+        pad = operand.tensor != "w" and operand.axis == 0
+        operands.append(quantize(t, spec, axis=operand.axis, placement=placement, pad=pad))
     return scaled_gemm(*operands, profile=recipe.gemm, out_dtype=out_dtype)
 
 
@@ -186,7 +184,11 @@ def test_batches_of_sequences_and_bias():
 
 
 @pytest.mark.clause("linear.formats")
-@pytest.mark.parametrize("combination", list(itertools.product(OperandFormat, repeat=3)), ids="-".join)
+@pytest.mark.parametrize(
+    "combination",
+    list(itertools.product((BF16, FP8, MXFP4), repeat=3)),
+    ids=lambda formats: "-".join(map(str, formats)),
+)
 def test_all_combinations_of_formats(combination):
     recipe = formats(*combination)
     model, context = build(recipe)
@@ -201,9 +203,9 @@ def test_all_combinations_of_formats(combination):
     }
     # Each GEMM shows the error of its own format, and not that of another role's.
     error = {
-        OperandFormat.BF16: (1e-4, 0.01),
-        OperandFormat.FP8: (0.01, 0.07),
-        OperandFormat.MXFP4: (0.1, 0.3),
+        BF16: (1e-4, 0.01),
+        FP8: (0.01, 0.07),
+        MXFP4: (0.1, 0.3),
     }
     for (role, (got, wanted)), format in zip(exact.items(), combination, strict=True):
         relative = ((got - wanted).norm() / wanted.norm()).item()
@@ -239,20 +241,21 @@ def recorder(base):
             super().__init__()
             self.seen, self.reads = {}, []
 
-        def quantize(self, x, spec, *, rng=None, **kwargs):
-            q = super().quantize(x, spec, rng=rng, **kwargs)
-            self.keep((rng,), (q,))
+        def quantize(self, x, spec, *, placement, **kwargs):
+            q = super().quantize(x, spec, placement=placement, **kwargs)
+            self.keep((placement,), (q,))
             return q
 
-        def quantize_dual(self, x, specs, *, rngs=(None, None), **kwargs):
-            pair = super().quantize_dual(x, specs, rngs=rngs, **kwargs)
-            self.keep(rngs, pair)
+        def quantize_dual(self, x, specs, *, placements, **kwargs):
+            pair = super().quantize_dual(x, specs, placements=placements, **kwargs)
+            self.keep(placements, pair)
             return pair
 
-        def keep(self, rngs, arrays):
-            self.reads.append(tuple(rng.operand for rng in rngs))
-            for rng, q in zip(rngs, arrays, strict=True):
-                self.seen.setdefault(rng.operand, []).append(q)
+        def keep(self, placements, arrays):
+            operands = tuple(placement.stream.operand for placement in placements)
+            self.reads.append(operands)
+            for operand, q in zip(operands, arrays, strict=True):
+                self.seen.setdefault(operand, []).append(q)
 
     return Recorder()
 
@@ -526,8 +529,8 @@ def test_census_of_a_faithful_model():
     run_chain(model)
     check_census(context, model, recipe, micro_batches=2)
     assert context.census == expected_census(chain(), recipe, 2)
-    assert context.census[GemmRole.DGRAD, OperandFormat.FP8] == 4
-    assert context.census[GemmRole.WGRAD, OperandFormat.BF16] == 2
+    assert context.census[GemmRole.DGRAD, FP8] == 4
+    assert context.census[GemmRole.WGRAD, BF16] == 2
     context.reset_census()
     model[2].weight.requires_grad_(False)
     run_chain(model, 1, needs_dx=False)
@@ -561,13 +564,13 @@ def test_census_catches_a_layer_that_runs_in_another_precision():
         model[2] = nn.Linear(64, 64)
 
     def secretly_bf16(model):
-        model[2].formats = dict.fromkeys(GemmRole, OperandFormat.BF16)
+        model[2].formats = dict.fromkeys(GemmRole, BF16)
 
     def bypassed(model):
         model[2].forward = lambda x: F.linear(x, model[2].weight, model[2].bias)
 
     def backward_in_bf16(model):
-        model[2].formats[GemmRole.WGRAD] = OperandFormat.BF16
+        model[2].formats[GemmRole.WGRAD] = BF16
 
     for fault in (plain, secretly_bf16, bypassed, backward_in_bf16):
         model = chain()
@@ -588,10 +591,10 @@ class Fault(ReferenceBackend):
     def quantize(self, x, spec, **kwargs):
         return self.fault(super().quantize, x, spec, **kwargs)
 
-    def quantize_dual(self, x, specs, *, rngs, pads, **place):
+    def quantize_dual(self, x, specs, *, placements, pads):
         return tuple(
-            self.quantize(x, spec, axis=axis, rng=rng, pad=pad, **place)
-            for spec, axis, rng, pad in zip(specs, (1, 0), rngs, pads, strict=True)
+            self.quantize(x, spec, axis=axis, placement=placement, pad=pad)
+            for spec, axis, placement, pad in zip(specs, (1, 0), placements, pads, strict=True)
         )
 
 
@@ -609,20 +612,24 @@ def one_draw_for_all_rows(quantize, x, spec, *, axis, **kwargs):
     return q
 
 
-def step_is_ignored(quantize, x, spec, *, rng, **kwargs):
-    return quantize(x, spec, rng=Stream(rng.seed, 0, rng.layer, rng.operand), **kwargs)
+def with_stream(placement, **fields):
+    return replace(placement, stream=replace(placement.stream, **fields))
 
 
-def operand_is_ignored(quantize, x, spec, *, rng, **kwargs):
-    return quantize(x, spec, rng=Stream(rng.seed, rng.step, rng.layer, 0), **kwargs)
+def step_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=with_stream(placement, step=0), **kwargs)
 
 
-def seed_is_ignored(quantize, x, spec, *, rng, **kwargs):
-    return quantize(x, spec, rng=Stream(0, rng.step, rng.layer, rng.operand), **kwargs)
+def operand_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=with_stream(placement, operand=0), **kwargs)
 
 
-def place_is_ignored(quantize, x, spec, *, origin, global_shape, **kwargs):
-    return quantize(x, spec, **kwargs)
+def seed_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=with_stream(placement, seed=0), **kwargs)
+
+
+def place_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=Placement(placement.stream), **kwargs)
 
 
 def no_prescale(quantize, x, spec, **kwargs):
@@ -715,11 +722,11 @@ def test_bits_of_the_hardwares_own_are_taken_where_they_are_declared():
 
     x = np.random.default_rng(1).standard_normal((256, 64)).astype(np.float32)
     spec, stream = recipe.fprop.x, Stream(SEED)
-    first, second = (declared.quantize(x, spec, rng=stream) for _ in range(2))
+    first, second = (declared.quantize(x, spec, placement=Placement(stream)) for _ in range(2))
     down = quantize(x, replace(spec, rounding="rtz"))
     assert (first.scales == down.scales).all()
     assert (first.codes != second.codes).any()
-    steps = unpack(first.codes).astype(int) - unpack(down.codes)
+    steps = unpack(first.codes, E2M1).astype(int) - unpack(down.codes, E2M1)
     assert set(steps.ravel().tolist()) == {0, 1}
 
 
@@ -774,7 +781,7 @@ def test_convert_refuses_what_the_backend_does_not_declare():
 
     with pytest.raises(UnsupportedError, match="hadamard_sizes"):
         convert(Model(), recipe_of({"all": {"hadamard": 32}}), backend=Small(), seed=0)
-    with pytest.raises(UnsupportedError, match="gemm_profiles"):
+    with pytest.raises(UnsupportedError, match="gemms"):
         convert(Model(), recipe_of({"gemm": "bounded"}), backend=Small(), seed=0)
     with pytest.raises(LayerError, match="inside a module"):
         convert(nn.Linear(32, 32), recipe_of({}), backend=Small(), seed=0)

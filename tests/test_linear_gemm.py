@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mxref import GemmRole, OperandSpec, Stream, get_backend, linear_gemm, quantize, scaled_gemm
-from mxref.recipe import recipe_from_table
+from mxref.placement import Placement
+from mxref.recipe_files import recipe_from_table
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((96, 64)).astype(np.float32)  # [tokens, inputs]
@@ -33,7 +34,7 @@ RECIPE = recipe_from_table(
 def test_each_gemm_is_its_two_quantizations_and_one_product(role, a, b, axes, ids, exact):
     got = linear_gemm(role, a, b, RECIPE, get_backend("reference"), STREAM)
     operands = [
-        quantize(x, spec, axis=axis, rng=Stream(1, 2, 3, operand))
+        quantize(x, spec, axis=axis, placement=Placement(Stream(1, 2, 3, operand)))
         for x, spec, axis, operand in zip((a, b), RECIPE.operands(role), axes, ids, strict=True)
     ]
     np.testing.assert_array_equal(got, scaled_gemm(*operands, profile="ordered"))
@@ -45,5 +46,7 @@ def test_each_gemm_is_its_two_quantizations_and_one_product(role, a, b, axes, id
 @pytest.mark.clause("random.stream")
 def test_operands_of_different_gemms_draw_different_random_bits():
     spec = OperandSpec(rounding="sr")
-    codes = [quantize(DY, spec, axis=1, rng=Stream(1, 2, 3, operand)).codes for operand in (2, 4)]
+    codes = [
+        quantize(DY, spec, axis=1, placement=Placement(Stream(1, 2, 3, operand))).codes for operand in (2, 4)
+    ]
     assert (codes[0] != codes[1]).mean() > 0.1

@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 
 from mxref import get_backend  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_torch import MXLinear, check_census, convert, expected_census  # noqa: E402
 from mxref_torch.errors import LayerError  # noqa: E402
 from mxref_torch.names import named_linears, named_modules, named_parameters  # noqa: E402

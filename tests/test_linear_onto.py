@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import mxref_torch  # noqa: E402
 from mxref import get_backend  # noqa: E402
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_torch import (  # noqa: E402
     check_census,
     convert,

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from mxref import get_backend  # noqa: E402
 from mxref.errors import MxrefError  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref_torch import advance, check_census, convert, restart  # noqa: E402
 from mxref_torch.errors import LayerError, StepError  # noqa: E402
 

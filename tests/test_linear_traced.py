@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
 from mxref_torch import convert  # noqa: E402
 from mxref_torch.layer import _LinearFunction  # noqa: E402

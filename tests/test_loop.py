@@ -20,7 +20,8 @@ from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
-from mxref.recipe import GemmProfile, Recipe, recipe_from_table
+from mxref.recipe import GemmProfile, Recipe
+from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.rounding import Rounding
 from mxref_torch.errors import LayerError

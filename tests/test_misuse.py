@@ -17,6 +17,7 @@ import mxref
 from mxref.conformance import check, checks_of
 from mxref.errors import BackendError, DtypeError, MxrefError, RecipeError, ShapeError
 from mxref.explain import explain_block
+from mxref.placement import Placement
 
 X = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
 Q, SPEC, RECIPE = mxref.quantize(X), mxref.OperandSpec(), mxref.Recipe()
@@ -96,7 +97,7 @@ def nasty() -> Iterator[Any]:
 
 
 def of_mxref() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    place = {"axis": -1, "rng": mxref.Stream(1), "origin": None, "global_shape": None, "pad": False}
+    place = {"axis": -1, "placement": Placement(mxref.Stream(1)), "pad": False}
     fields = {name: getattr(SPEC, name) for name in SPEC.__dataclass_fields__}
     table: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "quantize": (mxref.quantize, {"x": X, "spec": SPEC, **place}),
@@ -114,6 +115,7 @@ def of_mxref() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             explain_block, {"x": X, "spec": SPEC, "rng": mxref.Stream(1), "axis": -1, "index": 0, "pad": False},
         ),
         "Stream": (mxref.Stream, {"seed": 1, "step": 0, "layer": 0, "operand": 0}),
+        "Placement": (mxref.Placement, {"stream": mxref.Stream(1), "origin": None, "global_shape": None}),
         "Rotation": (mxref.Rotation, {"n": 16, "signs": 0}),
         "OperandSpec": (mxref.OperandSpec, fields),
         "Recipe": (mxref.Recipe, {name: getattr(RECIPE, name) for name in RECIPE.__dataclass_fields__}),
@@ -122,7 +124,7 @@ def of_mxref() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }  # fmt: skip
     for backend in BACKENDS:
         gemm = {"a": Q, "b": Q, "profile": "ordered"}
-        pair = {"specs": (SPEC, SPEC), "rngs": (None, None), "origin": None, "global_shape": None}
+        pair = {"specs": (SPEC, SPEC), "placements": (Placement(), Placement())}
         table |= {
             f"{backend.name}.{name}": (getattr(backend, name), given)
             for name, given in {
@@ -330,8 +332,10 @@ def test_messages_name_the_value_and_the_way_out() -> None:
     ) as found:
         mxref.scaled_gemm(Q, X)
     assert isinstance(found.value, TypeError)
-    with pytest.raises(RecipeError, match=r"rng must be a Stream, got 3 .int.; make one"):
-        mxref.quantize(X, rng=3)
+    with pytest.raises(RecipeError, match=r"stream must be a Stream, got 3 .int.; make one"):
+        mxref.quantize(X, placement=Placement(3))
+    with pytest.raises(RecipeError, match=r"placement must be a Placement, got Stream.*; make one"):
+        mxref.quantize(X, placement=mxref.Stream(3))
     with pytest.raises(ShapeError, match="axis must be an integer, got 1.5"):
         mxref.quantize(X, axis=1.5)
 

@@ -7,12 +7,13 @@ import pytest
 
 from mxref import MXArray, OperandSpec, PreparedArray, Stream, quantize
 from mxref.errors import FileFormatError, ShapeError
+from mxref.placement import Placement
 
 
 def _array():
     x = np.random.default_rng(0).standard_normal((3, 70, 64)).astype(np.float32)
     spec = OperandSpec(hadamard=64, signs="fixed", prescale=True)
-    return quantize(x, spec, axis=1, rng=Stream(1), pad=True)
+    return quantize(x, spec, axis=1, placement=Placement(Stream(1)), pad=True)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -26,10 +26,11 @@ from mxref import (
     get_backend,
 )
 from mxref.errors import NonfiniteError
-from mxref.formats import CANONICAL_NAN, Nonfinite
+from mxref.formats import CANONICAL_NAN, E2M1, Nonfinite
 from mxref.gemm import bounded_tolerance
 from mxref.hadamard import SIZES
 from mxref.packing import pack
+from mxref.placement import Placement
 from strategies import Block, K, any_blocks, crafted_blocks, gemm_operands
 
 numba = pytest.importorskip("numba")
@@ -49,9 +50,10 @@ def bits_of(x: NDArray[Any]) -> Bits:
     return bits
 
 
-def check_quantize(x: NDArray[Any], spec: OperandSpec, **placement: Any) -> MXArray:
-    placement = {"rng": STREAM, **placement}
-    got, expected = (b.quantize(x, spec, **placement) for b in (BACKEND, REFERENCE))
+def check_quantize(
+    x: NDArray[Any], spec: OperandSpec, place: Placement = Placement(STREAM), **options: Any
+) -> MXArray:
+    got, expected = (b.quantize(x, spec, placement=place, **options) for b in (BACKEND, REFERENCE))
     differ = got.scales != expected.scales
     assert not differ.any(), f"scales differ first at {np.argwhere(differ)[0]}"
     differ = got.codes != expected.codes
@@ -227,9 +229,9 @@ def test_shards_see_the_random_bits_of_the_whole(bits: int) -> None:
     spec = OperandSpec(rounding=Rounding.SR, sr_bits=bits)
     for axis in (0, 1):
         shape, origin = (300, 512), (128, 64)
-        q = check_quantize(x, spec, axis=axis, origin=origin, global_shape=shape)
+        q = check_quantize(x, spec, Placement(STREAM, origin, shape), axis=axis)
         part = (slice(32, 64), slice(96, 192))
-        shard = check_quantize(x[part], spec, axis=axis, origin=(160, 160), global_shape=shape)
+        shard = check_quantize(x[part], spec, Placement(STREAM, (160, 160), shape), axis=axis)
         codes = q.codes[32:, 48:] if axis else q.codes[96:, 16:]
         np.testing.assert_array_equal(shard.codes, codes)
 
@@ -237,8 +239,8 @@ def test_shards_see_the_random_bits_of_the_whole(bits: int) -> None:
 @pytest.mark.parametrize("bits", [16, 17])
 def test_random_groups_beyond_32_bits(bits: int) -> None:
     spec = OperandSpec(rounding=Rounding.SR, sr_bits=bits)
-    check_quantize(normal(8, 64), spec, origin=(2**36 - 5, 1024), global_shape=(2**36 + 3, 4096))
-    check_quantize(normal(64, 8), spec, axis=0, origin=(2**40, 3), global_shape=(2**40 + 64, 11))
+    check_quantize(normal(8, 64), spec, Placement(STREAM, (2**36 - 5, 1024), (2**36 + 3, 4096)))
+    check_quantize(normal(64, 8), spec, Placement(STREAM, (2**40, 3), (2**40 + 64, 11)), axis=0)
 
 
 @st.composite
@@ -258,7 +260,8 @@ def specs(draw: st.DrawFn) -> OperandSpec:
 @settings(max_examples=150, deadline=None)
 @given(x=any_blocks(64), spec=specs(), operand=st.integers(0, 5))
 def test_drawn_blocks(x: NDArray[np.float32], spec: OperandSpec, operand: int) -> None:
-    check_quantize(x, spec, rng=Stream(seed=2**64 - 1, step=2**32 - 1, layer=2**24 - 1, operand=operand))
+    stream = Stream(seed=2**64 - 1, step=2**32 - 1, layer=2**24 - 1, operand=operand)
+    check_quantize(x, spec, Placement(stream))
 
 
 # ---- Hadamard and dequantize ----
@@ -289,7 +292,7 @@ def check_dequantize(q: MXArray) -> None:
 @pytest.mark.clause("conformance.capabilities")
 def test_dequantize_every_code_at_every_scale() -> None:
     scales = np.arange(256, dtype=np.uint8)[:, None]
-    codes = np.tile(pack(np.tile(np.arange(16, dtype=np.uint8), 2)), (256, 1))
+    codes = np.tile(pack(np.tile(np.arange(16, dtype=np.uint8), 2), E2M1), (256, 1))
     check_dequantize(MXArray(codes, scales, (256, 32), 1))
     check_dequantize(MXArray(codes, scales, (32, 256), 0))
     check_dequantize(MXArray(codes[::-1], scales[::-1], (256, 31), 1))  # padded, and of negative strides
@@ -378,10 +381,13 @@ def test_gemm_empty(shape: tuple[int, int, int]) -> None:
 def test_gemm_of_quantized_arrays() -> None:
     tokens, inputs, outputs = normal(96, 64), normal(64, 160), normal(96, 160)
     spec = OperandSpec(hadamard=16, rounding=Rounding.SR, prescale=True)
-    x, w = BACKEND.quantize(tokens, spec, rng=STREAM), BACKEND.quantize(inputs, spec, axis=0, rng=STREAM)
+    x, w = (
+        BACKEND.quantize(tokens, spec, placement=Placement(STREAM)),
+        BACKEND.quantize(inputs, spec, axis=0, placement=Placement(STREAM)),
+    )
     check_gemm(x, w)
-    dy = BACKEND.quantize(outputs, spec, axis=0, rng=STREAM)
-    check_gemm(dy, BACKEND.quantize(tokens, spec, axis=0, rng=STREAM))
+    dy = BACKEND.quantize(outputs, spec, axis=0, placement=Placement(STREAM))
+    check_gemm(dy, BACKEND.quantize(tokens, spec, axis=0, placement=Placement(STREAM)))
     strided = MXArray(x.codes[::-2], x.scales[::-2], (48, 64), 1, prescale=True, rotation=x.rotation)
     check_gemm(strided, w)
 
@@ -389,7 +395,7 @@ def test_gemm_of_quantized_arrays() -> None:
 def from_blocks(blocks: list[Block]) -> MXArray:
     codes = np.array([block[1] for block in blocks], np.uint8).reshape(1, -1)
     scales = np.array([block[0] for block in blocks], np.uint8).reshape(1, -1)
-    return MXArray(pack(codes), scales, codes.shape, 1)
+    return MXArray(pack(codes, E2M1), scales, codes.shape, 1)
 
 
 @settings(max_examples=150, deadline=None)
@@ -432,7 +438,7 @@ def _operations() -> dict[str, Callable[[], Any]]:
     x = normal(67, 320)
     a, b = operand(131, 128, 100, 255, seed=1), operand(270, 128, 100, 140, seed=2)
     return {
-        "quantize": lambda: BACKEND.quantize(x, SR_SPEC, rng=STREAM),
+        "quantize": lambda: BACKEND.quantize(x, SR_SPEC, placement=Placement(STREAM)),
         "quantize, padded": lambda: BACKEND.quantize(x, OperandSpec(), axis=0, pad=True),
         "quantize, tiles": lambda: BACKEND.quantize(x[:64], OperandSpec(block=BlockShape.TILE)),
         "dequantize": lambda: BACKEND.dequantize(a),
@@ -511,7 +517,7 @@ def test_inputs_are_not_copied(name: str) -> None:
 @pytest.mark.clause("conformance.unsupported", evidence="known answer")
 def test_undeclared_is_refused() -> None:
     q = operand(4, 32, 100, 140, seed=1)
-    with pytest.raises(UnsupportedError, match="gemm_profiles"):
+    with pytest.raises(UnsupportedError, match="gemms"):
         BACKEND.scaled_gemm(q, q, profile=GemmProfile.EXACT)
     with pytest.raises(UnsupportedError, match="dequantize_dtypes"):
         BACKEND.dequantize(q, "float64")

@@ -92,7 +92,9 @@ def test_second_process_compiles_nothing(copied: Path) -> None:
     assert kernel_files(copied) == files
 
 
-@pytest.mark.parametrize("edited", ["mxref_numba/inner.py", "mxref_numba/more/deep.py", "mxref/formats.py"])
+@pytest.mark.parametrize(
+    "edited", ["mxref_numba/inner.py", "mxref_numba/more/deep.py", "mxref/formats/elements.py"]
+)
 def test_an_edit_anywhere_compiles_anew(copied: Path, edited: str) -> None:
     (copied / "mxref_numba/more").mkdir()
     (copied / "mxref_numba/more/deep.py").write_text("")

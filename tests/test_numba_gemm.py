@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
-from mxref.formats import CANONICAL_NAN
+from mxref.formats import CANONICAL_NAN, E2M1
 from mxref.gemm import bounded_tolerance
 from mxref.mxarray import PreparedArray
 from mxref.packing import pack
@@ -53,7 +53,7 @@ def operand(rows: int, length: int, low: int, high: int, seed: int, **fields: An
 
 
 def of(elements: NDArray[np.uint8], scales: NDArray[np.uint8]) -> MXArray:
-    return MXArray(pack(elements), scales, elements.shape, 1)
+    return MXArray(pack(elements, E2M1), scales, elements.shape, 1)
 
 
 def bits(out: NDArray[Any]) -> Bits:

@@ -7,7 +7,9 @@ pytest.importorskip("numba")
 
 from differential import assert_same_blocks, oracle_quantize_array
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, get_backend
+from mxref.formats import E2M1
 from mxref.packing import unpack
+from mxref.placement import Placement
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend
 
@@ -79,8 +81,9 @@ def test_a_counter_that_carries_within_a_row(kernels, axis, bits, per_call, leng
     x = np.random.default_rng(bits).uniform(-6, 6, shape).astype(np.float32)
     where = {"axis": axis, "origin": origin, "global_shape": whole}
     spec = OperandSpec(rounding=Rounding.SR, sr_bits=bits)
-    q = kernels.quantize(x, spec, rng=STREAM, **where)
-    assert_same_blocks(unpack(q.codes), q.scales, *oracle_quantize_array(x, spec, STREAM, **where))
+    placement = Placement(STREAM, origin, whole)
+    q = kernels.quantize(x, spec, axis=axis, placement=placement)
+    assert_same_blocks(unpack(q.codes, E2M1), q.scales, *oracle_quantize_array(x, spec, STREAM, **where))
 
 
 @pytest.mark.clause("quantize.strides")

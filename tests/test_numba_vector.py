@@ -14,6 +14,7 @@ from mxref.errors import BackendError
 
 pytest.importorskip("numba")
 
+from mxref.placement import Placement
 from mxref_numba import memory, path
 from mxref_numba.backend import NumbaBackend, backend, portable
 from mxref_numba.path import KernelPath
@@ -92,7 +93,10 @@ def test_lengths(kernels: NumbaBackend, length: int, spec: OperandSpec) -> None:
         wide = np.zeros((rows, length + 8), dtype)
         wide[:, :length] = x  # rows with gaps between them cannot be joined
         for given in (x, wide[:, :length]):
-            same(kernels.quantize(given, spec, rng=STREAM), REFERENCE.quantize(given, spec, rng=STREAM))
+            same(
+                kernels.quantize(given, spec, placement=Placement(STREAM)),
+                REFERENCE.quantize(given, spec, placement=Placement(STREAM)),
+            )
 
 
 @pytest.mark.parametrize("spec", [*SPECS, TILE], ids=str)
@@ -103,8 +107,8 @@ def test_columns(kernels: NumbaBackend, shape: tuple[int, int], spec: OperandSpe
     for dtype in DTYPES:
         x = values(*shape, dtype=dtype)
         for given in (x, np.asfortranarray(x), x[::-1]):
-            expected = REFERENCE.quantize(given, spec, axis=0, rng=STREAM)
-            same(kernels.quantize(given, spec, axis=0, rng=STREAM), expected)
+            expected = REFERENCE.quantize(given, spec, axis=0, placement=Placement(STREAM))
+            same(kernels.quantize(given, spec, axis=0, placement=Placement(STREAM)), expected)
 
 
 @pytest.mark.parametrize("bits", [16, 22])
@@ -112,11 +116,11 @@ def test_random_bits_of_scattered_rows(kernels: NumbaBackend, bits: int) -> None
     x = values(3, 4, 128)
     spec = OperandSpec(rounding=Rounding.SR, sr_bits=bits)
     for place in (
-        {"origin": (5, 2, 256), "global_shape": (9, 7, 512)},  # rows in groups of 4 out of 7
-        {"origin": (5, 0, 0), "global_shape": (9, 4, 128)},  # rows one after the other
-        {"origin": (5, 0, 128), "global_shape": (9, 4, 256)},
+        Placement(STREAM, (5, 2, 256), (9, 7, 512)),  # rows in groups of 4 out of 7
+        Placement(STREAM, (5, 0, 0), (9, 4, 128)),  # rows one after the other
+        Placement(STREAM, (5, 0, 128), (9, 4, 256)),
     ):
-        same(kernels.quantize(x, spec, rng=STREAM, **place), REFERENCE.quantize(x, spec, rng=STREAM, **place))
+        same(kernels.quantize(x, spec, placement=place), REFERENCE.quantize(x, spec, placement=place))
 
 
 # ---- two axes from one read ----
@@ -133,17 +137,19 @@ def test_dual(kernels: NumbaBackend, dtype: Any, shape: tuple[int, int]) -> None
         pairs += [(OperandSpec(hadamard=256), SPECS[2]), (SPECS[3], OperandSpec(hadamard=128))]
     for given, specs in itertools.product((x, x[::-1], x.T, wide[:, : shape[1]]), pairs):
         streams = STREAM, Stream(seed=1)
-        got = kernels.quantize_dual(given, specs, rngs=streams)
+        got = kernels.quantize_dual(given, specs, placements=tuple(map(Placement, streams)))
         for axis, q, spec, rng in zip((1, 0), got, specs, streams, strict=True):
-            same(q, REFERENCE.quantize(given, spec, axis=axis, rng=rng))
+            same(q, REFERENCE.quantize(given, spec, axis=axis, placement=Placement(rng)))
 
 
 @pytest.mark.parametrize("shape", [(33, 250), (130, 1), (1, 31)])
 def test_dual_padded(kernels: NumbaBackend, shape: tuple[int, int]) -> None:
     x = values(*shape)
-    got = kernels.quantize_dual(x, (SPECS[6], SPECS[4]), rngs=(STREAM, STREAM), pads=(True, True))
+    got = kernels.quantize_dual(
+        x, (SPECS[6], SPECS[4]), placements=(Placement(STREAM), Placement(STREAM)), pads=(True, True)
+    )
     for axis, q, spec in zip((1, 0), got, (SPECS[6], SPECS[4]), strict=True):
-        same(q, REFERENCE.quantize(x, spec, axis=axis, rng=STREAM, pad=True))
+        same(q, REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True))
 
 
 def test_dual_of_nothing(kernels: NumbaBackend) -> None:

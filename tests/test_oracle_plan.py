@@ -14,8 +14,10 @@ import oracle_random
 from differential import assert_same_blocks, oracle_quantize_array
 from mxref import BlockShape, OperandSpec, Rounding, SignPolicy, Stream, get_backend
 from mxref.errors import ShapeError
+from mxref.formats import E2M1
 from mxref.packing import unpack
 from mxref.philox import random_integers
+from mxref.placement import Placement
 from mxref.plan import plan_quantize
 
 STREAM = Stream(0xFEDCBA9876543210, step=0x01020304, layer=0xABCDEF, operand=3)
@@ -185,9 +187,11 @@ def test_quantizations_of_crafted_places(name, backend):
     shape, axis, n, origin, whole = PLACES[name]
     x = np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
     spec = replace(SR, hadamard=n, signs=SignPolicy.PER_STEP_LAYER if n else SignPolicy.NONE)
-    where = {"axis": axis, "origin": origin, "global_shape": whole, "pad": True}
-    q = get_backend(backend).quantize(x, spec, rng=STREAM, **where)
-    assert_same_blocks(unpack(q.codes), q.scales, *oracle_quantize_array(x, spec, STREAM, **where))
+    q = get_backend(backend).quantize(
+        x, spec, axis=axis, placement=Placement(STREAM, origin, whole), pad=True
+    )
+    want = oracle_quantize_array(x, spec, STREAM, axis=axis, origin=origin, global_shape=whole, pad=True)
+    assert_same_blocks(unpack(q.codes, E2M1), q.scales, *want)
 
 
 @pytest.mark.clause("random.index", "quantize.padding", "quantize.axis", "quantize.order")
@@ -206,6 +210,7 @@ def test_quantizations_of_drawn_places():
             want = oracle_quantize_array(x, spec, STREAM, **where)
         except oracle_plan.Refused:
             continue
-        q = get_backend("reference").quantize(x, spec, rng=STREAM, **where)
-        assert_same_blocks(unpack(q.codes), q.scales, *want)
+        placement = Placement(STREAM, origin, whole)
+        q = get_backend("reference").quantize(x, spec, axis=axis, placement=placement, pad=pad)
+        assert_same_blocks(unpack(q.codes, E2M1), q.scales, *want)
         compared += 1

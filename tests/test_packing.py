@@ -6,31 +6,32 @@ import pytest
 
 import oracle
 from mxref.errors import DtypeError, ShapeError
+from mxref.formats import E2M1, MXFP4
 from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
 
 
 @pytest.mark.clause("packing.nibbles", evidence="known answer")
 def test_element_2i_is_in_the_low_nibble():
-    assert pack(np.array([1, 2, 15, 0], np.uint8)).tolist() == [0x21, 0x0F]
-    assert unpack(np.array([0x21, 0x0F], np.uint8)).tolist() == [1, 2, 15, 0]
+    assert pack(np.array([1, 2, 15, 0], np.uint8), E2M1).tolist() == [0x21, 0x0F]
+    assert unpack(np.array([0x21, 0x0F], np.uint8), E2M1).tolist() == [1, 2, 15, 0]
 
 
 @pytest.mark.clause("packing.nibbles")
 def test_every_byte_survives_a_round_trip():
     packed = np.arange(256, dtype=np.uint8).reshape(4, 64)
-    assert unpack(packed).shape == (4, 128)
-    np.testing.assert_array_equal(pack(unpack(packed)), packed)
+    assert unpack(packed, E2M1).shape == (4, 128)
+    np.testing.assert_array_equal(pack(unpack(packed, E2M1), E2M1), packed)
 
 
 @pytest.mark.clause("packing.exchange", "packing.nibbles", "formats.e2m1", evidence="peer")
 def test_ml_dtypes_reads_the_same_values():
-    codes = pack(np.arange(32, dtype=np.uint8)[None] % 16)
+    codes = pack(np.arange(32, dtype=np.uint8)[None] % 16, E2M1)
     scales = np.array([[130]], np.uint8)
-    elements, shared = to_ml_dtypes(codes, scales)
+    elements, shared = to_ml_dtypes(codes, scales, MXFP4)
     assert elements.dtype == ml_dtypes.float4_e2m1fn
     assert elements.astype(np.float64)[0].tolist() == [float(oracle.element_value(i % 16)) for i in range(32)]
     assert shared.astype(np.float64).tolist() == [[8.0]]
-    back = from_ml_dtypes(elements, shared)
+    back = from_ml_dtypes(elements, shared, MXFP4)
     np.testing.assert_array_equal(back[0], codes)
     np.testing.assert_array_equal(back[1], scales)
 
@@ -38,8 +39,8 @@ def test_ml_dtypes_reads_the_same_values():
 @pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_errors():
     with pytest.raises(ShapeError, match="cannot pack 3 codes"):
-        pack(np.zeros(3, np.uint8))
+        pack(np.zeros(3, np.uint8), E2M1)
     with pytest.raises(DtypeError, match="code 16 does not fit"):
-        pack(np.array([16, 0], np.uint8))
+        pack(np.array([16, 0], np.uint8), E2M1)
     with pytest.raises(DtypeError, match="view the codes"):
-        from_ml_dtypes(np.zeros(32, np.float32), np.zeros(1, np.float32))
+        from_ml_dtypes(np.zeros(32, np.float32), np.zeros(1, np.float32), MXFP4)

@@ -29,10 +29,11 @@ from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
 from differential import assert_same_blocks, bits_of
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, Stream, dequantize, quantize
-from mxref.formats import E2M1_SIGN
+from mxref.dialects import dialect
+from mxref.formats import E2M1, MXFP4
 from mxref.packing import pack, to_ml_dtypes, unpack
 from mxref.philox import random_integers
-from mxref.recipe import dialect
+from mxref.placement import Placement
 from mxref.rounding import round_magnitude
 from mxref.scale import MAGNITUDE_MASK, scale_value
 from peers.__main__ import RESULTS as RESULTS_FILE
@@ -64,7 +65,7 @@ def torchao_quantize(x, rule):
     if x.dtype == ml_dtypes.bfloat16:
         tensor = tensor.to(torch.bfloat16)
     scales, packed = to_mx(tensor, torch.float4_e2m1fn_x2, 32, mode)
-    return unpack(packed.view(torch.uint8).numpy()), scales.view(torch.uint8).numpy()
+    return unpack(packed.view(torch.uint8).numpy(), E2M1), scales.view(torch.uint8).numpy()
 
 
 def tiny(amax, scales):
@@ -103,7 +104,7 @@ def test_torchao_stores_the_same_crafted_blocks(rule):
     same = FINITE & ~tiny(AMAX, q.scales[:, 0]) & ~just_above_6(AMAX, rule)
     assert same.sum() > 2500
     got = torchao_quantize(BLOCKS[same], rule)
-    assert_same_blocks(*got, unpack(q.codes)[same], q.scales[same], NAMES[same])
+    assert_same_blocks(*got, unpack(q.codes, E2M1)[same], q.scales[same], NAMES[same])
 
 
 @pytest.mark.clause(
@@ -121,7 +122,7 @@ def test_torchao_stores_the_same_drawn_blocks(rule, data):
     x = data.draw(finite_blocks())[None]
     q = quantize(x, OperandSpec(scale_rule=rule))
     if not (tiny(row_amax(x), q.scales) | just_above_6(row_amax(x), rule)).any():
-        assert_same_blocks(*torchao_quantize(x, rule), unpack(q.codes), q.scales)
+        assert_same_blocks(*torchao_quantize(x, rule), unpack(q.codes, E2M1), q.scales)
 
 
 @pytest.mark.clause(
@@ -135,7 +136,7 @@ def test_torchao_stores_the_same_matrix(name, dtype):
     spec = OperandSpec(scale_rule="ceil") if name == "ceil" else dialect(name).spec
     q = quantize(x, spec)
     codes, scales = torchao_quantize(x, spec.scale_rule)
-    assert_same_blocks(codes, scales, unpack(q.codes), q.scales)
+    assert_same_blocks(codes, scales, unpack(q.codes, E2M1), q.scales)
     assert np.unique(q.scales).size > 20
 
 
@@ -144,7 +145,7 @@ def test_torchao_stores_the_same_matrix(name, dtype):
 )
 def test_torchao_decodes_every_code_at_every_scale_byte():
     codes = np.tile(np.arange(16, dtype=np.uint8), (256, 2))
-    q = MXArray(pack(codes), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
+    q = MXArray(pack(codes, E2M1), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
     scales = torch.from_numpy(q.scales).view(torch.float8_e8m0fnu)
     got = to_dtype(torch.from_numpy(q.codes), scales, torch.float4_e2m1fn_x2, 32, torch.float32)
     np.testing.assert_array_equal(bits_of(got.numpy()), bits_of(dequantize(q)))
@@ -159,11 +160,11 @@ def test_torchao_still_applies_another_scale_than_it_stores_in_tiny_blocks(rule)
     q = quantize(BLOCKS, OperandSpec(scale_rule=rule))
     which = FINITE & tiny(AMAX, q.scales[:, 0])
     codes, scales = torchao_quantize(BLOCKS[which], rule)
-    want = unpack(q.codes)[which]
+    want = unpack(q.codes, E2M1)[which]
     assert not scales[~just_above_6(AMAX[which], rule)].any()
     divisor = 1.0 if rule is ScaleRule.RCEIL else 2.0**-126
     applied = round_magnitude(
-        (np.abs(BLOCKS[which].astype(np.float64)) / divisor).astype(np.float32), Rounding.RNE
+        (np.abs(BLOCKS[which].astype(np.float64)) / divisor).astype(np.float32), Rounding.RNE, E2M1
     )
     np.testing.assert_array_equal(codes & 7, applied)
     nonzero = (want & 7).any(axis=-1)
@@ -212,7 +213,7 @@ def test_gfloat_stores_the_same_crafted_blocks():
         got.append(list(encode_block(format_info_mxfp4_e2m1, scale, block / scale)))
     stored = np.array(got, np.uint8)
     q = quantize(x)
-    assert_same_blocks(stored[:, 1:], stored[:, :1], unpack(q.codes), q.scales, NAMES[FINITE][::3])
+    assert_same_blocks(stored[:, 1:], stored[:, :1], unpack(q.codes, E2M1), q.scales, NAMES[FINITE][::3])
 
 
 def gfloat_matrix(x, mode, **random):
@@ -234,7 +235,7 @@ def gfloat_matrix(x, mode, **random):
 )
 def test_gfloat_stores_the_same_under_every_deterministic_rounding(rounding, mode, x):
     q = quantize(x, OperandSpec(rounding=rounding))
-    assert_same_blocks(*gfloat_matrix(x, mode), unpack(q.codes), q.scales)
+    assert_same_blocks(*gfloat_matrix(x, mode), unpack(q.codes, E2M1), q.scales)
 
 
 @pytest.mark.clause("rounding.sr", evidence="peer")
@@ -245,15 +246,15 @@ def test_gfloat_rounds_stochastically_to_the_same_codes_given_the_same_bits(x, b
     stream = Stream(seed=5, step=1, layer=2, operand=3)
     integers = random_integers(np.arange(len(x)), 0, x.shape[1], x.shape[1], stream, bits)
     random = {"srbits": integers.reshape(-1, 32).astype(np.int64), "srnumbits": bits}
-    q = quantize(x, OperandSpec(rounding="sr", sr_bits=bits), rng=stream)
+    q = quantize(x, OperandSpec(rounding="sr", sr_bits=bits), placement=Placement(stream))
     got = gfloat_matrix(x, RoundMode.StochasticFastest, **random)
-    assert_same_blocks(*got, unpack(q.codes), q.scales)
+    assert_same_blocks(*got, unpack(q.codes, E2M1), q.scales)
 
 
 @pytest.mark.clause("dequantize.value", "dequantize.nan", "formats.e8m0", "formats.e2m1", evidence="peer")
 def test_gfloat_decodes_every_code_at_every_scale_byte():
     codes = np.tile(np.arange(16, dtype=np.uint8), (256, 2))
-    q = MXArray(pack(codes), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
+    q = MXArray(pack(codes, E2M1), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
     want = [list(decode_block(format_info_mxfp4_e2m1, [b, *row])) for b, row in enumerate(codes.tolist())]
     values = dequantize(q, "float64")
     np.testing.assert_array_equal(values, np.array(want))
@@ -273,7 +274,9 @@ def test_ml_dtypes_casts_elements_to_the_same_codes():
     ties = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0]).view(np.uint32)
     near = (ties[:, None] + np.arange(-50, 51, dtype=np.int64)).astype(np.uint32).view(np.float32).ravel()
     x = np.concatenate([bfloat16[np.isfinite(bfloat16)], near, -near])
-    want = round_magnitude(np.abs(x), Rounding.RNE) | np.where(np.signbit(x), E2M1_SIGN, 0).astype(np.uint8)
+    want = round_magnitude(np.abs(x), Rounding.RNE, E2M1) | np.where(np.signbit(x), E2M1.sign, 0).astype(
+        np.uint8
+    )
     np.testing.assert_array_equal(x.astype(ml_dtypes.float4_e2m1fn).view(np.uint8), want)
 
 
@@ -281,7 +284,7 @@ def test_ml_dtypes_casts_elements_to_the_same_codes():
 def test_ml_dtypes_and_torch_decode_to_the_same_values():
     """Elements times scales, both in float64, are the values; torch's E8M0 is that of ml_dtypes, byte for byte."""
     q = quantize(BLOCKS)
-    elements, scales = to_ml_dtypes(q.codes, q.scales)
+    elements, scales = to_ml_dtypes(q.codes, q.scales, MXFP4)
     np.testing.assert_array_equal(
         elements.astype(np.float64) * scales.astype(np.float64), dequantize(q, "float64")
     )

@@ -9,6 +9,7 @@ from mxref.formats import MXFP4
 from mxref.hadamard import SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import first_bits, stream_words
+from mxref.placement import Placement
 from mxref.plan import check_input, plan_quantize
 
 SR = OperandSpec(rounding="sr", hadamard=16, signs="per_step_layer")
@@ -23,7 +24,9 @@ def test_equal_requests_share_a_plan_and_others_do_not():
         plan_quantize((64, 96), OperandSpec(), 0),
         plan_quantize((64, 96), OperandSpec(scale_rule="even"), 1),
         plan_quantize((64, 96), OperandSpec(hadamard=32), 1),
-        plan_quantize((64, 96), OperandSpec(), 1, origin=(0, 32), global_shape=(64, 128)),
+        plan_quantize(
+            (64, 96), OperandSpec(), 1, placement=Placement(origin=(0, 32), global_shape=(64, 128))
+        ),
     )
     assert len({id(other) for other in (plan, *others)}) == 6
     assert all(other != plan for other in others)
@@ -33,10 +36,10 @@ def test_a_shared_plan_has_the_bits_of_its_own_stream():
     for step in (1, 2, 1):
         for layer in (3, 4):
             stream = Stream(7, step, layer, 5)
-            plan = plan_quantize((64, 96), SR, 1, stream)
+            plan = plan_quantize((64, 96), SR, 1, Placement(stream))
             assert plan.stream == stream
             assert plan.rotation == draw_rotation(16, SR.signs, stream)
-    plain = plan_quantize((64, 96), OperandSpec(hadamard=16), 1, Stream(7))
+    plain = plan_quantize((64, 96), OperandSpec(hadamard=16), 1, Placement(Stream(7)))
     assert plain.stream is None
     assert plain.rotation.signs == 0
 
@@ -57,7 +60,7 @@ def test_a_shared_plan_has_the_bits_of_its_own_stream():
 def test_what_is_refused_is_refused_each_time(shape, spec, options, error, message):
     for _ in range(3):
         with pytest.raises(error, match=message):
-            plan_quantize(shape, spec, 1, **options)
+            plan_quantize(shape, spec, 1, Placement(**options))
 
 
 @pytest.mark.clause("random.stream", "random.range", "hadamard.signs")
@@ -71,10 +74,10 @@ def test_a_stream_of_signs_quantizes_nothing(spec, operand):
     x = np.ones((2, 64), np.float32)
     message = rf"operand = {operand} names the stream of a GEMM's Hadamard signs.*0 \.\. 5"
     for call in (
-        lambda rng: plan_quantize((2, 64), spec, 1, rng),
-        lambda rng: get_backend("reference").quantize(x, spec, rng=rng),
+        lambda rng: plan_quantize((2, 64), spec, 1, Placement(rng)),
+        lambda rng: get_backend("reference").quantize(x, spec, placement=Placement(rng)),
         lambda rng: get_backend("reference").quantize_dual(
-            np.ones((64, 64), np.float32), (spec, spec), rngs=(Stream(1), rng)
+            np.ones((64, 64), np.float32), (spec, spec), placements=(Placement(Stream(1)), Placement(rng))
         ),
     ):
         with pytest.raises(RecipeError, match=message):
@@ -84,14 +87,19 @@ def test_a_stream_of_signs_quantizes_nothing(spec, operand):
 
 
 def test_a_stream_that_nothing_asks_is_not_looked_at():
-    assert plan_quantize((2, 64), OperandSpec(), 1, Stream(7, operand=8)).stream is None
+    assert plan_quantize((2, 64), OperandSpec(), 1, Placement(Stream(7, operand=8))).stream is None
     assert draw_rotation(16, SignPolicy.NONE, Stream(7, operand=8)).signs == 0
 
 
 def test_a_plan_holds_python_s_integers_whoever_asks_first():
     shape = 64, 160
-    plan = plan_quantize(shape, SR, 1, Stream(1), origin=np.array([0, 32]), global_shape=np.array([64, 192]))
-    again = plan_quantize(shape, SR, 1, Stream(1), origin=(0, 32), global_shape=(64, 192))
+    plan = plan_quantize(
+        shape,
+        SR,
+        1,
+        Placement(Stream(1), origin=np.array([0, 32]), global_shape=np.array([64, 192])),
+    )
+    again = plan_quantize(shape, SR, 1, Placement(Stream(1), origin=(0, 32), global_shape=(64, 192)))
     for found in (plan, again):
         assert {type(n) for n in (*found.origin, *found.global_shape, found.first)} == {int}
     assert plan == again

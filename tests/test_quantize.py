@@ -22,18 +22,22 @@ from mxref import (
     quantize,
 )
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
+from mxref.formats import E2M1
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
+from mxref.placement import Placement
 from strategies import any_blocks, crafted_blocks, crafted_names
 
 STREAM = Stream(0x0123456789ABCDEF, step=11, layer=5, operand=2)
 
 
 def check(x, spec, **kwargs):
-    q = quantize(x, spec, rng=STREAM, **kwargs)
+    q = quantize(x, spec, placement=Placement(STREAM), **kwargs)
     want = oracle_quantize(x, spec, STREAM)
-    assert_same_blocks(unpack(q.codes), q.scales, *want, names=crafted_names() if len(x) > 100 else None)
+    assert_same_blocks(
+        unpack(q.codes, E2M1), q.scales, *want, names=crafted_names() if len(x) > 100 else None
+    )
 
 
 @pytest.mark.clause(
@@ -65,15 +69,15 @@ def test_all_zero_blocks_keep_their_signs(zero_scale):
     x[0, ::2] = -0.0
     q = quantize(x, OperandSpec(zero_scale=zero_scale))
     assert (q.scales == zero_scale).all()
-    assert unpack(q.codes)[0].tolist() == [8, 0] * 32
-    assert not unpack(q.codes)[1].any()
+    assert unpack(q.codes, E2M1)[0].tolist() == [8, 0] * 32
+    assert not unpack(q.codes, E2M1)[1].any()
 
 
 @pytest.mark.clause("rounding.sign", evidence="known answer")
 def test_negative_underflow_keeps_the_sign():
     x = np.full((1, 32), -1e-30, np.float32)
     x[0, 0] = 4
-    assert unpack(quantize(x).codes)[0].tolist() == [6, *[8] * 31]
+    assert unpack(quantize(x).codes, E2M1)[0].tolist() == [6, *[8] * 31]
 
 
 @pytest.mark.clause("scale.nonfinite", "scale.block.row", "dequantize.nan", evidence="known answer")
@@ -83,7 +87,7 @@ def test_nan_block_spoils_its_own_block_only(bad):
     x[1, 40] = bad
     q = quantize(x)
     assert q.scales.tolist() == [[125, 125], [125, 255]]
-    assert not unpack(q.codes)[1, 32:].any()
+    assert not unpack(q.codes, E2M1)[1, 32:].any()
     assert np.isnan(dequantize(q)[1, 32:]).all()
     assert (dequantize(q)[1, :32] == 1).all()
     with pytest.raises(NonfiniteError, match=r"1 blocks, the first at \(1, 1\)"):
@@ -133,7 +137,7 @@ def test_tiles_share_scale_zero_and_nan_policies(rounding):
     x[64:, 96:] *= np.float32(1e-38)
     spec = OperandSpec(block=BlockShape.TILE, rounding=rounding, zero_scale=127)
     check(x, spec)
-    q = quantize(x, spec, rng=STREAM)
+    q = quantize(x, spec, placement=Placement(STREAM))
     assert (q.scales[:32, 0] == 127).all()
     assert (q.scales[32:64, 2] == 255).all()
     tiles = q.scales.reshape(3, 32, 4)
@@ -169,8 +173,8 @@ def test_the_block_axis_is_stored_last(axis):
     q = quantize(x, axis=axis)
     moved = np.ascontiguousarray(np.moveaxis(x, axis, -1))
     codes, scales = oracle_quantize(moved.reshape(-1, moved.shape[-1]), OperandSpec())
-    assert unpack(q.codes).shape == moved.shape
-    np.testing.assert_array_equal(unpack(q.codes).reshape(codes.shape), codes)
+    assert unpack(q.codes, E2M1).shape == moved.shape
+    np.testing.assert_array_equal(unpack(q.codes, E2M1).reshape(codes.shape), codes)
     np.testing.assert_array_equal(q.scales.reshape(scales.shape), scales)
     assert dequantize(q).shape == x.shape
     assert np.abs(dequantize(q) - x).max() < 1
@@ -209,38 +213,36 @@ def test_padding_appends_zeros_before_the_hadamard(length, n, stored):
 def test_shards_get_the_random_bits_of_the_whole(axis, bits):
     x = np.random.default_rng(0).standard_normal((96, 128)).astype(np.float32)
     spec = OperandSpec(rounding=Rounding.SR, sr_bits=bits)
-    whole = quantize(x, spec, axis=axis, rng=STREAM)
+    whole = quantize(x, spec, axis=axis, placement=Placement(STREAM))
     for top, left in itertools.product((0, 32, 64), (0, 64)):
         shard = quantize(
             x[top : top + 32, left : left + 64],
             spec,
             axis=axis,
-            rng=STREAM,
-            origin=(top, left),
-            global_shape=x.shape,
+            placement=Placement(STREAM, origin=(top, left), global_shape=x.shape),
         )
         rows, columns = (slice(top, top + 32), slice(left, left + 64))[:: 1 if axis else -1]
-        np.testing.assert_array_equal(unpack(shard.codes), unpack(whole.codes)[rows, columns])
+        np.testing.assert_array_equal(unpack(shard.codes, E2M1), unpack(whole.codes, E2M1)[rows, columns])
 
 
 @pytest.mark.clause("random.index")
 def test_rows_of_many_axes_are_counted_row_major():
     x = np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32)
     spec = OperandSpec(rounding=Rounding.SR)
-    q = quantize(x, spec, rng=STREAM, origin=(1, 2, 64), global_shape=(4, 6, 128))
+    q = quantize(x, spec, placement=Placement(STREAM, origin=(1, 2, 64), global_shape=(4, 6, 128)))
     for i, j in itertools.product(range(2), range(3)):
         row = (1 + i) * 6 + 2 + j
         codes, _ = oracle_quantize(x[i, j][None], spec, STREAM, row_start=row, length=128, first=64)
-        assert unpack(q.codes)[i, j].tolist() == codes[0].tolist()
+        assert unpack(q.codes, E2M1)[i, j].tolist() == codes[0].tolist()
 
 
 @pytest.mark.clause("random.index", "quantize.padding")
 def test_random_bits_count_over_the_padded_length():
     x = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
     spec = OperandSpec(rounding=Rounding.SR)
-    q = quantize(x, spec, rng=STREAM, pad=True)
+    q = quantize(x, spec, placement=Placement(STREAM), pad=True)
     codes, _ = oracle_quantize(np.pad(x, [(0, 0), (0, 24)]), spec, STREAM, length=64)
-    np.testing.assert_array_equal(unpack(q.codes), codes)
+    np.testing.assert_array_equal(unpack(q.codes, E2M1), codes)
 
 
 @pytest.mark.clause("quantize.strides", evidence="known answer")
@@ -258,9 +260,9 @@ def test_empty_in_empty_out(shape):
         ({"axis": 2}, "axis 2 is out of range"),
         ({"axis": 0}, "axis 0 has length 50, not a multiple of 32"),
         ({"spec": OperandSpec(hadamard=128)}, "axis 1 has length 64, not a multiple of 128"),
-        ({"origin": (0, 32)}, "pass its global_shape too"),
-        ({"origin": (0, 32), "global_shape": (50, 64)}, r"origin 32 \+ length 64 does not lie within"),
-        ({"origin": (0,), "global_shape": (50,)}, "must have the 2 axes"),
+        ({"placement": Placement(origin=(0, 32))}, "pass its global_shape too"),
+        ({"placement": Placement(None, (0, 32), (50, 64))}, r"origin 32 \+ length 64 does not lie within"),
+        ({"placement": Placement(None, (0,), (50,))}, "must have the 2 axes"),
         ({"spec": OperandSpec(block="32x32")}, "block 32x32: axis 0"),
     ],
 )
@@ -280,17 +282,24 @@ def test_parts_that_would_cut_a_block_are_refused(n, length, origin, total, pad)
     x = np.zeros((3, length), np.float32)
     message = f"axis 1: .*straddle shards, so origin {origin} and length {length}"
     with pytest.raises(ShapeError, match=message):
-        quantize(x, OperandSpec(hadamard=n), origin=(0, origin), global_shape=(3, total), pad=pad)
+        quantize(
+            x,
+            OperandSpec(hadamard=n),
+            placement=Placement(origin=(0, origin), global_shape=(3, total)),
+            pad=pad,
+        )
 
 
 @pytest.mark.clause("quantize.parts", evidence="known answer")
 def test_only_the_last_part_may_be_of_any_length_and_only_with_padding():
     x, spec = np.zeros((3, 40), np.float32), OperandSpec()
     with pytest.raises(ShapeError, match="axis 1: .*straddle shards, so origin 64 and length 40"):
-        quantize(x, spec, origin=(0, 64), global_shape=(3, 105), pad=True)
+        quantize(x, spec, placement=Placement(origin=(0, 64), global_shape=(3, 105)), pad=True)
     with pytest.raises(ShapeError, match="axis 1 has length 40, not a multiple of 32"):
-        quantize(x, spec, origin=(0, 64), global_shape=(3, 104))
-    assert quantize(x, spec, origin=(0, 64), global_shape=(3, 104), pad=True).length == 64
+        quantize(x, spec, placement=Placement(origin=(0, 64), global_shape=(3, 104)))
+    assert (
+        quantize(x, spec, placement=Placement(origin=(0, 64), global_shape=(3, 104)), pad=True).length == 64
+    )
 
 
 @pytest.mark.clause("scale.block.tile", evidence="known answer")
@@ -321,7 +330,7 @@ def test_sr_and_signs_need_a_stream():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_code_under_every_scale_decodes_as_the_oracle_says(dtype):
     codes = np.tile(np.arange(16, dtype=np.uint8), (256, 2))
-    q = MXArray(pack(codes), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
+    q = MXArray(pack(codes, E2M1), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
     decode = oracle.dequantize_f32 if dtype == "float32" else oracle.dequantize_bf16
     want = [[decode(byte, code) for code in codes[byte].tolist()] for byte in range(256)]
     assert dequantize(q, dtype).view("u4" if dtype == "float32" else "u2").tolist() == want
@@ -330,7 +339,7 @@ def test_every_code_under_every_scale_decodes_as_the_oracle_says(dtype):
 @pytest.mark.clause("dequantize.value", "formats.mxfp4")
 def test_float64_is_exact():
     codes = np.tile(np.arange(16, dtype=np.uint8), (255, 2))
-    q = MXArray(pack(codes), np.arange(255, dtype=np.uint8)[:, None], (255, 32), 1)
+    q = MXArray(pack(codes, E2M1), np.arange(255, dtype=np.uint8)[:, None], (255, 32), 1)
     want = [
         [float(oracle.element_value(c) * oracle.scale_value(b)) for c in range(16)] * 2 for b in range(255)
     ]

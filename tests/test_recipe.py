@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from mxref import DIALECTS, GemmRole, OperandSpec, Recipe, load_recipe, quantize
+from mxref.dialects import dialect
 from mxref.errors import FileFormatError, RecipeError
-from mxref.linear import OPERANDS
+from mxref.formats import E2M1
 from mxref.packing import unpack
-from mxref.recipe import dialect, recipe_from_table
+from mxref.recipe_files import recipe_from_table
+from mxref.roles import OPERANDS
 from mxref.tomlio import dumps, merge, to_table
 
 
@@ -118,7 +120,7 @@ def test_operands_of_one_gemm_with_two_rotations_are_refused(role):
 def test_operands_of_one_gemm_in_two_formats_are_refused(role):
     first, second = (operand.tensor for operand in OPERANDS[role])
     with pytest.raises(
-        RecipeError, match=f"{role}: .*share format, got fp8 for {first} and mxfp4 for {second}"
+        RecipeError, match=f"{role}: .*share kind of format, got fp8 for {first} and block for {second}"
     ):
         recipe_from_table({role: {first: {"format": "fp8"}}})
 
@@ -165,7 +167,7 @@ def test_blocks_that_tell_the_dialects_apart(name, bytes_, codes):
     x[0, 5], x[1, 5] = 7, -6.5
     q = quantize(x, DIALECTS[name].spec)
     assert q.scales[:, 0].tolist() == bytes_
-    assert unpack(q.codes)[:, 5].tolist() == [codes[0], codes[1] | 8, 0]
+    assert unpack(q.codes, E2M1)[:, 5].tolist() == [codes[0], codes[1] | 8, 0]
 
 
 @pytest.mark.clause("linear.roles", evidence="known answer")

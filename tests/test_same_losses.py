@@ -3,7 +3,7 @@
 import pytest
 
 from mxref import get_backend
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from training_setup import CONFIG, CORPUS, metrics, run
 
 RECIPES = {

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from mxref.errors import RecipeError
+from mxref.formats import E2M1
 from mxref.rounding import Rounding, round_magnitude
 from mxref_triton.aot import amdgcn, page
 from mxref_triton.aot.__main__ import main
@@ -332,7 +333,7 @@ def words_of(values, factors, spoil=None):
     with np.errstate(all="ignore"):
         wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
     magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)
-    codes = round_magnitude(magnitude.ravel(), Rounding.RNE).reshape(magnitude.shape)
+    codes = round_magnitude(magnitude.ravel(), Rounding.RNE, E2M1).reshape(magnitude.shape)
     codes |= np.signbit(values).astype(np.uint8) << 3
     if spoil is not None:
         codes = spoil(values, magnitude, codes.copy())

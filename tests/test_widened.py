@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_training.errors import ConfigError
 from mxref_training.run.device import choose_device

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import mxref_torch
 from mxref.formats import E4M3
-from mxref.linear import GemmRole
+from mxref.roles import GemmRole
 from mxref_torch import census, conversion, fp8, operators
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.layer import MXLinear, StepContext

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mxref.placement import Placement
 from mxref.recipe import Recipe
 from mxref.reference import ReferenceBackend
 from mxref_torch.layer import MXLinear
@@ -227,28 +228,38 @@ class Watched(ReferenceBackend):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def quantize(self, x, spec, *, axis=-1, rng=None, origin=None, global_shape=None, pad=False):  # type: ignore[no-untyped-def]
-        self._note(x, spec, axis, rng, origin, global_shape)
-        return super().quantize(
-            x, spec, axis=axis, rng=rng, origin=origin, global_shape=global_shape, pad=pad
-        )
+    def quantize(self, x, spec, *, axis=-1, placement=Placement(), pad=False):  # type: ignore[no-untyped-def]
+        self._note(x, spec, axis, placement)
+        return super().quantize(x, spec, axis=axis, placement=placement, pad=pad)
 
-    def _note(self, x: Any, spec: Any, axis: int, rng: Any, origin: Any, global_shape: Any) -> None:
+    def _note(self, x: Any, spec: Any, axis: int, placement: Placement) -> None:
         seen = self._recorder
         if seen.phase != "start":
             number = seen.number
             forwards = seen.steps[-1].forwards if seen.phase == "train" else seen.evaluations[number]
             self._recorder.calls.append(
-                Call(number, seen.phase, len(forwards) - 1, x.shape, axis, spec, rng, origin, global_shape)
+                Call(
+                    number,
+                    seen.phase,
+                    len(forwards) - 1,
+                    x.shape,
+                    axis,
+                    spec,
+                    placement.stream,
+                    placement.origin,
+                    placement.global_shape,
+                )
             )
 
-    def quantize_dual(
-        self, x, specs, *, rngs=(None, None), origin=None, global_shape=None, pads=(False, False)
-    ):  # type: ignore[no-untyped-def]
+    def quantize_dual(self, x, specs, *, placements=(Placement(), Placement()), pads=(False, False)):  # type: ignore[no-untyped-def]
         # One after the other, by what any backend has: each is then noted once.
         first, second = (
             self.quantize(
-                x, specs[i], axis=1 - i, rng=rngs[i], origin=origin, global_shape=global_shape, pad=pads[i]
+                x,
+                specs[i],
+                axis=1 - i,
+                placement=placements[i],
+                pad=pads[i],
             )
             for i in (0, 1)
         )

@@ -16,7 +16,7 @@ import mxref_torch
 import training_oracle as oracle
 import training_oracle_model as model_oracle
 from mxref.discovery import get_backend
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama

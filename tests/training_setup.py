@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from mxref.discovery import get_backend
-from mxref.recipe import Recipe, recipe_from_table
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig, find_recipe
 from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend, Capabilities, every_gemm
+from mxref.formats import MXFP4
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
@@ -32,7 +33,7 @@ class NumbaBackend(Backend):
 
     name = "numba"
     capabilities = Capabilities(
-        gemm_profiles=frozenset({GemmProfile.ORDERED, GemmProfile.BOUNDED}),
+        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, {MXFP4}),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )

@@ -36,7 +36,7 @@ from numba.core.serialize import dumps
 from mxref.trust import read_trusted, why_untrusted
 
 CONSTANTS_FROM = ("formats", "hadamard", "philox", "rounding", "scale")
-"""Modules of `mxref` whose constants kernels freeze when they are compiled."""
+"""Modules and packages of `mxref` whose constants kernels freeze when they are compiled."""
 
 REFUSED: dict[str, None] = {}
 """Why folders that Numba would have taken are not used, in the order in which they were refused."""
@@ -49,7 +49,14 @@ _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
 def source_stamp() -> str:
     """Return a digest of every module that can shape a kernel, as they were at the first call."""
     digest = hashlib.sha256()
-    specification = [resources.files("mxref") / f"{name}.py" for name in CONSTANTS_FROM]
+    reference = resources.files("mxref")
+    specification = [
+        file
+        for name in CONSTANTS_FROM
+        for file in (
+            _modules(reference / name) if (reference / name).is_dir() else [reference / f"{name}.py"]
+        )
+    ]
     for file in [*_modules(resources.files("mxref_numba")), *specification]:
         digest.update(hashlib.sha256(f"{file.name}\0".encode() + file.read_bytes()).digest())
     return digest.hexdigest()[:16]

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
+from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 
@@ -53,14 +55,16 @@ def _quantize(backend: Backend) -> None:
 
 def _quantize_dual(backend: Backend) -> None:
     for x, spec in itertools.product(_inputs(backend), _specs(backend)):
-        backend.quantize_dual(x, (spec, spec), rngs=(_STREAM, _STREAM), pads=(True, True))
+        backend.quantize_dual(
+            x, (spec, spec), placements=(Placement(_STREAM), Placement(_STREAM)), pads=(True, True)
+        )
 
 
 def _fake_quantize(backend: Backend) -> None:
     for x, spec, axis, dtype in itertools.product(
         _inputs(backend), _specs(backend), (-1, 0), sorted(backend.capabilities.dequantize_dtypes)
     ):
-        backend.fake_quantize(x, spec, axis=axis, dtype=dtype, rng=_STREAM, pad=True)
+        backend.fake_quantize(x, spec, axis=axis, dtype=dtype, placement=Placement(_STREAM), pad=True)
 
 
 def _dequantize(backend: Backend) -> None:
@@ -88,7 +92,7 @@ def _scaled_gemm(backend: Backend) -> None:
         wide[1::2] *= np.float32(2.0**-spread)
         a = _quantized(backend, wide, _plainest(backend), -1)
         for profile, dtype in itertools.product(
-            sorted(capabilities.gemm_profiles), sorted(capabilities.gemm_dtypes)
+            sorted(capabilities.profiles(MXFP4, MXFP4)), sorted(capabilities.gemm_dtypes)
         ):
             for b in (a, backend.prepare(a, profile=profile)):
                 backend.scaled_gemm(a, b, profile=profile, out_dtype=dtype)
@@ -98,11 +102,11 @@ def _on_threads(backend: Backend) -> None:
     """Run every operation on as much as two threads take: small arrays are not shared out."""
     x, plain = np.ones((256, 512), np.float32), _plainest(backend)
     q = _quantized(backend, x, plain, -1)
-    backend.quantize_dual(x, (plain, plain), rngs=(_STREAM, _STREAM))
-    backend.fake_quantize(x, plain, rng=_STREAM)
+    backend.quantize_dual(x, (plain, plain), placements=(Placement(_STREAM), Placement(_STREAM)))
+    backend.fake_quantize(x, plain, placement=Placement(_STREAM))
     backend.dequantize(q)
     backend.hadamard(x, min(backend.capabilities.hadamard_sizes))
-    for profile in sorted(backend.capabilities.gemm_profiles):
+    for profile in sorted(backend.capabilities.profiles(MXFP4, MXFP4)):
         backend.scaled_gemm(q, backend.prepare(q, profile=profile), profile=profile)
 
 
@@ -138,4 +142,4 @@ def _plainest(backend: Backend) -> OperandSpec:
 
 
 def _quantized(backend: Backend, x: NDArray[Any], spec: OperandSpec, axis: int) -> MXArray:
-    return backend.quantize(x, spec, axis=axis, rng=_STREAM, pad=True)
+    return backend.quantize(x, spec, axis=axis, placement=Placement(_STREAM), pad=True)

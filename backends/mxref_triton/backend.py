@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend, Capabilities, every_gemm
 from mxref.errors import BackendError
-from mxref.formats import Nonfinite
+from mxref.formats import MXFP4, Nonfinite
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
@@ -47,7 +47,7 @@ class TritonBackend(Backend):
 
     name = "triton"
     capabilities = Capabilities(
-        gemm_profiles=frozenset({GemmProfile.ORDERED, GemmProfile.BOUNDED}),
+        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, {MXFP4}),
         devices=frozenset({DEVICE}),
         arrays="torch",
     )

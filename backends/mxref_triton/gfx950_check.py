@@ -20,6 +20,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from mxref.errors import BackendError, RecipeError
+from mxref.formats import E2M1
 from mxref.rounding import Rounding, round_magnitude
 from mxref_triton.gfx950 import is_gfx950, nearest_word, stochastic_word
 from mxref_triton.launch import INTERPRETED, launch
@@ -143,11 +144,11 @@ def first_difference(convert: Convert, stochastic: bool = False) -> Difference |
         magnitude = wide.astype(np.float32)
         sign = np.signbit(values).astype(np.uint8) << 3
         if stochastic:
-            below = round_magnitude(magnitude, Rounding.RTZ)
+            below = round_magnitude(magnitude, Rounding.RTZ, E2M1)
             above = np.minimum(below + (wide > _GRID[below]), 7).astype(np.uint8)
             wanted = np.stack([below | sign, above | sign])
         else:
-            wanted = (round_magnitude(magnitude, Rounding.RNE) | sign)[None]
+            wanted = (round_magnitude(magnitude, Rounding.RNE, E2M1) | sign)[None]
         wrong = np.flatnonzero(finite & (got != wanted).all(0))
         if len(wrong):
             i = int(wrong[0])

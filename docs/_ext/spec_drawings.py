@@ -10,7 +10,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-from mxref.formats import E2M1_MAGNITUDES
+from mxref.formats import E2M1
 
 WIDTH = 720
 LEGIBLE = 620
@@ -82,12 +82,12 @@ def grid_svg() -> str:
     body = [f"<line x1='{left}' y1='46' x2='{right + 30}' y2='46' class='d-line'/>"]
     body.append(f"<line x1='{at(6):.1f}' y1='46' x2='{right + 30}' y2='46' class='d-strong'/>")
     body.append(_text(at(7.2), 36, "saturates to 6", kind="d-small"))
-    for code, value in enumerate(E2M1_MAGNITUDES):
+    for code, value in enumerate(E2M1.magnitudes):
         x = at(value)
         body.append(f"<circle cx='{x:.1f}' cy='46' r='5' class='d-dot'/>")
         body.append(_text(x, 30, f"{value:g}"))
         body.append(_text(x, 84, f"{code:03b}", kind="d-small"))
-    for low, high in pairwise(E2M1_MAGNITUDES):
+    for low, high in pairwise(E2M1.magnitudes):
         x = at((low + high) / 2)
         body.append(f"<line x1='{x:.1f}' y1='39' x2='{x:.1f}' y2='53' class='d-tie'/>")
         body.append(_text(x, 67, f"{(low + high) / 2:g}", kind="d-small"))

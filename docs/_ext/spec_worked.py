@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from sphinx.util.docutils import SphinxDirective
 
 from mxref import DIALECTS, MXArray, OperandSpec, SignPolicy, Stream, quantize, scaled_gemm
+from mxref.block_dots import block_dots
 from mxref.explain import explain_block
 from mxref.explain_text import notes, number, reason, scale_steps
-from mxref.formats import E2M1_MAGNITUDES, MXFP4
-from mxref.gemm import block_dots
+from mxref.formats import E2M1, MXFP4
 from mxref.hadamard import Rotation, draw_rotation, hadamard
 from mxref.packing import pack
 from mxref.philox import SIGN_OPERAND, random_integers, stream_words
+from mxref.placement import Placement
 from mxref.rounding import Rounding
 from mxref.scale import magnitude_bits
 
@@ -272,9 +273,9 @@ class Worked(SphinxDirective):
         """Return one element of a product, block by block, and its results under two profiles."""
         a, b = (self._operand(self.options[name]) for name in ("a", "b"))
         rows = []
-        for i, (dot, exponent) in enumerate(block_dots(a, b)):
+        for i, dot in enumerate(block_dots(a, b)):
             bytes_ = [str(int(q.scales[0, i])) for q in (a, b)]
-            rows.append([str(i), *bytes_, number(dot[0, 0]), str(int(exponent[0, 0]))])
+            rows.append([str(i), *bytes_, number(dot.parts[0][0, 0]), str(int(dot.exponent[0, 0]))])
         results = ", ".join(
             f"{profile}: {number(value)} ({int(value.view('u4')):08x})"
             for profile in ("exact", "ordered")
@@ -293,10 +294,10 @@ class Worked(SphinxDirective):
         for part in text.split("|"):
             byte, _, values = part.partition(":")
             numbers = [float(word) for word in values.split()]
-            block = [E2M1_MAGNITUDES.index(abs(v)) | (8 if v < 0 else 0) for v in numbers]
+            block = [E2M1.magnitudes.index(abs(v)) | (8 if v < 0 else 0) for v in numbers]
             codes += block + [0] * (MXFP4.k - len(block))
             scales.append(int(byte))
-        packed = pack(np.array([codes], np.uint8))
+        packed = pack(np.array([codes], np.uint8), E2M1)
         return MXArray(packed, np.array([scales], np.uint8), (1, len(codes)), 1)
 
     def vectors(self) -> list[nodes.Node]:
@@ -308,7 +309,7 @@ class Worked(SphinxDirective):
             "rounding=sr", "rounding=sr, sr_bits=8", "rounding=sr, sr_bits=22", "rounding=sr, prescale=true",
             "dialect=amd, hadamard=16", "dialect=amd, hadamard=32, signs=fixed",
         )  # fmt: skip
-        arrays = [quantize(x, spec_of(text), rng=stream) for text in treatments]
+        arrays = [quantize(x, spec_of(text), placement=Placement(stream)) for text in treatments]
         if len({q.codes.tobytes() + q.scales.tobytes() for q in arrays}) < len(arrays):
             raise self.error("two treatments give the same bytes: choose blocks that tell them apart")
         rows = [

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mxref import Backend, BlockShape, Capabilities, Rounding, ScaleRule
+from mxref.formats import E2M1
 from mxref.packing import pack
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -19,7 +20,7 @@ class PlantedFault(Backend):
         prescale=False,
         in_dtypes=frozenset({"float32"}),
         dequantize_dtypes=frozenset(),  # no dequantization and no GEMM yet: one step at a time
-        gemm_profiles=frozenset(),
+        gemms=frozenset(),
     )
 
     def _quantize(self, x, plan):
@@ -33,7 +34,7 @@ class PlantedFault(Backend):
         v = np.ldexp(np.where(spoiled, 0, np.abs(x)).astype(np.float64), -exponent)
         codes = np.searchsorted(MIDPOINTS, v, side="right").astype(np.uint8)  # to nearest
         codes |= np.where(np.signbit(x) & ~spoiled, np.uint8(8), np.uint8(0))
-        return pack(codes.reshape(*x.shape[:-2], plan.length)), scales[..., 0].astype(np.uint8)
+        return pack(codes.reshape(*x.shape[:-2], plan.length), E2M1), scales[..., 0].astype(np.uint8)
 
     def _dequantize(self, q, dtype):
         raise AssertionError("no type is declared, so this is never called")

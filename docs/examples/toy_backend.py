@@ -4,6 +4,8 @@ import ml_dtypes
 import numpy as np
 
 from mxref import Backend, BlockShape, Capabilities, GemmProfile, Rounding, ScaleRule
+from mxref.backend import every_gemm
+from mxref.formats import E2M1, MXFP4
 from mxref.packing import pack, unpack
 
 
@@ -17,7 +19,7 @@ class ToyBackend(Backend):
         prescale=False,
         in_dtypes=frozenset({"float32"}),
         dequantize_dtypes=frozenset({"float32"}),
-        gemm_profiles=frozenset({GemmProfile.ORDERED}),
+        gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}),
         gemm_dtypes=frozenset({"float32"}),
     )
 
@@ -33,11 +35,11 @@ class ToyBackend(Backend):
         scaled = np.ldexp(np.where(spoiled, 0, x).astype(np.float64), -exponent)
         codes = scaled.clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)  # RNE
         codes = np.where(spoiled, np.uint8(0), codes).reshape(*x.shape[:-2], plan.length)
-        return pack(codes), np.where(spoiled, 255, scales)[..., 0].astype(np.uint8)
+        return pack(codes, E2M1), np.where(spoiled, 255, scales)[..., 0].astype(np.uint8)
 
     def _values(self, q):
         """Return elements [rows..., blocks, 32] and scales [rows..., blocks], float64, exact."""
-        elements = unpack(q.codes).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        elements = unpack(q.codes, E2M1).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
         scales = np.where(q.scales == 255, np.nan, np.ldexp(1.0, q.scales.astype(np.int32) - 127))
         return elements.reshape(*q.scales.shape, 32), scales
 

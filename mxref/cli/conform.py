@@ -17,8 +17,8 @@ from mxref.cli.style import echo
 from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.conformance.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
+from mxref.dialects import DIALECTS
 from mxref.discovery import choose
-from mxref.recipe import DIALECTS
 
 _INTERVAL = 30.0
 """Seconds between two lines of progress in a log."""

@@ -16,14 +16,15 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
+from mxref.dialects import DIALECTS, dialect
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
 from mxref.explain_text import notes, reason, scale_steps
 from mxref.formats import BlockShape
 from mxref.hadamard import SIZES, SignPolicy
-from mxref.linear import OPERANDS
 from mxref.philox import Stream
-from mxref.recipe import DIALECTS, OperandSpec, dialect
+from mxref.recipe import OperandSpec
+from mxref.roles import OPERANDS
 from mxref.rounding import MAX_SR_BITS, Rounding
 from mxref.scale import ScaleRule
 

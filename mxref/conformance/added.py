@@ -15,6 +15,7 @@ from mxref.conformance.gemm import adversarial
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Product
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
+from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -120,7 +121,7 @@ def _check(title: str, case: Sum) -> Check:
     def describe() -> dict[str, str]:
         return product.describe() | ({"B": "prepared"} if case.prepared else {})
 
-    needs: list[tuple[str, Any]] = [("gemm_profiles", product.profile), ("gemm_dtypes", "float32")]
+    needs: list[tuple[str, Any]] = [("gemms", (product.profile, MXFP4, MXFP4)), ("gemm_dtypes", "float32")]
     if product.a.prescale or product.b.prescale:
         needs.append(("prescale", True))
     if bounded:
@@ -169,5 +170,5 @@ def _refused(profile: GemmProfile) -> Check:
                 return Verdict(1, Failure("conformance.dual", title, f"an array {what}: {problem}"))
         return Verdict(len(cases))
 
-    needs = (("gemm_profiles", profile), ("gemm_dtypes", "float32"))
+    needs = (("gemms", (profile, MXFP4, MXFP4)), ("gemm_dtypes", "float32"))
     return Check("conformance.dual", title, Op.GEMM, needs, run)

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import E2M1_MAGNITUDES, MXFP4
+from mxref.formats import E2M1, MXFP4
 from mxref.scale import INFINITY_BITS
 
 K = MXFP4.k
@@ -127,7 +127,7 @@ def _special(rng: np.random.Generator) -> Rows:
 def _ties(rng: np.random.Generator, exponents: range | tuple[int, ...]) -> Rows:
     """Ties and their neighbours under amax = 4X and 6X, of which every rule but CEIL makes X."""
     rows: Rows = []
-    grid = np.array(E2M1_MAGNITUDES)
+    grid = np.array(E2M1.magnitudes)
     for e in exponents:
         scale = 2.0**e
         for top in (4.0, 6.0):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mxref.conformance.hadamard import float_bits
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
-from mxref.formats import BlockShape
+from mxref.formats import E2M1, BlockShape
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
@@ -82,13 +82,13 @@ def table() -> MXArray:
     """Return every element code under every scale code: [256, 32], each code twice, in an order all its own."""
     order = np.concatenate([np.arange(16), np.arange(16)[::-1]]).astype(np.uint8)
     scales = np.arange(256, dtype=np.uint8)
-    return MXArray(pack(np.tile(order, (256, 1))), scales[:, None], (256, 32), 1)
+    return MXArray(pack(np.tile(order, (256, 1)), E2M1), scales[:, None], (256, 32), 1)
 
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of dequantize.*, and of formats.* and packing.* as dequantization shows them."""
     every = table()
-    codes, scales = unpack(every.codes), np.broadcast_to(every.scales, (256, 32))
+    codes, scales = unpack(every.codes, E2M1), np.broadcast_to(every.scales, (256, 32))
     rng = np.random.default_rng(5)
     for dtype in DTYPES:
         sweep = Decoding(every, dtype)
@@ -156,7 +156,7 @@ def _check(
             return Verdict(int(looked.sum()))
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         moved = (*at[: decoding.q.axis], *at[decoding.q.axis + 1 :], at[decoding.q.axis])
-        code = int(unpack(np.asarray(decoding.q.codes))[moved])
+        code = int(unpack(np.asarray(decoding.q.codes), E2M1)[moved])
         scale = int(np.asarray(decoding.q.scales)[(*moved[:-1], moved[-1] // 32)])
         failure = Failure(
             clause, title, f"{int(wrong.sum())} of {int(looked.sum())} values differ, the first at {at}",

@@ -18,6 +18,7 @@ from mxref.errors import NonfiniteError, ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.hadamard import SignPolicy
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.plan import dtype_name, plan_quantize
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
@@ -55,17 +56,20 @@ class Dual:
         return self.view(x) if self.view else x
 
     @property
-    def place(self) -> dict[str, Any]:
-        """The arguments that both orientations share."""
-        return {"origin": self.origin, "global_shape": self.global_shape}
+    def placements(self) -> tuple[Placement, Placement]:
+        """Where the array lies, for either orientation."""
+        row, column = (Placement(rng, self.origin, self.global_shape) for rng in self.rngs)
+        return row, column
 
     @property
     def fits(self) -> bool:
         """Whether both orientations can be had."""
         shape = self.array().shape
         try:
-            for axis, spec, rng, pad in zip((1, 0), self.specs, self.rngs, self.pads, strict=True):
-                plan_quantize(shape, spec, axis, rng, pad=pad, **self.place)
+            for axis, spec, placement, pad in zip(
+                (1, 0), self.specs, self.placements, self.pads, strict=True
+            ):
+                plan_quantize(shape, spec, axis, placement, pad)
         except ShapeError:
             return False
         return True
@@ -91,12 +95,13 @@ class Dual:
         array, compared = self.array(), 0
         given = subject.give(array)
         before = array.tobytes()
-        pair = subject.backend.quantize_dual(given, self.specs, rngs=self.rngs, pads=self.pads, **self.place)
+        pair = subject.backend.quantize_dual(given, self.specs, placements=self.placements, pads=self.pads)
         if subject.take(given).tobytes() != before:
             return 0, "quantize_dual wrote to its input"
-        for q, spec, rng, pad, axis in zip(pair, self.specs, self.rngs, self.pads, (1, 0), strict=True):
+        each = zip(pair, self.specs, self.placements, self.pads, (1, 0), strict=True)
+        for q, spec, placement, pad, axis in each:
             alone = subject.backend.quantize(
-                subject.give(self.array()), spec, axis=axis, rng=rng, pad=pad, **self.place
+                subject.give(self.array()), spec, axis=axis, placement=placement, pad=pad
             )
             got, want = as_numpy(subject, q), as_numpy(subject, alone)
             if (got.shape, got.length) != (want.shape, want.length):
@@ -259,7 +264,7 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
     def run(subject: Subject) -> Verdict:
         compared = 0
         for axis, held in ((-1, x), (0, x[:41, :3] if padded else x)):
-            arguments: dict[str, Any] = {"axis": axis, "rng": STREAM, "pad": padded}
+            arguments: dict[str, Any] = {"axis": axis, "placement": Placement(STREAM), "pad": padded}
             fake = subject.backend.fake_quantize(subject.give(held.copy()), spec, dtype=dtype, **arguments)
             q = subject.backend.quantize(subject.give(held.copy()), spec, **arguments)
             got, want = subject.take(fake), subject.take(subject.backend.dequantize(q, dtype))
@@ -280,8 +285,10 @@ def _raises(plan: Plan) -> Iterator[Check]:
     x = plan.cast(_values(np.random.default_rng(3), (64, 64)))
     spec = replace(plan.base, nonfinite=Nonfinite.RAISE)
     calls: dict[str, Callable[[Subject], Any]] = {
-        "quantize_dual": lambda s: s.backend.quantize_dual(s.give(x.copy()), (plan.base, spec), rngs=(STREAM, STREAM)),
-        "fake_quantize": lambda s: s.backend.fake_quantize(s.give(x.copy()), spec, rng=STREAM),
+        "quantize_dual": lambda s: s.backend.quantize_dual(
+            s.give(x.copy()), (plan.base, spec), placements=(Placement(STREAM),) * 2
+        ),
+        "fake_quantize": lambda s: s.backend.fake_quantize(s.give(x.copy()), spec, placement=Placement(STREAM)),
     }  # fmt: skip
     for name, call in calls.items():
 

@@ -12,6 +12,7 @@ from mxref.conformance.decode import LAYOUTS, drawn_array, given
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Product, product_check
 from mxref.errors import ShapeError
+from mxref.formats import E2M1, MXFP4
 from mxref.gemm import OUT_DTYPES
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
@@ -59,7 +60,9 @@ def matrix(rows: list[Row], prescale: bool = False) -> MXArray:
     codes = np.array([[code for _, c in row for code in (c + [0] * 32)[:32]] for row in rows], np.uint8)
     scales = np.array([[scale for scale, _ in row] for row in rows], np.uint8)
     shape = (len(rows), 32 * len(rows[0]))
-    return MXArray(pack(codes.reshape(shape)), scales.reshape(len(rows), -1), shape, 1, prescale=prescale)
+    return MXArray(
+        pack(codes.reshape(shape), E2M1), scales.reshape(len(rows), -1), shape, 1, prescale=prescale
+    )
 
 
 def _structure(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, str, MXArray, MXArray]]:
@@ -199,7 +202,7 @@ def _refused() -> Iterator[Check]:
 
         def run(subject: Subject, title: str = title, a: MXArray = a, b: MXArray = b) -> Verdict:
             operands = [given(subject, q) for q in (a, b)]
-            for profile in subject.capabilities.gemm_profiles:
+            for profile in subject.capabilities.profiles(MXFP4, MXFP4):
                 try:
                     subject.backend.scaled_gemm(*operands, profile=profile, out_dtype=out_dtype(subject))
                 except ShapeError:

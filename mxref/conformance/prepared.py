@@ -14,6 +14,7 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.product import Operands, Product, product_check
 from mxref.conformance.request import as_numpy
 from mxref.errors import ShapeError
+from mxref.formats import MXFP4
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
@@ -91,7 +92,7 @@ def _before_another(subject: Subject, product: Product, a: MXArray, b: MXArray) 
 
 
 def _for_others(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    for profile in sorted(subject.capabilities.gemm_profiles - {product.profile}):
+    for profile in sorted(subject.capabilities.profiles(MXFP4, MXFP4) - {product.profile}):
         b = _prepare(subject, b, profile)
     return a, b
 
@@ -142,7 +143,7 @@ def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -
                     return Verdict(compared, Failure("conformance.dual", title, message, {"operand": what}))
         return Verdict(compared)
 
-    return Check("conformance.dual", title, Op.GEMM, (("gemm_profiles", profile),), run)
+    return Check("conformance.dual", title, Op.GEMM, (("gemms", (profile, MXFP4, MXFP4)),), run)
 
 
 def _refused() -> Check:
@@ -150,7 +151,7 @@ def _refused() -> Check:
     q = MXArray(np.zeros((2, 3, 16), np.uint8), np.zeros((2, 3, 1), np.uint8), (2, 3, 32), 2)
 
     def run(subject: Subject) -> Verdict:
-        for profile in subject.capabilities.gemm_profiles:
+        for profile in subject.capabilities.profiles(MXFP4, MXFP4):
             try:
                 _prepare(subject, given(subject, q), profile)
             except ShapeError:

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
+from mxref.block_dots import block_dots
 from mxref.conformance.decode import differs, given, shown
 from mxref.conformance.model import Check, Failure, Op, Subject, Verdict
-from mxref.gemm import block_dots, bounded_tolerance, scaled_gemm
+from mxref.formats import MXFP4
+from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -46,9 +48,9 @@ class Product:
     def bound(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """For `bounded`: the real sums, to 2^-52 of the sum of magnitudes, and how far from them is allowed."""
         total = np.zeros(self.expected.shape)
-        for dot, exponent in block_dots(self.a, self.b):
-            total += np.ldexp(dot.astype(np.float64), exponent)
-        total *= (4 / 3) ** (int(self.a.prescale) + int(self.b.prescale))
+        for dot in block_dots(self.a, self.b):
+            total += dot.approximate()
+        total /= float(prescale_product(self.a, self.b))
         return total, bounded_tolerance(self.a, self.b, self.error_class, self.out)
 
     def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[Any]]:
@@ -125,7 +127,7 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
         )
 
     bounded = product.profile is GemmProfile.BOUNDED
-    needs: list[tuple[str, Any]] = [("gemm_profiles", product.profile), ("gemm_dtypes", product.out)]
+    needs: list[tuple[str, Any]] = [("gemms", (product.profile, MXFP4, MXFP4)), ("gemm_dtypes", product.out)]
     if product.a.prescale or product.b.prescale:
         needs.append(("prescale", True))
     if bounded:

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mxref.backend import Capabilities
+from mxref.backend import Capabilities, every_gemm
 from mxref.conformance.crafted import any_bits
 from mxref.conformance.decode import DTYPES, drawn_array, given
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, cast, declares
 from mxref.errors import DtypeError, UnsupportedError
-from mxref.formats import INPUT_DTYPES, BlockShape
+from mxref.formats import INPUT_DTYPES, MXFP4, BlockShape
 from mxref.gemm import OUT_DTYPES
 from mxref.hadamard import SIZES
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.recipe import GemmProfile
 from mxref.rounding import MAX_SR_BITS, Rounding
 from mxref.scale import ScaleRule
@@ -25,7 +26,7 @@ STREAM = Stream(8, step=1, layer=3, operand=4)
 MEMBERS: dict[str, tuple[Any, ...]] = {
     "scale_rules": tuple(ScaleRule), "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
     "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DTYPES,
-    "gemm_profiles": tuple(GemmProfile), "gemm_dtypes": OUT_DTYPES,
+    "gemms": tuple(every_gemm(GemmProfile, {MXFP4})), "gemm_dtypes": OUT_DTYPES,
 }  # fmt: skip
 """Everything that a set of the capabilities can hold."""
 
@@ -80,7 +81,7 @@ def _requests() -> Iterator[tuple[str, Op, Any]]:
     ops = {
         "scale_rules": (Op.QUANTIZE,), "roundings": (Op.QUANTIZE,), "blocks": (Op.QUANTIZE,),
         "hadamard_sizes": (Op.QUANTIZE, Op.HADAMARD), "in_dtypes": (Op.QUANTIZE, Op.HADAMARD),
-        "dequantize_dtypes": (Op.DEQUANTIZE,), "gemm_profiles": (Op.GEMM,), "gemm_dtypes": (Op.GEMM,),
+        "dequantize_dtypes": (Op.DEQUANTIZE,), "gemms": (Op.GEMM,), "gemm_dtypes": (Op.GEMM,),
     }  # fmt: skip
     for name, members in MEMBERS.items():
         for op in ops[name]:
@@ -117,7 +118,7 @@ def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], V
 def _reachable(caps: Capabilities, op: Op, name: str) -> bool:
     """Return whether the rest of a request for `name` can be declared."""
     if op is Op.GEMM:
-        return bool(caps.gemm_profiles if name == "gemm_dtypes" else caps.gemm_dtypes)
+        return bool(caps.gemms if name == "gemm_dtypes" else caps.gemm_dtypes)
     if op is Op.HADAMARD:
         return bool(caps.hadamard_sizes) or name == "hadamard_sizes"
     return name != "max_sr_bits" or Rounding.SR in caps.roundings
@@ -133,7 +134,7 @@ def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
             "hadamard_sizes": {"hadamard": value}, "prescale": {"prescale": True}, "in_dtypes": {},
             "max_sr_bits": {"rounding": Rounding.SR, "sr_bits": value},
         }[name]  # fmt: skip
-        backend.quantize(x, replace(plan.base, **keys), rng=STREAM)
+        backend.quantize(x, replace(plan.base, **keys), placement=Placement(STREAM))
     elif op is Op.HADAMARD:
         backend.hadamard(x, value if name == "hadamard_sizes" else min(caps.hadamard_sizes))
     else:
@@ -141,7 +142,7 @@ def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
         if op is Op.DEQUANTIZE:
             backend.dequantize(q, value)
         else:
-            profile = value if name == "gemm_profiles" else min(caps.gemm_profiles)
+            profile = value[0] if name == "gemms" else min(caps.profiles(MXFP4, MXFP4))
             out = value if name == "gemm_dtypes" else max(caps.gemm_dtypes)
             backend.scaled_gemm(q, q, profile=profile, out_dtype=out)
 
@@ -150,7 +151,7 @@ def _refused_type(plan: Plan, name: str) -> Check:
     def run(subject: Subject) -> Verdict:
         try:
             x = subject.give(np.ones((2, 32), name))
-            subject.backend.quantize(x, plan.base, rng=STREAM)
+            subject.backend.quantize(x, plan.base, placement=Placement(STREAM))
         except (DtypeError, UnsupportedError):
             return Verdict(1)
         message = f"an input of {name} was narrowed silently: DtypeError expected"

@@ -20,7 +20,7 @@ from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Blocks, Request, quantize_check
 from mxref.formats import BlockShape
 from mxref.philox import Stream, elements_per_call, random_integers
-from mxref.plan import QuantPlan, plan_quantize
+from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec
 from mxref.rounding import MAX_SR_BITS, Rounding
 
@@ -135,7 +135,7 @@ def _made(plan: Plan, place: Any, where: dict[str, Any]) -> Request:
     """Return a request whose elements `place` puts relative to the random integers that they should meet."""
     arguments = dict(where)
     shape, spec = arguments.pop("shape"), arguments.pop("spec")
-    resolved = plan_quantize(shape, spec, **{"axis": -1, **arguments})
+    resolved = Request(plan.cast(np.zeros(shape, np.float32)), spec, **arguments).plan
     r = _integers(resolved)
     rng = np.random.default_rng(plan.seed)
     gap = rng.integers(0, len(_GAP), r.shape)

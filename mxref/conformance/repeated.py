@@ -18,10 +18,12 @@ from mxref.conformance.decode import DTYPES, drawn_array, given
 from mxref.conformance.memory import CLAUSE, FUSED_CLAUSE
 from mxref.conformance.model import Check, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Request
+from mxref.formats import MXFP4
 from mxref.gemm import OUT_DTYPES
 from mxref.hadamard import SIZES
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 
 STREAM = Stream(11, step=2, layer=5, operand=1)
@@ -55,9 +57,11 @@ def checks(plan: Plan) -> Iterator[Check]:
         return Check(CLAUSE, f"{title}, results kept", op, needed, run)
 
     def dual(backend: Backend, x: Any) -> Any:
-        return backend.quantize_dual(x, both, rngs=(STREAM, STREAM))
+        return backend.quantize_dual(x, both, placements=(Placement(STREAM), Placement(STREAM)))
 
-    yield values(CLAUSE, "quantize", Op.QUANTIZE, needs, lambda b, x: b.quantize(x, base, rng=STREAM))
+    yield values(
+        CLAUSE, "quantize", Op.QUANTIZE, needs, lambda b, x: b.quantize(x, base, placement=Placement(STREAM))
+    )
     yield values(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, dual)
     for dtype in DTYPES:
         decoded = (("dequantize_dtypes", dtype),)
@@ -68,7 +72,7 @@ def checks(plan: Plan) -> Iterator[Check]:
         needed = (needs[0], ("hadamard_sizes", n))
         yield values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, partial(_hadamard, n))
     for profile, out in product(GemmProfile, OUT_DTYPES):
-        kind: Needs = (("gemm_profiles", profile), ("gemm_dtypes", out))
+        kind: Needs = (("gemms", (profile, MXFP4, MXFP4)), ("gemm_dtypes", out))
         title = f"scaled_gemm, {profile.value}, {out}"
         yield arrays(title, Op.GEMM, kind, partial(_scaled_gemm, profile, out))
 
@@ -78,7 +82,7 @@ def _dequantize(dtype: str, backend: Backend, q: MXArray) -> Any:
 
 
 def _fake_quantize(spec: OperandSpec, dtype: str, backend: Backend, x: Any) -> Any:
-    return backend.fake_quantize(x, spec, dtype=dtype, rng=STREAM)
+    return backend.fake_quantize(x, spec, dtype=dtype, placement=Placement(STREAM))
 
 
 def _hadamard(n: int, backend: Backend, x: Any) -> Any:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.model import Check, Op, Subject, Verdict
-from mxref.formats import BlockShape
+from mxref.formats import E2M1, BlockShape
 from mxref.mxarray import MXArray
 from mxref.packing import unpack
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.plan import QuantPlan, dtype_name, plan_quantize
 from mxref.quantize import quantize
 from mxref.recipe import OperandSpec
@@ -36,7 +37,9 @@ class Blocks(NamedTuple):
         """Return the blocks of an MXArray of NumPy arrays."""
         blocks = q.length // K
         codes = (
-            unpack(np.asarray(q.codes)).reshape(-1, blocks, K) if blocks else np.empty((0, 0, K), np.uint8)
+            unpack(np.asarray(q.codes), E2M1).reshape(-1, blocks, K)
+            if blocks
+            else np.empty((0, 0, K), np.uint8)
         )
         return cls(codes, np.asarray(q.scales).reshape(codes.shape[:2]))
 
@@ -65,8 +68,7 @@ class Request:
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `quantize`."""
         return {
-            "axis": self.axis, "rng": self.rng, "origin": self.origin, "global_shape": self.global_shape,
-            "pad": self.pad,
+            "axis": self.axis, "placement": Placement(self.rng, self.origin, self.global_shape), "pad": self.pad,
         }  # fmt: skip
 
     @cached_property

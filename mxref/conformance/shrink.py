@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from mxref.conformance.model import Failure, Subject
 from mxref.conformance.own import Own, own_block
 from mxref.conformance.request import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
-from mxref.formats import BlockShape
+from mxref.formats import E2M1, BlockShape
 from mxref.hadamard import SignPolicy
-from mxref.linear import OPERANDS
 from mxref.packing import pack
 from mxref.philox import Stream
 from mxref.recipe import OperandSpec
+from mxref.roles import OPERANDS
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 
@@ -201,7 +201,7 @@ def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]
 
 
 def _text(block: tuple[int, NDArray[np.uint8]]) -> str:
-    return f"scale {block[0]:02x}  codes {pack(block[1]).tobytes().hex(' ')}"
+    return f"scale {block[0]:02x}  codes {pack(block[1], E2M1).tobytes().hex(' ')}"
 
 
 def _where(request: Request, row: int, block: int) -> str:

@@ -27,8 +27,9 @@ from mxref.conformance import (
 from mxref.conformance.copies import Copies
 from mxref.conformance.model import CLAUSES, Check, Failure, Level, Op, Plan, Subject, Verdict
 from mxref.conformance.request import Mismatch
+from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
-from mxref.recipe import OperandSpec, dialect
+from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
 
 

@@ -17,9 +17,10 @@ from mxref.conformance.blame import controlled_check, deciders
 from mxref.conformance.crafted import crafted_blocks, tame
 from mxref.conformance.model import Check, Plan
 from mxref.conformance.request import Request, quantize_check, scales_only
+from mxref.dialects import DIALECTS
 from mxref.formats import BlockShape
 from mxref.philox import Stream
-from mxref.recipe import DIALECTS, OperandSpec
+from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
 

@@ -11,6 +11,7 @@ from mxref.conformance.blame import blame
 from mxref.conformance.model import Check, Failure, Op, Plan, Subject, Verdict, by_rank
 from mxref.conformance.request import Blocks, Request, all_of_it, plainest
 from mxref.conformance.shrink import shrink_quantize
+from mxref.formats import MXFP4
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.vectors import BACKEND_OPS, Record, load_vectors
@@ -118,7 +119,7 @@ def _needs(record: Record) -> Iterator[tuple[str, Any]]:
     elif record.op is RecordOp.HADAMARD:
         yield from (("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"]))
     else:
-        yield from (("gemm_profiles", GemmProfile(i["profile"])), ("gemm_dtypes", i["out"]))
+        yield from (("gemms", (GemmProfile(i["profile"]), MXFP4, MXFP4)), ("gemm_dtypes", i["out"]))
         if i.get("a_prescale") or i.get("b_prescale"):
             yield "prescale", True
         if i["profile"] == GemmProfile.BOUNDED:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, within_range
 from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
-from mxref.formats import E8M0, MXFP4
+from mxref.formats import E2M1, E8M0, MXFP4
 from mxref.gemm import bounded_tolerance
 from mxref.hadamard import SignPolicy, draw_rotation
 from mxref.mxarray import MXArray
 from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
 from mxref.philox import Stream, philox4x32, random_integers
+from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
@@ -143,7 +144,7 @@ def record_operand(record: Record, name: str) -> MXArray:
     else:
         where = f"{record.id}: {name}"
         elements = parse_digits(i[f"{name}_codes"], 1, rows * length, f"{where}_codes")
-        codes = pack(elements.reshape(rows, length))
+        codes = pack(elements.reshape(rows, length), E2M1)
         scales = parse_digits(i[f"{name}_scales"], 2, rows * length // MXFP4.k, f"{where}_scales")
         scales = scales.reshape(rows, length // MXFP4.k)
     return MXArray(codes, scales, (rows, length), 1, prescale=bool(i.get(f"{name}_prescale", False)))
@@ -175,9 +176,11 @@ def _quantize(record: Record, backend: Backend) -> dict[str, str]:
             backend.from_numpy(record_tensor(record)),
             spec,
             axis=i.get("axis", -1),
-            rng=record_stream(record),
-            origin=i.get("origin") and tuple(i["origin"]),
-            global_shape=i.get("global_shape") and tuple(i["global_shape"]),
+            placement=Placement(
+                record_stream(record),
+                origin=i.get("origin") and tuple(i["origin"]),
+                global_shape=i.get("global_shape") and tuple(i["global_shape"]),
+            ),
             pad=i.get("pad", False),
         )
     except NonfiniteError:
@@ -185,7 +188,7 @@ def _quantize(record: Record, backend: Backend) -> dict[str, str]:
     codes, scales = backend.to_numpy(q.codes), backend.to_numpy(q.scales)
     if "codes_sha256" in record.expected:
         return {"scales_sha256": digest(scales), "codes_sha256": digest(codes)}
-    return {"scales": digits_text(scales, 2), "codes": digits_text(unpack(codes), 1)}
+    return {"scales": digits_text(scales, 2), "codes": digits_text(unpack(codes, E2M1), 1)}
 
 
 def _dequantize(record: Record, backend: Backend) -> dict[str, str]:
@@ -195,7 +198,7 @@ def _dequantize(record: Record, backend: Backend) -> dict[str, str]:
     shape = tuple(i.get("shape", (scales.size, MXFP4.k)))
     axis = i.get("axis", len(shape) - 1)
     rows = shape[:axis] + shape[axis + 1 :]
-    q = MXArray(pack(codes.reshape(*rows, -1)), scales.reshape(*rows, -1), shape, axis)
+    q = MXArray(pack(codes.reshape(*rows, -1), E2M1), scales.reshape(*rows, -1), shape, axis)
     return {"y": words_text(float_words(backend.to_numpy(backend.dequantize(_on(backend, q), i["out"]))))}
 
 
@@ -242,18 +245,18 @@ def _signs(record: Record, backend: Backend) -> dict[str, str]:
 
 
 def _pack(record: Record, backend: Backend) -> dict[str, str]:
-    return {"packed": digits_text(pack(parse_digits(record.inputs["codes"], 1, None, record.id)), 2)}
+    return {"packed": digits_text(pack(parse_digits(record.inputs["codes"], 1, None, record.id), E2M1), 2)}
 
 
 def _unpack(record: Record, backend: Backend) -> dict[str, str]:
-    return {"codes": digits_text(unpack(parse_digits(record.inputs["packed"], 2, None, record.id)), 1)}
+    return {"codes": digits_text(unpack(parse_digits(record.inputs["packed"], 2, None, record.id), E2M1), 1)}
 
 
 def _exchange(record: Record, backend: Backend) -> dict[str, str]:
     packed = parse_digits(record.inputs["packed"], 2, None, f"{record.id}: packed")
     scales = parse_digits(record.inputs["scales"], 2, None, f"{record.id}: scales")
-    elements, factors = to_ml_dtypes(packed, scales)
-    back = from_ml_dtypes(elements, factors)
+    elements, factors = to_ml_dtypes(packed, scales, MXFP4)
+    back = from_ml_dtypes(elements, factors, MXFP4)
     if not (np.array_equal(back[0], packed) and np.array_equal(back[1], scales)):
         return {"elements": "not the same bits on the way back"}
     return {"elements": words_text(float_words(elements)), "factors": words_text(float_words(factors))}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mxref.formats import E2M1_MAGNITUDES
+from mxref.formats import E2M1
 from mxref.vectors import Op, Record, Source
 from mxref.vectors.data import digits_text, input_words, words_text
 from mxref.vectors.draft import bits_of, codes_block, draft, hex64
@@ -17,7 +17,7 @@ from mxref.vectors.draft import bits_of, codes_block, draft, hex64
 def dequantize() -> Iterator[Record]:
     """Yield the drafts of the chapter dequantize."""
     both = digits_text([*range(16), *range(15, -1, -1)], 1)
-    values = bits_of([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
+    values = bits_of([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
     table = np.concatenate([values, values[::-1]])
     yield draft(
         Op.DEQUANTIZE, "dequantize.elements", ["formats.e2m1", "dequantize.value"], "OCP MX v1.0, table 5: E2M1",

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mxref.dialects import DIALECTS
 from mxref.hadamard import SIZES
 from mxref.philox import Stream
-from mxref.recipe import DIALECTS
 from mxref.vectors import Op, Record
 from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
 from mxref.vectors.draft import (

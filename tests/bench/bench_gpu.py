@@ -29,6 +29,7 @@ import mxref
 from bench import gpu_error
 from gpu.operands_torch import exact, tolerance
 from mxref import GemmProfile, MXArray, OperandSpec, PreparedArray, Stream
+from mxref.placement import Placement
 from mxref_triton import TritonBackend
 from mxref_triton.fold import fold
 from mxref_triton.gemm import BoundedWay
@@ -120,16 +121,11 @@ def check_quantize(backend: TritonBackend, x: torch.Tensor) -> None:
     """Exit unless slabs of the timed data get the reference's bits, alone and inside the whole."""
     reference = mxref.get_backend("reference")
     for name, (spec, axis) in QUANTIZE.items():
-        q = backend.quantize(x, spec, axis=axis, rng=STREAM)
+        q = backend.quantize(x, spec, axis=axis, placement=Placement(STREAM))
         slab = x[-64:] if axis == 1 else x[:, -64:]
         origin = (x.shape[0] - 64, 0) if axis == 1 else (0, x.shape[1] - 64)
-        placement: dict[str, Any] = {
-            "axis": axis,
-            "rng": STREAM,
-            "origin": origin,
-            "global_shape": tuple(x.shape),
-        }
-        want = reference.quantize(backend.to_numpy(slab), spec, **placement)
+        placement = Placement(STREAM, origin, tuple(x.shape))
+        want = reference.quantize(backend.to_numpy(slab), spec, axis=axis, placement=placement)
         same(name, q.codes[-64:], want.codes)
         same(name, q.scales[-64:], want.scales)
         values = backend.dequantize(
@@ -138,9 +134,9 @@ def check_quantize(backend: TritonBackend, x: torch.Tensor) -> None:
         want = MXArray(want.codes, want.scales, (64, x.shape[axis]), 1)
         same("dequantize", values, reference.dequantize(want, "bfloat16"))
     for name, spec in DUAL.items():
-        pair = backend.quantize_dual(x, (spec, spec), rngs=(STREAM, STREAM))
+        pair = backend.quantize_dual(x, (spec, spec), placements=(Placement(STREAM), Placement(STREAM)))
         for q, axis in zip(pair, (1, 0), strict=True):
-            alone = backend.quantize(x, spec, axis=axis, rng=STREAM)
+            alone = backend.quantize(x, spec, axis=axis, placement=Placement(STREAM))
             if not (torch.equal(q.codes, alone.codes) and torch.equal(q.scales, alone.scales)):
                 raise SystemExit(f"{name} differs from quantize along axis {axis}; nothing is timed")
 
@@ -208,14 +204,16 @@ def quantize_cases(backend: TritonBackend, size: int) -> Iterator[Case]:
     elements = size * size
 
     def one(spec: OperandSpec, axis: int) -> Work:
-        return lambda i: backend.quantize(xs[i % sets], spec, axis=axis, rng=STREAM)
+        return lambda i: backend.quantize(xs[i % sets], spec, axis=axis, placement=Placement(STREAM))
 
     for name, (spec, axis) in QUANTIZE.items():
         yield Case(name, size, one(spec, axis), elements * (2 + CODES), sets)
     for name, spec in DUAL.items():
 
         def both(i: int, spec: OperandSpec = spec) -> Any:
-            return backend.quantize_dual(xs[i % sets], (spec, spec), rngs=(STREAM, STREAM))
+            return backend.quantize_dual(
+                xs[i % sets], (spec, spec), placements=(Placement(STREAM), Placement(STREAM))
+            )
 
         yield Case(name, size, both, elements * (2 + 2 * CODES), sets)
     qs = [backend.quantize(x, ROW) for x in xs]

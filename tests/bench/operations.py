@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import mxref
 from bench.timing import in_turns
 from mxref import Backend, MXArray, OperandSpec, ScaleRule, Stream
+from mxref.placement import Placement
 
 SLAB = 64
 """Rows (columns, along axis 0) at either end whose bits are compared with the reference."""
@@ -46,7 +47,12 @@ def _quantize(label: str, spec: OperandSpec, dtype: str = "float32", axis: int =
     def check(q: MXArray, x: Matrix, slab: slice) -> tuple[Any, Any]:
         return _parts(q, slab), _expected(x, spec, axis, slab)
 
-    return Operation(label, lambda b, x, _: b.quantize(x, spec, axis=axis, rng=_stream(spec)), check, dtype)
+    return Operation(
+        label,
+        lambda b, x, _: b.quantize(x, spec, axis=axis, placement=Placement(_stream(spec))),
+        check,
+        dtype,
+    )
 
 
 def _dual(label: str, specs: tuple[OperandSpec, OperandSpec]) -> Operation:
@@ -144,7 +150,9 @@ def _expected(x: Matrix, spec: OperandSpec, axis: int, slab: slice) -> tuple[Mat
     """Return the reference's codes and scales of a slab of rows (columns, along axis 0) in its place."""
     origin = (slab.start, 0) if axis == 1 else (0, slab.start)
     part = x[slab] if axis == 1 else x[:, slab]
-    q = REFERENCE.quantize(part, spec, axis=axis, rng=_stream(spec), origin=origin, global_shape=x.shape)
+    q = REFERENCE.quantize(
+        part, spec, axis=axis, placement=Placement(_stream(spec), origin=origin, global_shape=x.shape)
+    )
     return q.codes, q.scales
 
 

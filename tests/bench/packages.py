@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bench.operations import PLAIN, REFERENCE, inputs
 from bench.timing import in_turns
 from mxref import Backend
+from mxref.formats import E2M1
 from mxref.packing import pack
 
 Matrix = NDArray[Any]
@@ -83,7 +84,7 @@ def _gfloat() -> Callable[[Matrix], Any]:
 def _gfloat_stored(result: Any) -> Stored:
     codes, scales = result
     bytes_ = (np.log2(scales) + 127).astype(np.uint8)
-    return pack(codes), bytes_.reshape(len(codes), -1)
+    return pack(codes, E2M1), bytes_.reshape(len(codes), -1)
 
 
 PEERS = (

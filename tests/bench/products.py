@@ -12,6 +12,7 @@ import torch
 from bench.operations import PLAIN, REFERENCE, BitsDiffer, inputs
 from bench.timing import in_turns
 from mxref import Backend, GemmProfile
+from mxref.formats import MXFP4
 from mxref.gemm import bounded_tolerance
 
 ROWS, COLUMNS = 8, 48
@@ -28,7 +29,7 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
     q = backend.quantize(x, PLAIN)
     works = {}
     for profile in (GemmProfile.ORDERED, GemmProfile.BOUNDED):
-        if profile in backend.capabilities.gemm_profiles:
+        if profile in backend.capabilities.profiles(MXFP4, MXFP4):
             _check(backend, profile, x, q)
             prepared = backend.prepare(q, profile=profile)
             works[f"scaled_gemm {profile}"] = lambda p=profile: backend.scaled_gemm(q, q, profile=p)

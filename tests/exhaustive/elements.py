@@ -23,6 +23,7 @@ from exhaustive.kernels import sr_codes, sr_edge, sr_integers
 from exhaustive.steps import code_steps, largest_amax
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
+from mxref.placement import Placement
 from mxref.rounding import round_magnitude
 
 DIRECT_CHUNK = 1 << 14
@@ -166,11 +167,8 @@ def quantized(
         patterns[:, 1:] |= signs.astype(np.uint32) << np.uint32(31)
         placement: dict[str, Any] = {}
         if stochastic:
-            placement = {
-                "rng": STREAM,
-                "origin": (chunk * wide.shape[0], 0),
-                "global_shape": (chunks * wide.shape[0], 256),
-            }
+            origin, whole = (chunk * wide.shape[0], 0), (chunks * wide.shape[0], 256)
+            placement = {"placement": Placement(STREAM, origin, whole)}
         with _forced_scale(byte) if forced else nullcontext():
             q = quantize(wide.view(np.float32), spec, **placement)
         return compare_blocks(q, byte, want, patterns)

@@ -17,6 +17,7 @@ from exhaustive.kernels import sr_codes, sr_integers
 from exhaustive.steps import code_steps
 from exhaustive.sweep import SIGN, Finding, Patterns, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule
+from mxref.placement import Placement
 
 CHUNK = 4096
 DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -114,7 +115,7 @@ def elements(subject: str, quantize: Quantize, dtype: str, rounding: Rounding) -
             integers = np.empty(bits.size, np.uint32)
             sr_integers(0, KEY, 16, integers)
             sr_codes(size, byte, integers, 16, want.reshape(-1))
-            placement = {"rng": STREAM}
+            placement = {"placement": Placement(STREAM)}
         else:
             want.reshape(-1)[:] = code_steps(byte, rounding.value).at(size)
         want |= (bits >> np.uint32(31) << np.uint32(3)).astype(np.uint8)

@@ -18,6 +18,7 @@ from gfx950.driver import on_model
 from gfx950.inputs import random_operand
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import backend as reference
 from mxref.rounding import Rounding
@@ -66,8 +67,10 @@ def quantized(
 ) -> tuple[int, list[str]]:  # fmt: skip
     """Quantize in the model; return the number of bytes that differ from the reference's, and what was executed."""
     with on_model(**how) as launched, patch.object(backend, "native", native):
-        got = backend.quantize(backend.from_numpy(x), spec, axis=axis, rng=STREAM, pad=pad)
-    return differences(got, reference.quantize(x, spec, axis=axis, rng=STREAM, pad=pad)), launched
+        got = backend.quantize(backend.from_numpy(x), spec, axis=axis, placement=Placement(STREAM), pad=pad)
+    return differences(
+        got, reference.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=pad)
+    ), launched
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from gfx950.compare import (  # noqa: E402
 )
 from gfx950.driver import on_model  # noqa: E402
 from gfx950.inputs import matrix, random_operand  # noqa: E402
+from mxref.placement import Placement  # noqa: E402
 from mxref.recipe import OperandSpec  # noqa: E402
 from mxref.reference import backend as reference  # noqa: E402
 from mxref.rounding import Rounding  # noqa: E402
@@ -114,8 +115,10 @@ def test_fake_quantization(backend: Any, axis: int, native: frozenset[Rounding])
     """Values are made of the codes in the same kernel."""
     x = matrix(*SHAPE, "bfloat16", 3)
     with on_model() as launched, patch.object(backend, "native", native):
-        got = backend.fake_quantize(backend.from_numpy(x), EVEN, axis=axis, dtype="bfloat16", rng=STREAM)
-    want = reference.fake_quantize(x, EVEN, axis=axis, dtype="bfloat16", rng=STREAM)
+        got = backend.fake_quantize(
+            backend.from_numpy(x), EVEN, axis=axis, dtype="bfloat16", placement=Placement(STREAM)
+        )
+    want = reference.fake_quantize(x, EVEN, axis=axis, dtype="bfloat16", placement=Placement(STREAM))
     assert same_bits(backend.to_numpy(got), want)
     assert launched == ["quantize_rows" if axis else "quantize_columns"]
 
@@ -126,9 +129,11 @@ def dual_differences(
     """Quantize along rows and columns at once; return as `quantized` does."""
     x, specs = matrix(*SHAPE, kind, 2), [OPERANDS[name] for name in names]
     with on_model() as launched, patch.object(backend, "native", native):
-        both = backend.quantize_dual(backend.from_numpy(x), specs, rngs=(STREAM, STREAM))
+        both = backend.quantize_dual(
+            backend.from_numpy(x), specs, placements=(Placement(STREAM), Placement(STREAM))
+        )
     wrong = sum(
-        differences(got, reference.quantize(x, spec, axis=axis, rng=STREAM))
+        differences(got, reference.quantize(x, spec, axis=axis, placement=Placement(STREAM)))
         for got, spec, axis in zip(both, specs, (-1, 0), strict=True)
     )
     return wrong, launched

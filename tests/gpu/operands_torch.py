@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from mxref import MXArray
-from mxref.formats import E2M1_MAGNITUDES
+from mxref.formats import E2M1
 from mxref_triton.launch import DEVICE
 
 
 def values_of(codes: torch.Tensor) -> torch.Tensor:
     """Return the elements of packed codes [rows, K / 2], float64 [rows, K]."""
     grid = torch.tensor(
-        [*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], dtype=torch.float64, device=DEVICE
+        [*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)], dtype=torch.float64, device=DEVICE
     )
     return grid[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
 

@@ -16,6 +16,7 @@ from mxref.conformance.model import Subject  # noqa: E402
 from mxref.conformance.report import failure_text  # noqa: E402
 from mxref.conformance.suite import together, verdict_of  # noqa: E402
 from mxref.errors import MxrefError  # noqa: E402
+from mxref.placement import Placement  # noqa: E402
 
 LEVEL = os.environ.get("MXREF_GPU_LEVEL", "quick")
 """`full` asks for every combination, each of which is a kernel to compile: minutes."""
@@ -79,7 +80,7 @@ def test_large_matrices_are_those_of_the_cpu_kernels(name, axis, dtype, cases):
         pytest.skip(str(err))
     triton = get_backend("triton")
     x = heavy_tailed(2048, 4096 + 64, dtype)
-    placement = {"axis": axis, "rng": STREAM, "origin": (64, 0), "global_shape": (4096, 4160)}
+    placement = {"axis": axis, "placement": Placement(STREAM, (64, 0), (4096, 4160))}
     want = numba.quantize(triton.to_numpy(x), SPECS[name], **placement)
     got = triton.quantize(x.cuda(), SPECS[name], **placement)
     assert np.array_equal(got.scales.cpu().numpy(), want.scales)
@@ -92,9 +93,11 @@ def test_large_matrices_are_those_of_the_cpu_kernels(name, axis, dtype, cases):
 def test_both_orientations_at_once_are_the_two_alone(name, cases):
     triton = get_backend("triton")
     x = heavy_tailed(1024, 2048, torch.bfloat16).cuda()
-    pair = triton.quantize_dual(x, (SPECS[name], SPECS[name]), rngs=(STREAM, STREAM))
+    pair = triton.quantize_dual(
+        x, (SPECS[name], SPECS[name]), placements=(Placement(STREAM), Placement(STREAM))
+    )
     for q, axis in zip(pair, (1, 0), strict=True):
-        alone = triton.quantize(x, SPECS[name], axis=axis, rng=STREAM)
+        alone = triton.quantize(x, SPECS[name], axis=axis, placement=Placement(STREAM))
         assert torch.equal(q.codes, alone.codes)
         assert torch.equal(q.scales, alone.scales)
         cases(x.numel())

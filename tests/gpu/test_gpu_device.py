@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from gpu.operands_torch import drawn  # noqa: E402
 from mxref import MXArray, OperandSpec, Stream  # noqa: E402
 from mxref.errors import MxrefError, UnsupportedError  # noqa: E402
+from mxref.placement import Placement  # noqa: E402
 from mxref_triton import TritonBackend  # noqa: E402
 from mxref_triton.memory import DeviceMemoryError  # noqa: E402
 
@@ -33,8 +34,8 @@ def step(
     backend: TritonBackend, x: torch.Tensor, w: torch.Tensor, spec: OperandSpec, profile: str
 ) -> tuple[torch.Tensor, ...]:
     """Quantize both ways, multiply, decode: a linear layer's work."""
-    q, by_column = backend.quantize_dual(x, (spec, spec), rngs=(STREAM, STREAM))
-    qw = backend.quantize(w, spec, rng=STREAM)
+    q, by_column = backend.quantize_dual(x, (spec, spec), placements=(Placement(STREAM), Placement(STREAM)))
+    qw = backend.quantize(w, spec, placement=Placement(STREAM))
     product = backend.scaled_gemm(q, qw, profile=profile, out_dtype="bfloat16")
     return product, by_column.codes, by_column.scales, backend.dequantize(q, "bfloat16")
 
@@ -146,16 +147,14 @@ def test_more_than_two_to_the_31_elements(cases):
     del out
     x = torch.randn(1 << 10, 1 << 22, device="cuda", dtype=torch.bfloat16)
     for axis in (1, 0):
-        q = backend.quantize(x, OperandSpec(rounding="sr"), axis=axis, rng=STREAM)
+        q = backend.quantize(x, OperandSpec(rounding="sr"), axis=axis, placement=Placement(STREAM))
         piece = x[-32:] if axis == 1 else x[:, -32:]
         origin = (x.shape[0] - 32, 0) if axis == 1 else (0, x.shape[1] - 32)
         alone = backend.quantize(
             piece,
             OperandSpec(rounding="sr"),
             axis=axis,
-            rng=STREAM,
-            origin=origin,
-            global_shape=tuple(x.shape),
+            placement=Placement(STREAM, origin=origin, global_shape=tuple(x.shape)),
         )
         assert torch.equal(q.codes[-32:], alone.codes)
         assert torch.equal(q.scales[-32:], alone.scales)
@@ -176,7 +175,8 @@ def test_strides_change_no_bit(name, axis, cases):
     views = [base.t(), base[::2, ::2], base[64:448, 128:640], base[:, 64:].t(), base[::2].t()]
     for view in views:
         got, want = (
-            backend.quantize(x, SPECS[name], axis=axis, rng=STREAM) for x in (view, view.contiguous())
+            backend.quantize(x, SPECS[name], axis=axis, placement=Placement(STREAM))
+            for x in (view, view.contiguous())
         )
         assert not view.is_contiguous()
         assert torch.equal(got.codes, want.codes)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from gpu import oracle_torch as oracle  # noqa: E402
 from mxref import OperandSpec, Stream  # noqa: E402
+from mxref.placement import Placement  # noqa: E402
 from mxref_triton import TritonBackend  # noqa: E402
 from mxref_triton import quantize as module  # noqa: E402
 from mxref_triton.hopper import packs_bfloat16  # noqa: E402
@@ -96,9 +97,12 @@ def test_the_portable_kernels_give_the_same(kind, n, monkeypatch, cases):
         x = hostile(1024, 2048, getattr(torch, kind), seed)
         with monkeypatch.context() as patch:
             patch.setattr(module, "packs_bfloat16", lambda device: False)
-            want = [backend.quantize(x, spec, axis=axis, rng=RNG) for axis in (1, 0)]
-        got = [backend.quantize(x, spec, axis=axis, rng=RNG) for axis in (1, 0)]
-        for pair in (got, backend.quantize_dual(x, (spec, spec), rngs=(RNG, RNG))):
+            want = [backend.quantize(x, spec, axis=axis, placement=Placement(RNG)) for axis in (1, 0)]
+        got = [backend.quantize(x, spec, axis=axis, placement=Placement(RNG)) for axis in (1, 0)]
+        for pair in (
+            got,
+            backend.quantize_dual(x, (spec, spec), placements=(Placement(RNG), Placement(RNG))),
+        ):
             for q, w in zip(pair, want, strict=True):
                 assert torch.equal(q.scales, w.scales)
                 assert torch.equal(q.codes, w.codes)

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 from mxref import MXArray, get_backend  # noqa: E402
 from mxref.backend import Backend  # noqa: E402
-from mxref.recipe import recipe_from_table  # noqa: E402
+from mxref.recipe_files import recipe_from_table  # noqa: E402
 from mxref.reference import ReferenceBackend  # noqa: E402
 from mxref_torch import (  # noqa: E402
     advance,

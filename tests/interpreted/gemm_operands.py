@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from mxref import MXArray
+from mxref.formats import E2M1
 from mxref.packing import pack
 
 EXTREME_SCALES = (0, 1, 2, 63, 78, 79, 126, 127, 128, 175, 176, 190, 243, 244, 245, 251, 252, 253, 254)
@@ -60,7 +61,7 @@ def hostile(rng: np.random.Generator, rows: int, blocks: int) -> MXArray:
     centre = rng.integers(0, 255, blocks)
     scales = np.clip(centre + rng.integers(-12, 13, (rows, blocks)), 0, 254).astype(np.uint8)
     scales[rng.random(scales.shape) < 0.02] = 255
-    return MXArray(pack(codes.reshape(rows, -1)), scales, (rows, 32 * blocks), 1)
+    return MXArray(pack(codes.reshape(rows, -1), E2M1), scales, (rows, 32 * blocks), 1)
 
 
 def matrix(rows: list[list[tuple[int, list[int]]]], prescale: bool = False) -> MXArray:
@@ -68,4 +69,4 @@ def matrix(rows: list[list[tuple[int, list[int]]]], prescale: bool = False) -> M
     k = 32 * len(rows[0])
     codes = np.array([[c for _, block in row for c in block] for row in rows], np.uint8).reshape(len(rows), k)
     scales = np.array([[scale for scale, _ in row] for row in rows], np.uint8).reshape(len(rows), k // 32)
-    return MXArray(pack(codes), scales, (len(rows), k), 1, prescale=prescale)
+    return MXArray(pack(codes, E2M1), scales, (len(rows), k), 1, prescale=prescale)

@@ -13,7 +13,7 @@ from mxref import GemmProfile, MXArray
 from mxref.conformance import check
 from mxref.conformance.report import failure_text
 from mxref.errors import RecipeError, ShapeError
-from mxref.formats import E2M1_MAGNITUDES
+from mxref.formats import E2M1
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.packing import pack, unpack
 from mxref_triton import TritonBackend
@@ -21,7 +21,7 @@ from mxref_triton import fold as folding
 from mxref_triton.fold import HIGHEST_TOP, LOWEST_TOP, fold
 from mxref_triton.ordered import ordered
 
-VALUES = np.array([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
+VALUES = np.array([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
 ORDER = [*range(0, 32, 2), *range(1, 32, 2)]
 DEVICE = "cpu"
 
@@ -35,7 +35,7 @@ OUTS = ("float32", "bfloat16")
 
 def as_folded(q: MXArray, tops: np.ndarray) -> np.ndarray:
     """The values that folding wants, float64: elements in the folded order, over 2^(top - 133) of their row."""
-    codes = unpack(q.codes)
+    codes = unpack(q.codes, E2M1)
     values = VALUES[codes] * np.exp2(np.repeat(q.scales.astype(np.float64), 32, axis=1) - 127)
     values = values / np.exp2(tops.astype(np.float64) - 133)[:, None]
     return values.reshape(*codes.shape[:-1], -1, 32)[..., ORDER].reshape(codes.shape)
@@ -44,7 +44,7 @@ def as_folded(q: MXArray, tops: np.ndarray) -> np.ndarray:
 def check_fold(q: MXArray) -> np.ndarray:
     """Hold a folded operand to ml_dtypes' E4M3; return which rows fit."""
     f = fold(on(DEVICE, q))
-    live = (unpack(q.codes).reshape(*q.scales.shape, 32) & 7).any(axis=2) & (q.scales != 255)
+    live = (unpack(q.codes, E2M1).reshape(*q.scales.shape, 32) & 7).any(axis=2) & (q.scales != 255)
     tops = np.where(live, q.scales.astype(int), -1).max(axis=1, initial=-1)
     above = tops > HIGHEST_TOP
     tops = np.where(tops < 0, 127, np.clip(tops, LOWEST_TOP, HIGHEST_TOP))
@@ -93,7 +93,7 @@ def test_a_gap_beyond_14_fits_where_the_elements_do():
     """A row fits as long as it holds no element with bits below the smallest step."""
     cases = [(gap, code) for gap in range(12, 20) for code in range(16)]
     exact = check_fold(matrix([[(140, [2] + [0] * 31), (140 - gap, [code] * 32)] for gap, code in cases]))
-    steps = [E2M1_MAGNITUDES[code & 7] * 2.0 ** (15 - gap) for gap, code in cases]
+    steps = [E2M1.magnitudes[code & 7] * 2.0 ** (15 - gap) for gap, code in cases]
     assert exact.tolist() == [step == int(step) for step in steps]
 
 
@@ -346,8 +346,8 @@ def test_the_reference_range_is_never_exceeded():
 
 def test_packing_of_the_helpers():
     q = matrix([[(127, [*range(16), *range(16)])]])
-    assert (unpack(q.codes) == np.tile(np.arange(16), 2)).all()
-    assert (pack(unpack(q.codes)) == q.codes).all()
+    assert (unpack(q.codes, E2M1) == np.tile(np.arange(16), 2)).all()
+    assert (pack(unpack(q.codes, E2M1), E2M1) == q.codes).all()
 
 
 @pytest.mark.clause("conformance.capabilities", "conformance.dual")

@@ -11,11 +11,13 @@ import torch
 
 from interpreted.gemm_operands import bits, drawn, on
 from mxref import GemmProfile
+from mxref.backend import every_gemm
 from mxref.conformance import check
 from mxref.conformance.report import failure_text
 from mxref.errors import BackendError, RecipeError, UnsupportedError
+from mxref.formats import MXFP4
 from mxref.gemm import bounded_tolerance, scaled_gemm
-from mxref.recipe import recipe_from_table
+from mxref.recipe_files import recipe_from_table
 from mxref_torch import advance, convert, sole_uses
 from mxref_triton import TritonBackend, gemm, gfx950_gemm
 from mxref_triton.gfx950_gemm import TILES, multiply, multiply_onto
@@ -168,7 +170,7 @@ def test_the_backend_takes_it_and_notices_scales_beyond_its_range():
 def test_conformance_of_the_gemm():
     backend = TritonBackend(bounded="mfma")
     # `ordered` does not depend on it.
-    backend.capabilities = replace(backend.capabilities, gemm_profiles=frozenset({GemmProfile.BOUNDED}))
+    backend.capabilities = replace(backend.capabilities, gemms=every_gemm({GemmProfile.BOUNDED}, {MXFP4}))
     report = check(backend, ops=["gemm"], level="quick", shrink=False)
     assert report.ok, "\n\n".join(failure_text(f) for f in report.failures)
     assert report.total("passed") > 10
@@ -244,7 +246,7 @@ def test_folded_products_are_the_references(prepared, folding_gfx950):
 @pytest.mark.clause("conformance.capabilities")
 def test_conformance_of_folded_products(folding_gfx950):
     folding_gfx950.capabilities = replace(
-        folding_gfx950.capabilities, gemm_profiles=frozenset({GemmProfile.ORDERED})
+        folding_gfx950.capabilities, gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4})
     )
     report = check(folding_gfx950, ops=["gemm"], level="quick", shrink=False)
     assert report.ok, "\n\n".join(failure_text(f) for f in report.failures)

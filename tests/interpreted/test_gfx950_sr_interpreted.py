@@ -5,6 +5,7 @@ import pytest
 
 from mxref import Rounding
 from mxref.errors import BackendError
+from mxref.formats import E2M1
 from mxref.rounding import round_magnitude
 from mxref_triton import gfx950_sr
 
@@ -18,7 +19,7 @@ def coin_flips(spoiled_at=None):
     def convert(values, factors):
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             magnitude = np.minimum(np.nan_to_num(np.abs(values * factors[:, None]), nan=0.0), 8)
-        below = round_magnitude(magnitude.astype(np.float32), Rounding.RTZ)
+        below = round_magnitude(magnitude.astype(np.float32), Rounding.RTZ, E2M1)
         above = np.minimum(below + (magnitude > GRID[below]), 7)
         codes = np.where(rng.random(values.shape) < 0.5, below, above).astype(np.uint32)
         if spoiled_at is not None and len(codes) > spoiled_at:

@@ -16,6 +16,7 @@ from interpreted.test_quantize_interpreted import (
     tiny,
 )
 from mxref import OperandSpec, ScaleRule
+from mxref.placement import Placement
 from mxref_triton import block, hopper, quantize
 
 SHIFTS = (np.uint32(0), np.uint32(16))
@@ -107,8 +108,8 @@ def packed(monkeypatch):
 
 
 def check(x, spec, axis):
-    got = BACKEND.quantize(BACKEND.from_numpy(x), spec, axis=axis, rng=STREAM)
-    assert_same(got, REFERENCE.quantize(x, spec, axis=axis, rng=STREAM))
+    got = BACKEND.quantize(BACKEND.from_numpy(x), spec, axis=axis, placement=Placement(STREAM))
+    assert_same(got, REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM)))
 
 
 def with_nonfinite(x):

@@ -9,6 +9,7 @@ from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, Stream,
 from mxref.errors import NonfiniteError, UnsupportedError
 from mxref.formats import CANONICAL_NAN
 from mxref.hadamard import SIZES
+from mxref.placement import Placement
 from strategies import crafted_blocks
 
 BACKEND = get_backend("mxref_triton:backend")
@@ -59,11 +60,12 @@ def assert_same(got, want):
     assert got == want
 
 
-def check(x, spec, **placement):
-    placement = {"rng": STREAM, **placement}
-    assert_same(
-        BACKEND.quantize(BACKEND.from_numpy(x), spec, **placement), REFERENCE.quantize(x, spec, **placement)
+def check(x, spec, place=Placement(STREAM), **options):
+    got, want = (
+        backend.quantize(backend.from_numpy(x), spec, placement=place, **options)
+        for backend in (BACKEND, REFERENCE)
     )
+    assert_same(got, want)
 
 
 # ---- every treatment ----
@@ -140,7 +142,7 @@ def test_views_of_any_strides(rounding):
         (big[:, :, :64], 2), (big[:, :, 1:65], 2), (big[:2, ::2, :3], 1), (big[::2, :, :32], 2),
         (big.transpose(2, 0, 1)[:2], 2), (big[:, :, ::-1][..., :64], 1), (big[0], 1), (big[1, 3], 0), (big, 2),
     ):  # fmt: skip
-        want = REFERENCE.quantize(view, spec, axis=axis, rng=STREAM, pad=True)
+        want = REFERENCE.quantize(view, spec, axis=axis, placement=Placement(STREAM), pad=True)
         whole = BACKEND.from_numpy(big)
         if (view.base if view.base is not None else view) is big and min(view.strides) > 0:
             offset = (
@@ -149,7 +151,7 @@ def test_views_of_any_strides(rounding):
             x = whole.as_strided(view.shape, [s // big.itemsize for s in view.strides], offset)
         else:
             x = BACKEND.from_numpy(view)
-        assert_same(BACKEND.quantize(x, spec, axis=axis, rng=STREAM, pad=True), want)
+        assert_same(BACKEND.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True), want)
 
 
 @pytest.mark.clause("quantize.padding", "quantize.empty")
@@ -166,11 +168,11 @@ def test_parts_get_the_bits_of_the_whole(bits):
     spec = OperandSpec(rounding="sr", sr_bits=bits, hadamard=32)
     far = (1 << 33, 1 << 33)
     for axis in (0, 1):
-        check(heavy(64, 96), spec, axis=axis, origin=(32, 64), global_shape=(160, 256))
-        check(heavy(64, 96), spec, axis=axis, origin=(far[0] - 96, far[1] - 96), global_shape=far)
+        check(heavy(64, 96), spec, Placement(STREAM, (32, 64), (160, 256)), axis=axis)
+        check(heavy(64, 96), spec, Placement(STREAM, (far[0] - 96, far[1] - 96), far), axis=axis)
     for axis in (1, 2):
-        check(heavy(2, 32, 64), spec, axis=axis, origin=(3, 32, 64), global_shape=(7, 96, 192))
-    check(heavy(64, 2, 3), spec, axis=0, origin=(32, 1, 2), global_shape=(96, 7, 9))
+        check(heavy(2, 32, 64), spec, Placement(STREAM, (3, 32, 64), (7, 96, 192)), axis=axis)
+    check(heavy(64, 2, 3), spec, Placement(STREAM, (32, 1, 2), (96, 7, 9)), axis=0)
 
 
 @pytest.mark.clause("random.index", "random.counter")
@@ -180,8 +182,8 @@ def test_a_counter_that_carries_within_a_row(bits, per_call):
     for length in (96, 544):
         row = (per_call << 32) // length
         assert (per_call << 32) % length
-        check(heavy(3, length), spec, axis=1, origin=(row - 1, 0), global_shape=(row + 2, length))
-        check(heavy(length, 3), spec, axis=0, origin=(0, row - 1), global_shape=(length, row + 2))
+        check(heavy(3, length), spec, Placement(STREAM, (row - 1, 0), (row + 2, length)), axis=1)
+        check(heavy(length, 3), spec, Placement(STREAM, (0, row - 1), (length, row + 2)), axis=0)
 
 
 @pytest.mark.clause("scale.nonfinite")
@@ -211,18 +213,22 @@ def test_dual(row, column, shape):
     specs = OperandSpec(**row), OperandSpec(**column)
     for dtype in DTYPES:
         x = np.resize(crafted(dtype), shape)
-        placement = {"rngs": (STREAM, OTHER), "origin": (64, 128), "global_shape": (1024, 2048)}
-        got = BACKEND.quantize_dual(BACKEND.from_numpy(x), specs, **placement)
-        for g, w in zip(got, REFERENCE.quantize_dual(x, specs, **placement), strict=True):
+        placements = tuple(Placement(stream, (64, 128), (1024, 2048)) for stream in (STREAM, OTHER))
+        got = BACKEND.quantize_dual(BACKEND.from_numpy(x), specs, placements=placements)
+        for g, w in zip(got, REFERENCE.quantize_dual(x, specs, placements=placements), strict=True):
             assert_same(g, w)
 
 
 @pytest.mark.clause("conformance.dual")
 def test_dual_of_what_has_to_be_padded():
     x, specs = heavy(40, 70), (OperandSpec(), OperandSpec(rounding="sr"))
-    got = BACKEND.quantize_dual(BACKEND.from_numpy(x), specs, rngs=(None, OTHER), pads=(True, True))
+    got = BACKEND.quantize_dual(
+        BACKEND.from_numpy(x), specs, placements=(Placement(), Placement(OTHER)), pads=(True, True)
+    )
     for g, w in zip(
-        got, REFERENCE.quantize_dual(x, specs, rngs=(None, OTHER), pads=(True, True)), strict=True
+        got,
+        REFERENCE.quantize_dual(x, specs, placements=(Placement(), Placement(OTHER)), pads=(True, True)),
+        strict=True,
     ):
         assert_same(g, w)
 

@@ -6,6 +6,7 @@ from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
 from mxref import ScaleRule
+from mxref.formats import E2M1
 from mxref.packing import unpack
 from peers.peer import Decoder, Peer, Quantizer, beside_4
 
@@ -17,7 +18,7 @@ def quantizer(dtype):
         weight = torch.from_numpy(blocks).to(dtype)
         scale, _ = calculate_qparams(*torch.aminmax(weight, dim=-1), SCHEME.weights)
         state = MXFP4PackedCompressor.compress({"weight": weight, "weight_scale": scale[:, None]}, SCHEME)
-        return state["weight_scale"].numpy()[:, 0], unpack(state["weight_packed"].numpy())
+        return state["weight_scale"].numpy()[:, 0], unpack(state["weight_packed"].numpy(), E2M1)
 
     return Quantizer(ScaleRule.EVEN, run, bfloat16=dtype is torch.bfloat16)
 

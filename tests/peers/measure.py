@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from mxref import MXArray, OperandSpec, ScaleRule, dequantize, quantize
+from mxref.formats import E2M1
 from mxref.packing import pack
 from peers import cases
 from peers.peer import Bytes, Peer, Quantizer, Values
@@ -20,7 +21,7 @@ PEER_NORMAL_BLOCKS = 1024
 
 def values_of(scales: Bytes, codes: Bytes) -> np.ndarray:
     """What blocks decode to, float64 [N, 32], by the reference."""
-    return dequantize(MXArray(pack(codes), scales[:, None], codes.shape, 1), "float64")
+    return dequantize(MXArray(pack(codes, E2M1), scales[:, None], codes.shape, 1), "float64")
 
 
 def release(distribution: str) -> str:

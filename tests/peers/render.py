@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, dequantize, quantize
-from mxref.formats import E2M1_SIGN
+from mxref.dialects import dialect
+from mxref.formats import E2M1
 from mxref.packing import pack, unpack
-from mxref.recipe import dialect
 from mxref.rounding import round_magnitude
 from peers import cases, notes
 from peers.measure import PEER_NORMAL_BLOCKS, as_seen, values_of
@@ -123,7 +123,9 @@ def _of_rule(results: Mapping[str, Any], rule: ScaleRule) -> Iterable[tuple[str,
 
 def _reference_blocks(spec: OperandSpec, bfloat16: bool = False) -> dict[str, Block]:
     q = quantize(as_seen(cases.block_array(), bfloat16), spec)
-    return dict(zip(cases.BLOCKS, zip(q.scales[:, 0].tolist(), unpack(q.codes), strict=True), strict=True))
+    return dict(
+        zip(cases.BLOCKS, zip(q.scales[:, 0].tolist(), unpack(q.codes, E2M1), strict=True), strict=True)
+    )
 
 
 def _block_text(row: str, block: Block) -> str:
@@ -172,8 +174,8 @@ E8M0 has no zero, no sign and no infinity, so what becomes of them differs; **!*
 def _element_table(results: Mapping[str, Any]) -> str:
     explained = _Notes(notes.ELEMENTS)
     x = np.array(list(cases.ELEMENTS.values()), np.float32)
-    sign = np.where(np.signbit(x), E2M1_SIGN, 0)
-    ours = (round_magnitude(np.abs(x), Rounding.RNE) | sign).tolist()
+    sign = np.where(np.signbit(x), E2M1.sign, 0)
+    ours = (round_magnitude(np.abs(x), Rounding.RNE, E2M1) | sign).tolist()
     rows = [["**mxref rne**", *(f"``{code:X}``" for code in ours)]]
     for title, codes in _all(results, "elements"):
         cells = []
@@ -188,7 +190,7 @@ def _decoder_table(results: Mapping[str, Any]) -> str:
     explained = _Notes(notes.DECODERS)
     bytes_ = [f"{byte:02X}" for byte in cases.SCALE_BYTES]
     scales = np.array(cases.SCALE_BYTES, np.uint8)[:, None]
-    q = MXArray(pack(np.full((len(scales), 32), 7, np.uint8)), scales, (len(scales), 32), 1)
+    q = MXArray(pack(np.full((len(scales), 32), 7, np.uint8), E2M1), scales, (len(scales), 32), 1)
     ours = {t: dequantize(q, t)[:, 0].astype(np.float64) for t in ("float64", "float32", "bfloat16")}
     rows = [[f"**mxref {dtype}**", *map(_number, values)] for dtype, values in ours.items()]
     for title, decoder in _all(results, "decoders"):

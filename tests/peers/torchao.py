@@ -6,6 +6,7 @@ from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked
 from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
 from mxref import ScaleRule
+from mxref.formats import E2M1
 from mxref.packing import unpack
 from peers.peer import Decoder, Peer, Quantizer
 
@@ -14,7 +15,7 @@ def quantizer(rule):
     def run(blocks):
         mode = ScaleCalculationMode[rule.name]
         scales, packed = to_mx(torch.from_numpy(blocks), torch.float4_e2m1fn_x2, 32, mode)
-        return scales.view(torch.uint8).numpy()[:, 0], unpack(packed.view(torch.uint8).numpy())
+        return scales.view(torch.uint8).numpy()[:, 0], unpack(packed.view(torch.uint8).numpy(), E2M1)
 
     return Quantizer(rule, run)
 

@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 from torch import nn
 
-from mxref.formats import OperandFormat
-from mxref.linear import GemmRole
-from mxref.recipe import Recipe, load_recipe
+from mxref.formats import BF16, FORMATS
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
@@ -78,7 +79,7 @@ def _expected_by_layer(
                 GemmRole.DGRAD: name not in without_dgrad,
                 GemmRole.WGRAD: linear.weight.requires_grad,
             }[role]
-            format = OperandFormat.BF16 if is_kept(name, recipe) else recipe.format(role)
+            format = BF16 if is_kept(name, recipe) else recipe.formats(role)[0]
             expected[name][role, format] += micro_batches * calls.get(name, 1) * runs
     return expected
 
@@ -101,9 +102,9 @@ def check_census(
     by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
     expected: operators.Census = sum(by_layer.values(), Counter())
     differences = [
-        f"{role.value} in {format.value}: {context.census[role, format]} ran, {expected[role, format]} expected"
+        f"{role.value} in {format.name}: {context.census[role, format]} ran, {expected[role, format]} expected"
         for role in GemmRole
-        for format in OperandFormat
+        for format in FORMATS.values()
         if context.census[role, format] != expected[role, format]
     ]
     layers = _differing_layers(model, by_layer)

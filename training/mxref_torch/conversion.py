@@ -13,10 +13,12 @@ from torch import nn
 from mxref.backend import Backend
 from mxref.discovery import get_backend
 from mxref.errors import BackendError
-from mxref.formats import MXFP4, BlockShape, OperandFormat
-from mxref.linear import OPERANDS, GemmRole
+from mxref.formats import MXFP4, BlockShape
 from mxref.philox import Stream
-from mxref.recipe import Recipe, load_recipe
+from mxref.placement import Placement
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import OPERANDS, GemmRole
 from mxref_torch.census import is_kept
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
@@ -98,15 +100,15 @@ def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend,
     """Raise unless the layer's axes hold whole blocks and the backend declares what the recipe asks for."""
     lengths = {"in_features": linear.in_features, "out_features": linear.out_features}
     for role in GemmRole:
-        if recipe.format(role) is not OperandFormat.MXFP4:
+        if recipe.formats(role)[0] is not MXFP4:
             continue
-        backend.capabilities.require(backend.name, "gemm_profiles", recipe.gemm)
+        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, *recipe.formats(role)))
         contraction = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}.get(role)
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
             unit = math.lcm(MXFP4.k, spec.hadamard or 1)
             source = torch.empty((unit, unit), device="meta")
             rng = Stream(seed, 0, 0, operand.id)
-            backend.plan(source, spec, axis=operand.axis, rng=rng)
+            backend.plan(source, spec, axis=operand.axis, placement=Placement(rng))
             needs = {contraction: unit} if contraction else {}
             if spec.block is BlockShape.TILE:
                 across = {"w": set(lengths), "x": {"in_features"}, "dy": {"out_features"}}[operand.tensor]

@@ -16,17 +16,17 @@ import torch
 from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import OperandFormat
+from mxref.formats import BF16, FP8, MXFP4
 from mxref.hadamard import SignPolicy
-from mxref.linear import OPERANDS, GemmRole
 from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.roles import OPERANDS, GemmRole
 from mxref.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.context import StepContext, repeated
 from mxref_torch.errors import StepError
 from mxref_torch.fp8 import Fp8Scales
 
-_BF16 = OperandSpec(format=OperandFormat.BF16)
+_BF16 = OperandSpec(format=BF16)
 BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
 """The recipe of the layers that `keep_bf16` names."""
 
@@ -62,16 +62,16 @@ class MXLinear(nn.Linear):
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias
         self.recipe, self.context, self.index = recipe, context, index
-        self.formats = {role: recipe.format(role) for role in GemmRole}
-        self.low_precision = set(self.formats.values()) != {OperandFormat.BF16}
+        self.formats = {role: recipe.formats(role)[0] for role in GemmRole}
+        self.low_precision = set(self.formats.values()) != {BF16}
         self.spec_texts = {role: [operators.spec_text(s) for s in recipe.operands(role)] for role in GemmRole}
-        if OperandFormat.FP8 in self.formats.values():
+        if FP8 in self.formats.values():
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
         self.draws = any(
             spec.signs in (SignPolicy.PER_STEP, SignPolicy.PER_STEP_LAYER)
             or (spec.rounding is Rounding.SR and not context.backend.capabilities.native_sr)
             for role in GemmRole
-            if self.formats[role] is OperandFormat.MXFP4
+            if self.formats[role] is MXFP4
             for spec in recipe.operands(role)
         )
         self.census = operators.LayerCensus()
@@ -151,7 +151,7 @@ class MXLinear(nn.Linear):
 
         `observe` says whether FP8's history takes note of it: in training, not in evaluation.
         """
-        if all(self.formats[role] is not OperandFormat.FP8 for role in roles):
+        if all(self.formats[role] is not FP8 for role in roles):
             return ()
         data, inverse, amax = self.fp8.quantize(tensor, t)
         if observe:
@@ -172,9 +172,9 @@ class MXLinear(nn.Linear):
         for role, which in READERS[tensor]:
             if role not in roles:
                 continue
-            if self.formats[role] is OperandFormat.MXFP4:
+            if self.formats[role] is MXFP4:
                 quantized.append((role, which))
-            elif self.formats[role] is OperandFormat.FP8:
+            elif self.formats[role] is FP8:
                 made[role] = fp8
             else:
                 bf16 = _cast(t, torch.bfloat16) if bf16 is None else bf16
@@ -211,7 +211,7 @@ class MXLinear(nn.Linear):
             ahead: roles that will read W in this step too; theirs is made from the same read of it.
         """
         format = self.formats[role]
-        if format is OperandFormat.BF16:
+        if format is BF16:
             return (_cast(weight, torch.bfloat16),)
         # A compiled graph cannot ask for a tensor's version, and a sharded weight has none: the operand is made anew.
         key, again = None, False
@@ -220,7 +220,7 @@ class MXLinear(nn.Linear):
             key = step, weight._version, weight.data_ptr()
             # One GEMM alone gains nothing from a layout: it would make the same on its way.
             again = tokens is None or tokens < total
-        if format is OperandFormat.FP8:
+        if format is FP8:
             made = self._weights[_FP8][1] if self._keeps(_FP8, key) else self.fp8.quantize("w", weight)
             if key is not None:
                 self._weights[_FP8] = key, made
@@ -231,7 +231,7 @@ class MXLinear(nn.Linear):
         if key is None:
             return self.operands("w", weight, place, (role,))[role]
         if not self._keeps(role.value, key):
-            mxfp4 = (each for each in ahead if self.formats[each] is OperandFormat.MXFP4)
+            mxfp4 = (each for each in ahead if self.formats[each] is MXFP4)
             wanted = [role, *(each for each in mxfp4 if not self._keeps(each.value, key))]
             for each, quantized in self.operands("w", weight, place, wanted).items():
                 self._weights[each.value] = key, self.prepared(each, quantized) if again else quantized
@@ -250,7 +250,7 @@ class MXLinear(nn.Linear):
     def gemm(self, role: GemmRole, a: Operand, b: Operand, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return one GEMM from its two operands, [M, N] of `dtype`; `length` is its contraction length."""
         format = self.formats[role]
-        if format is OperandFormat.MXFP4:
+        if format is MXFP4:
             name = str(dtype).removeprefix("torch.")
             product: torch.Tensor = operators.scaled_gemm(
                 *self._packed(role, a, b, length), name, role.value, self.tally
@@ -261,7 +261,7 @@ class MXLinear(nn.Linear):
             t[0] if operand.axis == 1 else t[0].t() for operand, t in zip(OPERANDS[role], (a, b), strict=True)
         )
         out: torch.Tensor = operators.dense_gemm(rows, columns, role.value, self.tally)
-        if format is OperandFormat.FP8:
+        if format is FP8:
             out = out * a[1] * b[1]
         return _cast(out, dtype)
 
@@ -278,13 +278,13 @@ class MXLinear(nn.Linear):
     def advance(self) -> None:
         """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
         self._weights.clear()
-        if OperandFormat.FP8 in self.formats.values():
+        if FP8 in self.formats.values():
             self.fp8.advance()
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""
         self._forget()
-        if OperandFormat.FP8 in self.formats.values():
+        if FP8 in self.formats.values():
             self.fp8.restart()
 
 
@@ -345,7 +345,7 @@ class _LinearFunction(torch.autograd.Function):
 def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
-    if weight is None or layer.formats[GemmRole.WGRAD] is not OperandFormat.MXFP4:
+    if weight is None or layer.formats[GemmRole.WGRAD] is not MXFP4:
         return None
     # Who listens to the gradient has to be given one.
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):

@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.formats import E2M1_MAGNITUDES, E2M1_SIGN, MXFP4, OperandFormat
+from mxref.formats import E2M1, MXFP4
 from mxref.hadamard import SignPolicy, draw_rotation, hadamard
-from mxref.linear import OPERANDS, GemmRole
 from mxref.packing import unpack
 from mxref.philox import Stream
-from mxref.recipe import OperandSpec, Recipe, load_recipe
+from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import OPERANDS, GemmRole
 from mxref.rounding import Rounding
 from mxref.scale import scale_exponent
 from mxref_torch import operators
@@ -41,7 +42,7 @@ def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Pat
     """
     recipe, backend = load_recipe(recipe), require_backend(backend)
     for role in GemmRole:
-        if recipe.format(role) is not OperandFormat.MXFP4:
+        if recipe.formats(role)[0] is not MXFP4:
             continue
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
             if spec.rounding is not Rounding.SR:
@@ -61,7 +62,7 @@ def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Pat
 def _beside(recipe: Recipe, role: GemmRole, tensor: str) -> tuple[OperandSpec, int] | None:
     """Return treatment and stream id of the operand that is made in one read with a role's, if there is one."""
     for other, which in READERS[tensor]:
-        if other is not role and recipe.format(other) is OperandFormat.MXFP4:
+        if other is not role and recipe.formats(other)[0] is MXFP4:
             return recipe.operands(other)[which], OPERANDS[other][which].id
     return None
 
@@ -80,7 +81,7 @@ def _sr_problem(
     values = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream)) if spec.hadamard else row
     exponent = np.repeat(scale_exponent(scales[0]), MXFP4.k)
     scaled = np.abs(np.ldexp(values.astype(np.float64), -exponent)) * (0.75 if spec.prescale else 1.0)
-    grid = np.array(E2M1_MAGNITUDES)
+    grid = np.array(E2M1.magnitudes)
     scaled = np.minimum(scaled, grid[-1])
     lower = np.minimum(np.searchsorted(grid, scaled, side="right") - 1, len(grid) - 2)
     gap = grid[lower + 1] - grid[lower]
@@ -88,7 +89,7 @@ def _sr_problem(
     probability = np.floor((scaled - grid[lower]) / gap / step) * step
     mean, variance = grid[lower] + gap * probability, gap**2 * probability * (1 - probability)
 
-    magnitudes = grid[codes & ~np.uint8(E2M1_SIGN)]
+    magnitudes = grid[codes & ~np.uint8(E2M1.sign)]
     spread = magnitudes.var(axis=0).sum() / variance.sum()
     if not 0.9 < spread < 1.1:
         return f"has {spread:.2f} times the spread that it should have"
@@ -149,4 +150,4 @@ def _round(
         order = 1 if axis == 1 else -1  # the one along axis 1 goes first
         both = operators.quantize_dual(*given, *texts[::order], *streams[::order], True)
         codes, scales = both[:2] if axis == 1 else both[2:]
-    return unpack(codes.cpu().numpy()), scales.cpu().numpy()
+    return unpack(codes.cpu().numpy(), E2M1), scales.cpu().numpy()

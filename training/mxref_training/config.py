@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mxref.errors import RecipeError
-from mxref.recipe import Recipe, load_recipe
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
 from mxref.tomlio import MAX_DEPTH, build, merge, nearest, normalize, parse_toml, read_toml, shown
 from mxref_training.errors import ConfigError
 

@@ -18,7 +18,7 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.formats import CANONICAL_NAN, E2M1_MAGNITUDES, E8M0
+from mxref.formats import CANONICAL_NAN, E2M1, E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
@@ -28,7 +28,7 @@ from mxref_numba.vector.jobs import address_of
 from mxref_numba.vector.lanes import F32, I8, I16, I32, I64, Lanes, constant, load, vector_code
 from mxref_numba.vector.native import Native, copy_bytes, numbers_at, run_native
 
-_VALUES = [*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)]
+_VALUES = [*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)]
 _SUBNORMAL_SCALE = 1 << 22
 """Bits of 2^-127."""
 _STREAMED_FROM = 8 << 20

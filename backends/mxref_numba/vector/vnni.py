@@ -32,7 +32,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from mxref.formats import E2M1_MAGNITUDES, E8M0
+from mxref.formats import E2M1, E8M0
 from mxref_numba.vector.lanes import F32, I8, I16, I32, I64, Lanes, constant, load, splat, vector_code
 
 TILE_ROWS, TILE_COLUMNS = 6, 32
@@ -49,7 +49,7 @@ _VECTORS = TILE_COLUMNS // LANES
 _LEFT_SCALES = TILE_ROWS * 32
 _STARTS = TILE_COLUMNS * 32
 _RIGHT_SCALES = _STARTS + TILE_COLUMNS * 4
-_TWICE = [sign * int(2 * magnitude) for sign in (1, -1) for magnitude in E2M1_MAGNITUDES]
+_TWICE = [sign * int(2 * magnitude) for sign in (1, -1) for magnitude in E2M1.magnitudes]
 _OFFSET = 12
 _MAGNITUDES = 0x77
 """The bits of a packed byte that are not signs."""

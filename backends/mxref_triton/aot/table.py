@@ -12,6 +12,7 @@ from mxref.formats import BlockShape
 from mxref.hadamard import SignPolicy
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.rounding import Rounding
 from mxref.scale import ScaleRule
@@ -60,17 +61,19 @@ def _input(dtype: str, shape: tuple[int, int]) -> torch.Tensor:
 def _quantize(
     spec: OperandSpec, axis: int, dtype: str, shape: tuple[int, int], pad: bool, backend: TritonBackend
 ) -> object:
-    return backend.quantize(_input(dtype, shape), spec, axis=axis, rng=_STREAM, pad=pad)
+    return backend.quantize(_input(dtype, shape), spec, axis=axis, placement=Placement(_STREAM), pad=pad)
 
 
 def _fake(spec: OperandSpec, axis: int, backend: TritonBackend) -> object:
     return backend.fake_quantize(
-        _input("bfloat16", (SIDE, SIDE)), spec, axis=axis, dtype="bfloat16", rng=_STREAM
+        _input("bfloat16", (SIDE, SIDE)), spec, axis=axis, dtype="bfloat16", placement=Placement(_STREAM)
     )
 
 
 def _dual(specs: tuple[OperandSpec, OperandSpec], shape: tuple[int, int], backend: TritonBackend) -> object:
-    return backend.quantize_dual(_input("bfloat16", shape), specs, rngs=(_STREAM, _STREAM))
+    return backend.quantize_dual(
+        _input("bfloat16", shape), specs, placements=(Placement(_STREAM), Placement(_STREAM))
+    )
 
 
 def _hadamard(n: int, axis: int, backend: TritonBackend) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mxref.formats import OperandFormat
+from mxref.formats import BF16, FP8, MXFP4, OperandFormat
 from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import layer_matmul_parameters, parameter_count
@@ -63,14 +63,14 @@ class Arm:
 
 
 ARMS = (
-    Arm("bf16", "BF16", OperandFormat.BF16),
-    Arm("fp8", "FP8", OperandFormat.FP8),
-    Arm("plain", "MXFP4", OperandFormat.MXFP4, "plain"),
-    Arm("h16", "MXFP4 + H16", OperandFormat.MXFP4, "h16"),
-    Arm("h32", "MXFP4 + H32", OperandFormat.MXFP4, "h32"),
+    Arm("bf16", "BF16", BF16),
+    Arm("fp8", "FP8", FP8),
+    Arm("plain", "MXFP4", MXFP4, "plain"),
+    Arm("h16", "MXFP4 + H16", MXFP4, "h16"),
+    Arm("h32", "MXFP4 + H32", MXFP4, "h32"),
 )
 
-_FORMAT = {OperandFormat.BF16: "bf16", OperandFormat.FP8: "fp8", OperandFormat.MXFP4: "fp4"}
+_FORMAT = {BF16: "bf16", FP8: "fp8", MXFP4: "fp4"}
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ def _quantization(
     out = {}
     for place, (tensor, elements) in amounts.items():
         source = _MASTER if tensor == "w" else _HALF
-        if arm.format is OperandFormat.MXFP4:
+        if arm.format is MXFP4:
             record = one(records, case_name(tensor, arm.rotation, native))
             out[place] = kernel_time(record, elements, machine, assumed).seconds
-        elif arm.format is OperandFormat.FP8:
+        elif arm.format is FP8:
             # Delayed scaling: one pass takes the amax and writes both orientations, a byte each.
             out[place] = elements * (source + 2) / memory
         else:

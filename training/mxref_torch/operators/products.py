@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mxref.backend import Backend
 from mxref.errors import ShapeError
-from mxref.formats import OperandFormat
+from mxref.formats import BF16, FP8, MXFP4
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref_torch.bridge import from_backend, to_backend
@@ -116,7 +116,7 @@ def scaled_gemm(
         (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
     )
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
-    count(tally, role, OperandFormat.MXFP4)
+    count(tally, role, MXFP4)
     return from_backend(out, impl)
 
 
@@ -180,7 +180,7 @@ def add_product(
         (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
     )
     impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
-    count(tally, role, OperandFormat.MXFP4)
+    count(tally, role, MXFP4)
 
 
 @fake(add_product)
@@ -262,14 +262,14 @@ def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> t
     """
     if a.dtype is torch.bfloat16:
         out = a @ b.T
-        count(tally, role, OperandFormat.BF16)
+        count(tally, role, BF16)
         return out
     if a.device.type == "cpu":
         # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
         out = _decode(a) @ _decode(b).T
     else:
         out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
-    count(tally, role, OperandFormat.FP8)
+    count(tally, role, FP8)
     return out
 
 

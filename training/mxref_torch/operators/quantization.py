@@ -12,6 +12,7 @@ from mxref.backend import Backend
 from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
+from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
@@ -48,13 +49,13 @@ def quantize(
     """
     impl, treatment = backend_of(backend), parse_spec(spec)
     step, first, total = place.tolist()
+    lies = _lies(treatment, first, total, x.shape[1]) if tokens else {}
     q = impl.quantize(
         to_backend(x, impl),
         treatment,
         axis=axis,
-        rng=_stream(stream, step),
+        placement=Placement(_stream(stream, step), **lies),
         pad=tokens and axis == 0,
-        **(_placement(treatment, first, total, x.shape[1]) if tokens else {}),
     )
     return _tensors(q, impl)
 
@@ -104,16 +105,16 @@ def quantize_dual(
     impl, specs = backend_of(backend), (parse_spec(row_spec), parse_spec(column_spec))
     step, first, total = place.tolist()
     array, pads = to_backend(x, impl), (False, tokens)
-    rngs = _stream(row_stream, step), _stream(column_stream, step)
-    by_row, by_column = (_placement(s, first, total, x.shape[1]) if tokens else {} for s in specs)
+    by_row, by_column = (_lies(s, first, total, x.shape[1]) if tokens else {} for s in specs)
+    row, column = (Placement(_stream(words, step), **by_column) for words in (row_stream, column_stream))
     if by_row and not by_column:
         # The place that the rows need may cut a block along the tokens, which only SR there would refuse.
         pair = (
-            impl.quantize(array, specs[0], axis=1, rng=rngs[0], **by_row),
-            impl.quantize(array, specs[1], axis=0, rng=rngs[1], pad=pads[1]),
+            impl.quantize(array, specs[0], axis=1, placement=Placement(row.stream, **by_row)),
+            impl.quantize(array, specs[1], axis=0, placement=column, pad=pads[1]),
         )
     else:
-        pair = impl.quantize_dual(array, specs, rngs=rngs, pads=pads, **by_column)
+        pair = impl.quantize_dual(array, specs, placements=(row, column), pads=pads)
     return (*_tensors(pair[0], impl), *_tensors(pair[1], impl))
 
 
@@ -131,7 +132,7 @@ def _(
     return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
 
 
-def _placement(spec: OperandSpec, first: int, total: int, width: int) -> dict[str, Any]:
+def _lies(spec: OperandSpec, first: int, total: int, width: int) -> dict[str, Any]:
     """Return `origin` and `global_shape` of an operand of tokens, or nothing.
 
     Only SR depends on the place; anything else may be split into micro-batches of any length.

@@ -15,8 +15,8 @@ import torch
 from mxref.backend import Backend
 from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import OperandFormat
-from mxref.linear import GemmRole
 from mxref.recipe import OperandSpec
+from mxref.roles import GemmRole
 from mxref.tomlio import build, nearest, to_table
 
 Census = Counter[tuple[GemmRole, OperandFormat]]

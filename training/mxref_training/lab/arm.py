@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mxref.backend import Backend
-from mxref.recipe import Recipe, recipe_from_table
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.errors import ConfigError, DivergedError

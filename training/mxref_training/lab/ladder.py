@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxref.errors import FileFormatError
-from mxref.recipe import Recipe, recipe_from_table
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
 

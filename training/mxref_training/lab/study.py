@@ -16,9 +16,10 @@ import numpy as np
 
 from mxref.backend import Backend
 from mxref.errors import FileFormatError
-from mxref.formats import OperandFormat
-from mxref.linear import OPERANDS, GemmRole
+from mxref.formats import MXFP4
 from mxref.philox import Stream
+from mxref.placement import Placement
+from mxref.roles import OPERANDS, GemmRole
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
 from mxref_training.lab.fingerprint import code_digest, fingerprint
@@ -146,10 +147,12 @@ def _check(ladder: Ladder, config: TrainConfig, backend: Backend, seeds: int) ->
     for arm in ladder.arm:
         recipe = ladder.resolve(arm)
         for role in GemmRole:
-            if recipe.format(role) is OperandFormat.MXFP4:
-                backend.capabilities.require(backend.name, "gemm_profiles", recipe.gemm)
+            if recipe.formats(role)[0] is MXFP4:
+                backend.capabilities.require(backend.name, "gemms", (recipe.gemm, *recipe.formats(role)))
                 for spec, operand in zip(recipe.operands(role), OPERANDS[role], strict=True):
-                    backend.plan(probe, spec, axis=operand.axis, rng=Stream(0, 0, 0, operand.id))
+                    backend.plan(
+                        probe, spec, axis=operand.axis, placement=Placement(Stream(0, 0, 0, operand.id))
+                    )
 
 
 def _one_by_one(trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Runner:

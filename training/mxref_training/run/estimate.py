@@ -8,9 +8,9 @@ import torch
 
 import mxref_torch
 from mxref.backend import Backend
-from mxref.formats import OperandFormat
-from mxref.linear import GemmRole
+from mxref.formats import BF16, FORMATS, FP8, MXFP4
 from mxref.recipe import Recipe
+from mxref.roles import GemmRole
 from mxref_torch.operators import Census
 from mxref_training.config import TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
@@ -21,7 +21,7 @@ from mxref_training.run.optim import learning_rate
 from mxref_training.run.treatment import describe
 from mxref_training.wording import counted
 
-_BYTES = {OperandFormat.BF16: 2.0, OperandFormat.FP8: 1.0, OperandFormat.MXFP4: 17 / 32}
+_BYTES = {BF16: 2.0, FP8: 1.0, MXFP4: 17 / 32}
 """Bytes per element of a saved operand; MXFP4 is half a byte and a thirty-second of its scale."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -57,8 +57,8 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
     linear layer keeps for Wgrad in the recipe's format, which BF16 layers with one input share.
     """
     m, tokens = config.model, config.run.sequences * config.run.seq_len
-    kept = recipe.format(GemmRole.WGRAD)
-    shared = kept is OperandFormat.BF16
+    kept = recipe.formats(GemmRole.WGRAD)[0]
+    shared = kept is BF16
     inputs = m.width * ((1 + 1 + 1) if shared else (3 + 1 + 2)) + m.ffn  # into q k v, o, gate up, down
     attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
     layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn + _BYTES[kept] * inputs
@@ -199,5 +199,7 @@ def si(value: float) -> str:
 
 
 def _counts(role: GemmRole, census: Census) -> str:
-    found = [f"{census[role, format]} in {format.value}" for format in OperandFormat if census[role, format]]
+    found = [
+        f"{census[role, format]} in {format.name}" for format in FORMATS.values() if census[role, format]
+    ]
     return ", ".join(found) or "none"

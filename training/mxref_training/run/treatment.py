@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mxref.linear import OPERANDS, GemmRole
 from mxref.recipe import Recipe
+from mxref.roles import OPERANDS, GemmRole
 
 
 def describe(recipe: Recipe) -> list[tuple[str, str]]:
@@ -14,8 +14,8 @@ def describe(recipe: Recipe) -> list[tuple[str, str]]:
 def _treatment(recipe: Recipe, role: GemmRole) -> str:
     specs = recipe.operands(role)
     first = specs[0]
-    if first.format.value != "mxfp4":
-        return first.format.value.upper()
+    if first.format.name != "mxfp4":
+        return first.format.name.upper()
     parts = ["MXFP4"]
     for key, default in (("scale_rule", None), ("rounding", "rne"), ("block", "1x32")):
         values = [str(getattr(spec, key).value) for spec in specs]

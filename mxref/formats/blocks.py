@@ -1,0 +1,93 @@
+"""The formats in which a GEMM reads an operand, by name: block formats, and those without blocks.
+
+Source: OCP Microscaling Formats (MX) v1.0, section 5.2.
+
+Implements: formats.mxfp4
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mxref.formats.elements import E2M1, E4M3, E5M2, ElementFormat
+from mxref.formats.scales import E8M0, ScaleFormat
+
+
+@dataclass(frozen=True, repr=False)
+class OperandFormat:
+    """The format in which a GEMM reads an operand; `str` gives its name."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """How operands of this format are handled; both operands of a GEMM share it."""
+        return self.name
+
+    @property
+    def title(self) -> str:
+        """The name as texts write it, as in `MXFP8 E4M3`."""
+        return self.name.upper().replace("_", " ")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # A copy of a registered format, by pickle or deepcopy, is the format itself.
+        return (_registered, (self.name,)) if FORMATS.get(self.name) is self else super().__reduce__()
+
+    @staticmethod
+    def by_name() -> dict[str, OperandFormat]:
+        """Return the formats that a recipe can name."""
+        return FORMATS
+
+
+@dataclass(frozen=True, repr=False)
+class TensorFormat(OperandFormat):
+    """A format without blocks: BF16, or FP8 with one scale for a tensor."""
+
+    __hash__ = OperandFormat.__hash__
+
+
+@dataclass(frozen=True, repr=False)
+class BlockFormat(OperandFormat):
+    """A block of `k` elements under one shared scale."""
+
+    element: ElementFormat
+    scale: ScaleFormat
+    k: int
+
+    __hash__ = OperandFormat.__hash__
+
+    @property
+    def kind(self) -> str:
+        """`block`, for every block format."""
+        return "block"
+
+    def code_bytes(self, length: int) -> int:
+        """Return the bytes in which the codes of `length` elements are stored."""
+        return length * self.element.bits // 8
+
+
+BF16 = TensorFormat("bf16")
+FP8 = TensorFormat("fp8")
+MXFP4 = BlockFormat("mxfp4", E2M1, E8M0, k=32)
+MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, E8M0, k=32)
+MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, E8M0, k=32)
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2)}
+"""The block formats, by name."""
+
+FORMATS: dict[str, OperandFormat] = {BF16.name: BF16, FP8.name: FP8, **BLOCK_FORMATS}
+"""Every format that an operand can have, by name."""
+
+
+def _registered(name: str) -> OperandFormat:
+    return FORMATS[name]

@@ -1,0 +1,103 @@
+"""Element formats: small floating-point types, given by their bits.
+
+Source: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point v1.0 for E4M3 and E5M2.
+
+Implements: formats.e2m1, formats.fp8
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+
+class Specials(StrEnum):
+    """Which codes of an element format are no finite numbers."""
+
+    NONE = "none"
+    """Every code is a finite number."""
+    NAN = "nan"
+    """The code with all bits set, and the same with the sign, are NaN; there is no Inf."""
+    IEEE = "ieee"
+    """The highest exponent field holds Inf (mantissa 0) and NaN (any other mantissa)."""
+
+
+@dataclass(frozen=True)
+class ElementFormat:
+    """A floating-point format of one element: sign, exponent field, mantissa field, from the highest bit down.
+
+    Everything else about the format follows from these fields.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: Specials
+    dtype: str | None = None
+    """Name of the same format in ml_dtypes; None if ml_dtypes has no such type."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @cached_property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @cached_property
+    def sign(self) -> int:
+        """The sign bit of a code, as a mask."""
+        return 1 << (self.bits - 1)
+
+    @cached_property
+    def max_code(self) -> int:
+        """Code of the largest finite magnitude."""
+        if self.specials is Specials.IEEE:
+            return ((1 << self.exponent_bits) - 1 << self.mantissa_bits) - 1
+        return self.sign - (2 if self.specials is Specials.NAN else 1)
+
+    @cached_property
+    def max_exponent(self) -> int:
+        """Exponent of the largest binade, emax: 2^emax <= max_value < 2^(emax + 1)."""
+        return (self.max_code >> self.mantissa_bits) - self.bias
+
+    @cached_property
+    def unit_exponent(self) -> int:
+        """Exponent of the smallest positive magnitude, of which every finite value is a multiple."""
+        return 1 - self.bias - self.mantissa_bits
+
+    @cached_property
+    def max_value(self) -> float:
+        """Largest finite magnitude; larger inputs saturate to it."""
+        return self._magnitude(self.max_code)
+
+    @cached_property
+    def prescale(self) -> float:
+        """The largest factor at which the scale rule FLOOR cannot saturate: max_value / 2^(emax + 1)."""
+        return math.ldexp(self.max_value, -self.max_exponent - 1)
+
+    @cached_property
+    def magnitudes(self) -> tuple[float, ...]:
+        """Values of the codes 0 to `max_code`, in ascending order."""
+        return tuple(self._magnitude(code) for code in range(self.max_code + 1))
+
+    @cached_property
+    def values(self) -> tuple[float, ...]:
+        """Values of all codes, NaN and Inf included; the upper half holds the negatives, -0 first."""
+        beyond = range(self.max_code + 1, self.sign)
+        infinity = self.max_code + 1 if self.specials is Specials.IEEE else None
+        upper = (*self.magnitudes, *(math.inf if code == infinity else math.nan for code in beyond))
+        return (*upper, *(-value for value in upper))
+
+    def _magnitude(self, code: int) -> float:
+        field, mantissa = code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1)
+        hidden = (field > 0) << self.mantissa_bits
+        return math.ldexp(mantissa + hidden, max(field, 1) - self.bias - self.mantissa_bits)
+
+
+E2M1 = ElementFormat("E2M1", 2, 1, bias=1, specials=Specials.NONE, dtype="float4_e2m1fn")
+E4M3 = ElementFormat("E4M3", 4, 3, bias=7, specials=Specials.NAN, dtype="float8_e4m3fn")
+E5M2 = ElementFormat("E5M2", 5, 2, bias=15, specials=Specials.IEEE, dtype="float8_e5m2")

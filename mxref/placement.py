@@ -1,0 +1,52 @@
+"""Where an array lies: its random stream, and its place in the global logical tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from mxref.arrays import described
+from mxref.errors import RecipeError, ShapeError
+from mxref.philox import Stream
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which random stream an array draws from, and which part of the global logical tensor it is.
+
+    Random bits are counted in the global tensor, so a part draws the same bits as the whole does at its place.
+    RecipeError for a stream that is none, ShapeError for an origin or shape that does not hold integers.
+
+    Implements: quantize.parts
+    """
+
+    stream: Stream | None = None
+    """Needed for SR and for random signs."""
+    origin: tuple[int, ...] | None = None
+    """Where the array begins in the global tensor, in the array's axis order; None is all zeros."""
+    global_shape: tuple[int, ...] | None = None
+    """Shape of the global tensor; None is the array's own."""
+
+    def __post_init__(self) -> None:
+        if self.stream is not None and not isinstance(self.stream, Stream):
+            raise RecipeError(
+                f"placement: stream must be a Stream, got {described(self.stream)}; "
+                "make one, as in mxref.Stream(seed=1, step=0)"
+            )
+        for name in ("origin", "global_shape"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, integers(name, value))
+
+
+def integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Return a tuple of Python's integers; ShapeError for anything else.
+
+    NumPy's integers are converted because plans are cached, and a cached plan serves every later caller.
+    """
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError:
+        raise ShapeError(f"{name} must hold integers, one for each axis, got {values!r}") from None
