@@ -102,10 +102,9 @@ def check_census(
     by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
     expected: operators.Census = sum(by_layer.values(), Counter())
     differences = [
-        f"{role.value} in {operators.formats_text(*formats)}: {context.census[role, *formats]} ran, "
-        f"{expected[role, *formats]} expected"
-        for role, *formats in operators.in_order({*context.census, *expected})
-        if context.census[role, *formats] != expected[role, *formats]
+        f"{operators.gemm_text(gemm)}: {context.census[gemm]} ran, {expected[gemm]} expected"
+        for gemm in operators.in_order({*context.census, *expected})
+        if context.census[gemm] != expected[gemm]
     ]
     layers = _differing_layers(model, by_layer)
     if differences or layers:

@@ -12,7 +12,7 @@ from torch import nn
 
 from mxref.backend import Backend
 from mxref.discovery import get_backend
-from mxref.errors import BackendError
+from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import BlockShape
 from mxref.philox import Stream
 from mxref.placement import Placement
@@ -72,9 +72,10 @@ def convert(
                 f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
             )
     check_replaceable(model)
+    require_supported(backend, recipe, seed)
     for name, linear in linears.items():
         if not is_kept(name, recipe):
-            _check_layer(name, linear, recipe, backend, seed)
+            _check_layer(name, linear, recipe)
     context = StepContext(backend, seed)
     replacements = {
         linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
@@ -97,15 +98,38 @@ def require_backend(backend: Any) -> Backend:
     return get_backend(backend)
 
 
-def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend, seed: int) -> None:
-    """Raise unless the layer's axes hold whole blocks and the backend declares what the recipe asks for."""
+def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
+    """Raise UnsupportedError unless a backend declares every block format and GEMM that a recipe asks for."""
     for role in GemmRole:
-        formats = recipe.formats(role)
         if recipe.kind(role) != "block":
             continue
-        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, *formats))
+        a, b = (operators.block_format(spec) for spec in recipe.operands(role))
+        profiles = backend.capabilities.profiles(a, b)
+        if profiles and recipe.gemm not in profiles:
+            raise UnsupportedError(
+                f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in "
+                f"gemms, which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another "
+                "backend"
+            )
+        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            _check_operand(name, linear, role, operand, spec, backend, seed)
+            unit = _unit(spec)
+            source = torch.empty((unit, unit), device="meta")
+            placement = Placement(Stream(seed, 0, 0, operand.id))
+            backend.plan(source, spec, axis=operand.axis, placement=placement)
+
+
+def _unit(spec: OperandSpec) -> int:
+    """Return the length of which a block axis is a multiple."""
+    return math.lcm(operators.block_format(spec).k, spec.hadamard or 1)
+
+
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks."""
+    for role in GemmRole:
+        if recipe.kind(role) == "block":
+            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+                _check_widths(name, linear, role, operand, spec)
 
 
 _CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
@@ -114,20 +138,11 @@ _WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("
 """The layer's widths that a tensor has."""
 
 
-def _check_operand(
-    name: str,
-    linear: nn.Linear,
-    role: GemmRole,
-    operand: GemmOperand,
-    spec: OperandSpec,
-    backend: Backend,
-    seed: int,
+def _check_widths(
+    name: str, linear: nn.Linear, role: GemmRole, operand: GemmOperand, spec: OperandSpec
 ) -> None:
-    """Raise unless one operand of a block format can be made of the layer's widths by the backend."""
-    k = operators.block_format(spec).k
-    unit = math.lcm(k, spec.hadamard or 1)
-    source = torch.empty((unit, unit), device="meta")
-    backend.plan(source, spec, axis=operand.axis, placement=Placement(Stream(seed, 0, 0, operand.id)))
+    """Raise LayerError unless the layer's widths hold whole blocks of one operand."""
+    k, unit = operators.block_format(spec).k, _unit(spec)
     needs = {_CONTRACTION[role]: unit} if role in _CONTRACTION else {}
     if spec.block is BlockShape.TILE:
         needs = dict.fromkeys(_WIDTHS[operand.tensor], k) | needs

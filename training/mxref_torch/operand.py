@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from mxref.backend import Backend
+from mxref.formats import BlockFormat, OperandFormat
 from mxref.hadamard import SignPolicy
 from mxref.recipe import GemmProfile, OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
@@ -86,6 +87,11 @@ class Operand(ABC):
         """Return a tensor as each of one or two GEMMs of this kind reads it, in their order."""
 
     @classmethod
+    @abstractmethod
+    def element_bytes(cls, format: OperandFormat) -> float:
+        """Return the bytes that a saved operand takes per element, its scales included."""
+
+    @classmethod
     def slot(cls, role: GemmRole) -> str | None:
         """Return the name under which a layer keeps its weight for a role during a step; None if it keeps none."""
         return None
@@ -139,6 +145,11 @@ class Bf16Operand(Operand):
         return [cls(cast(source.values, torch.bfloat16))] * len(readers)
 
     @classmethod
+    def element_bytes(cls, format: OperandFormat) -> float:
+        """Return 2."""
+        return 2.0
+
+    @classmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the tensors of `saved`."""
         return cls(*tensors)
@@ -162,6 +173,11 @@ class Fp8Operand(Operand):
     def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round once for all readers, under the scale in force."""
         return [cls(*_scales(readers[0][0]).quantize(source.tensor, source.values))] * len(readers)
+
+    @classmethod
+    def element_bytes(cls, format: OperandFormat) -> float:
+        """Return 1: the scale is one number for the whole tensor."""
+        return 1.0
 
     @classmethod
     def slot(cls, role: GemmRole) -> str | None:
@@ -206,10 +222,16 @@ class BlockOperand(Operand):
         where = source.region, source.tensor != "w"
         if len(readers) == 2:
             row_codes, row_scales, *column = operators.quantize_dual(*given, *texts, *streams, *where)
-            return [cls(row_codes, row_scales), cls(*column)]
+            return [cls(row_codes, row_scales), cls.restored(column)]
         ((gemm, which),) = readers
         axis = OPERANDS[gemm.role][which].axis
         return [cls(*operators.quantize(*given, *texts, axis, *streams, *where))]
+
+    @classmethod
+    def element_bytes(cls, format: OperandFormat) -> float:
+        """Return the bytes of a code and its share of the block's scale byte."""
+        assert isinstance(format, BlockFormat)
+        return format.element.bits / 8 + 1 / format.k
 
     @classmethod
     def slot(cls, role: GemmRole) -> str | None:
@@ -225,7 +247,8 @@ class BlockOperand(Operand):
     @classmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the tensors of `saved`."""
-        return cls(*tensors)
+        codes, scales = tensors
+        return cls(codes, scales)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return codes and scale codes."""

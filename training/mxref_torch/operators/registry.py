@@ -136,6 +136,12 @@ def formats_text(a: OperandFormat, b: OperandFormat) -> str:
     return a.name if a is b else f"{a.name} x {b.name}"
 
 
+def gemm_text(gemm: Gemm) -> str:
+    """Return what the census counts as texts write it, as in `fprop in mxfp4`."""
+    role, a, b = gemm
+    return f"{role.value} in {formats_text(a, b)}"
+
+
 def in_order(gemms: Iterable[Gemm]) -> list[Gemm]:
     """Return GEMMs by role, then by the names of their formats."""
     roles = list(GemmRole)
