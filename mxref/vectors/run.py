@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, within_range
 from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
-from mxref.formats import E2M1, E8M0, MXFP4
+from mxref.formats import BLOCK_FORMATS, E2M1, E8M0, MXFP4, BlockFormat
 from mxref.gemm import bounded_tolerance
 from mxref.hadamard import SignPolicy, draw_rotation
 from mxref.mxarray import MXArray
@@ -98,6 +98,14 @@ def record_spec(record: Record) -> OperandSpec:
     i = record.inputs
     names = ("rounding", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs")
     return OperandSpec(scale_rule=i["rule"], **{name: i[name] for name in names if name in i})
+
+
+def record_format(record: Record) -> BlockFormat:
+    """Return the block format of a record; of a product of two formats, that of A."""
+    named = record.inputs.get("format", record.inputs.get("a_format", MXFP4.name))
+    if named not in BLOCK_FORMATS:
+        raise FileFormatError(f"{record.id}: unknown block format {named!r}")
+    return BLOCK_FORMATS[named]
 
 
 def record_stream(record: Record) -> Stream | None:
