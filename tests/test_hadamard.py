@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-import oracle_random
 from differential import bits_of
 from mxref.errors import RecipeError, ShapeError
 from mxref.hadamard import SIZES, Rotation, SignPolicy, draw_rotation, hadamard, inverse_hadamard, norm_factor
 from mxref.philox import Stream
+from oracle import random as oracle_random
 from strategies import crafted_blocks
 
 
