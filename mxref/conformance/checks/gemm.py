@@ -13,12 +13,13 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, drawn_codes, given
 from mxref.conformance.requests.product import Product
 from mxref.errors import ShapeError
-from mxref.formats import BlockFormat, ElementFormat
+from mxref.formats import BlockFormat
 from mxref.gemm import OUT_DTYPES
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.packing import pack
 from mxref.recipe import GemmProfile
+from mxref.vectors.draft import code_of
 
 _EDGES = (0, 1, 2, 63, 126, 127, 128, 190, 251, 252, 253, 254)
 
@@ -58,12 +59,6 @@ def checks(plan: Plan) -> Iterator[Check]:
             name = f"bounded, {out}: heavy tails, K = {k}, scales to {top}{', prescaled' if prescale else ''}"
             yield product_check("gemm.bounded", name, Product(a, b, GemmProfile.BOUNDED, out), top)
     yield from _refused(made)
-
-
-def code_of(value: float, element: ElementFormat) -> int:
-    """Return the code of a value that the element has; -0 has its own."""
-    code = element.values.index(value)
-    return code | element.sign if value == 0 and np.signbit(value) else code
 
 
 def matrix(rows: list[Row], made: BlockFormat, prescale: bool = False) -> MXArray:

@@ -11,9 +11,10 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
 from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.formats import BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
-from mxref.vectors import BACKEND_OPS, Record, RecordOp, load_vectors
+from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
 from mxref.vectors.run import (
     record_format,
     record_operand,
@@ -35,12 +36,18 @@ _FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield a check per golden vector of a backend's operation; the large ones, made from seeds, under `full` only."""
     for record in load_vectors():
-        if record_format(record) is not plan.format:
+        if _format(record) is not plan.format:
             continue
         if record.op in BACKEND_OPS and (plan.full or not any(key in record.inputs for key in _GENERATED)):
             yield _check(record, _clause(record))
             if record.id in _FILED_TWICE:
                 yield _check(record, _FILED_TWICE[record.id])
+
+
+def _format(record: Record) -> BlockFormat:
+    """Return the format that a record counts for: of a product of two, the one that is not the default."""
+    both = [record_format(record, key) for key in ("format", "a_format", "b_format")]
+    return next((made for made in both if made.name != DEFAULT), both[0])
 
 
 def _check(record: Record, clause: str) -> Check:
