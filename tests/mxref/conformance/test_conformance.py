@@ -231,6 +231,7 @@ def test_plan_takes_the_plainest_that_is_declared():
         Level.QUICK,
         3,
         with_capabilities(scale_rules=frozenset({ScaleRule.EVEN}), in_dtypes=frozenset({"float16"})),
+        MXFP4,
     )
     assert (plan.base.scale_rule, plan.base.rounding, plan.dtype) == (ScaleRule.EVEN, Rounding.RNE, "float16")
 
