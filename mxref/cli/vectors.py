@@ -39,7 +39,7 @@ def list_(directory: Path | None, made: str | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
+    from mxref.terminal import BOX, HEAD, QUIET, console
     from mxref.vectors import Source, chapters_of, load_vectors, vectors_directory
 
     folder = directory or vectors_directory()
@@ -67,7 +67,7 @@ def verify(directory: Path | None, made: str | None) -> None:
 
     The exit code is 1 if a result differs, 2 if a file is missing or damaged.
     """
-    from mxref.cli.style import echo
+    from mxref.terminal import echo
     from mxref.vectors import chapters_of, vectors_directory
     from mxref.vectors.run import verify_vectors
 
@@ -96,7 +96,7 @@ def verify(directory: Path | None, made: str | None) -> None:
 @_FORMAT
 def generate(directory: Path | None, tests: Path | None, made: str | None) -> None:
     """Write all files, in a checkout: results come from the scalar oracle, and the reference must agree."""
-    from mxref.cli.style import echo
+    from mxref.terminal import echo
     from mxref.vectors import chapters_of, vectors_directory
     from mxref.vectors.make import default_tests, write_vectors
     from mxref.vectors.oracle import Oracle

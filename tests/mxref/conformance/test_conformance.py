@@ -19,6 +19,7 @@ from mxref.conformance.model import Level, Op, Plan
 from mxref.conformance.requests.crafted import TIES, crafted_blocks, tame
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
+from mxref.formats import MXFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
