@@ -1,9 +1,9 @@
 """`ordered` for operands of eight bits, and for a pair of one with MXFP4: block dots in float64, in plain Numba.
 
 The products of a block are multiples of one power of two, so that float64 holds every partial sum, whatever the
-order, as long as the bits that the magnitudes of both blocks span, and five for the 32 products, are no more than
-53. They always are, but for two E5M2 blocks of 41 binades together, or an E5M2 block that has nearly all of its own
-beside one of E4M3: those dots come from integers, one by one (`_split_sum`).
+order, as long as the bits that the magnitudes of both blocks span, and five for the 32 products, are no more than 53.
+Two blocks of E4M3 span 36 bits together at most, one of E4M3 and one of E5M2 50, two of E5M2 64. Where two blocks
+span more than 48, their dot comes from integers (`_split_sum`), by itself.
 
 Adding a dot to a float32 has to round once. A float64 sum rounded to odd, its last bit set where it is inexact, rounds
 to float32 as the real sum does: it has more than two bits to spare (Boldo and Melquiond, "Emulation of a FMA and
