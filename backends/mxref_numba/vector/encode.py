@@ -170,7 +170,7 @@ def _rounded_randomly(per_call: int) -> Callable[..., list[Lanes]]:
     return rounded
 
 
-_ROUNDED = {
+_ROUNDED: dict[int, Callable[..., list[Lanes]]] = {
     EVEN: _rounded_even,
     CONSTANT: _rounded_by_constant,
     RANDOM_16: _rounded_randomly(8),
