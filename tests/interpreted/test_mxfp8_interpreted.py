@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gfx950.inputs import corners
 from interpreted.gemm_operands import bits, on
 from interpreted.test_quantize_interpreted import BACKEND, OTHER, REFERENCE, STREAM, assert_same, bits_of
 from mxref import MXArray, OperandSpec
@@ -16,7 +17,7 @@ from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, E2M1, MXFP4, MXFP8_E4M3,
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.packing import unpack
 from mxref.placement import Placement
-from mxref.scale import MANTISSA_MASK, ScaleRule, bump_above, scale_code, scale_exponent
+from mxref.scale import ScaleRule
 from mxref_triton import TritonBackend
 
 # The interpreter computes in NumPy, which warns of what a GPU does silently.
@@ -26,33 +27,6 @@ pytestmark = pytest.mark.filterwarnings(
 FORMATS = (MXFP8_E4M3, MXFP8_E5M2)
 PAIRS = [pair for pair in itertools.product(BLOCK_FORMATS.values(), repeat=2) if pair != (MXFP4, MXFP4)]
 by_name = pytest.mark.parametrize("made", FORMATS, ids=str)
-
-
-def corners(made, rule, exponents):
-    """Blocks [N, 32] whose amax lies on either side of a rule's bound, with elements on and beside grid and midpoints.
-
-    `exponents` are the exponent fields of amax, 0 for a subnormal one.
-    """
-    element = made.element
-    grid = np.array(element.magnitudes)
-    points = np.concatenate([grid, (grid[1:] + grid[:-1]) / 2]).astype(np.float32)
-    around = np.concatenate(
-        [np.nextafter(points, np.float32(0)), points, np.nextafter(points, np.float32(np.inf))]
-    )
-    bound = bump_above(rule, element)
-    mantissas = sorted({0, bound, min(bound + 1, MANTISSA_MASK), MANTISSA_MASK})
-    blocks = []
-    for exponent, mantissa in itertools.product(exponents, mantissas):
-        amax = np.uint32([exponent << 23 | mantissa])
-        scale = scale_exponent(scale_code(amax, rule, element))[0]
-        values = np.ldexp(around.astype(np.float64), scale).astype(np.float32)
-        values = np.resize(values[values <= amax.view(np.float32)], -(-len(values) // 31) * 31).reshape(
-            -1, 31
-        )
-        blocks.append(np.column_stack([values, np.full(len(values), amax.view(np.float32))]))
-    x = np.concatenate(blocks)
-    x[::2, ::3] *= -1
-    return x
 
 
 def as_rows(blocks, length=64):
