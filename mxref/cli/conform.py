@@ -18,6 +18,7 @@ from mxref.conformance.process.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
 from mxref.dialects import DIALECTS
 from mxref.discovery import choose
+from mxref.formats import BLOCK_FORMATS
 from mxref.terminal import echo
 
 _INTERVAL = 30.0
@@ -40,6 +41,13 @@ _INTERVAL = 30.0
     multiple=True,
     metavar="NAME",
     help=f"Only the treatment of this dialect: {', '.join(DIALECTS)}.",
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(list(BLOCK_FORMATS)),
+    help="Only this block format, and what is the same for every format.",
 )
 @click.option("--clause", "clauses", multiple=True, metavar="ID", help="Only this clause.")
 @click.option(
@@ -75,6 +83,7 @@ def conform(
     name: str | None,
     ops: tuple[str, ...],
     dialects: tuple[str, ...],
+    formats: tuple[str, ...],
     clauses: tuple[str, ...],
     seed: int,
     quick: bool,
@@ -89,13 +98,14 @@ def conform(
     """Check a backend against the specification, clause by clause.
 
     Everything that the backend declares is compared with the reference bit for bit. Undeclared requests must be
-    refused. The exit code is 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect
-    and --clause may be repeated. The backend runs in a separate process: if it ends this process or takes too
-    long, the check fails, and the other checks continue.
+    refused. The exit code is 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect,
+    --format and --clause may be repeated. The backend runs in a separate process: if it ends this process or
+    takes too long, the check fails, and the other checks continue.
 
     \b
     mxref conform --backend path/to/mine.py:backend --quick
     mxref conform --backend numba --op gemm --junit conformance.xml
+    mxref conform --backend numba --format mxfp8_e4m3
     mxref conform --backend triton --jobs 16           compile kernels in parallel
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
@@ -110,7 +120,8 @@ def conform(
     echo(f"backend {chosen}, {why}")
     with _progress() as progress:
         report = check(
-            chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,
+            chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None,
+            formats=formats or None, seed=seed,
             level=Level.QUICK if quick else Level.FULL, progress=progress, jobs=jobs or cores(),
             time_limit=time_limit, in_process=in_process,
         )  # fmt: skip

@@ -113,7 +113,7 @@ def check(
     results = _results(outline, verdicts)
     return Report(
         name, Level(level), seed, choice.ops,
-        tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start,
+        tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start, choice.formats,
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) ->
     clause = "conformance.protocol"
     failure = Failure(clause, "the backend is loaded", str(err))
     result = ClauseResult(clause, failed=1, failures=[failure])
-    return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds)
+    return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds, choice.formats)
 
 
 def _first_failures(verdicts: dict[int, CheckResult]) -> list[int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities, declared_words
 from mxref.conformance.watch.memory import Watched
-from mxref.formats import INPUT_DTYPES, BlockFormat, ElementFormat
+from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, ElementFormat
 from mxref.printable import printable
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding
@@ -272,6 +272,8 @@ class Report:
     clauses: tuple[ClauseResult, ...]
     """In the order of `CLAUSES`: causes first."""
     seconds: float
+    formats: tuple[str, ...] = tuple(BLOCK_FORMATS)
+    """Names of the block formats that were asked about."""
 
     def __post_init__(self) -> None:
         # Spelled out here, before lines are measured and wrapped, and because XML cannot hold control codes.

@@ -20,3 +20,5 @@ class Mutant:
     """Whether that clause must also be the first to be reported."""
     level: str = "quick"
     """The level that must catch it."""
+    formats: tuple[str, ...] = ("mxfp4",)
+    """The block formats that must show it."""

@@ -12,7 +12,8 @@ import numpy as np
 from mxref import BlockShape, Capabilities, GemmProfile, MXArray
 from mxref import hadamard as transform
 from mxref.block_dots import block_dots
-from mxref.formats import E2M1
+from mxref.formats import E2M1, MXFP4
+from mxref.gemm import prescale_product
 from mxref.layouts.packed import pack
 from mxref.reference import ReferenceBackend
 from mxref.steps.hadamard import Rotation
@@ -30,7 +31,7 @@ VALUES = np.array([*GRID, *-GRID], np.float32)
 
 
 class Staged(ReferenceBackend):
-    """The reference, stage by stage."""
+    """The reference, stage by stage, in any block format."""
 
     name = "mutant"
 
@@ -55,6 +56,10 @@ class Staged(ReferenceBackend):
         shape = (*plan.rows_shape, plan.length)
         return self.pack(codes.reshape(shape)), scales.reshape(*shape[:-1], plan.length // 32)
 
+    @property
+    def element(self):
+        return self.plan_now.format.element
+
     def widen(self, x):
         return x.astype(np.float32)
 
@@ -78,7 +83,7 @@ class Staged(ReferenceBackend):
         return amax >= INF
 
     def scale(self, amax, spec):
-        return scale_code(amax, spec.scale_rule, E2M1)
+        return scale_code(amax, spec.scale_rule, spec.format.element)
 
     def zero(self, spec):
         return spec.zero_scale
@@ -87,7 +92,7 @@ class Staged(ReferenceBackend):
         return np.ldexp(magnitude.astype(np.float64), -scale_exponent(scales)[..., None]).astype(np.float32)
 
     def prescale(self, v):
-        return apply_prescale(v, E2M1)
+        return apply_prescale(v, self.element)
 
     def stream(self, plan):
         return plan.stream
@@ -106,10 +111,10 @@ class Staged(ReferenceBackend):
         return plan.global_rows()
 
     def round(self, v, spec, random):
-        return round_magnitude(v, spec.rounding, E2M1, random, spec.sr_bits)
+        return round_magnitude(v, spec.rounding, spec.format.element, random, spec.sr_bits)
 
     def sign(self, codes, negative):
-        return codes | negative.astype(np.uint8) << 3
+        return codes | negative.astype(np.uint8) * np.uint8(self.element.sign)
 
     def nan(self, codes, scales, spoiled, v):
         return np.where(spoiled[..., None], 0, codes).astype(np.uint8), np.where(spoiled, 255, scales).astype(
@@ -117,13 +122,13 @@ class Staged(ReferenceBackend):
         )
 
     def pack(self, codes):
-        return pack(codes, E2M1)
+        return pack(codes, self.element)
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         if profile is GemmProfile.EXACT:
             return super()._scaled_gemm(a, b, profile, out_dtype)
         with np.errstate(all="ignore"):
-            acc = self.accumulate(a, b) * self.undo(int(a.prescale) + int(b.prescale))
+            acc = self.accumulate(a, b) * self.undo_of(a, b)
             out = self.narrow(acc.astype(np.float32), out_dtype)
         spoiled = self.nan_rows(a, b)
         out[spoiled] = np.nan
@@ -132,11 +137,21 @@ class Staged(ReferenceBackend):
     def accumulate(self, a, b):
         acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
         for dot in block_dots(a, b):
-            acc = self.add(acc, dot.approximate())
+            acc = self.add_dot(acc, dot, a, b)
         return acc
+
+    def add_dot(self, acc, dot, a, b):
+        if {a.format, b.format} == {MXFP4}:  # float64 holds every sum that decides
+            return self.add(acc, dot.approximate())
+        return dot.added_to(acc)
 
     def add(self, acc, term):
         return (acc.astype(np.float64) + term).astype(np.float32)
+
+    def undo_of(self, a, b):
+        if {a.format, b.format} == {MXFP4}:
+            return self.undo(int(a.prescale) + int(b.prescale))
+        return np.float32(1 / prescale_product(a, b))
 
     def undo(self, prescaled):
         return (np.float32(1), np.float32(4 / 3), np.float32(16 / 9))[prescaled]
