@@ -64,7 +64,7 @@ bench-gpu:  ## time the kernels on this machine's GPU, the bits checked first, t
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu --json runs/gpu/bench.json
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu_step --json runs/gpu/step.json
 
-exhaustive: $(STAMP)  ## hold every float32 bit pattern to the exact oracle (an hour); table in runs/exhaustive
+exhaustive: $(STAMP)  ## hold every float32 bit pattern to the exact oracle (over an hour); tables in runs/exhaustive
 	PYTHONPATH=tests $(BIN)/python -m exhaustive --out runs/exhaustive
 
 lint: $(STAMP)  ## check style and types

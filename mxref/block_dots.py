@@ -122,7 +122,7 @@ def _split(v: Floats, element: ElementFormat) -> tuple[Floats, Floats | None]:
 def _special(pa: Floats, pb: Floats) -> Floats | None:
     """Return where a block's dot products [M, N] are NaN or Inf as IEEE arithmetic has it, and 0 elsewhere.
 
-    Implements: conventions.nan
+    Implements: gemm.special, conventions.nan
     """
     rows, columns = (np.flatnonzero(~np.isfinite(v).all(axis=1)) for v in (pa, pb))
     if not rows.size and not columns.size:

@@ -123,7 +123,7 @@ class Fp8Scaling(StrEnum):
 class Recipe:
     """The treatment of all six GEMM operands of a linear layer, and what surrounds them.
 
-    Implements: linear.rotation, linear.formats
+    Implements: linear.rotation, linear.formats, recipe.formats
     """
 
     fprop: FpropSpec = FpropSpec()

@@ -12,7 +12,7 @@ from mxref.formats import BLOCK_FORMATS
 from mxref.gemm import scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
-from mxref.quantize import dequantize, quantize_planned
+from mxref.quantization import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation, hadamard
 

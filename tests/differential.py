@@ -3,12 +3,17 @@
 import numpy as np
 
 import oracle
-import oracle_plan
-import oracle_random
+from oracle import plan as oracle_plan
+from oracle import random as oracle_random
+
+
+def element_of(spec):
+    """The oracle's own description of a spec's element format."""
+    return oracle.ELEMENTS[spec.format.element.name]
 
 
 def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
-    """Codes [N, K] and scale codes [N, K / 32] of float32 rows, block axis last, by the scalar oracle.
+    """Codes [N, K] and scale codes [N, K / k] of float32 rows, block axis last, by the scalar oracle.
 
     The rows lie at `row_start` and column `first` of a global tensor whose rows have `length` elements.
     """
@@ -18,14 +23,14 @@ def oracle_quantize(x, spec, stream=None, row_start=0, length=None, first=0):
 
 
 def oracle_quantize_array(x, spec, stream=None, *, axis=-1, origin=None, global_shape=None, pad=False):
-    """Codes [rows..., K] and scale codes [rows..., K / 32] of any array, by the scalar oracle and its own plan.
+    """Codes [rows..., K] and scale codes [rows..., K / k] of any array, by the scalar oracle and its own plan.
 
     Raises:
         oracle_plan.Refused: the specification refuses the request.
     """
-    tile = spec.block.value == "32x32"
+    tile, k = spec.block.value == "32x32", spec.format.k
     place = oracle_plan.place(
-        x.shape, axis, spec.hadamard, tile=tile, origin=origin, whole=global_shape, pad=pad
+        x.shape, axis, spec.hadamard, k=k, tile=tile, origin=origin, whole=global_shape, pad=pad
     )
     words = np.ascontiguousarray(x.astype(np.float32)).view(np.uint32)
     rows = list(place.rows())
@@ -33,12 +38,12 @@ def oracle_quantize_array(x, spec, stream=None, *, axis=-1, origin=None, global_
     bits = [[0 if source is None else int(words[source]) for source in row] for row in sources]
     codes, scales = _blocks(bits, place.stored, spec, stream, lambda r, c: place.index(rows[r], c))
     lengths = place.others(place.shape)
-    return codes.reshape(*lengths, place.stored), scales.reshape(*lengths, place.stored // 32)
+    return codes.reshape(*lengths, place.stored), scales.reshape(*lengths, place.stored // k)
 
 
-def _blocks(bits, k, spec, stream, index):
-    """Codes and scales of stored rows of k float32 bits; `index` gives the random index of a row's column."""
-    rows = len(bits)
+def _blocks(bits, length, spec, stream, index):
+    """Codes and scales of stored rows of float32 bits; `index` gives the random index of a row's column."""
+    rows, k, element = len(bits), spec.format.k, element_of(spec)
     if spec.hadamard:
         n, policy = spec.hadamard, spec.signs.value
         where = (0, 0, 0, 6)
@@ -46,14 +51,15 @@ def _blocks(bits, k, spec, stream, index):
             where = (stream.seed, stream.step, stream.layer, oracle_plan.sign_id(stream.operand))
         signs = oracle_random.sign_vector(n, *where, policy)
         bits = [
-            [b for i in range(0, k, n) for b in oracle_random.hadamard(row[i : i + n], signs)] for row in bits
+            [b for i in range(0, length, n) for b in oracle_random.hadamard(row[i : i + n], signs)]
+            for row in bits
         ]
-    height = 32 if spec.block.value == "32x32" else 1
-    codes = np.zeros((rows, k), np.uint8)
-    scales = np.zeros((rows, k // 32), np.uint8)
+    height = k if spec.block.value == "32x32" else 1
+    codes = np.zeros((rows, length), np.uint8)
+    scales = np.zeros((rows, length // k), np.uint8)
     for top in range(0, rows, height):
-        for block in range(k // 32):
-            cells = [(top + i, 32 * block + j) for i in range(height) for j in range(32)]
+        for block in range(length // k):
+            cells = [(top + i, k * block + j) for i in range(height) for j in range(k)]
             random = None
             if spec.rounding.value == "sr":
                 where = (stream.seed, stream.step, stream.layer, stream.operand)
@@ -66,6 +72,7 @@ def _blocks(bits, k, spec, stream, index):
                 prescale=spec.prescale,
                 r=random,
                 R=spec.sr_bits,
+                element=element,
             )
             scales[top : top + height, block] = byte
             for (r, c), code in zip(cells, block_codes, strict=True):
@@ -83,10 +90,11 @@ def bits_of(array):
 
 def assert_same_blocks(got_codes, got_scales, want_codes, want_scales, names=None):
     """Fail on the first block that differs, showing it."""
-    wrong = (got_scales != want_scales) | (got_codes != want_codes).reshape(*got_scales.shape, 32).any(-1)
+    k = got_codes.shape[-1] // max(got_scales.shape[-1], 1)
+    wrong = (got_scales != want_scales) | (got_codes != want_codes).reshape(*got_scales.shape, k).any(-1)
     if wrong.any():
         where = tuple(np.argwhere(wrong)[0])
-        block = (*where[:-1], slice(32 * where[-1], 32 * where[-1] + 32))
+        block = (*where[:-1], slice(k * where[-1], k * where[-1] + k))
         name = names[where[0]] if names is not None else where
         raise AssertionError(
             f"{int(wrong.sum())} blocks differ, first {name}: scale got {got_scales[where]} want {want_scales[where]}; "

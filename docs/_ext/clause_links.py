@@ -21,7 +21,7 @@ vector: golden vectors, unless the reference itself is their source.
 self-consistent: the package compared with itself.
 """
 _DECLARED = ("known answer", "peer")
-_ORACLES = ("oracle", "oracle_random", "oracle_plan")
+_ORACLES = ("oracle",)
 _PEERS = ("ml_dtypes", "torch", "gfloat", "torchao")
 
 _IMPLEMENTS = re.compile(r"Implements:\s*((?:[a-z][\w.]*\s*,\s*)*[a-z][\w.]*)")

@@ -93,7 +93,7 @@ def grid_svg() -> str:
         body.append(_text(x, 67, f"{(low + high) / 2:g}", kind="d-small"))
     body.append(_text(right + 32, 88, "code", "end", "d-small"))
     body.append(_text(right + 32, 68, "ties", "end", "d-small"))
-    return _svg(94, "The element grid 0, 0.5, 1, 1.5, 2, 3, 4, 6 with its ties", body)
+    return _svg(94, "The grid of E2M1, 0, 0.5, 1, 1.5, 2, 3, 4, 6, with its ties", body)
 
 
 def butterfly_svg(n: int = 8) -> str:
@@ -151,7 +151,7 @@ class Drawing(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         captions = {
-            "grid": "The element grid: magnitudes above, ties and codes below.",
+            "grid": "The grid of E2M1: magnitudes above, ties and codes below.",
             "butterfly": "A group of 8: every dot is one fl32 addition, or one fl32 subtraction where a dashed line "
             "enters, which brings what is subtracted.",
         }

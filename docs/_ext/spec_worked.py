@@ -13,12 +13,12 @@ from docutils.parsers.rst import directives
 from numpy.typing import NDArray
 from sphinx.util.docutils import SphinxDirective
 
-from mxref import DIALECTS, MXArray, OperandSpec, SignPolicy, Stream, quantize, scaled_gemm
+from mxref import DIALECTS, MXArray, OperandSpec, SignPolicy, Stream, dequantize, quantize, scaled_gemm
 from mxref.block_dots import block_dots
 from mxref.explain import explain_block
 from mxref.explain.text import notes, number, reason, scale_steps
-from mxref.formats import E2M1, MXFP4
-from mxref.layouts.packed import pack
+from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat
+from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.steps.hadamard import Rotation, draw_rotation, hadamard
 from mxref.steps.random import SIGN_OPERAND, random_integers, stream_words
@@ -114,6 +114,7 @@ class Worked(SphinxDirective):
             "n",
             "a",
             "b",
+            "formats",
         ),
         directives.unchanged,
     )
@@ -121,6 +122,7 @@ class Worked(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         kinds: dict[str, Callable[[], list[nodes.Node]]] = {
             "block": self.block,
+            "elements": self.elements,
             "dialects": self.dialects,
             "random": self.random,
             "signs": self.signs,
@@ -179,6 +181,31 @@ class Worked(SphinxDirective):
             *after,
         ]
 
+    def elements(self) -> list[nodes.Node]:
+        """Return the elements of one block in any format: scaled, rounded, and decoded."""
+        spec = spec_of(self.options["spec"])
+        x = _block(self.options["values"])
+        count, element = len(self.options["values"].split()), spec.format.element
+        q = quantize(x, spec, placement=Placement(self.stream()))
+        byte, codes, values = int(q.scales[0, 0]), unpack(q.codes, element)[0], dequantize(q)[0]
+        u = int(magnitude_bits(x).max())
+        v = np.abs(x[0].astype(np.float64)) * 2.0 ** (127 - byte)
+        if spec.prescale:
+            v = (np.float32(element.prescale) * v.astype(np.float32)).astype(np.float64)
+        rows = [
+            [str(i), number(x[0, i]), number(v[i]), f"`{int(codes[i]):0{element.bits}b}",
+             number(element.values[codes[i]]), number(values[i])]
+            for i in range(count)
+        ]  # fmt: skip
+        head = ["#", "x", "v'" if spec.prescale else "v", "code", "P", "P · X"]
+        given = f"u = 0x{u:08x}, E = {u >> 23}, m = 0x{u & 0x7FFFFF:06x}; byte {byte}, so X = 2^{byte - 127}."
+        return [
+            _after(
+                f"{spec.format.title}, {spec.scale_rule.value.upper()}, {spec.rounding.value.upper()}: {given}"
+            ),
+            table(head, rows, ["numbers"]),
+        ]
+
     def dialects(self) -> list[nodes.Node]:
         """Return blocks, each under several treatments."""
         return [node for text in self.options["values"].split("|") for node in self._treated(text)]
@@ -196,7 +223,7 @@ class Worked(SphinxDirective):
         for text in (part.strip() for part in self.options["specs"].split("|")):
             spec = spec_of(text)
             q = quantize(x, spec)
-            packed = q.codes.tobytes()[: -(-count // 2)].hex(" ")
+            packed = q.codes.tobytes()[: -(-count * spec.format.element.bits // 8)].hex(" ")
             row = [f"`{text}", f"`{q.scales[0, 0]:02x}", f"`{packed}", self._decoded(q, count)]
             if "zeros" in self.options:
                 zeros = quantize(np.zeros_like(x), spec)
@@ -207,8 +234,6 @@ class Worked(SphinxDirective):
 
     @staticmethod
     def _decoded(q: MXArray, count: int) -> str:
-        from mxref import dequantize
-
         return ", ".join(number(v) for v in dequantize(q)[0, :count])
 
     def random(self) -> list[nodes.Node]:
@@ -271,11 +296,16 @@ class Worked(SphinxDirective):
 
     def gemm(self) -> list[nodes.Node]:
         """Return one element of a product, block by block, and its results under two profiles."""
-        a, b = (self._operand(self.options[name]) for name in ("a", "b"))
+        names = self.options.get("formats", "mxfp4 mxfp4").split()
+        a, b = (
+            self._operand(self.options[name], BLOCK_FORMATS[block_format])
+            for name, block_format in zip(("a", "b"), names, strict=True)
+        )
         rows = []
         for i, dot in enumerate(block_dots(a, b)):
             bytes_ = [str(int(q.scales[0, i])) for q in (a, b)]
-            rows.append([str(i), *bytes_, number(dot.parts[0][0, 0]), str(int(dot.exponent[0, 0]))])
+            value = sum(float(part[0, 0]) for part in dot.parts)
+            rows.append([str(i), *bytes_, number(value), str(int(dot.exponent[0, 0]))])
         results = ", ".join(
             f"{profile}: {number(value)} ({int(value.view('u4')):08x})"
             for profile in ("exact", "ordered")
@@ -288,17 +318,17 @@ class Worked(SphinxDirective):
         ]
 
     @staticmethod
-    def _operand(text: str) -> MXArray:
+    def _operand(text: str, block_format: BlockFormat) -> MXArray:
         """Return one row from `byte: values | byte: values`, the values on the element grid."""
-        codes, scales = [], []
+        element, codes, scales = block_format.element, [], []
         for part in text.split("|"):
             byte, _, values = part.partition(":")
             numbers = [float(word) for word in values.split()]
-            block = [E2M1.magnitudes.index(abs(v)) | (8 if v < 0 else 0) for v in numbers]
-            codes += block + [0] * (MXFP4.k - len(block))
+            block = [element.magnitudes.index(abs(v)) | (element.sign if v < 0 else 0) for v in numbers]
+            codes += block + [0] * (block_format.k - len(block))
             scales.append(int(byte))
-        packed = pack(np.array([codes], np.uint8), E2M1)
-        return MXArray(packed, np.array([scales], np.uint8), (1, len(codes)), 1)
+        packed = pack(np.array([codes], np.uint8), element)
+        return MXArray(packed, np.array([scales], np.uint8), (1, len(codes)), 1, format=block_format)
 
     def vectors(self) -> list[nodes.Node]:
         """Return blocks as float32 words and their bytes in several treatments, then zeros, NaN and a tile."""

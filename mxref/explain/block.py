@@ -22,7 +22,7 @@ from mxref.formats import E8M0, BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
-from mxref.quantize import quantize
+from mxref.quantization import quantize
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, hadamard
 from mxref.steps.random import Stream, random_integers

@@ -2,7 +2,7 @@
 
 Source: OCP Microscaling Formats (MX) v1.0, section 5.2.
 
-Implements: formats.mxfp4
+Implements: formats.mxfp4, formats.mxfp8
 """
 
 from __future__ import annotations

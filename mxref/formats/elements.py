@@ -2,7 +2,7 @@
 
 Source: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point v1.0 for E4M3 and E5M2.
 
-Implements: formats.e2m1, formats.fp8
+Implements: formats.element, formats.e2m1, formats.fp8
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
         ShapeError: K codes do not fill whole bytes.
         DtypeError: a code does not fit in the element's bits.
 
-    Implements: packing.nibbles
+    Implements: packing.nibbles, packing.bytes
     """
     together, size = _group(element)
     if codes.shape[-1] % together:
@@ -56,7 +56,7 @@ def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
 def unpack(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
     """Return packed codes one per byte: uint8 [..., K] from uint8 [..., K * bits / 8].
 
-    Implements: packing.nibbles
+    Implements: packing.nibbles, packing.bytes
     """
     together, size = _group(element)
     if together == 1:

@@ -18,24 +18,24 @@ from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
 from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor
 
-_MODULES = ("oracle", "oracle_random", "oracle_plan", "differential")
+_MODULES = ("oracle", "oracle.random", "oracle.plan", "differential")
 
 
 class Oracle:
     """The results that the oracle gives for records.
 
     Args:
-        tests: the folder that holds `oracle.py`, `oracle_random.py`, `oracle_plan.py` and `differential.py`.
+        tests: the folder that holds the package `oracle` and `differential.py`.
 
     Raises:
         FileFormatError: the folder does not hold them.
     """
 
     def __init__(self, tests: Path) -> None:
-        missing = [name for name in _MODULES if not (tests / f"{name}.py").is_file()]
+        missing = [name for name in ("oracle/__init__.py", "differential.py") if not (tests / name).is_file()]
         if missing:
             raise FileFormatError(
-                f"no scalar oracle: {tests / missing[0]}.py is missing; "
+                f"no scalar oracle: {tests / missing[0]} is missing; "
                 "golden vectors are generated in a checkout of mxref"
             )
         sys.path.insert(0, str(tests))

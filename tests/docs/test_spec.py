@@ -115,7 +115,8 @@ def tree(tmp_path):
         "mxref/clock.py": CODE,
         "mxref/__init__.py": "",
         "tests/test_clock.py": TESTS,
-        "tests/oracle.py": "def tock(): ...",
+        "tests/oracle/__init__.py": "from oracle.clock import tock",
+        "tests/oracle/clock.py": "def tock(): ...",
         "spec/vectors/ticks.json": '{"records": [{"id": "a", "clauses": ["tick.tock"], "source": "oracle"}, \n'
         '{"id": "b", "clauses": ["tick.never"], "source": "mxref"}]}',
         "docs/index.rst": "See :clause:`tick.tock`.\n",

@@ -1,9 +1,10 @@
 """Run complete sweeps of the reference and of the Numba backend, and write what came of them.
 
-    PYTHONPATH=tests python -m exhaustive [--only a] [--every 1] [--out runs/exhaustive] [--machine TEXT]
+    PYTHONPATH=tests python -m exhaustive [--family mxfp8] [--only a] [--every 1] [--out DIR] [--machine TEXT]
 
-`make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle. A run that was stopped
-goes on behind its last finished sweep when the same command is given on the same machine and versions.
+`make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle. Each family of formats
+has its own record. A run that was stopped goes on behind its last finished sweep when the same command is given
+on the same machine and versions.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from rich.progress import (
 from rich.table import Table
 
 from exhaustive import decodes, dots, elements, halves, scales
+from exhaustive.families import FAMILIES
 from exhaustive.sweep import Sweep, run
 from exhaustive.table import COLUMNS, as_csv, cells
 
 PARTS = {"a": elements, "b": scales, "c": halves, "d": decodes, "e": dots}
 
 
-def all_sweeps(parts: str = "abcde") -> Iterator[Sweep]:
-    """Yield the sweeps of the named parts."""
+def all_sweeps(parts: str = "abcde", family: str = "mxfp4") -> Iterator[Sweep]:
+    """Yield the sweeps of the named parts, for the formats of a family."""
     for part in parts:
-        yield from PARTS[part].sweeps()
+        yield from PARTS[part].sweeps(family)
 
 
 def machine_name() -> str:
@@ -76,6 +78,15 @@ def finished_rows(path: Path, record: dict[str, Any], sweeps: list[Sweep]) -> li
 
 
 @click.command(help=__doc__)
+@click.option(
+    "--family",
+    "families",
+    multiple=True,
+    default=tuple(FAMILIES),
+    show_default=True,
+    type=click.Choice(list(FAMILIES)),
+    help="The formats to sweep; may be repeated.",
+)
 @click.option("--only", "parts", default="abcde", show_default=True, help="The parts to run.")
 @click.option(
     "--every",
@@ -87,12 +98,27 @@ def finished_rows(path: Path, record: dict[str, Any], sweeps: list[Sweep]) -> li
     "--out", default="runs/exhaustive", show_default=True, type=click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--machine", help="What the record says about the hardware.  [default: from the system]")
-def main(parts: str, every: int, out: Path, machine: str | None) -> None:
+def main(families: tuple[str, ...], parts: str, every: int, out: Path, machine: str | None) -> None:
     unknown = sorted(set(parts) - set(PARTS))
     if unknown or every < 1:
         raise click.UsageError(f"--only takes letters of {''.join(PARTS)}, --every a number from 1 on")
     out.mkdir(parents=True, exist_ok=True)
-    sweeps = list(all_sweeps(parts))
+    failed = [row for family in families for row in record_family(family, parts, every, out, machine)]
+    for row in failed:
+        Console().print(
+            f"{row['faults']:,} faults in {row['function']}, {row['domain']}; first: {row['first']}",
+            markup=False,
+        )
+    if failed:
+        raise SystemExit(1)
+
+
+def record_family(
+    family: str, parts: str, every: int, out: Path, machine: str | None
+) -> list[dict[str, Any]]:
+    """Run the sweeps of a family, write its record `FAMILY.json` and `FAMILY.csv`, and return the rows with faults."""
+    path = out / f"{family}.json"
+    sweeps = list(all_sweeps(parts, family))
     record: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": machine or machine_name(),
@@ -103,10 +129,10 @@ def main(parts: str, every: int, out: Path, machine: str | None) -> None:
         "complete": False,
         "rows": [],
     }
-    record["rows"] = finished_rows(out / "results.json", record, sweeps)
+    record["rows"] = finished_rows(path, record, sweeps)
     console = Console()
     if record["rows"]:
-        console.print(f"{out} has {len(record['rows'])} of {len(sweeps)} sweeps already")
+        console.print(f"{path} has {len(record['rows'])} of {len(sweeps)} sweeps already")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,7 +141,7 @@ def main(parts: str, every: int, out: Path, machine: str | None) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        whole = progress.add_task("all sweeps", total=len(sweeps), completed=len(record["rows"]))
+        whole = progress.add_task(f"all sweeps of {family}", total=len(sweeps), completed=len(record["rows"]))
         for sweep in sweeps[len(record["rows"]) :]:
             task = progress.add_task(f"{sweep.part} {sweep.function}", total=len(list(sweep.slice(every))))
             result = run(sweep, every, partial(progress.advance, task))
@@ -126,24 +152,17 @@ def main(parts: str, every: int, out: Path, machine: str | None) -> None:
                 row["first"] = result.first
             record["rows"].append(row)
             progress.console.print(" | ".join(cells(row)), markup=False, highlight=False, soft_wrap=True)
-            replace_file(out / "results.json", json.dumps(record, indent=1) + "\n")
+            replace_file(path, json.dumps(record, indent=1) + "\n")
     record["complete"] = every == 1 and set(parts) == set(PARTS)
-    replace_file(out / "results.json", json.dumps(record, indent=1) + "\n")
-    replace_file(out / "results.csv", as_csv(record["rows"]))
+    replace_file(path, json.dumps(record, indent=1) + "\n")
+    replace_file(path.with_suffix(".csv"), as_csv(record["rows"]))
 
     table = Table(*COLUMNS, title=f"{record['machine']}, {record['date']}")
     for row in record["rows"]:
         table.add_row(*cells(row))
     console.print(table)
-    console.print(f"written: {out / 'results.json'} and {out / 'results.csv'}")
-    failed = [row for row in record["rows"] if row["faults"]]
-    for row in failed:
-        console.print(
-            f"{row['faults']:,} faults in {row['function']}, {row['domain']}; first: {row['first']}",
-            markup=False,
-        )
-    if failed:
-        raise SystemExit(1)
+    console.print(f"written: {path} and {path.with_suffix('.csv')}")
+    return [row for row in record["rows"] if row["faults"]]
 
 
 if __name__ == "__main__":

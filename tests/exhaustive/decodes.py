@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 import mxref
 import oracle
+from exhaustive.families import FAMILIES, NUMBA, element_of, packed, prefix, subjects
 from exhaustive.sweep import Codes, Finding, Sweep, compare
 from mxref import MXArray
+from mxref.formats import MXFP4, BlockFormat
 
 NAN64 = 0x7FF8000000000000
 _WORDS = {"float64": np.uint64, "float32": np.uint32, "bfloat16": np.uint16}
@@ -20,19 +22,19 @@ _WORDS = {"float64": np.uint64, "float32": np.uint32, "bfloat16": np.uint16}
 Dequantize = Callable[[MXArray, str], NDArray[Any]]
 
 
-def array(codes: Codes, scales: Codes) -> MXArray:
-    """Codes [N, K] and scale bytes [N, K / 32] as they are stored, packed here and not by what is under test."""
-    packed = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
-    return MXArray(packed, scales, codes.shape, 1)
+def array(codes: Codes, scales: Codes, block_format: BlockFormat = MXFP4) -> MXArray:
+    """Codes [N, K] and scale bytes [N, K / k] as they are stored."""
+    return MXArray(packed(codes, block_format), scales, codes.shape, 1, format=block_format)
 
 
-def _float64_bits(byte: int, code: int) -> int:
-    scale = oracle.scale_value(byte)
-    if scale is None:
+def _float64_bits(byte: int, code: int, element: oracle.Element) -> int:
+    scale, kind = oracle.scale_value(byte), element.kind(code)
+    if scale is None or kind == "nan":
         return NAN64
-    value = abs(oracle.element_value(code)) * scale  # 4 significant bits: float() is exact
-    bits: int = struct.unpack("<Q", struct.pack("<d", float(value)))[0]
-    return bits | (code >> 3) << 63
+    # A value has few significant bits, so float() is exact.
+    value = float("inf") if kind == "infinite" else float(abs(element.value(code)) * scale)
+    bits: int = struct.unpack("<Q", struct.pack("<d", value))[0]
+    return bits | (code >= element.sign) << 63
 
 
 _ORACLE = {
@@ -42,29 +44,37 @@ _ORACLE = {
 }
 
 
-def decode(subject: str, dequantize: Dequantize, dtype: str) -> Sweep:
-    """All 256 x 16 decodes; every code stands at an even and at an odd place, the other way round in a second row."""
-    codes = np.arange(32, dtype=np.uint8) % np.uint8(16)
+def decode(subject: str, dequantize: Dequantize, dtype: str, block_format: BlockFormat = MXFP4) -> Sweep:
+    """All decodes; every code stands at an even and at an odd place, the other way round in a second row."""
+    element = element_of(block_format)
+    count = 2 * element.sign
+    codes = (np.arange(max(count, 32)) % count).astype(np.uint8)
     rows = np.concatenate([np.tile(codes, (256, 1)), np.tile(np.roll(codes, 1), (256, 1))])
-    scales = np.tile(np.arange(256, dtype=np.uint8), 2)[:, None]
-    table = np.array([[_ORACLE[dtype](byte, code) for code in range(16)] for byte in range(256)], np.uint64)
+    scales = np.repeat(np.tile(np.arange(256, dtype=np.uint8), 2)[:, None], codes.size // 32, axis=1)
+    table = np.array(
+        [[_ORACLE[dtype](byte, code, element) for code in range(count)] for byte in range(256)], np.uint64
+    )
 
     def check(chunk: int) -> Finding | None:
-        values = dequantize(array(rows, scales), dtype)
+        values = dequantize(array(rows, scales, block_format), dtype)
         nan = np.isnan(values.astype(np.float64))
         bits = values.view(_WORDS[dtype]).astype(np.uint64)
         if dtype == "float64":  # the canonical NaN is defined for float32 and bfloat16
             bits = np.where(nan, np.uint64(NAN64), bits)
         want = table[scales[:, 0, None], rows]
-        return compare(bits, want, lambda at: f"byte {int(scales[at // 32, 0])}, code {int(rows.flat[at])}")
+        return compare(
+            bits, want, lambda at: f"byte {int(scales[at // codes.size, 0])}, code {int(rows.flat[at])}"
+        )
 
     function = "mxref.dequantize" if subject == "reference" else f"{subject}: dequantize"
-    return Sweep("d", function, f"{dtype}: all 256 x 16 byte and code pairs", 256 * 16, 1, check)
+    domain = f"{prefix(block_format)}{dtype}: all 256 x {count} byte and code pairs"
+    return Sweep("d", function, domain, 256 * count, 1, check)
 
 
-def sweeps() -> Iterator[Sweep]:
+def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
     """Yield all sweeps of part d."""
-    for dtype in _ORACLE:
-        yield decode("reference", mxref.dequantize, dtype)
-        if dtype != "float64":
-            yield decode("numba", mxref.get_backend("numba").dequantize, dtype)
+    for block_format in FAMILIES[family]:
+        for dtype in _ORACLE:
+            yield decode("reference", mxref.dequantize, dtype, block_format)
+            if dtype != "float64" and "numba" in subjects(block_format):
+                yield decode("numba", NUMBA.dequantize, dtype, block_format)

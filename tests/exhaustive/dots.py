@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 import mxref
 import oracle
 from exhaustive.decodes import array
+from exhaustive.families import FAMILIES, NUMBA, element_of, prefix, subjects
 from exhaustive.sweep import Codes, Finding, Sweep, compare
+from mxref.formats import MXFP4, BlockFormat
 
 ENDS = (-254, -253, -150, -149, -127, -126, 0, 1, 127, 128, 253, 254)
 """Sums of two scale exponents: both ends, and around float32's smallest numbers, 1, and its overflow."""
@@ -34,14 +36,17 @@ def split(total: int, lean: int) -> Scales:
 
 
 def gemm_bits(
-    dots: Sequence[tuple[Scales, Sequence[int], Sequence[int]]], profile: str, dtype: str = "float32"
+    dots: Sequence[tuple[Scales, Sequence[int], Sequence[int]]],
+    profile: str,
+    dtype: str = "float32",
+    elements: tuple[oracle.Element, oracle.Element] = (oracle.E2M1, oracle.E2M1),
 ) -> int:
     """The oracle's bits of one element of a GEMM: per block the scale bytes, A's codes and B's codes."""
     a = [(scales[0], codes) for scales, codes, _ in dots]
     b = [(scales[1], codes) for scales, _, codes in dots]
     if profile == "exact":
-        return oracle.gemm_exact(a, b, "bfloat16" if dtype == "bfloat16" else "float32")
-    bits = oracle.gemm_ordered(a, b)
+        return oracle.gemm_exact(a, b, "bfloat16" if dtype == "bfloat16" else "float32", elements=elements)
+    bits = oracle.gemm_ordered(a, b, elements=elements)
     return oracle.f32_bits_to_bf16_bits(bits) if dtype == "bfloat16" else bits
 
 
@@ -163,6 +168,48 @@ def two_blocks(subject: str, gemm: Gemm, profile: str) -> Sweep:
     return Sweep("e", _name(subject), domain, len(sums) << 16, len(sums), check)
 
 
+@cache
+def _different_dots(
+    elements: tuple[oracle.Element, oracle.Element],
+) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """Code pairs, one for every product there is, and for every pair [a, b] the place of its product's pair."""
+    pairs: dict[object, tuple[int, int]] = {}
+    places: dict[object, int] = {}
+    index = np.empty((2 * elements[0].sign, 2 * elements[1].sign), np.int64)
+    for p, q in product(*map(range, index.shape)):
+        dot = oracle.block_dot([p], [q], elements)
+        key = "nan" if dot != dot else dot
+        pairs.setdefault(key, (p, q))
+        index[p, q] = places.setdefault(key, len(places))
+    return list(pairs.values()), index
+
+
+def all_pairs(subject: str, gemm: Gemm, profile: str, formats: tuple[BlockFormat, BlockFormat]) -> Sweep:
+    """Every code of A against every code of B, NaN and infinities among them, at a place that changes."""
+    elements = element_of(formats[0]), element_of(formats[1])
+    distinct, index = _different_dots(elements)
+
+    def operand(side: int, place: int, byte: int) -> mxref.MXArray:
+        rows = np.zeros((index.shape[side], 32), np.uint8)
+        rows[:, place] = np.arange(len(rows))
+        return array(rows, _scales(len(rows), byte), formats[side])
+
+    def check(chunk: int) -> Finding | None:
+        scales = split(ENDS[chunk // 2], chunk % 2)
+        place = chunk * 5 % 32
+        a, b = (operand(side, place, scales[side]) for side in (0, 1))
+        got = bits_of(gemm(a, b, profile=profile))
+        table = [gemm_bits([(scales, [p], [q])], profile, elements=elements) for p, q in distinct]
+        want = np.array(table, np.uint32)[index]
+        return compare(got, want, partial(_name_place, (*scales, place), index.shape[1]))
+
+    chunks = 2 * len(ENDS)
+    domain = (
+        f"{prefix(*formats)}{profile}: all {index.size} code pairs, {len(ENDS)} sums of exponents, both ways"
+    )
+    return Sweep("e", _name(subject), domain, chunks * index.size, chunks, check)
+
+
 def _name_place(setting: object, width: int, at: int) -> str:
     return f"scales and places {setting}, element {divmod(at, width)}"
 
@@ -171,15 +218,15 @@ def _name(subject: str) -> str:
     return "mxref.scaled_gemm" if subject == "reference" else f"{subject}: scaled_gemm"
 
 
-def sweeps() -> Iterator[Sweep]:
+def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
     """Yield all sweeps of part e."""
-    subjects: tuple[tuple[str, Gemm], ...] = (
-        ("reference", mxref.scaled_gemm),
-        ("numba", mxref.get_backend("numba").scaled_gemm),
-    )
+    if family != "mxfp4":
+        yield from _pairs_of_formats(FAMILIES[family])
+        return
+    gemms: dict[str, Gemm] = {"reference": mxref.scaled_gemm, "numba": NUMBA.scaled_gemm}
     everywhere = list(combinations(range(32), 2))
     neighbours = [(i, (i + 1) % 32) for i in range(32)]
-    for subject, gemm in subjects:
+    for subject, gemm in gemms.items():
         profiles = ("ordered", "exact") if subject == "reference" else ("ordered",)
         for profile in profiles:
             for lean in (0, 1):
@@ -193,3 +240,13 @@ def sweeps() -> Iterator[Sweep]:
                 )
                 yield two_pairs(subject, gemm, profile, [(0, 31)], ENDS, "the first and last place")
             yield two_blocks(subject, gemm, profile)
+
+
+def _pairs_of_formats(formats: tuple[BlockFormat, ...]) -> Iterator[Sweep]:
+    """Yield the sweeps of each two of these formats and MXFP4, but for MXFP4 with itself."""
+    for pair in product((*formats, MXFP4), repeat=2):
+        if set(pair) != {MXFP4}:
+            for profile in ("ordered", "exact"):
+                yield all_pairs("reference", mxref.scaled_gemm, profile, pair)
+            if "numba" in subjects(*pair):
+                yield all_pairs("numba", NUMBA.scaled_gemm, "ordered", pair)

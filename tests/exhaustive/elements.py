@@ -18,13 +18,15 @@ import numpy as np
 
 import mxref
 import oracle
-import oracle_random
-from exhaustive.kernels import sr_codes, sr_edge, sr_integers
+from exhaustive.families import FAMILIES, NUMBA, element_of, packed, prefix, subjects, unpacked
+from exhaustive.kernels import grid_numbers, sr_codes, sr_edge, sr_integers
 from exhaustive.steps import code_steps, largest_amax
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
+from mxref.formats import MXFP4, BlockFormat
 from mxref.placement import Placement
 from mxref.steps.rounding import round_magnitude
+from oracle import random as oracle_random
 
 DIRECT_CHUNK = 1 << 14
 """Elements per call of the reference: its temporaries stay in the second-level cache."""
@@ -74,7 +76,11 @@ def randoms(bits: int) -> dict[str, Random]:
 
 
 def direct(
-    rounding: Rounding, bits: int = 16, choice: str = "", round_function: Round = round_magnitude
+    rounding: Rounding,
+    bits: int = 16,
+    choice: str = "",
+    round_function: Round = round_magnitude,
+    block_format: BlockFormat = MXFP4,
 ) -> Sweep:
     """`round_magnitude` on every finite magnitude; under SR with the integers `randoms(bits)[choice]`."""
     span = Span(0, FLT_MAX, DIRECT_CHUNK)
@@ -82,7 +88,10 @@ def direct(
     random = randoms(bits)[choice] if rounding is Rounding.SR else None
     fixed = random.fixed if random else None
     # v is |x| under X = 1, which is byte 127.
-    steps = code_steps(127, rounding.value, fixed, bits) if not random or fixed is not None else None
+    element = element_of(block_format)
+    grid = grid_numbers(element)
+    known = not random or fixed is not None
+    steps = code_steps(127, rounding.value, fixed, bits, element) if known else None
     integers = np.full(span.size, fixed or 0, np.uint32) if random else None
     offsets = np.arange(span.size, dtype=np.uint32)
 
@@ -97,17 +106,17 @@ def direct(
             want = np.empty(span.size, np.uint8)
             if random.up is None:
                 sr_integers(base, KEY, bits, integers)
-                sr_codes(magnitudes, 127, integers, bits, want)
+                sr_codes(magnitudes, 127, integers, bits, grid, want)
             else:
-                sr_edge(magnitudes, 127, bits, random.up, integers, want)
-        got = round_function(magnitudes.view(np.float32), rounding, integers, bits)
+                sr_edge(magnitudes, 127, bits, random.up, grid, integers, want)
+        got = round_function(magnitudes.view(np.float32), rounding, block_format.element, integers, bits)
         return compare(got, want, lambda at: f"v = {base + at:#010x}")
 
-    edges = steps if steps is not None else code_steps(127, "rtz")
+    edges = steps if steps is not None else code_steps(127, "rtz", element=element)
     return Sweep(
         "a",
         "mxref.steps.rounding.round_magnitude",
-        f"{label}{f', {random.name}' if random else ''}: all finite v",
+        f"{prefix(block_format)}{label}{f', {random.name}' if random else ''}: all finite v",
         span.cases,
         span.chunks,
         check,
@@ -128,18 +137,21 @@ def quantized(
     bits: int = 16,
     both_signs: bool = True,
     forced: bool = False,
+    block_format: BlockFormat = MXFP4,
 ) -> Sweep:
     """`quantize` under one scale byte, with both signs of every magnitude or with one that alternates.
 
     `forced`: for byte 254, which no rule gives; the reference's `scale_code` is replaced by a constant.
     """
-    pin = FLT_MAX if forced else largest_amax(byte, rule)
+    element = element_of(block_format)
+    grid, sign_place = grid_numbers(element), np.uint8(element.bits - 1)
+    pin = FLT_MAX if forced else largest_amax(byte, rule, element)
     rows = ROWS[subject]
     span = Span(0, pin, rows * 31)
     passes = 2 if both_signs else 1
-    spec = OperandSpec(scale_rule=ScaleRule(rule), rounding=rounding, sr_bits=bits)
+    spec = OperandSpec(format=block_format, scale_rule=ScaleRule(rule), rounding=rounding, sr_bits=bits)
     stochastic = rounding is Rounding.SR
-    steps = None if stochastic else code_steps(byte, rounding.value)
+    steps = None if stochastic else code_steps(byte, rounding.value, element=element)
     chunks = passes * span.chunks
 
     offsets = np.arange(span.size, dtype=np.uint32).reshape(rows, 31)
@@ -157,23 +169,22 @@ def quantized(
         np.add(offsets, np.uint32(base), out=patterns[:, 1:])
         if stochastic:
             sr_integers(chunk * wide.size, KEY, bits, integers)
-            sr_codes(patterns.reshape(-1), byte, integers, bits, want.reshape(-1))
+            sr_codes(patterns.reshape(-1), byte, integers, bits, grid, want.reshape(-1))
         else:
             assert steps is not None
             values = steps.values(base, span.size)
             want[:, 0] = steps.at(np.array([pin], np.uint32))[0]
             want[:, 1:] = values if isinstance(values, int) else values.reshape(rows, 31)
-        want[:, 1:] |= signs.view(np.uint8) << np.uint8(3)
+        want[:, 1:] |= signs.view(np.uint8) << sign_place
         patterns[:, 1:] |= signs.astype(np.uint32) << np.uint32(31)
-        placement: dict[str, Any] = {}
+        placement = Placement()
         if stochastic:
-            origin, whole = (chunk * wide.shape[0], 0), (chunks * wide.shape[0], 256)
-            placement = {"placement": Placement(STREAM, origin, whole)}
+            placement = Placement(STREAM, (chunk * wide.shape[0], 0), (chunks * wide.shape[0], 256))
         with _forced_scale(byte) if forced else nullcontext():
-            q = quantize(wide.view(np.float32), spec, **placement)
+            q = quantize(wide.view(np.float32), spec, placement=placement)
         return compare_blocks(q, byte, want, patterns)
 
-    edges = steps or code_steps(byte, "rtz")
+    edges = steps or code_steps(byte, "rtz", element=element)
     near = {c for s in edges.starts.tolist() if s <= pin for c in span.around(s)}
     label = {"rne": "RNE", "rna": "RNA", "rtz": "RTZ", "sr": f"SR, R = {bits}, r from Philox"}[rounding.value]
     how = "scale_code replaced" if forced else f"rule {rule}"
@@ -181,7 +192,7 @@ def quantized(
     return Sweep(
         "a",
         function_name(subject),
-        f"{label}, byte {byte} ({how}): all magnitudes up to {pin:#010x}, {signs}",
+        f"{prefix(block_format)}{label}, byte {byte} ({how}): all magnitudes up to {pin:#010x}, {signs}",
         passes * span.cases,
         chunks,
         check,
@@ -197,26 +208,27 @@ def function_name(subject: str) -> str:
 def _forced_scale(byte: int) -> AbstractContextManager[Any]:
     # `mxref.quantize` is a function that has the name of its module.
     return mock.patch.object(
-        modules["mxref.quantize"], "scale_code", lambda amax, rule: np.full(amax.shape, byte, np.uint8)
+        modules["mxref.quantize"],
+        "scale_code",
+        lambda amax, rule, element: np.full(amax.shape, byte, np.uint8),
     )
 
 
 def compare_blocks(q: mxref.MXArray, byte: int, want: Codes, patterns: Patterns) -> Finding | None:
     """Compare codes [N, 32] and the one scale byte of all blocks; `patterns` are the inputs, to name a fault."""
-    packed = q.codes.reshape(-1, 16)
-    if np.array_equal(packed, want[:, 0::2] | want[:, 1::2] << np.uint8(4)) and (q.scales == byte).all():
+    stored = q.codes.reshape(len(want), -1)
+    if np.array_equal(stored, packed(want, q.format)) and (q.scales == byte).all():
         return None
     wrong_scale = compare(q.scales.reshape(-1), byte, lambda at: f"scale of block {at}")
     if wrong_scale is not None:
         return wrong_scale
-    got = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(want.shape)
-    return compare(got, want, lambda at: f"x = {int(patterns.flat[at]):#010x}")
+    return compare(unpacked(stored, q.format), want, lambda at: f"x = {int(patterns.flat[at]):#010x}")
 
 
 # ---- what never reaches rounding ----
 
 
-def nonfinite(subject: str, quantize: Quantize) -> Sweep:
+def nonfinite(subject: str, quantize: Quantize, block_format: BlockFormat = MXFP4) -> Sweep:
     """Every NaN and infinity, each alone in a block of ones at a place that changes: byte 255 and codes 0."""
     rows = ROWS[subject]
     half = 0x800000 // rows
@@ -227,27 +239,29 @@ def nonfinite(subject: str, quantize: Quantize) -> Sweep:
     def check(chunk: int) -> Finding | None:
         sign, part = divmod(chunk, half)
         patterns[:, chunk % 32] = offsets + np.uint32(sign << 31 | oracle.INF32 + part * rows)
-        q = quantize(patterns.reshape(-1, 256).view(np.float32), OperandSpec())
+        q = quantize(patterns.reshape(-1, 256).view(np.float32), OperandSpec(format=block_format))
         finding = compare_blocks(q, oracle.NAN_BYTE, zeros, patterns)
         patterns[:, chunk % 32] = 0x3F800000
         return finding
 
-    domain = "all 2^24 NaN and Inf patterns, each in a block of its own"
+    domain = f"{prefix(block_format)}all 2^24 NaN and Inf patterns, each in a block of its own"
     return Sweep("a", function_name(subject), domain, 2 * half * rows, 2 * half, check)
 
 
 # ---- the expected side of SR, against the oracle ----
 
 
-def formula() -> Sweep:
+def formula(block_format: BlockFormat = MXFP4) -> Sweep:
     """The integer formula of SR and the random integers, against the scalar oracle: no part of mxref runs."""
     rng = np.random.default_rng(2026)
-    steps = _threshold_cases()
+    element = element_of(block_format)
+    steps = _threshold_cases(element)
+    below = 0x41000000 if element == oracle.E2M1 else oracle.round_f32(2 * element.largest)
     draws = [
         (int(m), int(b), int(r) & ((1 << bits) - 1), bits)
         for bits in (16, 22)
         for m, b, r in zip(
-            np.concatenate([rng.integers(0, FLT_MAX + 1, 5000), rng.integers(0x3A000000, 0x41000000, 25000)]),
+            np.concatenate([rng.integers(0, FLT_MAX + 1, 5000), rng.integers(0x3A000000, below, 25000)]),
             np.concatenate([rng.integers(0, 255, 5000), np.full(25000, 127)]),
             rng.integers(0, 1 << 22, 30000),
             strict=True,
@@ -259,14 +273,15 @@ def formula() -> Sweep:
         if chunk == 2:
             return _compare_integers(indices)
         cases = (steps, draws)[chunk]
-        got = np.concatenate([_formula_code(*case) for case in cases])
-        want = np.array([_oracle_code(*case) for case in cases], np.uint8)
+        got = np.concatenate([_formula_code(*case, grid_numbers(element)) for case in cases])
+        want = np.array([_oracle_code(*case, element) for case in cases], np.uint8)
         return compare(got, want, lambda at: f"(|x|, byte, r, R) = {cases[at]}")
 
     return Sweep(
         "a",
         "the expected side of SR",
-        "against the oracle: every threshold +-1 ulp for R = 1 to 5 and every r; random for R = 16, 22",
+        f"{prefix(block_format)}against the oracle: every threshold +-1 ulp for R = 1 to 5 and every r; "
+        "random for R = 16, 22",
         len(steps) + len(draws) + 2 * 8 * len(indices),
         3,
         check,
@@ -274,28 +289,32 @@ def formula() -> Sweep:
     )
 
 
-def _threshold_cases() -> list[tuple[int, int, int, int]]:
+def _threshold_cases(element: oracle.Element) -> list[tuple[int, int, int, int]]:
+    """All r at every threshold and beside it; with many gaps, those of the two lowest and the highest binades."""
+    gaps = list(zip(element.grid, element.grid[1:], strict=False))
+    per_binade = 1 << element.mantissa_bits
+    if len(gaps) > 8:
+        gaps = [*gaps[: 3 * per_binade], *gaps[-per_binade:]]
     cases = []
     for bits in range(1, 6):
-        for low, high in zip(oracle.GRID, oracle.GRID[1:], strict=False):
+        for low, high in gaps:
             for t in range(1 << bits):
-                value = Fraction(low, 2) + Fraction(high - low, 2) * Fraction(t, 1 << bits)
-                at = oracle.round_f32(value)
+                at = oracle.round_f32(low + (high - low) * Fraction(t, 1 << bits))
                 near = {max(at + d, 0) for d in (-1, 0, 1)}
                 cases += [(p, 127, r, bits) for p in sorted(near) for r in range(1 << bits)]
     return cases
 
 
-def _formula_code(magnitude: int, byte: int, r: int, bits: int) -> Codes:
+def _formula_code(magnitude: int, byte: int, r: int, bits: int, grid: tuple[int, int, int, int]) -> Codes:
     code = np.empty(1, np.uint8)
-    sr_codes(np.array([magnitude], np.uint32), byte, np.array([r], np.uint32), bits, code)
+    sr_codes(np.array([magnitude], np.uint32), byte, np.array([r], np.uint32), bits, grid, code)
     return code
 
 
-def _oracle_code(magnitude: int, byte: int, r: int, bits: int) -> int:
+def _oracle_code(magnitude: int, byte: int, r: int, bits: int, element: oracle.Element) -> int:
     scale = oracle.scale_value(byte)
     assert scale is not None
-    return oracle.round_element(oracle.f32_value(magnitude) / scale, "sr", r, bits)
+    return oracle.round_element(oracle.f32_value(magnitude) / scale, "sr", r, bits, element)
 
 
 def _compare_integers(indices: list[int]) -> Finding | None:
@@ -309,22 +328,37 @@ def _compare_integers(indices: list[int]) -> Finding | None:
     return None
 
 
-def sweeps() -> Iterator[Sweep]:
+def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
     """Yield all sweeps of part a."""
-    yield formula()
     deterministic = (Rounding.RNE, Rounding.RNA, Rounding.RTZ)
-    for rounding in deterministic:
-        yield direct(rounding)
-    for choice in randoms(16):
-        yield direct(Rounding.SR, 16, choice)
-    for choice in ("philox", "stays", "goes"):
-        yield direct(Rounding.SR, 22, choice)
+    for block_format in FAMILIES[family]:
+        yield formula(block_format)
+        for rounding in deterministic:
+            yield direct(rounding, block_format=block_format)
+        edges = ("stays", "goes")
+        for choice in randoms(16) if block_format == MXFP4 else edges:
+            yield direct(Rounding.SR, 16, choice, block_format=block_format)
+        for choice in ("philox", *edges) if block_format == MXFP4 else edges:
+            yield direct(Rounding.SR, 22, choice, block_format=block_format)
+        quantizers = {"reference": mxref.quantize, "numba": NUMBA.quantize}
+        for subject in subjects(block_format):
+            yield nonfinite(subject, quantizers[subject], block_format)
+        yield from _quantizations(block_format)
 
-    reference, numba = mxref.quantize, mxref.get_backend("numba").quantize
-    yield nonfinite("reference", reference)
-    yield nonfinite("numba", numba)
+
+def _quantizations(block_format: BlockFormat) -> Iterator[Sweep]:
+    """Yield the sweeps of whole quantizations; for MXFP8 those of the Numba backend alone, at few bytes."""
+    reference, numba = mxref.quantize, NUMBA.quantize
+    highest = 254 - element_of(block_format).largest_exponent
+    if block_format != MXFP4:
+        if "numba" in subjects(block_format):
+            fp8_pins: tuple[tuple[oracle.Rule, int], ...] = (("floor", 0), ("even", 127), ("floor", highest))
+            for rule, byte in fp8_pins:
+                for rounding in Rounding:
+                    yield quantized("numba", numba, rounding, rule, byte, block_format=block_format)
+        return
     pins: list[tuple[oracle.Rule, int]] = [
-        ("floor", 0), ("floor", 1), ("rceil", 126), ("floor", 127), ("floor", 252), ("even", 253),
+        ("floor", 0), ("floor", 1), ("rceil", 126), ("floor", 127), ("floor", highest), ("even", highest + 1),
     ]  # fmt: skip
     for rule, byte in pins:
         for rounding in Rounding:
@@ -334,5 +368,5 @@ def sweeps() -> Iterator[Sweep]:
             yield quantized("numba", numba, rounding, rule, byte)
         yield quantized("numba", numba, Rounding.SR, rule, byte, bits=22)
     yield quantized("reference", reference, Rounding.SR, "floor", 127, bits=22, both_signs=False)
-    for rounding in deterministic:
+    for rounding in (Rounding.RNE, Rounding.RNA, Rounding.RTZ):
         yield quantized("reference", reference, rounding, "even", 254, both_signs=False, forced=True)

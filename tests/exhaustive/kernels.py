@@ -14,48 +14,58 @@ import numpy as np
 
 import oracle
 
-_GRID = np.array(oracle.GRID)  # in halves
-_LOWER = np.array([max(c for c in range(8) if oracle.GRID[c] <= h) for h in range(12)])
-_GAP_SHIFT = np.array([(b - a).bit_length() - 1 for a, b in zip(oracle.GRID, oracle.GRID[1:], strict=False)])
 _MASK = np.uint64(0xFFFFFFFF)
 
 
-@numba.njit(cache=True)
-def _lower_and_threshold(magnitude, byte, bits):
-    """Return (l, T) of v = |x| / X: the code below and floor(2^R f); (7, 0) from v = 6 on.
+def grid_numbers(element: oracle.Element) -> tuple[int, int, int, int]:
+    """What the kernels need of a grid: mantissa bits, the exponent of 1 in its smallest steps, top code and count."""
+    return element.mantissa_bits, element.per_one.bit_length() - 1, element.top, element.counts[-1]
 
-    2v is m / 2^k for the 24-bit integer significand m. Below 2^-23 the shift is cut off: T is 0 anyway.
+
+@numba.njit(cache=True)
+def _lower_and_threshold(magnitude, byte, bits, grid):
+    """Return (l, T) of v = |x| / X: the code below and floor(2^R f); (top code, 0) from the largest value on.
+
+    v is m / 2^k smallest steps of the grid, for the 24-bit integer significand m. The grid has 2^(p + 1) codes
+    one step apart, and then 2^p codes per binade, each binade's step twice the one before.
     """
+    mantissa_bits, per_one, top, largest = grid
     exponent, m = np.int64(magnitude >> 23), np.int64(magnitude & 0x7FFFFF)
     if exponent:
         m += 1 << 23
-    k = 149 - max(exponent, np.int64(1)) + byte - 127
-    if k < 20:
-        return np.int64(7), np.int64(0)
-    k = min(k, np.int64(60))
-    halves = m >> k
-    if halves >= 12:
-        return np.int64(7), np.int64(0)
-    low = _LOWER[halves]
-    return low, ((m - (_GRID[low] << k)) << bits) >> (k + _GAP_SHIFT[low])
+    k = 150 - per_one - max(exponent, np.int64(1)) + byte - 127
+    if k < -16:
+        return np.int64(top), np.int64(0)
+    if k < 0:
+        m, k = m << -k, np.int64(0)
+    k = min(k, np.int64(60))  # the shift is cut off where T is 0 anyway
+    count = m >> k
+    if count >= largest:
+        return np.int64(top), np.int64(0)
+    doubled = np.int64(0)
+    while count >> (doubled + mantissa_bits + 1):
+        doubled += 1
+    steps = count >> doubled
+    rest = m - (steps << (doubled + k))
+    return steps + (doubled << mantissa_bits), (rest << bits) >> min(k + doubled, np.int64(63))
 
 
 @numba.njit(cache=True)
-def sr_codes(magnitudes, byte, random, bits, out):
+def sr_codes(magnitudes, byte, random, bits, grid, out):
     """Fill `out` with the magnitude codes of flat `magnitudes` (float32 bits) for integers `random`."""
     for i in range(magnitudes.size):
-        low, threshold = _lower_and_threshold(magnitudes[i], byte, bits)
+        low, threshold = _lower_and_threshold(magnitudes[i], byte, bits, grid)
         out[i] = low + (threshold + np.int64(random[i]) >= 1 << bits)
 
 
 @numba.njit(cache=True)
-def sr_edge(magnitudes, byte, bits, up, random, out):
+def sr_edge(magnitudes, byte, bits, up, grid, random, out):
     """Fill `random` with the first integer that goes up (`up`) or the last that does not, and `out` with codes.
 
     Where no integer goes up, because T is 0, the first one is replaced by the largest integer, which stays.
     """
     for i in range(magnitudes.size):
-        low, threshold = _lower_and_threshold(magnitudes[i], byte, bits)
+        low, threshold = _lower_and_threshold(magnitudes[i], byte, bits, grid)
         goes_up = up and threshold > 0
         random[i] = (1 << bits) - threshold - (0 if goes_up else 1)
         out[i] = low + goes_up

@@ -51,24 +51,33 @@ def steps_of(function: Callable[[int], int], first: int, last: int, highest: int
 
 
 @cache
-def code_steps(byte: int, rounding: oracle.Rounding, r: int | None = None, bits: int = 16) -> Steps:
+def code_steps(
+    byte: int,
+    rounding: oracle.Rounding,
+    r: int | None = None,
+    bits: int = 16,
+    element: oracle.Element = oracle.E2M1,
+) -> Steps:
     """The magnitude code of |x| under a shared scale, as a function of the float32 bits of |x|."""
     scale = oracle.scale_value(byte)
     assert scale is not None
     return steps_of(
-        lambda p: oracle.round_element(oracle.f32_value(p) / scale, rounding, r, bits), 0, FLT_MAX, 7
+        lambda p: oracle.round_element(oracle.f32_value(p) / scale, rounding, r, bits, element),
+        0,
+        FLT_MAX,
+        element.top,
     )
 
 
 @cache
-def scale_steps(rule: oracle.Rule) -> Steps:
+def scale_steps(rule: oracle.Rule, element: oracle.Element = oracle.E2M1) -> Steps:
     """The shared scale as a function of the float32 bits of amax, from the smallest subnormal on."""
-    return steps_of(lambda p: oracle.shared_scale(p, rule), 1, FLT_MAX, 254)
+    return steps_of(lambda p: oracle.shared_scale(p, rule, element), 1, FLT_MAX, 254)
 
 
-def largest_amax(byte: int, rule: oracle.Rule) -> int:
+def largest_amax(byte: int, rule: oracle.Rule, element: oracle.Element = oracle.E2M1) -> int:
     """The float32 bits of the largest amax that gets this scale byte."""
-    starts = scale_steps(rule).starts
+    starts = scale_steps(rule, element).starts
     last = int(starts[byte]) - 1
-    assert oracle.shared_scale(last, rule) == byte
+    assert oracle.shared_scale(last, rule, element) == byte
     return last

@@ -1,4 +1,4 @@
-"""The record of the sweeps as rows of text, and as the table of docs/explanation/exhaustive.rst."""
+"""The records of the sweeps as rows of text, and as the tables of docs/explanation/exhaustive.rst."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from bench.records import RECORDS, newest, read
 
 COLUMNS = ("part", "function", "domain", "cases", "faults", "seconds")
-PART = "exhaustive.csv"
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -29,5 +28,9 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:
-    """Return the table of the newest record by the name under which the page includes it."""
-    return {PART: as_csv(read(newest("exhaustive", records))["rows"])}
+    """Return the table of each family's newest record by the name under which the page includes it."""
+    families = sorted({path.stem.split("_")[1] for path in records.glob("exhaustive_*_*.json")})
+    return {
+        f"exhaustive_{family}.csv": as_csv(read(newest(f"exhaustive_{family}", records))["rows"])
+        for family in families
+    }

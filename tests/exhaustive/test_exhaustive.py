@@ -15,26 +15,24 @@ from click.testing import CliRunner
 import mxref
 import oracle
 from mxref import GemmProfile, Rounding, ScaleRule
-from mxref.formats import E2M1
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.placement import Placement
 from mxref.steps.rounding import round_magnitude
 from mxref.steps.scale import bump_above, scale_code
 
 pytest.importorskip("numba")
 
-import mxref_numba.scale
-from bench.records import newest
+from bench.records import newest, read
 from exhaustive import decodes, dots, elements, halves, scales, table
 from exhaustive.__main__ import PARTS, all_sweeps, finished_rows, label, main
+from exhaustive.families import FAMILIES, NUMBA, element_of, subjects
 from exhaustive.steps import code_steps, largest_amax, scale_steps
 from exhaustive.sweep import FLT_MAX, Span, Sweep, run
 from exhaustive.table import COLUMNS, as_csv
 from places import ROOT
 
-RECORD = newest("exhaustive")
-
-NUMBA = mxref.get_backend("numba")
 QUANTIZE = {"reference": mxref.quantize, "numba": NUMBA.quantize}
+FORMATS = pytest.mark.parametrize("block_format", [MXFP4, MXFP8_E4M3, MXFP8_E5M2], ids=str)
 SPOT = 0x3F8ABCDE
 """A magnitude of about 1.08, near no threshold, where faults are planted."""
 ONLY_CORNERS = 1 << 40
@@ -68,10 +66,12 @@ def faults(sweep: Sweep, every: int = ONLY_CORNERS) -> tuple[int, str]:
     "gemm.block_dot",
     "gemm.exact",
     "gemm.ordered",
+    "gemm.special",
 )
 @pytest.mark.parametrize(("part", "chunks"), [("a", 4), ("b", 8), ("c", 2), ("d", 1), ("e", 2)])
-def test_a_slice_of_every_sweep_agrees_with_the_oracle(part, chunks):
-    for sweep in PARTS[part].sweeps():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_slice_of_every_sweep_agrees_with_the_oracle(family, part, chunks):
+    for sweep in PARTS[part].sweeps(family):
         assert sweep.part == part
         result = run(sweep, -(-sweep.chunks // chunks))
         assert result.chunks >= min(chunks, sweep.chunks)
@@ -100,24 +100,28 @@ def test_slice_1_is_every_chunk_once():
 
 @pytest.mark.parametrize("rounding", ["rne", "rna", "rtz"])
 @pytest.mark.parametrize("byte", [0, 1, 127, 252, 254])
-def test_code_steps_are_the_oracle_at_and_beside_every_step(byte, rounding):
-    steps, scale = code_steps(byte, rounding), oracle.scale_value(byte)
+@FORMATS
+def test_code_steps_are_the_oracle_at_and_beside_every_step(block_format, byte, rounding):
+    element = element_of(block_format)
+    steps, scale = code_steps(byte, rounding, element=element), oracle.scale_value(byte)
     assert list(steps.starts) == sorted(steps.starts)
     rng = np.random.default_rng(byte)
     near = {int(s) + d for s in steps.starts for d in range(-3, 4)}
     patterns = sorted({p for p in near if 0 <= p <= FLT_MAX} | set(rng.integers(0, FLT_MAX, 500).tolist()))
-    want = [oracle.round_element(oracle.f32_value(p) / scale, rounding) for p in patterns]
+    want = [oracle.round_element(oracle.f32_value(p) / scale, rounding, element=element) for p in patterns]
     assert steps.at(np.array(patterns, np.uint32)).tolist() == want
 
 
 @pytest.mark.parametrize("rule", list(ScaleRule))
-def test_scale_steps_are_the_oracle_at_and_beside_every_step(rule):
-    steps = scale_steps(rule.value)
+@FORMATS
+def test_scale_steps_are_the_oracle_at_and_beside_every_step(block_format, rule):
+    element = element_of(block_format)
+    steps = scale_steps(rule.value, element)
     patterns = sorted({int(s) + d for s in steps.starts for d in range(-2, 3) if 0 < int(s) + d <= FLT_MAX})
-    want = [oracle.shared_scale(p, rule.value) for p in patterns]
+    want = [oracle.shared_scale(p, rule.value, element) for p in patterns]
     assert steps.at(np.array(patterns, np.uint32)).tolist() == want
     byte = want[len(want) // 2]
-    assert oracle.shared_scale(largest_amax(byte, rule.value) + 1, rule.value) == byte + 1
+    assert oracle.shared_scale(largest_amax(byte, rule.value, element) + 1, rule.value, element) == byte + 1
 
 
 def test_steps_give_one_number_or_the_values_of_a_range():
@@ -128,32 +132,35 @@ def test_steps_give_one_number_or_the_values_of_a_range():
     assert across.tolist() == [1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("fault", ["threshold", "integer"])
-def test_a_wrong_formula_of_sr_is_noticed(monkeypatch, fault):
+@pytest.mark.parametrize(
+    ("block_format", "fault"), [(MXFP4, "threshold"), (MXFP4, "integer"), (MXFP8_E5M2, "threshold")], ids=str
+)
+def test_a_wrong_formula_of_sr_is_noticed(monkeypatch, block_format, fault):
     if fault == "threshold":
         monkeypatch.setattr(elements, "_formula_code", _one_too_high)
     else:
         monkeypatch.setattr(elements, "ORACLE_STREAM", (*elements.ORACLE_STREAM[:3], 5))
-    assert faults(elements.formula())[0] > 0
+    assert faults(elements.formula(block_format))[0] > 0
 
 
-def _one_too_high(magnitude, byte, r, bits):
+def _one_too_high(magnitude, byte, r, bits, grid):
     code = np.empty(1, np.uint8)
-    elements.sr_codes(np.array([magnitude], np.uint32), byte, np.array([r + 1], np.uint32), bits, code)
+    elements.sr_codes(np.array([magnitude], np.uint32), byte, np.array([r + 1], np.uint32), bits, grid, code)
     return code
 
 
 # ---- planted faults: elements ----
 
 
-def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding():
-    def faulty(v, rounding, random, bits):
-        codes = round_magnitude(v, rounding, E2M1, random, bits)
+@FORMATS
+def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding(block_format):
+    def faulty(v, rounding, element, random, bits):
+        codes = round_magnitude(v, rounding, element, random, bits)
         codes[v.view(np.uint32) == SPOT] ^= 1
         return codes
 
     for rounding, choice in ((Rounding.RNE, ""), (Rounding.SR, "0"), (Rounding.SR, "goes")):
-        sweep = elements.direct(rounding, 16, choice, faulty)
+        sweep = elements.direct(rounding, 16, choice, faulty, block_format)
         finding = sweep.check(SPOT // elements.DIRECT_CHUNK)
         assert finding is not None
         assert finding.count == 1
@@ -162,33 +169,36 @@ def test_one_wrong_code_at_one_pattern_is_noticed_by_the_sweep_of_the_rounding()
 
 
 def test_ties_away_from_zero_are_noticed_in_exactly_the_four_ties_that_differ():
-    found = faults(
-        elements.direct(Rounding.RNE, round_function=lambda v, *_: round_magnitude(v, Rounding.RNA, E2M1))
-    )
-    assert found == (4, "v = 0x3e800000: got 1, want 0")
+    def away(v, rounding, element, *_):
+        return round_magnitude(v, Rounding.RNA, element)
+
+    assert faults(elements.direct(Rounding.RNE, round_function=away)) == (4, "v = 0x3e800000: got 1, want 0")
 
 
 @pytest.mark.parametrize(("choice", "offset"), [("stays", 1), ("goes", -1)])
 @pytest.mark.parametrize("bits", [16, 22])
-def test_sr_off_by_one_is_noticed(choice, offset, bits):
-    def faulty(v, rounding, random, bits):
-        return round_magnitude(v, rounding, E2M1, (random.astype(np.int64) + offset).astype(np.uint32), bits)
+@FORMATS
+def test_sr_off_by_one_is_noticed(block_format, choice, offset, bits):
+    def faulty(v, rounding, element, random, bits):
+        moved = (random.astype(np.int64) + offset).astype(np.uint32)
+        return round_magnitude(v, rounding, element, moved, bits)
 
-    assert faults(elements.direct(Rounding.SR, bits, choice, faulty))[0] > 1000
+    assert faults(elements.direct(Rounding.SR, bits, choice, faulty, block_format))[0] > 1000
 
 
 def _spoil(quantize: Callable[..., mxref.MXArray], pattern: int, scales: bool = False) -> Any:
     """`quantize` with one wrong code, or scale, where the input is `pattern`."""
 
-    def faulty(x, spec, **placement):
-        q = quantize(x, spec, **placement)
+    def faulty(x, spec, **where):
+        q = quantize(x, spec, **where)
         hit = np.argwhere(x.view(f"u{x.itemsize}") == pattern)
         codes, bytes_ = q.codes.copy(), q.scales.copy()
         for row, column in hit:
             if scales:
                 bytes_[row, column // 32] ^= 1
             else:
-                codes[row, column // 2] ^= 1 << 4 * (column % 2)
+                per_byte = 8 // q.format.element.bits
+                codes[row, column // per_byte] ^= 1 << 4 * (column % per_byte)
         return replace(q, codes=codes, scales=bytes_)
 
     return faulty
@@ -217,8 +227,8 @@ def test_one_wrong_scale_is_noticed(subject):
 
 
 def test_a_lost_sign_is_noticed():
-    def unsigned(x, spec):
-        return mxref.quantize(np.abs(x), spec)
+    def unsigned(x, spec, placement):
+        return mxref.quantize(np.abs(x), spec, placement=placement)
 
     assert faults(elements.quantized("reference", unsigned, Rounding.RNE, "floor", 0))[0] > 1000
 
@@ -255,18 +265,30 @@ def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
     ("rule", "offset"),
     [("floor", -1), ("ceil", 1), ("rceil", -1), ("rceil", 1), ("even", -1), ("even", 1)],
 )
-def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, rule, offset):
-    bound = bump_above(ScaleRule(rule), E2M1) + offset
-    monkeypatch.setattr("mxref.steps.scale.bump_above", lambda *_: bound)
-    monkeypatch.setitem(mxref_numba.scale.BUMP_ABOVE, rule, bound)
-    # One amax in each of the 253 binades whose byte the clamp leaves alone.
-    assert faults(scales.direct(rule))[0] == 253
-    assert faults(scales.blocks(rule))[0] == 253
+@FORMATS
+def test_a_bump_bound_off_by_one_is_noticed(block_format, rule, offset):
+    element = block_format.element
+    bound = bump_above(ScaleRule(rule), element) + offset
+
+    def faulty(amax, rule, element):
+        above = (amax & np.uint32(0x7FFFFF)) > bound
+        return np.maximum((amax >> 23).astype(np.int64) - element.max_exponent + above, 0).astype(np.uint8)
+
+    def faulty_blocks(x, spec):
+        q = NUMBA.quantize(x, spec)
+        amax = (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).reshape(*q.scales.shape, 32).max(axis=-1)
+        return replace(q, scales=faulty(amax, rule, element))
+
+    # One amax in each of the binades whose byte the clamp leaves alone: 253 for E2M1.
+    binades = 255 - element.max_exponent
+    assert faults(scales.direct(rule, faulty, block_format))[0] == binades
+    if "numba" in subjects(block_format):
+        assert faults(scales.blocks(rule, faulty_blocks, block_format))[0] == binades
 
 
 def test_one_wrong_scale_code_at_one_amax_is_noticed():
-    def faulty(amax, rule):
-        codes = scale_code(amax, rule, E2M1)
+    def faulty(amax, rule, element):
+        codes = scale_code(amax, rule, element)
         codes[amax == SPOT] += 1
         return codes
 
@@ -315,6 +337,28 @@ def test_wrong_decodes_are_noticed(dtype, width):
     assert faults(sweep) == (2, f"byte 200, code 8: got 0, want {1 << (width - 1)}")
 
 
+def test_a_nan_code_that_decodes_to_a_number_is_noticed():
+    def faulty(q, dtype):
+        values = mxref.dequantize(q, dtype)
+        values[np.isnan(values) & (q.codes == 0x7F) & (np.repeat(q.scales, 32, axis=1) == 9)] = 480.0
+        return values
+
+    sweep = decodes.decode("reference", faulty, "float32", MXFP8_E4M3)
+    assert faults(sweep) == (2, f"byte 9, code 127: got {0x43F00000}, want {0x7FC00000}")
+
+
+def test_products_of_infinity_and_zero_that_are_zero_are_noticed():
+    def faulty(a, b, *, profile):
+        out = mxref.scaled_gemm(a, b, profile=profile)
+        infinite = (a.codes == 0x7C).any(axis=1)[:, None] & (b.codes == 0).all(axis=1)
+        return np.where(infinite, np.float32(0), out)
+
+    sweep = dots.all_pairs("reference", faulty, "ordered", (MXFP8_E5M2, MXFP8_E5M2))
+    finding = sweep.check(7)
+    assert finding is not None
+    assert finding.count == 1
+
+
 def _dequantize_first(a, b, *, profile, out_dtype="float32"):
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         out = mxref.dequantize(a) @ mxref.dequantize(b).T
@@ -359,32 +403,34 @@ def test_exact_and_ordered_are_told_apart():
 
 
 def test_the_command_writes_a_table_and_fails_on_a_fault(tmp_path, monkeypatch):
-    result = CliRunner().invoke(main, ["--only", "d", "--out", str(tmp_path), "--machine", "a test"])
+    only = ["--family", "mxfp4", "--only", "d", "--out", str(tmp_path)]
+    result = CliRunner().invoke(main, [*only, "--machine", "a test"])
     assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "results.json").read_text())
+    record = json.loads((tmp_path / "mxfp4.json").read_text())
     assert [row["faults"] for row in record["rows"]] == [0] * 5
     assert not record["complete"]
-    assert (tmp_path / "results.csv").read_text() == as_csv(record["rows"])
+    assert (tmp_path / "mxfp4.csv").read_text() == as_csv(record["rows"])
     monkeypatch.setattr(mxref, "dequantize", lambda q, dtype: np.zeros(q.shape, dtype))
-    result = CliRunner().invoke(main, ["--only", "d", "--out", str(tmp_path)])
+    result = CliRunner().invoke(main, only)
     assert result.exit_code == 1
     assert "faults in mxref.dequantize, float64" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("arguments", [["--only", "z"], ["--every", "0"]])
+@pytest.mark.parametrize("arguments", [["--only", "z"], ["--every", "0"], ["--family", "mxfp3"]])
 def test_the_command_refuses_what_it_does_not_know(arguments):
     assert CliRunner().invoke(main, arguments).exit_code == 2
 
 
-def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without_a_fault():
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without_a_fault(family):
+    record = read(newest(f"exhaustive_{family}"))
     assert record["complete"]
     assert record["every"] == 1
-    want = [(s.part, s.function, s.domain, s.cases, 0) for s in all_sweeps()]
+    want = [(s.part, s.function, s.domain, s.cases, 0) for s in all_sweeps(family=family)]
     assert [tuple(row[c] for c in COLUMNS[:-1]) for row in record["rows"]] == want
-    assert table.parts() == {"exhaustive.csv": as_csv(record["rows"])}
+    assert table.parts()[f"exhaustive_{family}.csv"] == as_csv(record["rows"])
     page = (ROOT / "docs" / "explanation" / "exhaustive.rst").read_text(encoding="utf-8")
-    assert ":file: ../_measured/exhaustive.csv" in page
+    assert f":file: ../_measured/exhaustive_{family}.csv" in page
     shown = (
         record["date"],
         record["machine"],

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
+from mxref.quantization import dequantize
 
 from mutants.mutant import Mutant
 from mutants.staged import (
@@ -16,7 +17,6 @@ from mutants.staged import (
 from mxref import ScaleRule
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack
-from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
 
 

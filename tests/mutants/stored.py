@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from mxref.quantization import dequantize
 
 from mutants.mutant import Mutant
 from mutants.staged import (
@@ -21,7 +22,6 @@ from mxref import GemmProfile
 from mxref.block_dots import block_dots
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack, unpack
-from mxref.quantize import dequantize
 from mxref.reference import ReferenceBackend
 
 

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 import mxref
-import oracle_random
 from conftest import EXTENSION, load_clauses
 from mxref import (
     Backend,
@@ -39,6 +38,7 @@ from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import random_integers
+from oracle import random as oracle_random
 
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import oracle_random
 from differential import bits_of
 from mxref.errors import RecipeError, ShapeError
 from mxref.steps.hadamard import (
@@ -16,6 +15,7 @@ from mxref.steps.hadamard import (
     norm_factor,
 )
 from mxref.steps.random import Stream
+from oracle import random as oracle_random
 from strategies import crafted_blocks
 
 

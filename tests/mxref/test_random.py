@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-import oracle_random
 from mxref.errors import RecipeError
 from mxref.steps.random import Stream, philox4x32, random_integers
+from oracle import random as oracle_random
 
 KNOWN_ANSWERS = [  # Random123, kat_vectors: philox4x32, 10 rounds
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -386,7 +386,9 @@ def test_generate_rewrites_only_what_differs(copy, oracle, monkeypatch):
 def test_generate_needs_the_oracle_and_a_folder(tmp_path):
     code, _, err = cli("generate", "--tests", tmp_path, "--dir", tmp_path)
     assert code == 2
-    assert re.fullmatch(r"error: no scalar oracle: .*oracle\.py is missing; .* in a checkout of mxref\n", err)
+    assert re.fullmatch(
+        r"error: no scalar oracle: .*oracle.__init__\.py is missing; .* in a checkout of mxref\n", err
+    )
     code, _, err = cli("generate", "--dir", tmp_path / "none")
     assert code == 2
     assert re.fullmatch(r"error: no folder .*none: create it, or name another with --dir\n", err)

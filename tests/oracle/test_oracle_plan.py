@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import oracle_plan
-import oracle_random
 from differential import assert_same_blocks, oracle_quantize_array
 from mxref import BlockShape, OperandSpec, Rounding, SignPolicy, Stream, get_backend
 from mxref.errors import ShapeError
@@ -19,6 +17,8 @@ from mxref.layouts.packed import unpack
 from mxref.placement import Placement
 from mxref.plan import plan_quantize
 from mxref.steps.random import random_integers
+from oracle import plan as oracle_plan
+from oracle import random as oracle_random
 
 STREAM = Stream(0xFEDCBA9876543210, step=0x01020304, layer=0xABCDEF, operand=3)
 SR = OperandSpec(rounding=Rounding.SR)

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 import oracle
-from oracle_random import SignPolicy, hadamard, inverse_sqrt_f32, philox4x32_10, sign_vector, sr_integer
+from oracle.random import SignPolicy, hadamard, inverse_sqrt_f32, philox4x32_10, sign_vector, sr_integer
 
 NAN = oracle.NAN32
 

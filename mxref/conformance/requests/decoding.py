@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mxref.conformance.model import Subject
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 
 DTYPES = ("float64", "float32", "bfloat16")
 LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran order")

@@ -16,7 +16,7 @@ from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, dtype_name, plan_quantize
-from mxref.quantize import quantize
+from mxref.quantization import quantize
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding

@@ -1,7 +1,7 @@
 """The scalar oracle's plan of a quantization: what is refused, where each stored element comes from, its random index.
 
-As `oracle`, it shares no code with the package under test. It is written from the chapters on quantization and on
-random bits of the specification, one element at a time, and counts where the package multiplies and divides.
+As all of `oracle`, it shares no code with the package under test. It is written from the chapters on quantization and
+on random bits of the specification, one element at a time, and counts where the package multiplies and divides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,12 @@ class Refused(ValueError):
     """A request that the specification refuses; the text names the clause."""
 
 
-def padded(length: int, n: int) -> int:
-    """The first length, from `length` on, that is a multiple of 32 and of the Hadamard size `n` (0 for none)."""
-    while length % 32 or (n and length % n):
+def padded(length: int, n: int, k: int = 32) -> int:
+    """The first length, from `length` on, that is a multiple of the block length `k` and of `n`.
+
+    `n` is the size of a Hadamard transform, 0 for none.
+    """
+    while length % k or (n and length % n):
         length += 1
     return length
 
@@ -37,13 +40,14 @@ class Place:
     shape: Position
     axis: int
     n: int
+    k: int
     origin: Position
     whole: Position
 
     @property
     def stored(self) -> int:
         """Length of the block axis as stored."""
-        return padded(self.shape[self.axis], self.n)
+        return padded(self.shape[self.axis], self.n, self.k)
 
     def others(self, position: Sequence[int]) -> Position:
         """A position without its entry for the block axis."""
@@ -69,7 +73,8 @@ class Place:
 
     def index(self, row: Position, column: int) -> int:
         """The index of a stored element in the whole tensor, its rows as long as they are when padded."""
-        return self.row_index(row) * padded(self.whole[self.axis], self.n) + self.origin[self.axis] + column
+        length = padded(self.whole[self.axis], self.n, self.k)
+        return self.row_index(row) * length + self.origin[self.axis] + column
 
 
 def place(
@@ -77,12 +82,13 @@ def place(
     axis: int,
     n: int = 0,
     *,
+    k: int = 32,
     tile: bool = False,
     origin: Position | None = None,
     whole: Position | None = None,
     pad: bool = False,
 ) -> Place:
-    """The place of an input.
+    """The place of an input in blocks of `k` elements; `tile` for tiles of `k` by `k`.
 
     Raises:
         Refused: the specification refuses the request.
@@ -90,7 +96,7 @@ def place(
     if axis not in range(-len(shape), len(shape)):
         raise Refused("quantize.axis: no such axis")
     axis = list(range(len(shape)))[axis]
-    if padded(shape[axis], n) != shape[axis] and not pad:
+    if padded(shape[axis], n, k) != shape[axis] and not pad:
         raise Refused("quantize.length: a block or group is not whole, and padding is not asked for")
     if whole is None:
         if origin is not None and set(origin) - {0}:
@@ -103,12 +109,12 @@ def place(
         if start < 0 or total < start + length:
             raise Refused("random.index: the part does not lie within the whole")
     last = origin[axis] + shape[axis] == whole[axis]
-    if padded(origin[axis], n) != origin[axis] or (padded(shape[axis], n) != shape[axis] and not last):
+    if padded(origin[axis], n, k) != origin[axis] or (padded(shape[axis], n, k) != shape[axis] and not last):
         raise Refused("quantize.parts: the part cuts a block or a group")
     if tile:
         before = [i for i in range(len(shape)) if i != axis][-1:]
         if not before:
             raise Refused("scale.block.tile: one axis holds no tile")
-        if shape[before[0]] % 32 or origin[before[0]] % 32:
+        if shape[before[0]] % k or origin[before[0]] % k:
             raise Refused("scale.block.tile: a tile is not whole")
-    return Place(shape, axis, n, origin, whole)
+    return Place(shape, axis, n, k, origin, whole)

@@ -1,6 +1,6 @@
 """The scalar exact oracle's random bits and Hadamard: Philox4x32-10, rounding integers, signs, butterflies.
 
-As `oracle`, it shares no code with the package under test: Philox is written from its published description
+As all of `oracle`, it shares no code with the package under test: Philox is written from its published description
 (Salmon et al., SC 2011), float32 arithmetic is the exact one of `oracle`.
 """
 
@@ -10,7 +10,7 @@ from functools import cache
 from math import isqrt
 from typing import Literal
 
-from oracle import SIGN32, f32_add, f32_mul, f32_sub, round_f32
+from oracle.floats import SIGN32, f32_add, f32_mul, f32_sub, round_f32
 
 SignPolicy = Literal["none", "fixed", "per_step", "per_step_layer"]
 _WORD = 0xFFFFFFFF

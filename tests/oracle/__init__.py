@@ -1,0 +1,83 @@
+"""A scalar, exact oracle in integers and fractions: the second opinion that the reference is held to.
+
+Written from the text of the OCP MX v1.0 standard and the specification's prose, one number at a time, for
+clarity and independence: it shares no code with the package under test and uses no floating-point arithmetic.
+Where the package computes a shared scale from bit fields, `oracle.scales` compares exact magnitudes; where the
+package uses thresholds, `oracle.elements` compares exact distances on the element grid.
+
+Everything is a Python int (float32 or bfloat16 bit pattern, element code, E8M0 byte, random integer), a list
+of them, or a Fraction. The element format is an argument, E2M1 where none is given.
+"""
+
+from oracle.blocks import dequantize_bf16, dequantize_f32, quantize_block
+from oracle.elements import (
+    E2M1,
+    E4M3,
+    E5M2,
+    ELEMENTS,
+    GRID,
+    Element,
+    Rounding,
+    element_value,
+    round_element,
+)
+from oracle.floats import (
+    INF16,
+    INF32,
+    NAN16,
+    NAN32,
+    SIGN16,
+    SIGN32,
+    f32_add,
+    f32_bits_to_bf16_bits,
+    f32_mul,
+    f32_sub,
+    f32_value,
+    is_nonfinite,
+    round_bf16,
+    round_f32,
+)
+from oracle.fp8 import fp8_cast, fp8_scale, fp8_value
+from oracle.gemm import Block, block_dot, gemm_exact, gemm_ordered, undo_factor
+from oracle.scales import NAN_BYTE, Rule, scale_value, shared_scale
+
+__all__ = [
+    "E2M1",
+    "E4M3",
+    "E5M2",
+    "ELEMENTS",
+    "GRID",
+    "INF16",
+    "INF32",
+    "NAN16",
+    "NAN32",
+    "NAN_BYTE",
+    "SIGN16",
+    "SIGN32",
+    "Block",
+    "Element",
+    "Rounding",
+    "Rule",
+    "block_dot",
+    "dequantize_bf16",
+    "dequantize_f32",
+    "element_value",
+    "f32_add",
+    "f32_bits_to_bf16_bits",
+    "f32_mul",
+    "f32_sub",
+    "f32_value",
+    "fp8_cast",
+    "fp8_scale",
+    "fp8_value",
+    "gemm_exact",
+    "gemm_ordered",
+    "is_nonfinite",
+    "quantize_block",
+    "round_bf16",
+    "round_element",
+    "round_f32",
+    "scale_value",
+    "shared_scale",
+    "undo_factor",
+]

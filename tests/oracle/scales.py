@@ -1,0 +1,47 @@
+"""Shared scales: E8M0 bytes, and the four rules by comparison of exact magnitudes."""
+
+from fractions import Fraction
+from typing import Literal
+
+from oracle.elements import E2M1, Element
+from oracle.floats import SIGN32, UNIT, floor_log2, is_nonfinite, units
+
+Rule = Literal["floor", "ceil", "rceil", "even"]
+NAN_BYTE = 255
+
+
+def scale_value(byte: int) -> Fraction | None:
+    """E8M0: byte b is 2^(b - 127), with no zero and no infinity; 255 is NaN, given as None."""
+    if not 0 <= byte <= 255:
+        raise ValueError(f"scale byte {byte} is outside 0..255")
+    return None if byte == NAN_BYTE else Fraction(2) ** (byte - 127)
+
+
+def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
+    """The E8M0 byte for a block whose largest magnitude is the finite, non-zero float32 `amax_bits`.
+
+    Let T be the largest power of two among the elements, and M their largest magnitude.
+    floor: the largest power of two not above amax, over T.
+    ceil: the smallest power of two X with amax <= T X. rceil: the smallest X with amax <= M X.
+    even: floor, after amax's significand is rounded to as many fractional bits as the element has, halves up.
+    The exponent is then held within -127..127.
+    """
+    if is_nonfinite(amax_bits) or amax_bits & SIGN32 or amax_bits == 0:
+        raise ValueError(f"a shared scale needs a finite positive amax, not bits {amax_bits:#010x}")
+    num, den = units(amax_bits), UNIT
+    e = floor_log2(num, den)  # amax is in [2^e, 2^(e+1))
+    power, amax = Fraction(2) ** e, Fraction(num, den)
+    largest_power = Fraction(2) ** element.largest_exponent
+    if rule == "floor":
+        bump = False
+    elif rule == "ceil":
+        bump = amax > power
+    elif rule == "rceil":
+        bump = amax > element.largest * power / largest_power
+    elif rule == "even":
+        steps = 2**element.mantissa_bits
+        rounded = (steps * amax / power + Fraction(1, 2)).__floor__()  # the significand in steps
+        bump = rounded == 2 * steps
+    else:
+        raise ValueError(f"unknown scale rule {rule!r}")
+    return min(max(e - element.largest_exponent + bump, -127), 127) + 127
