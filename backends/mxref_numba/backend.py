@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities, every_gemm
-from mxref.formats import MXFP4
+from mxref.formats import BLOCK_FORMATS, MXFP4
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref_numba.compiled import running
-from mxref_numba.dequantize import dequantize
-from mxref_numba.gemm import MAX_BOUNDED_SCALE, prepare, scaled_gemm
-from mxref_numba.hadamard import hadamard
+from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
-from mxref_numba.quantize import quantize_planned
+from mxref_numba.scalar.dequantize import dequantize
+from mxref_numba.scalar.hadamard import hadamard
+from mxref_numba.scalar.quantize import quantize_planned
 from mxref_numba.vector.dequantize import dequantize as dequantize_vector
 from mxref_numba.vector.hadamard import hadamard as hadamard_vector
 from mxref_numba.vector.quantize import Quantized
@@ -33,7 +33,9 @@ class NumbaBackend(Backend):
 
     name = "numba"
     capabilities = Capabilities(
-        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, {MXFP4}),
+        formats=frozenset(BLOCK_FORMATS.values()),
+        gemms=every_gemm({GemmProfile.ORDERED}, BLOCK_FORMATS.values())
+        | every_gemm({GemmProfile.BOUNDED}, {MXFP4}),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )

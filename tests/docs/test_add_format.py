@@ -32,8 +32,11 @@ def side(diff: str, signs: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the package, with the specification beside it as in a checkout."""
+    """A copy of the package and of the oracle, with the specification beside them as in a checkout."""
     shutil.copytree(ROOT / "mxref", tmp_path / "mxref", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "tests" / "oracle", tmp_path / "tests" / "oracle", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "spec").symlink_to(ROOT / "spec")
     return tmp_path
 
@@ -43,7 +46,7 @@ def run(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "MXREF_BACKEND"}
     return subprocess.run(
         [sys.executable, "-B", "-W", "error", "-c", where + textwrap.dedent(code)],
-        cwd=tree, env=environment | {"PYTHONPATH": str(tree)}, capture_output=True, text=True, timeout=200,
+        cwd=tree, env=environment | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}"}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
 
 
@@ -57,7 +60,7 @@ def make_edits(tree: Path) -> None:
 
 
 def test_the_page_has_edits_and_checks_and_nothing_that_looks_like_one_is_skipped():
-    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 6
+    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 8
     assert len(code_blocks("python", "name")) == PAGE.count("code-block:: python") >= 3
 
 

@@ -91,12 +91,15 @@ def test_operators_pass_torchs_own_checks(profile):
     )
     x = torch.randn(64, 512, device="cuda")
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (operators.quantize, (x, place, key, spec, 1, stream, True)),
-        (operators.quantize, (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, True)),
-        (operators.quantize_dual, (x, place, key, spec, rotated, stream, other, False)),
+        (operators.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)),
+        (
+            operators.quantize,
+            (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+        ),
+        (operators.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
     ]
-    a = operators.quantize(x, place, key, spec, 1, stream, True)
-    b = operators.quantize(x[:32], place, key, spec, 1, stream, False)
+    a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
+    b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
     calls.append((operators.prepare, (*b, key, spec, 512, profile)))
     layout = operators.prepare(*b, key, spec, 512, profile)
     calls += [

@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-from mxref.quantization import dequantize
 
 from mutants.mutant import Mutant
 from mutants.staged import ExactBy, Staged, decoding, rotating, staged
 from mxref import GemmProfile
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 from mxref.steps.random import random_integers
 

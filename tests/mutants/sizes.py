@@ -6,13 +6,13 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
-from mxref.quantization import dequantize
 
 from mutants.mutant import Mutant
 from mutants.staged import ExactBy, Staged, decoding, staged
 from mutants.stored import by_scale
 from mxref import GemmProfile
 from mxref.block_dots import block_dots
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 from mxref.steps.random import elements_per_call, stream_words
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mxref.quantization import dequantize
 
 from mxref import BlockShape, OperandSpec, Rounding, ScaleRule, SignPolicy, Stream, quantize
 from mxref.errors import DtypeError, NonfiniteError, ShapeError
@@ -18,6 +17,7 @@ from mxref.explain import BlockExplanation, Case, explain_block
 from mxref.explain.text import notes, reason, scale_steps
 from mxref.formats import BLOCK_FORMATS, Nonfinite
 from mxref.placement import Placement
+from mxref.quantization import dequantize
 from mxref.steps.scale import scale_code
 
 STREAM = Stream(seed=7, step=3, layer=2, operand=4)

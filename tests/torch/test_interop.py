@@ -10,10 +10,7 @@ from mxref.errors import DtypeError, ShapeError
 from mxref.formats import E2M1
 from mxref.layouts.packed import pack
 from mxref.placement import Placement
-from mxref_torch.interop import (
-    from_torch,
-    to_torch,
-)
+from mxref_torch.interop import from_torch, to_torch
 
 
 @pytest.mark.clause("packing.exchange", "formats.e8m0", evidence="peer")

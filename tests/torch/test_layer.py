@@ -22,12 +22,7 @@ from mxref import (
     scaled_gemm,
 )
 from mxref.errors import DtypeError, MxrefError, ShapeError, UnsupportedError
-from mxref.formats import (
-    BF16,
-    E2M1,
-    FP8,
-    MXFP4,
-)
+from mxref.formats import BF16, E2M1, FP8, MXFP4
 from mxref.layouts.packed import unpack
 from mxref.placement import Placement
 from mxref.recipe_files import recipe_from_table
@@ -42,11 +37,9 @@ from mxref_torch import (
     expected_census,
     operators,
 )
-from mxref_torch.bridge import (
-    from_backend,
-    to_backend,
-)
+from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.errors import LayerError
+from mxref_torch.operand import Bf16Operand
 
 try:
     BACKENDS = ["reference", get_backend("numba").name]
@@ -203,7 +196,7 @@ def test_all_combinations_of_formats(combination):
     x, dy = tensors()
     y = model(x)
     y.backward(dy)
-    assert context.census == dict.fromkeys(zip(GemmRole, combination, strict=True), 1)
+    assert context.census == dict.fromkeys(zip(GemmRole, combination, combination, strict=True), 1)
     exact = {
         GemmRole.FPROP: (y, x @ model.layer.weight.T),
         GemmRole.DGRAD: (x.grad, dy @ model.layer.weight),
@@ -423,7 +416,7 @@ def test_a_weight_is_prepared_once_for_all_gemms_of_a_step():
             assert backend.prepared == [(OUT, IN), (IN, OUT)] * 2
             # Fprop and Dgrad; what Wgrad reads is of one micro-batch alone.
             assert backend.read == 2 * (3 + 1 + 3)
-            assert [len(kept) for _, kept in model.layer._weights.values()] == [5, 5]
+            assert [len(kept.layout) for _, kept in model.layer._weights.values()] == [3, 3]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -537,8 +530,8 @@ def test_census_of_a_faithful_model():
     run_chain(model)
     check_census(context, model, recipe, micro_batches=2)
     assert context.census == expected_census(chain(), recipe, 2)
-    assert context.census[GemmRole.DGRAD, FP8] == 4
-    assert context.census[GemmRole.WGRAD, BF16] == 2
+    assert context.census[GemmRole.DGRAD, FP8, FP8] == 4
+    assert context.census[GemmRole.WGRAD, BF16, BF16] == 2
     context.reset_census()
     model[2].weight.requires_grad_(False)
     run_chain(model, 1, needs_dx=False)
@@ -572,13 +565,14 @@ def test_census_catches_a_layer_that_runs_in_another_precision():
         model[2] = nn.Linear(64, 64)
 
     def secretly_bf16(model):
-        model[2].formats = dict.fromkeys(GemmRole, BF16)
+        for gemm in model[2].gemms.values():
+            gemm.kind = Bf16Operand
 
     def bypassed(model):
         model[2].forward = lambda x: F.linear(x, model[2].weight, model[2].bias)
 
     def backward_in_bf16(model):
-        model[2].formats[GemmRole.WGRAD] = BF16
+        model[2].gemms[GemmRole.WGRAD].kind = Bf16Operand
 
     for fault in (plain, secretly_bf16, bypassed, backward_in_bf16):
         model = chain()
@@ -846,15 +840,18 @@ def samples():
         operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
     x = torch.randn(64, 64)
-    yield operators.quantize, (x, place, key, spec, 1, stream, True)
-    yield operators.quantize, (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, True)
-    a = operators.quantize(x, place, key, spec, 1, stream, True)
-    b = operators.quantize(x[:32], place, key, spec, 1, stream, False)
+    yield operators.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)
+    yield (
+        operators.quantize,
+        (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+    )
+    a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
+    b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
     other = operators.stream_words(SEED, 2, 5)
-    yield operators.quantize_dual, (x, place, key, spec, rotated, stream, other, False)
+    yield operators.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
     yield (
         operators.quantize_dual,
-        (x[:, :41].t(), operators.step_place(0), key, spec, rotated, stream, other, True),
+        (x[:, :41].t(), operators.step_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),
     )
     laying = operators.register_backend(Laying())
     for name in (key, laying):
@@ -894,11 +891,11 @@ def test_operators_refuse_what_does_not_fit():
     key = operators.register_backend(get_backend("reference"))
     plain, rotated = (operators.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
     stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
-    q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, True)
+    q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
         operators.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", 0)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
-        operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, True)
+        operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
     other = Fault(does_nothing)
     other.name = "reference"
     assert operators.register_backend(other) not in ("reference", key)

@@ -257,7 +257,11 @@ def test_recomputation_and_compilation() -> None:
 def operands(key: str, rows: int, seed: int) -> tuple[torch.Tensor, ...]:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed))
     place, stream = operators.step_place(0), operators.stream_words(0, 0, 0)
-    return tuple(operators.quantize(x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, False))
+    return tuple(
+        operators.quantize(
+            x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, operators.WHOLE, False
+        )
+    )
 
 
 def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None:

@@ -19,16 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from mxref import get_backend
 from mxref.errors import MxrefError
 from mxref.recipe_files import recipe_from_table
-from mxref_torch import (
-    advance,
-    check_census,
-    convert,
-    restart,
-)
-from mxref_torch.errors import (
-    LayerError,
-    StepError,
-)
+from mxref_torch import advance, check_census, convert, restart
+from mxref_torch.errors import LayerError, StepError
 
 SR = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "wgrad": {"dy": {"rounding": "sr"}}})
 SIGNS = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "per_step"}})

@@ -126,7 +126,7 @@ def test_table_fits_the_terminal_and_nothing_is_cut(results: dict[str, Any], wid
 
 def test_one_seed_is_underpowered_whatever_it_measured(results: dict[str, Any], page: str) -> None:
     verdicts = {row.label: row.verdict for row in rows(results) if row.arm["verdict"]}
-    assert len(rows(results)) == 13
+    assert len(rows(results)) == 14
     assert set(verdicts.values()) == {"underpowered"}
     assert headline(results) == (
         "Of 9 claims: 0 reproduced, 0 not reproduced, 9 underpowered. At most 2 runs stand behind an interval; "
@@ -317,6 +317,6 @@ def test_ablate_interrupted_is_one_line_and_exit_code_130(
     found = command(monkeypatch, FakeTrainer(interrupt=stop), tmp_path, "--steps", "50")
     assert found.exit_code == 130
     assert found.output.splitlines() == [
-        "[1/13] fp8: starts",
+        "[1/14] fp8: starts",
         "interrupted: SIGINT after step 3 of 50: saved; the same command goes on from there",
     ]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from torch import nn
 
-from mxref.formats import BF16, FORMATS
+from mxref.formats import BF16
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
@@ -34,7 +34,7 @@ def expected_census(
     without_dgrad: Collection[str] = (),
     calls: Mapping[str, int] = MappingProxyType({}),
 ) -> operators.Census:
-    """Return the GEMMs that forward and backward of one optimizer step run, by role and format.
+    """Return the GEMMs that forward and backward of one optimizer step run, by role and formats.
 
     It follows from module names and the recipe alone, not from what `convert` made of them. Activation
     checkpointing would run Fprop again: take the census without it.
@@ -79,8 +79,8 @@ def _expected_by_layer(
                 GemmRole.DGRAD: name not in without_dgrad,
                 GemmRole.WGRAD: linear.weight.requires_grad,
             }[role]
-            format = BF16 if is_kept(name, recipe) else recipe.formats(role)[0]
-            expected[name][role, format] += micro_batches * calls.get(name, 1) * runs
+            formats = (BF16, BF16) if is_kept(name, recipe) else recipe.formats(role)
+            expected[name][role, *formats] += micro_batches * calls.get(name, 1) * runs
     return expected
 
 
@@ -102,10 +102,9 @@ def check_census(
     by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
     expected: operators.Census = sum(by_layer.values(), Counter())
     differences = [
-        f"{role.value} in {format.name}: {context.census[role, format]} ran, {expected[role, format]} expected"
-        for role in GemmRole
-        for format in FORMATS.values()
-        if context.census[role, format] != expected[role, format]
+        f"{operators.gemm_text(gemm)}: {context.census[gemm]} ran, {expected[gemm]} expected"
+        for gemm in operators.in_order({*context.census, *expected})
+        if context.census[gemm] != expected[gemm]
     ]
     layers = _differing_layers(model, by_layer)
     if differences or layers:
@@ -137,7 +136,7 @@ def some(names: Collection[str], shown: int = 8) -> str:
 
 
 def never_ran(model: nn.Module) -> list[str]:
-    """Return the names of the layers in MXFP4 or FP8 none of whose GEMMs ever ran."""
+    """Return the names of the low-precision layers none of whose GEMMs ever ran."""
     return [
         name
         for name, linear in named_linears(model).items()

@@ -12,13 +12,14 @@ from torch import nn
 
 from mxref.backend import Backend
 from mxref.discovery import get_backend
-from mxref.errors import BackendError
-from mxref.formats import MXFP4, BlockShape
+from mxref.errors import BackendError, UnsupportedError
+from mxref.formats import BlockShape
 from mxref.placement import Placement
-from mxref.recipe import Recipe
+from mxref.recipe import OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
-from mxref.roles import OPERANDS, GemmRole
+from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
+from mxref_torch import operators
 from mxref_torch.census import is_kept
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
@@ -43,14 +44,14 @@ def convert(
     Args:
         model: holds float32 parameters.
         recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
-        backend: runs the MXFP4 operations; or its name; default that of `mxref.get_backend()`.
+        backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
         seed: of the random bits, 0 to 2^64 - 1.
 
     Returns:
         The context to set before each forward, shared by all layers.
 
     Raises:
-        LayerError: a parameter that is not float32, an axis that MXFP4 blocks do not divide, a glob that
+        LayerError: a parameter that is not float32, a width that blocks do not divide, a glob that
             matches nothing, or a layer that would not run as converted; the model is then unchanged.
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
@@ -71,9 +72,10 @@ def convert(
                 f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
             )
     check_replaceable(model)
+    require_supported(backend, recipe, seed)
     for name, linear in linears.items():
         if not is_kept(name, recipe):
-            _check_layer(name, linear, recipe, backend, seed)
+            _check_layer(name, linear, recipe)
     context = StepContext(backend, seed)
     replacements = {
         linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
@@ -96,27 +98,59 @@ def require_backend(backend: Any) -> Backend:
     return get_backend(backend)
 
 
-def _check_layer(name: str, linear: nn.Linear, recipe: Recipe, backend: Backend, seed: int) -> None:
-    """Raise unless the layer's axes hold whole blocks and the backend declares what the recipe asks for."""
-    lengths = {"in_features": linear.in_features, "out_features": linear.out_features}
+def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
+    """Raise UnsupportedError unless a backend declares every block format and GEMM that a recipe asks for."""
     for role in GemmRole:
-        if recipe.formats(role)[0] is not MXFP4:
+        if recipe.kind(role) != "block":
             continue
-        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, *recipe.formats(role)))
-        contraction = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}.get(role)
+        a, b = (operators.block_format(spec) for spec in recipe.operands(role))
+        profiles = backend.capabilities.profiles(a, b)
+        if profiles and recipe.gemm not in profiles:
+            raise UnsupportedError(
+                f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in "
+                f"gemms, which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another "
+                "backend"
+            )
+        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            unit = math.lcm(MXFP4.k, spec.hadamard or 1)
+            unit = _unit(spec)
             source = torch.empty((unit, unit), device="meta")
-            rng = Stream(seed, 0, 0, operand.id)
-            backend.plan(source, spec, axis=operand.axis, placement=Placement(rng))
-            needs = {contraction: unit} if contraction else {}
-            if spec.block is BlockShape.TILE:
-                across = {"w": set(lengths), "x": {"in_features"}, "dy": {"out_features"}}[operand.tensor]
-                needs = dict.fromkeys(across, MXFP4.k) | needs
-            for axis, multiple in needs.items():
-                if lengths[axis] % multiple:
-                    raise LayerError(
-                        f"{name}: {axis} = {lengths[axis]} is not a multiple of {multiple}, which {role.value} needs "
-                        f"(k = {MXFP4.k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
-                        f"add {name!r} to keep_bf16 or change the width"
-                    )
+            placement = Placement(Stream(seed, 0, 0, operand.id))
+            backend.plan(source, spec, axis=operand.axis, placement=placement)
+
+
+def _unit(spec: OperandSpec) -> int:
+    """Return the length of which a block axis is a multiple."""
+    return math.lcm(operators.block_format(spec).k, spec.hadamard or 1)
+
+
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks."""
+    for role in GemmRole:
+        if recipe.kind(role) == "block":
+            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+                _check_widths(name, linear, role, operand, spec)
+
+
+_CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
+"""The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
+_WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
+"""The layer's widths that a tensor has."""
+
+
+def _check_widths(
+    name: str, linear: nn.Linear, role: GemmRole, operand: GemmOperand, spec: OperandSpec
+) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks of one operand."""
+    k, unit = operators.block_format(spec).k, _unit(spec)
+    needs = {_CONTRACTION[role]: unit} if role in _CONTRACTION else {}
+    if spec.block is BlockShape.TILE:
+        needs = dict.fromkeys(_WIDTHS[operand.tensor], k) | needs
+    for axis, multiple in needs.items():
+        length = getattr(linear, axis)
+        if length % multiple:
+            raise LayerError(
+                f"{name}: {axis} = {length} is not a multiple of {multiple}, which {role.value} needs "
+                f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                f"add {name!r} to keep_bf16 or change the width"
+            )

@@ -1,43 +1,36 @@
 """The linear layer whose three GEMMs each run in the format that the recipe gives them.
 
-Fprop Y = X W^T, Dgrad dX = dY W and Wgrad dW = dY^T X, in any of the 27 combinations of BF16, FP8 and
-MXFP4. Parameters stay float32 and never change format; every operand is made from its high-precision
-source when a GEMM needs it. What forward keeps for Wgrad is X as Wgrad will read it: packed MXFP4 or FP8
-where that is the format, a quarter or half of BF16's memory.
+Fprop Y = X W^T, Dgrad dX = dY W and Wgrad dW = dY^T X, each in BF16, FP8 or block formats, in any combination.
+Parameters stay float32 and never change format. Every operand is made from its high-precision source when a GEMM
+needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter of BF16's memory, FP8 half.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import BF16, FP8, MXFP4
+from mxref.formats import BF16
+from mxref.placement import Placement
 from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
-from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.hadamard import SignPolicy
-from mxref.steps.rounding import Rounding
+from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.context import StepContext, repeated
-from mxref_torch.errors import StepError
+from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.operand import LayerGemm, Operand, Source
 
 _BF16 = OperandSpec(format=BF16)
 BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
 """The recipe of the layers that `keep_bf16` names."""
 
-Operand = tuple[torch.Tensor, ...]
-"""An operand as its GEMM reads it: (bf16,), (fp8, fl32(1 / scale)) or (codes, scale codes).
-
-A weight in MXFP4 that several GEMMs read may have the backend's layout of it after them.
-"""
-
-_FP8 = "fp8"
-"""Where a layer keeps its weight in FP8, which all roles read alike; in MXFP4 each role has its own."""
+WeightKey = tuple[int, int, int]
+"""Step, version and address of a weight, of which an operand was made."""
 
 READERS = {
     "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
@@ -62,25 +55,26 @@ class MXLinear(nn.Linear):
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias
         self.recipe, self.context, self.index = recipe, context, index
-        self.formats = {role: recipe.formats(role)[0] for role in GemmRole}
-        self.low_precision = set(self.formats.values()) != {BF16}
-        self.spec_texts = {role: [operators.spec_text(s) for s in recipe.operands(role)] for role in GemmRole}
-        if FP8 in self.formats.values():
-            self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
-        self.draws = any(
-            spec.signs in (SignPolicy.PER_STEP, SignPolicy.PER_STEP_LAYER)
-            or (spec.rounding is Rounding.SR and not context.backend.capabilities.native_sr)
-            for role in GemmRole
-            if self.formats[role] is MXFP4
-            for spec in recipe.operands(role)
-        )
         self.census = operators.LayerCensus()
         self.census.whole = context.census
-        self.tally = operators.register_census(self.census)
         context.layers.append(self.census)
+        kinds = {recipe.kind(role) for role in GemmRole}
+        if "fp8" in kinds:
+            self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
+        self._has_scales = "fp8" in kinds
+        tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
+        self.gemms = {role: LayerGemm.of(recipe, role, index, context, tally, scales) for role in GemmRole}
+        self.regions: dict[str, Sequence[int]] = dict.fromkeys(READERS, operators.WHOLE)
+        self.low_precision = kinds != {"bf16"}
+        self.draws = any(
+            gemm.kind.draws(spec, context.backend)
+            for gemm in self.gemms.values()
+            for spec in recipe.operands(gemm.role)
+        )
+        self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
         self._converted = weakref.ref(self.weight)
         self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
-        self._weights: dict[str, tuple[tuple[int, int, int], Operand]] = {}
+        self._weights: dict[str, tuple[WeightKey, Operand]] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias."""
@@ -96,10 +90,9 @@ class MXLinear(nn.Linear):
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
         else:
             role = GemmRole.FPROP
-            x8 = self.shared_fp8("x", tokens, (role,), observe=False)
-            a = self.operands("x", tokens, place, (role,), x8)[role]
+            a = self.operands("x", tokens, place, (role,))[role]
             w = self.weight_operand(role, self.weight, place, None)
-            y = self.gemm(role, a, w, self.in_features, x.dtype)
+            y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
         # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
@@ -144,53 +137,51 @@ class MXLinear(nn.Linear):
         self._weights.clear()
         self._trained = None
 
-    def shared_fp8(
-        self, tensor: str, t: torch.Tensor, roles: Collection[GemmRole], observe: bool = True
-    ) -> Operand:
-        """Return X or dY in FP8 for those of the roles that read it so, or nothing if none does.
+    def lies_at(self, tensor: str, placement: Placement) -> None:
+        """Say which part of a larger layer's tensor this layer's is, so that SR draws the bits of that part.
 
-        `observe` says whether FP8's history takes note of it: in training, not in evaluation.
+        Args:
+            tensor: `x`, `w` or `dy`.
+            placement: origin and global shape, [outputs, inputs] for `w` and [tokens, features] for the others, whose
+                tokens the context places. The random stream is not read.
+
+        Raises:
+            LayerError: no such tensor.
+            ShapeError: not two axes.
         """
-        if all(self.formats[role] is not FP8 for role in roles):
-            return ()
-        data, inverse, amax = self.fp8.quantize(tensor, t)
-        if observe:
-            self.fp8.observe(tensor, amax)
-        return data, inverse
+        if tensor not in READERS:
+            raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
+        self.regions[tensor] = operators.region_words(placement)
+        self._forget()
 
     def operands(
         self,
         tensor: str,
-        t: torch.Tensor,
+        values: torch.Tensor,
         place: torch.Tensor,
         roles: Collection[GemmRole],
-        fp8: Operand = (),
+        observe: bool = False,
     ) -> dict[GemmRole, Operand]:
-        """Return X, W or dY as each of the roles reads it, made from its source; `fp8` is it in FP8."""
+        """Return X, W or dY as each of the roles reads it.
+
+        Args:
+            tensor: `x`, `w` or `dy`.
+            values: its values, of high precision.
+            place: where the micro-batch lies in training.
+            roles: the GEMMs that will read it.
+            observe: whether FP8's history takes note of it: in training, not in evaluation.
+        """
+        source = Source(tensor, values, place, self.regions[tensor])
+        readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}
-        quantized, bf16 = [], None
-        for role, which in READERS[tensor]:
-            if role not in roles:
-                continue
-            if self.formats[role] is MXFP4:
-                quantized.append((role, which))
-            elif self.formats[role] is FP8:
-                made[role] = fp8
-            else:
-                bf16 = _cast(t, torch.bfloat16) if bf16 is None else bf16
-                made[role] = (bf16,)
-        given, tokens = (t, place, self.context.backend_key), tensor != "w"
-        specs = [self.spec_texts[role][which] for role, which in quantized]
-        streams = [
-            operators.stream_words(self.context.seed, self.index, OPERANDS[role][which].id)
-            for role, which in quantized
-        ]
-        if len(quantized) == 2:
-            both = operators.quantize_dual(*given, *specs, *streams, tokens)
-            made |= {quantized[0][0]: both[:2], quantized[1][0]: both[2:]}
-        elif quantized:
-            ((role, which),) = quantized
-            made[role] = operators.quantize(*given, *specs, OPERANDS[role][which].axis, *streams, tokens)
+        while readers:
+            kind = readers[0][0].kind
+            alike = [reader for reader in readers if reader[0].kind is kind]
+            readers = [reader for reader in readers if reader[0].kind is not kind]
+            operands = kind.make(source, alike)
+            if observe:
+                operands[0].observe(tensor, alike[0][0])
+            made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
         return made
 
     def weight_operand(
@@ -210,97 +201,70 @@ class MXLinear(nn.Linear):
             tokens: of the micro-batch; None in evaluation, of which FP8's history takes no note.
             ahead: roles that will read W in this step too; theirs is made from the same read of it.
         """
-        format = self.formats[role]
-        if format is BF16:
-            return (_cast(weight, torch.bfloat16),)
+        gemm = self.gemms[role]
+        slot = gemm.kind.slot(role)
         # A compiled graph cannot ask for a tensor's version, and a sharded weight has none: the operand is made anew.
-        key, again = None, False
-        if not torch.compiler.is_compiling() and self._has_own_weight(weight):
+        if slot is None or torch.compiler.is_compiling() or not self._has_own_weight(weight):
+            operand = self.operands("w", weight, place, (role,))[role]
+        else:
             step, _, total = place.tolist()
             key = step, weight._version, weight.data_ptr()
-            # One GEMM alone gains nothing from a layout: it would make the same on its way.
-            again = tokens is None or tokens < total
-        if format is FP8:
-            made = self._weights[_FP8][1] if self._keeps(_FP8, key) else self.fp8.quantize("w", weight)
-            if key is not None:
-                self._weights[_FP8] = key, made
-            data, inverse, amax = made
-            if tokens is not None:
-                self.fp8.observe("w", amax)
-            return data, inverse
-        if key is None:
-            return self.operands("w", weight, place, (role,))[role]
-        if not self._keeps(role.value, key):
-            mxfp4 = (each for each in ahead if self.formats[each] is MXFP4)
-            wanted = [role, *(each for each in mxfp4 if not self._keeps(each.value, key))]
-            for each, quantized in self.operands("w", weight, place, wanted).items():
-                self._weights[each.value] = key, self.prepared(each, quantized) if again else quantized
-        return self._weights[role.value][1]
+            if not self._keeps(slot, key):
+                # One GEMM alone gains nothing from a layout: it would make the same on its way.
+                again = tokens is None or tokens < total
+                self._keep(key, weight, place, self._wanted(role, ahead, key), again)
+            operand = self._weights[slot][1]
+        if tokens is not None:
+            operand.observe("w", gemm)
+        return operand
 
-    def _keeps(self, slot: str, key: tuple[int, int, int] | None) -> bool:
+    def _wanted(self, role: GemmRole, ahead: Collection[GemmRole], key: WeightKey) -> dict[str, GemmRole]:
+        """Return the role and those of `ahead` whose weight has its kind and is not kept yet, by their slots."""
+        kind = self.gemms[role].kind
+        wanted: dict[str, GemmRole] = {}
+        for each in (role, *ahead):
+            slot = kind.slot(each)
+            if slot is not None and self.gemms[each].kind is kind and not self._keeps(slot, key):
+                wanted.setdefault(slot, each)
+        return wanted
+
+    def _keep(
+        self,
+        key: WeightKey,
+        weight: torch.Tensor,
+        place: torch.Tensor,
+        wanted: dict[str, GemmRole],
+        again: bool,
+    ) -> None:
+        """Make W for the wanted roles and keep it; `again` says whether several GEMMs will read it."""
+        made = self.operands("w", weight, place, list(wanted.values()))
+        for slot, role in wanted.items():
+            operand = made[role]
+            if again:
+                operand = operand.prepared(self.gemms[role], self._lengths[role])
+            self._weights[slot] = key, operand
+
+    def _keeps(self, slot: str, key: WeightKey) -> bool:
         """Return whether what is kept of the weight is of that step and version."""
-        return key is not None and slot in self._weights and self._weights[slot][0] == key
-
-    def prepared(self, role: GemmRole, quantized: Operand) -> Operand:
-        """Return W in MXFP4 with the layout that the backend's GEMM reads, if it has one."""
-        length = self.in_features if role is GemmRole.FPROP else self.out_features
-        treatment = self.context.backend_key, self.spec_texts[role][1], length, self.recipe.gemm.value
-        return (*quantized, *operators.prepare(*quantized, *treatment))
-
-    def gemm(self, role: GemmRole, a: Operand, b: Operand, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return one GEMM from its two operands, [M, N] of `dtype`; `length` is its contraction length."""
-        format = self.formats[role]
-        if format is MXFP4:
-            name = str(dtype).removeprefix("torch.")
-            product: torch.Tensor = operators.scaled_gemm(
-                *self._packed(role, a, b, length), name, role.value, self.tally
-            )
-            return product
-        # The contraction axis goes last, as MXFP4 operands are stored.
-        rows, columns = (
-            t[0] if operand.axis == 1 else t[0].t() for operand, t in zip(OPERANDS[role], (a, b), strict=True)
-        )
-        out: torch.Tensor = operators.dense_gemm(rows, columns, role.value, self.tally)
-        if format is FP8:
-            out = out * a[1] * b[1]
-        return _cast(out, dtype)
-
-    def gemm_onto(self, onto: torch.Tensor, role: GemmRole, a: Operand, b: Operand, length: int) -> None:
-        """Add one GEMM in MXFP4 to a contiguous float32 array [M, N] in place; the rest as in `gemm`."""
-        operators.add_product(onto, *self._packed(role, a, b, length), role.value, self.tally)
-
-    def _packed(self, role: GemmRole, a: Operand, b: Operand, length: int) -> tuple[Any, ...]:
-        """Return a GEMM in MXFP4 as its operators take it: operands, and how they were made."""
-        (codes, scales, *layout) = b
-        treatment = self.context.backend_key, *self.spec_texts[role], length, self.recipe.gemm.value
-        return *a, codes, scales, layout, *treatment
+        return slot in self._weights and self._weights[slot][0] == key
 
     def advance(self) -> None:
         """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
         self._weights.clear()
-        if FP8 in self.formats.values():
+        if self._has_scales:
             self.fp8.advance()
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""
         self._forget()
-        if FP8 in self.formats.values():
+        if self._has_scales:
             self.fp8.restart()
-
-
-def _cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `t` in a type, and `t` itself where it has that type already.
-
-    `t.to(dtype)` gives the same tensor, but the compiler of torch 2.11 takes it for a second one.
-    A traced `_LinearFunction` then returns one tensor as two results, and its gradient is lost: zeros arrive.
-    """
-    return t if t.dtype is dtype else t.to(dtype)
 
 
 class _LinearFunction(torch.autograd.Function):
     """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
 
-    No torch function called here may return one of its own arguments (see `_cast`): no cast to the same type,
+    No torch function called here may return one of its own arguments (see `operand.cast`): no cast to the same type,
     no operation in place.
     """
 
@@ -310,44 +274,46 @@ class _LinearFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("x", x, place, roles, layer.shared_fp8("x", x, roles))
-        kept = made.get(GemmRole.WGRAD, ())
+        made = layer.operands("x", x, place, roles, observe=True)
+        kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, weight if needs_dx else None, *kept)
         ctx.layer, ctx.dtypes = layer, (x.dtype, weight.dtype)
         ahead = [GemmRole.DGRAD] if needs_dx else []
         w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
-        return layer.gemm(GemmRole.FPROP, made[GemmRole.FPROP], w, layer.in_features, x.dtype)
+        gemm = layer.gemms[GemmRole.FPROP]
+        return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         layer = ctx.layer
-        place, weight, *x = ctx.saved_tensors
+        place, weight, *saved = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         roles = [*([GemmRole.DGRAD] if needs_dx else []), *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("dy", dy, place, roles, layer.shared_fp8("dy", dy, roles))
+        made = layer.operands("dy", dy, place, roles, observe=True)
         dx = dw = None
         if needs_dx:
             role = GemmRole.DGRAD
             w = layer.weight_operand(role, weight, place, dy.shape[0])
-            dx = layer.gemm(role, made[role], w, layer.out_features, x_dtype)
+            dx = made[role].multiply(w, layer.gemms[role], layer.out_features, x_dtype)
         if needs_dw:
-            role = GemmRole.WGRAD
+            role, gemm = GemmRole.WGRAD, layer.gemms[GemmRole.WGRAD]
+            x = gemm.kind.restored(saved)
             gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer)
             if gradient is None:
-                dw = layer.gemm(role, made[role], x, dy.shape[0], w_dtype)
+                dw = made[role].multiply(x, gemm, dy.shape[0], w_dtype)
             else:
-                layer.gemm_onto(gradient, role, made[role], x, dy.shape[0])
+                made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
         return dx, dw, None, None
 
 
 def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
-    if weight is None or layer.formats[GemmRole.WGRAD] is not MXFP4:
+    if weight is None or not layer.gemms[GemmRole.WGRAD].kind.adds_in_place:
         return None
-    # Who listens to the gradient has to be given one.
+    # Hooks need a real gradient.
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return None
     held = weight.grad

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.formats import E2M1, MXFP4
+from mxref.formats import BlockFormat
 from mxref.layouts.packed import unpack
 from mxref.recipe import OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
@@ -26,15 +26,15 @@ from mxref_torch.errors import LayerError
 from mxref_torch.layer import READERS
 
 _SR_COPIES = 4096
-"""Copies of one block that the check of stochastic rounding rounds: spread is then known to about 2 %."""
+"""Copies of one block that are rounded. The spread is then known to about 2 %."""
 
 
 def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Path) -> None:
     """Round a known block many times for each SR operand of the recipe, through the operator that training uses.
 
-    Checked are the mean (unbiased to 6 standard errors), the spread, that other steps and operands draw
-    other bits, and that a micro-batch draws the bits of its place in the step: for an operand by itself,
-    and beside the one that training makes in the same read, if there is one.
+    Four properties are checked: the mean is unbiased to 6 standard errors, the spread is right, other steps and
+    operands draw other bits, and a micro-batch draws the bits of its place in the step. Each is checked for the
+    operand alone, and again beside the operand that training makes in the same read, if there is one.
 
     Raises:
         LayerError: an SR that does not round stochastically, or not as a function of its stream and place.
@@ -42,10 +42,8 @@ def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Pat
     """
     recipe, backend = load_recipe(recipe), require_backend(backend)
     for role in GemmRole:
-        if recipe.formats(role)[0] is not MXFP4:
-            continue
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            if spec.rounding is not Rounding.SR:
+            if not isinstance(spec.format, BlockFormat) or spec.rounding is not Rounding.SR:
                 continue
             stream, beside = Stream(0, 1, 2, operand.id), _beside(recipe, role, operand.tensor)
             problem = _sr_problem(backend, spec, operand.axis, stream, None)
@@ -62,7 +60,7 @@ def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Pat
 def _beside(recipe: Recipe, role: GemmRole, tensor: str) -> tuple[OperandSpec, int] | None:
     """Return treatment and stream id of the operand that is made in one read with a role's, if there is one."""
     for other, which in READERS[tensor]:
-        if other is not role and recipe.formats(other)[0] is MXFP4:
+        if other is not role and recipe.kind(other) == "block":
             return recipe.operands(other)[which], OPERANDS[other][which].id
     return None
 
@@ -71,17 +69,19 @@ def _sr_problem(
     backend: Backend, spec: OperandSpec, axis: int, stream: Stream, beside: tuple[OperandSpec, int] | None
 ) -> str:
     """Return what is wrong with a backend's SR of an operand, or an empty string."""
-    length = 2 * math.lcm(MXFP4.k, spec.hadamard or 1)
+    format = operators.block_format(spec)
+    length = 2 * math.lcm(format.k, spec.hadamard or 1)
     row = np.random.default_rng(0).standard_normal(length).astype(np.float32)
     device = min(backend.capabilities.devices, key=lambda name: (name != "cpu", name))
     copies = torch.from_numpy(np.tile(row, (_SR_COPIES, 1))).to(device)  # [copies, K]
     x = copies if axis == 1 else copies.t()
-    codes, scales = _round(backend, x, spec, axis, stream, beside)  # [copies, K], [copies, K / 32]
+    codes, scales = _round(backend, x, spec, axis, stream, beside)  # [copies, K], [copies, K / k]
 
     values = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream)) if spec.hadamard else row
-    exponent = np.repeat(scale_exponent(scales[0]), MXFP4.k)
-    scaled = np.abs(np.ldexp(values.astype(np.float64), -exponent)) * (0.75 if spec.prescale else 1.0)
-    grid = np.array(E2M1.magnitudes)
+    exponent = np.repeat(scale_exponent(scales[0]), format.k)
+    factor = format.element.prescale if spec.prescale else 1.0
+    scaled = np.abs(np.ldexp(values.astype(np.float64), -exponent)) * factor
+    grid = np.array(format.element.magnitudes)
     scaled = np.minimum(scaled, grid[-1])
     lower = np.minimum(np.searchsorted(grid, scaled, side="right") - 1, len(grid) - 2)
     gap = grid[lower + 1] - grid[lower]
@@ -89,7 +89,7 @@ def _sr_problem(
     probability = np.floor((scaled - grid[lower]) / gap / step) * step
     mean, variance = grid[lower] + gap * probability, gap**2 * probability * (1 - probability)
 
-    magnitudes = grid[codes & ~np.uint8(E2M1.sign)]
+    magnitudes = grid[codes & ~np.uint8(format.element.sign)]
     spread = magnitudes.var(axis=0).sum() / variance.sum()
     if not 0.9 < spread < 1.1:
         return f"has {spread:.2f} times the spread that it should have"
@@ -143,11 +143,13 @@ def _round(
         operators.register_backend(backend),
     )
     if beside is None:
-        codes, scales = operators.quantize(*given, operators.spec_text(spec), axis, words, True)
+        codes, scales = operators.quantize(
+            *given, operators.spec_text(spec), axis, words, operators.WHOLE, True
+        )
     else:
         other = operators.stream_words(stream.seed, stream.layer, beside[1])
         texts, streams = (operators.spec_text(spec), operators.spec_text(beside[0])), (words, other)
         order = 1 if axis == 1 else -1  # the one along axis 1 goes first
-        both = operators.quantize_dual(*given, *texts[::order], *streams[::order], True)
+        both = operators.quantize_dual(*given, *texts[::order], *streams[::order], operators.WHOLE, True)
         codes, scales = both[:2] if axis == 1 else both[2:]
-    return unpack(codes.cpu().numpy(), E2M1), scales.cpu().numpy()
+    return unpack(codes.cpu().numpy(), operators.block_format(spec).element), scales.cpu().numpy()

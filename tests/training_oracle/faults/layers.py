@@ -158,11 +158,13 @@ def nan_passed_over(patch: Patch) -> None:
 
 
 def evaluation_is_observed(patch: Patch) -> None:
-    right = MXLinear.shared_fp8
+    right = MXLinear.operands
     patch.setattr(
         MXLinear,
-        "shared_fp8",
-        lambda self, tensor, t, roles, observe=True: right(self, tensor, t, roles, True),
+        "operands",
+        lambda self, tensor, t, place, roles, observe=False: right(
+            self, tensor, t, place, roles, tensor != "w"
+        ),
     )
 
 
@@ -184,7 +186,7 @@ def _specs(change: Callable[[dict[GemmRole, list[str]]], None]) -> Plant:
 
     def init(self: MXLinear, *args: Any) -> None:
         right(self, *args)
-        change(self.spec_texts)
+        change({role: gemm.texts for role, gemm in self.gemms.items()})
 
     return lambda patch: patch.setattr(MXLinear, "__init__", init)
 

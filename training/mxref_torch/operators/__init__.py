@@ -8,9 +8,16 @@ asked for: a compiled graph that drops or replaces one cannot hide it from the c
 from mxref_torch.operators.products import add_product, dense_gemm, prepare, scaled_gemm
 from mxref_torch.operators.quantization import quantize, quantize_dual
 from mxref_torch.operators.registry import (
+    WHOLE,
     Census,
+    Gemm,
     LayerCensus,
+    block_format,
+    formats_text,
+    gemm_text,
+    in_order,
     parse_spec,
+    region_words,
     register_backend,
     register_census,
     spec_text,
@@ -19,14 +26,21 @@ from mxref_torch.operators.registry import (
 )
 
 __all__ = [
+    "WHOLE",
     "Census",
+    "Gemm",
     "LayerCensus",
     "add_product",
+    "block_format",
     "dense_gemm",
+    "formats_text",
+    "gemm_text",
+    "in_order",
     "parse_spec",
     "prepare",
     "quantize",
     "quantize_dual",
+    "region_words",
     "register_backend",
     "register_census",
     "scaled_gemm",

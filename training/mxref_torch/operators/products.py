@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mxref.backend import Backend
 from mxref.errors import ShapeError
-from mxref.formats import BF16, FP8, MXFP4
+from mxref.formats import BF16, FP8
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.operators.registry import backend_of, count, fake, operator, parse_spec
+from mxref_torch.operators.registry import backend_of, block_format, count, fake, operator, parse_spec
 
 
 @operator
@@ -25,8 +25,8 @@ def prepare(
     """Return the layout that a backend's GEMM reads in place of B's codes: none where it reads codes.
 
     Args:
-        codes: uint8 [N, K / 2].
-        scales: uint8 [N, K / 32].
+        codes: uint8 [N, K * bits / 8].
+        scales: uint8 [N, K / k].
         backend: key from `register_backend`.
         spec: treatment that made B, from `spec_text`.
         length: contraction length before padding, at most K.
@@ -63,8 +63,14 @@ def _(
         no_codes, no_scales = (
             impl.from_numpy(np.zeros([int(n) for n in t.shape], np.uint8)) for t in (codes, scales)
         )
+        treatment = parse_spec(spec)
         q = MXArray(
-            no_codes, no_scales, (int(codes.shape[0]), int(length)), 1, prescale=parse_spec(spec).prescale
+            no_codes,
+            no_scales,
+            (int(codes.shape[0]), int(length)),
+            1,
+            prescale=treatment.prescale,
+            format=block_format(treatment),
         )
         prepared = impl.prepare(q, profile=GemmProfile(profile))
     layout = prepared.layout if isinstance(prepared, PreparedArray) else ()
@@ -90,10 +96,10 @@ def scaled_gemm(
     """Return A B^T of two operands quantized along the contraction axis, and count it.
 
     Args:
-        a_codes: uint8 [M, K / 2].
-        a_scales: uint8 [M, K / 32].
-        b_codes: uint8 [N, K / 2].
-        b_scales: uint8 [N, K / 32].
+        a_codes: uint8 [M, K * bits / 8].
+        a_scales: uint8 [M, K / k].
+        b_codes: uint8 [N, K * bits / 8].
+        b_scales: uint8 [N, K / k].
         b_layout: what `prepare` made of B for this backend and profile, or nothing.
         backend: key from `register_backend`.
         a_spec: treatment that made A, from `spec_text`.
@@ -116,7 +122,7 @@ def scaled_gemm(
         (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
     )
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
-    count(tally, role, MXFP4)
+    count(tally, role, a.format, b.format)
     return from_backend(out, impl)
 
 
@@ -159,10 +165,10 @@ def add_product(
 
     Args:
         onto: float32 [M, N], contiguous: it becomes fl32(onto + A B^T).
-        a_codes: uint8 [M, K / 2]; this and the others as in `scaled_gemm`.
-        a_scales: uint8 [M, K / 32].
-        b_codes: uint8 [N, K / 2].
-        b_scales: uint8 [N, K / 32].
+        a_codes: as in `scaled_gemm`, and so are the others.
+        a_scales: of A.
+        b_codes: of B.
+        b_scales: of B.
         b_layout: what `prepare` made of B, or nothing.
         backend: key from `register_backend`.
         a_spec: treatment that made A.
@@ -180,7 +186,7 @@ def add_product(
         (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
     )
     impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
-    count(tally, role, MXFP4)
+    count(tally, role, a.format, b.format)
 
 
 @fake(add_product)
@@ -229,7 +235,15 @@ def _operand(
     The random signs need not travel: one spec and one stream per GEMM role gave both operands the same.
     """
     shape = codes.shape[0], length
-    return MXArray(to_backend(codes, impl), to_backend(scales, impl), shape, 1, spec.block, spec.prescale)
+    return MXArray(
+        to_backend(codes, impl),
+        to_backend(scales, impl),
+        shape,
+        1,
+        spec.block,
+        spec.prescale,
+        format=block_format(spec),
+    )
 
 
 @lru_cache(maxsize=4)
@@ -262,14 +276,14 @@ def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> t
     """
     if a.dtype is torch.bfloat16:
         out = a @ b.T
-        count(tally, role, BF16)
+        count(tally, role, BF16, BF16)
         return out
     if a.device.type == "cpu":
         # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
         out = _decode(a) @ _decode(b).T
     else:
         out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
-    count(tally, role, FP8)
+    count(tally, role, FP8, FP8)
     return out
 
 

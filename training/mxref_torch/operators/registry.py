@@ -6,24 +6,28 @@ import itertools
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
 from mxref.backend import Backend
-from mxref.errors import BackendError, UnsupportedError
-from mxref.formats import OperandFormat
+from mxref.errors import BackendError, RecipeError, ShapeError, UnsupportedError
+from mxref.formats import BlockFormat, OperandFormat
+from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.roles import GemmRole
 from mxref.tomlio import build, nearest, to_table
 
-Census = Counter[tuple[GemmRole, OperandFormat]]
-"""How often each GEMM ran, by role and by the format of its operands."""
+Gemm = tuple[GemmRole, OperandFormat, OperandFormat]
+"""What the census tells GEMMs apart by: role, and the formats of its two operands."""
+
+Census = Counter[Gemm]
+"""How often each GEMM ran."""
 
 
-class LayerCensus(Counter[tuple[GemmRole, OperandFormat]]):
+class LayerCensus(Counter[Gemm]):
     """The census of one layer, whose GEMMs are counted into that of its model too."""
 
     whole: Census | None = None
@@ -106,18 +110,42 @@ def register_census(census: Census) -> int:
     return handle
 
 
-def count(tally: int, role: str, format: OperandFormat) -> None:
-    """Count a GEMM that ran into the census of a handle; 0, or one that no longer lives, counts nowhere."""
+def count(tally: int, role: str, a: OperandFormat, b: OperandFormat) -> None:
+    """Count a GEMM that ran into the census of a handle; 0, or one that no longer lives, counts nowhere.
+
+    Args:
+        tally: from `register_census`.
+        role: the linear layer's GEMM.
+        a: format of the first operand.
+        b: format of the second.
+    """
     census = _tallies.get(tally)
     if census is None:
         return
-    gemm = GemmRole(role), format
+    gemm = GemmRole(role), a, b
     census[gemm] += 1
     if isinstance(census, LayerCensus):
         census.ran = True
         census.trained |= gemm[0] is not GemmRole.FPROP
         if census.whole is not None:
             census.whole[gemm] += 1
+
+
+def formats_text(a: OperandFormat, b: OperandFormat) -> str:
+    """Return the formats of a GEMM's two operands as texts write them: one name if they have the same."""
+    return a.name if a is b else f"{a.name} x {b.name}"
+
+
+def gemm_text(gemm: Gemm) -> str:
+    """Return what the census counts as texts write it, as in `fprop in mxfp4`."""
+    role, a, b = gemm
+    return f"{role.value} in {formats_text(a, b)}"
+
+
+def in_order(gemms: Iterable[Gemm]) -> list[Gemm]:
+    """Return GEMMs by role, then by the names of their formats."""
+    roles = list(GemmRole)
+    return sorted(set(gemms), key=lambda gemm: (roles.index(gemm[0]), gemm[1].name, gemm[2].name))
 
 
 def spec_text(spec: OperandSpec) -> str:
@@ -131,9 +159,34 @@ def parse_spec(text: str) -> OperandSpec:
     return build(OperandSpec, json.loads(text), "operand spec")
 
 
+def block_format(spec: OperandSpec) -> BlockFormat:
+    """Return the block format of a spec; RecipeError if it has no blocks."""
+    if not isinstance(spec.format, BlockFormat):
+        raise RecipeError(f"an operator takes block formats, and {spec.format} has no blocks")
+    return spec.format
+
+
 def stream_words(seed: int, layer: int, operand: int) -> list[int]:
-    """Return a random stream without its step; the seed is split in two because operators take signed ones."""
+    """Return a random stream without its step; the seed is split in two because operators take signed integers."""
     return [seed & 0xFFFFFFFF, seed >> 32, layer, operand]
+
+
+WHOLE = (0, 0, -1, -1)
+"""`region_words` of a matrix that is no part of a larger one."""
+
+
+def region_words(placement: Placement) -> list[int]:
+    """Return where a matrix lies as operators take it: row, column, global rows, global columns.
+
+    A global length of -1 is that of the matrix itself. A step's tokens are not in it: they come by `step_place`.
+
+    Raises:
+        ShapeError: not two axes.
+    """
+    origin, shape = placement.origin or WHOLE[:2], placement.global_shape or WHOLE[2:]
+    if len(origin) != 2 or len(shape) != 2:
+        raise ShapeError(f"a matrix has two axes, got origin {origin} and global shape {shape}")
+    return [*origin, *shape]
 
 
 def step_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:

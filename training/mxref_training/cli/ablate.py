@@ -32,11 +32,12 @@ MAX_SEEDS = 1000
     help="Repetitions of every arm; a verdict needs 3.",
 )
 @click.option("--arms", help="Comma-separated names: run these and the reference.")
+@click.option("--without", help="Comma-separated names: leave these out.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any other setting, as run.batch=16."
 )
 @jobs_option("Arms at a time, each in a process on its share of the cores; auto: one per core, 8 at most.")
-@click.option("--backend", "backend_name", help="Backend of the MXFP4 operations.")
+@click.option("--backend", "backend_name", help="Backend that computes the block formats.")
 @click.option("--list", "list_arms", is_flag=True, help="Show the arms and their treatment, and stop.")
 def ablate(
     ladder: str,
@@ -47,6 +48,7 @@ def ablate(
     steps: int | None,
     seeds: int,
     arms: str | None,
+    without: str | None,
     overrides: tuple[str, ...],
     jobs: int | None,
     backend_name: str | None,
@@ -63,6 +65,7 @@ def ablate(
       mxref ablate paper --seeds 3 --out runs/ladder
       mxref ablate paper --jobs auto                      an arm on every core
       mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
+      mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     from mxref_training.lab.ladder import load_ladder
 
@@ -89,7 +92,7 @@ def ablate(
     }
     config = load_config(loaded.train.preset, [loaded.train.overlay(), *overrides, given])
     folder = out or Path("runs") / Path(ladder).stem
-    names = [name.strip() for name in arms.split(",") if name.strip()] if arms else None
+    names = loaded.names(_names(arms), _names(without))
     chosen, _ = choose(backend_name)
     count = job_count(jobs, len(planned(loaded, seeds, names)))
     config = on_share(config, count) if count > 1 else config
@@ -123,6 +126,11 @@ def report(folder: Path) -> None:
     from mxref_training.lab.study import load_results
 
     _show(load_results(folder), folder)
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the names of a comma-separated list."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def _require(command: str, *packages: str) -> None:

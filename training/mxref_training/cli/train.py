@@ -25,7 +25,7 @@ __all__ = ["ablate", "report", "train"]
     show_default=True,
     metavar="NAME|FILE",
     help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "nvfp4_style, tseng.",
+    "mxfp8, mxfp8_hybrid, nvfp4_style, tseng.",
 )
 @click.option(
     "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."

@@ -167,6 +167,17 @@ class Ladder:
         """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
         return recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
 
+    def names(self, arms: list[str], without: list[str]) -> list[str]:
+        """Return the names of some arms, or of all if none is given, less those to leave out.
+
+        Raises:
+            ConfigError: a name that no arm has, or the reference among those to leave out.
+        """
+        left_out = {self.named(name).name for name in without}
+        if self.reference.name in left_out:
+            raise ConfigError(f"{self.reference.name} is the reference of the ladder, and cannot be left out")
+        return [arm.name for arm in (self.select(arms) if arms else self.arm) if arm.name not in left_out]
+
     def select(self, names: list[str] | None) -> tuple[Arm, ...]:
         """Return the arms of these names in the ladder's order, and the reference; None is all of them."""
         if names is None:

@@ -12,14 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mxref.backend import Backend
-from mxref.errors import FileFormatError
-from mxref.formats import MXFP4
-from mxref.placement import Placement
-from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.random import Stream
+from mxref.errors import FileFormatError, UnsupportedError
+from mxref_torch.conversion import require_supported
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
 from mxref_training.lab.fingerprint import code_digest, fingerprint
@@ -52,7 +47,7 @@ def run_ladder(
         ladder: the arms and the target.
         config: the configuration that they share; its seeds are those of the first repetition.
         out: directory of the ladder.
-        backend: runs the MXFP4 operations.
+        backend: computes the block formats.
         trainer: the training loop.
         corpus: makes the tokens that all arms share, once, after all checks; their `hashes` name them.
         seeds: repetitions of every arm, each pair at equal seeds.
@@ -67,7 +62,7 @@ def run_ladder(
         Interrupted: from the trainer or the runner; the next call goes on where this one stopped.
     """
     selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
-    _check(ladder, config, backend, seeds)
+    _check(ladder, ladder.select(arms), config, backend, seeds)
     code, tokens = code_digest(), corpus()
 
     def resolved(arm: Arm, seed: int) -> ArmRun:
@@ -132,7 +127,7 @@ def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
     return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))
 
 
-def _check(ladder: Ladder, config: TrainConfig, backend: Backend, seeds: int) -> None:
+def _check(ladder: Ladder, arms: Sequence[Arm], config: TrainConfig, backend: Backend, seeds: int) -> None:
     if seeds < 1:
         raise ConfigError(f"seeds = {seeds} is below 1")
     run = config.run
@@ -143,16 +138,11 @@ def _check(ladder: Ladder, config: TrainConfig, backend: Backend, seeds: int) ->
             f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
         )
     # What a backend cannot do is said before the first arm trains, not hours into the ladder.
-    probe = backend.from_numpy(np.zeros((256, 256), np.float32))
-    for arm in ladder.arm:
-        recipe = ladder.resolve(arm)
-        for role in GemmRole:
-            if recipe.formats(role)[0] is MXFP4:
-                backend.capabilities.require(backend.name, "gemms", (recipe.gemm, *recipe.formats(role)))
-                for spec, operand in zip(recipe.operands(role), OPERANDS[role], strict=True):
-                    backend.plan(
-                        probe, spec, axis=operand.axis, placement=Placement(Stream(0, 0, 0, operand.id))
-                    )
+    for arm in arms:
+        try:
+            require_supported(backend, ladder.resolve(arm))
+        except UnsupportedError as err:
+            raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err
 
 
 def _one_by_one(trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Runner:

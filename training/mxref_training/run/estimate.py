@@ -8,9 +8,11 @@ import torch
 
 import mxref_torch
 from mxref.backend import Backend
-from mxref.formats import BF16, FORMATS, FP8, MXFP4
+from mxref.formats import BF16
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
+from mxref_torch import operators
+from mxref_torch.operand import KINDS
 from mxref_torch.operators import Census
 from mxref_training.config import TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
@@ -20,9 +22,6 @@ from mxref_training.run.device import choose_device, memory_limit
 from mxref_training.run.optim import learning_rate
 from mxref_training.run.treatment import describe
 from mxref_training.wording import counted
-
-_BYTES = {BF16: 2.0, FP8: 1.0, MXFP4: 17 / 32}
-"""Bytes per element of a saved operand; MXFP4 is half a byte and a thirty-second of its scale."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
@@ -57,11 +56,12 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
     linear layer keeps for Wgrad in the recipe's format, which BF16 layers with one input share.
     """
     m, tokens = config.model, config.run.sequences * config.run.seq_len
-    kept = recipe.formats(GemmRole.WGRAD)[0]
+    _, kept = recipe.formats(GemmRole.WGRAD)
     shared = kept is BF16
+    bytes_kept = KINDS[kept.kind].element_bytes(kept)
     inputs = m.width * ((1 + 1 + 1) if shared else (3 + 1 + 2)) + m.ffn  # into q k v, o, gate up, down
     attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
-    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn + _BYTES[kept] * inputs
+    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn + bytes_kept * inputs
     parameters = parameter_count(m)
     return Memory(
         weights=4 * parameters,
@@ -124,7 +124,7 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     Args:
         config: the run.
         recipe: treatment of the linear layers.
-        backend: runs the MXFP4 operations.
+        backend: computes the block formats.
         why: why that one was chosen.
 
     Raises:
@@ -199,7 +199,5 @@ def si(value: float) -> str:
 
 
 def _counts(role: GemmRole, census: Census) -> str:
-    found = [
-        f"{census[role, format]} in {format.name}" for format in FORMATS.values() if census[role, format]
-    ]
-    return ", ".join(found) or "none"
+    gemms = [gemm for gemm in operators.in_order(+census) if gemm[0] is role]
+    return ", ".join(f"{census[gemm]} in {operators.formats_text(*gemm[1:])}" for gemm in gemms) or "none"

@@ -76,7 +76,7 @@ def train(
         config: the run.
         recipe: treatment of the linear layers.
         out: folder of the run, made where it does not exist.
-        backend: runs the MXFP4 operations.
+        backend: computes the block formats.
         corpus: tokens; made from `config.data` where they are not given.
         label: name of the run in progress reports.
         progress: where to report to; default the terminal, or lines on standard error.
