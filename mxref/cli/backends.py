@@ -89,7 +89,7 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
+    from mxref.terminal import BOX, HEAD, QUIET, console
 
     out: Console = console()
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, expand=False)

@@ -13,12 +13,12 @@ import click
 
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
-from mxref.cli.style import echo
 from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.conformance.process.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
 from mxref.dialects import DIALECTS
 from mxref.discovery import choose
+from mxref.terminal import echo
 
 _INTERVAL = 30.0
 """Seconds between two lines of progress in a log."""

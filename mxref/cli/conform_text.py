@@ -13,8 +13,8 @@ def show(report: Report, verbose: bool) -> None:
     """Print a report; with `verbose`, a line per clause and the failure of each clause that failed."""
     from rich.text import Text
 
-    from mxref.cli.style import console
     from mxref.conformance.report import failure_text
+    from mxref.terminal import console
 
     out = console()
     results = report.clauses if verbose else tuple(_chapters(report))
@@ -54,8 +54,8 @@ def _table(results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> No
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
     from mxref.conformance.report import reasons_text
+    from mxref.terminal import BOX, HEAD, QUIET, console
 
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column(heading, no_wrap=True)

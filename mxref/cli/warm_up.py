@@ -25,7 +25,7 @@ def warm_up(name: str | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, console, echo
+    from mxref.terminal import BOX, HEAD, console, echo
 
     chosen, why = choose(name)
     backend = get_backend(chosen)
@@ -48,7 +48,7 @@ def _watched(ready: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
     """Yield each finished operation; on a terminal, show the elapsed time and the last operation."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from mxref.cli.style import console
+    from mxref.terminal import console
 
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     err = console(stderr=True)

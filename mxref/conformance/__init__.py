@@ -51,6 +51,7 @@ def check(
     clauses: Collection[str] | None = None,
     seed: int = 0,
     level: str = Level.FULL,
+    formats: Iterable[str] | None = None,
     shrink: bool = True,
     progress: Callable[[int, int], None] | None = None,
     jobs: int = 1,
@@ -70,6 +71,7 @@ def check(
         clauses: check only these clauses.
         seed: of drawn values.
         level: `full`, or `quick` for a tenth of the time.
+        formats: check only these block formats, by name, and what is the same for every format; default all.
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
         jobs: processes that share the checks.
@@ -83,7 +85,7 @@ def check(
             processes that cannot load it, or find other checks for it.
     """
     start = time.monotonic()
-    choice = Choice.of(ops, dialects, clauses, seed, level)
+    choice = Choice.of(ops, dialects, clauses, seed, level, formats)
     choice.validate()
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:
@@ -126,7 +128,7 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
     Raises:
         BackendError: there is no such backend, or it failed while it was loaded.
     """
-    choice = Choice(tuple(op.value for op in Op), (), (), seed, level)
+    choice = Choice.of(None, None, None, seed, level)
     with closing(Processes(backend, choice)) as source:
         return by_rank(set(source.outline.clauses))
 

@@ -14,7 +14,6 @@ from mxref.conformance.requests.product import Product, decided
 from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, plainest
 from mxref.conformance.shrink.product import shrunk
 from mxref.conformance.shrink.quantization import shrink_quantize
-from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -31,7 +30,7 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
         wrong, compared = judge(got, want)
         if not wrong.any():
             return CheckResult(compared)
-        row, block = plainest(wrong, want)
+        row, block = plainest(wrong, want, request.element)
         return CheckResult(
             compared, shrink_quantize(subject, request, row, block, clause, title, int(wrong.sum()), judge)
         )
@@ -90,7 +89,7 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
         )
 
     bounded = product.profile is GemmProfile.BOUNDED
-    needs: list[tuple[str, Any]] = [("gemms", (product.profile, MXFP4, MXFP4)), ("gemm_dtypes", product.out)]
+    needs: list[tuple[str, Any]] = [("gemms", product.gemm), ("gemm_dtypes", product.out)]
     if product.a.prescale or product.b.prescale:
         needs.append(("prescale", True))
     if bounded:
@@ -100,5 +99,5 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
 
 def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:
     for row in rows:
-        for scale, codes in zip(q.scales[row], q.codes[row].reshape(-1, 16), strict=True):
+        for scale, codes in zip(q.scales[row], q.codes[row].reshape(len(q.scales[row]), -1), strict=True):
             yield f"{int(scale):02x}:{bytes(codes).hex()}"

@@ -10,13 +10,13 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from mxref.cli.style import BOX, HEAD, QUIET, console
 from mxref.explain import BlockExplanation, Case, ElementExplanation
 from mxref.explain.text import notes, number, reason, scale_steps
 from mxref.formats import E8M0
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
+from mxref.terminal import BOX, HEAD, QUIET, console
 
 WIDE = 116
 _LISTED = 16

@@ -15,11 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from mxref.errors import FileFormatError
+from mxref.formats import BLOCK_FORMATS
+from mxref.recipe import OperandSpec
 from mxref.tomlio import nearest
 
 FORMAT = "mxref.vectors.1"
-CHAPTERS = ("scale", "rounding", "random", "hadamard", "quantize", "dequantize", "packing", "gemm")
-"""Stems of the files, in the order of the specification."""
+DEFAULT = OperandSpec().format.name
+"""The block format of a record that names none."""
+FORMAT_CHAPTERS = tuple(name for name in BLOCK_FORMATS if name != DEFAULT)
+"""Stems of the files of the other block formats, each of which holds every operation."""
+CHAPTERS = (
+    "scale", "rounding", "random", "hadamard", "quantize", "dequantize", "packing", "gemm", *FORMAT_CHAPTERS
+)  # fmt: skip
+"""Stems of the files: the default format by chapter, in the order of the specification, then the other formats."""
+
+
+def chapters_of(made: str | None) -> tuple[str, ...]:
+    """Return the stems of the files of a block format, by name; None is all of them.
+
+    Raises:
+        FileFormatError: there are no vectors of such a format.
+    """
+    if made is None:
+        return CHAPTERS
+    if made not in BLOCK_FORMATS:
+        raise FileFormatError(f"no golden vectors of a format {made!r}{nearest(made, BLOCK_FORMATS)}")
+    return (made,) if made in FORMAT_CHAPTERS else tuple(c for c in CHAPTERS if c not in FORMAT_CHAPTERS)
+
 
 MAX_LINE = 65_535
 """Longest line of a file in characters, so that a reader in C needs one fixed buffer."""
@@ -76,23 +98,23 @@ _PLACE = ("shape", "axis")
 _STREAM = ("seed", "step", "layer", "operand")
 _GENERATED = "x|x_seed"
 KEYS: dict[RecordOp, Keys] = {
-    RecordOp.SCALE: Keys(("rule",), (), ("amax",), ("scales",)),
+    RecordOp.SCALE: Keys(("rule",), ("format",), ("amax",), ("scales",)),
     RecordOp.QUANTIZE: Keys(
         ("rule", "rounding"),
         (
-            "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs", *_STREAM,
+            "format", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs", *_STREAM,
             "dtype", *_PLACE, "origin", "global_shape", "pad", "x_rule", "x_base",
         ),
         (_GENERATED,),
         ("scales", "codes", "scales_sha256", "codes_sha256", "error"),
     ),
-    RecordOp.DEQUANTIZE: Keys(("out",), _PLACE, ("scales", "codes"), ("y",)),
+    RecordOp.DEQUANTIZE: Keys(("out",), ("format", *_PLACE), ("scales", "codes"), ("y",)),
     RecordOp.HADAMARD: Keys(
         ("n", "signs"), ("dtype", *_PLACE, "x_rule", "x_base"), (_GENERATED,), ("y", "y_sha256")
     ),
     RecordOp.SCALED_GEMM: Keys(
         ("profile", "out", "m", "n", "k"),
-        ("a_prescale", "b_prescale"),
+        ("a_format", "b_format", "a_prescale", "b_prescale"),
         ("a_scales|operand_seed", "a_codes|operand_seed", "b_scales|operand_seed", "b_codes|operand_seed"),
         ("c", "c_sha256"),
     ),

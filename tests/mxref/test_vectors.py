@@ -26,6 +26,7 @@ from mxref.reference import backend as reference
 from mxref.vectors import (
     BACKEND_OPS,
     CHAPTERS,
+    FORMAT_CHAPTERS,
     KEYS,
     MAX_LINE,
     Record,
@@ -37,12 +38,15 @@ from mxref.vectors import (
 from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
 from mxref.vectors.make import default_tests, generate
 from mxref.vectors.oracle import Oracle
-from mxref.vectors.run import run_record, verify_vectors
+from mxref.vectors.run import code_digits, record_format, run_record, verify_vectors
 from places import ROOT
 
 VECTORS = ROOT / "spec" / "vectors"
 READER = ROOT / "docs" / "examples" / "read_vectors.c"
-LARGEST = 1_500_000  # bytes, of all files together
+LARGEST, LARGEST_FORMAT = (
+    1_500_000,
+    400_000,
+)  # bytes, of the files by chapter together, and of each other format
 
 
 class Memory(Oracle):
@@ -133,7 +137,9 @@ def test_schema_and_loader_know_the_same_keys(schema):
 def test_files_are_small_and_one_record_a_line():
     files = sorted(VECTORS.glob("*.json"))
     assert {f.stem for f in files} == {*CHAPTERS, "schema"}
-    assert sum(f.stat().st_size for f in files) < LARGEST
+    sizes = {f.stem: f.stat().st_size for f in files}
+    assert all(sizes.pop(chapter) < LARGEST_FORMAT for chapter in FORMAT_CHAPTERS)
+    assert sum(sizes.values()) < LARGEST
     for chapter in CHAPTERS:
         lines = (VECTORS / f"{chapter}.json").read_text().splitlines()
         start = lines.index('"records":[') + 1
@@ -207,7 +213,8 @@ def test_every_record_notices_a_wrong_result(chapter):
                 assert mismatch.field == name
                 assert record.id in str(mismatch)
                 if mismatch.index >= 0:
-                    width = {"codes": 1, "scales": 2, "packed": 2}.get(name, 9)
+                    digits = code_digits(record_format(record))
+                    width = {"codes": digits, "scales": 2, "packed": 2}.get(name, 9)
                     assert mismatch.index == place // width
 
 

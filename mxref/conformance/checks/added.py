@@ -15,7 +15,7 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, given, shown
 from mxref.conformance.requests.product import Product
 from mxref.errors import DtypeError, ShapeError, UnsupportedError
-from mxref.formats import MXFP4
+from mxref.formats import BlockFormat
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -60,18 +60,20 @@ def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of `add_product`."""
     rng = np.random.default_rng(plan.seed)
     for profile in GemmProfile:
-        for what, a, b in _operands(rng, plan.full):
+        for what, a, b in _operands(rng, plan.full, plan.format):
             product = Product(a, b, profile, layout=what if what in LAYOUTS else "")
             for held, onto in _held(rng, product.expected):
                 for prepared in (False, True) if plan.full or held == "a gradient" else (False,):
                     title = f"add_product, {profile.value}: {what}, onto {held}{', B prepared' * prepared}"
                     yield _check(title, Sum(product, onto, prepared))
-        yield _refused(profile)
+        yield _refused(profile, plan.format)
 
 
-def _operands(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, MXArray, MXArray]]:
+def _operands(
+    rng: np.random.Generator, full: bool, made: BlockFormat
+) -> Iterator[tuple[str, MXArray, MXArray]]:
     def drawn(rows: int, length: int, prescale: bool = False) -> MXArray:
-        return replace(drawn_array(rng, (rows, length), 1, length, (120, 133)), prescale=prescale)
+        return replace(drawn_array(rng, (rows, length), 1, length, (120, 133), made=made), prescale=prescale)
 
     sizes = ((5, 33, 96), (66, 17, 64), (1, 1, 32), (3, 130, 160), (130, 65, 288))
     for m, n, k in sizes if full else sizes[:2]:
@@ -80,7 +82,7 @@ def _operands(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, MXArr
         yield layout, drawn(8, 64), drawn(6, 64)
     yield "prescaled", drawn(9, 64, True), drawn(7, 64, True)
     yield "A prescaled", drawn(4, 96, True), drawn(5, 96)
-    yield "every scale and NaN blocks", adversarial(rng, 9, 6), adversarial(rng, 40, 6)
+    yield "every scale and NaN blocks", adversarial(rng, 9, 6, made), adversarial(rng, 40, 6, made)
     yield "no rows", drawn(0, 64), drawn(3, 64)
     yield "K = 0", drawn(2, 0), drawn(3, 0)
 
@@ -121,7 +123,7 @@ def _check(title: str, case: Sum) -> Check:
     def describe() -> dict[str, str]:
         return product.describe() | ({"B": "prepared"} if case.prepared else {})
 
-    needs: list[tuple[str, Any]] = [("gemms", (product.profile, MXFP4, MXFP4)), ("gemm_dtypes", "float32")]
+    needs: list[tuple[str, Any]] = [("gemms", product.gemm), ("gemm_dtypes", "float32")]
     if product.a.prescale or product.b.prescale:
         needs.append(("prescale", True))
     if bounded:
@@ -130,11 +132,13 @@ def _check(title: str, case: Sum) -> Check:
     return Check("conformance.dual", title, Op.GEMM, tuple(needs), run, describe=describe)
 
 
-def _refused(profile: GemmProfile) -> Check:
+def _refused(profile: GemmProfile, made: BlockFormat) -> Check:
     """Arrays to which nothing can be added, and operands that do not fit together: refused, and nothing written."""
     title = f"add_product, {profile.value}: refuses what does not fit"
     rng = np.random.default_rng(6)
-    a, b, longer = (drawn_array(rng, (rows, k), 1, k, (120, 133)) for rows, k in ((4, 64), (6, 64), (6, 96)))
+    a, b, longer = (
+        drawn_array(rng, (rows, k), 1, k, (120, 133), made=made) for rows, k in ((4, 64), (6, 64), (6, 96))
+    )
 
     def filled(*shape: int) -> NDArray[np.float32]:
         return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -170,5 +174,5 @@ def _refused(profile: GemmProfile) -> Check:
                 return CheckResult(1, Failure("conformance.dual", title, f"an array {what}: {problem}"))
         return CheckResult(len(cases))
 
-    needs = (("gemms", (profile, MXFP4, MXFP4)), ("gemm_dtypes", "float32"))
+    needs = (("gemms", (profile, made, made)), ("gemm_dtypes", "float32"))
     return Check("conformance.dual", title, Op.GEMM, needs, run)

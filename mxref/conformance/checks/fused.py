@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,16 +221,18 @@ def _views() -> tuple[tuple[str, tuple[int, int], Callable[[NDArray[Any]], NDArr
 
 def _drawn(rng: np.random.Generator, plan: Plan) -> Dual:
     """Return a drawn request of what is declared: treatments, type, shape, padding, placement, memory order."""
-    specs = drawn_spec(rng, plan.declared), drawn_spec(rng, plan.declared)
-    units = [max(32, spec.hadamard) for spec in specs[::-1]]  # of axis 0, then of axis 1
+    specs = drawn_spec(rng, plan.declared, plan.format), drawn_spec(rng, plan.declared, plan.format)
+    k = plan.format.k
+    units = [max(k, spec.hadamard) for spec in specs[::-1]]  # of axis 0, then of axis 1
     tiles = any(spec.block is BlockShape.TILE for spec in specs)
     pads = bool(rng.integers(2)), bool(rng.integers(2))
     shape = [unit * int(rng.integers(1, 4)) for unit in units]
     for axis, pad in ((1, pads[0]), (0, pads[1])):
         if pad and not tiles:
             shape[axis] -= int(rng.integers(units[axis]))
-    kind = (any_bits, heavy_tailed, tame)[int(rng.integers(3))]
-    x = np.asarray(kind(rng, (shape[0], 32 * -(-shape[1] // 32))), np.float32)[:, : shape[1]]
+    kinds = partial(any_bits, element=plan.element), heavy_tailed, partial(tame, made=plan.format)
+    kind = kinds[int(rng.integers(3))]
+    x = np.asarray(kind(rng, (shape[0], k * -(-shape[1] // k))), np.float32)[:, : shape[1]]
     declared = [name for name in INPUT_DTYPES if name in plan.declared.in_dtypes] or list(INPUT_DTYPES)
     case = Dual(cast(x, declared[int(rng.integers(len(declared)))]), specs, pads=pads)
     if rng.integers(2):
@@ -256,7 +259,7 @@ def _dual(title: str, case: Dual) -> Iterator[Check]:
 
 
 def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.Generator) -> Check:
-    x = plan.cast(tame(rng, (64, 64)) * rng.standard_normal((64, 64)))
+    x = plan.cast(tame(rng, (64, 64), made=plan.format) * rng.standard_normal((64, 64)))
     x[3, 5] = np.inf
     padded = spec.block is BlockShape.ROW
     needs = (*Request(x, spec).needs, ("dequantize_dtypes", dtype))

@@ -66,7 +66,7 @@ def checks(plan: Plan) -> Iterator[Check]:
             yield _check("hadamard.size", f"{title}: signs", t, mask=0x80000000)
             yield _check("hadamard.factor", f"{title}: magnitudes", t, mask=0x7FFFFFFF)
         for vector in (signs, 1, 1 << n - 1, (1 << n) - 1):
-            x = tame(rng, (3, max(32, 2 * n)))
+            x = tame(rng, (3, max(32, 2 * n)), made=plan.format)
             before = x * np.resize(Rotation(n, vector).vector(), x.shape[1])
             yield _check(
                 "hadamard.signs", f"H{n} signs {vector:#x}", Transform(plan.cast(x), n, vector),
@@ -82,7 +82,7 @@ def checks(plan: Plan) -> Iterator[Check]:
             x = draw(rng, (64 if plan.full else 8, 4 * n))
             yield _check("hadamard.order", f"H{n} {what}", Transform(plan.cast(x), n, signs))
         for shape, axis in (((2, 2 * n, 3), 1), ((2 * n, 2, 3), 0), ((3, n, 2, 2), 1)):
-            t = Transform(plan.cast(tame(rng, shape, axis)), n, axis=axis)
+            t = Transform(plan.cast(tame(rng, shape, axis, made=plan.format)), n, axis=axis)
             rows = np.ascontiguousarray(np.moveaxis(t.x, axis, -1)).reshape(-1, shape[axis])
             title = f"H{n} of shape {shape} along axis {axis}"
             yield _check("hadamard.size", title, t, control=Transform(rows, n))
@@ -91,13 +91,13 @@ def checks(plan: Plan) -> Iterator[Check]:
             f"H{n} along the middle",
             Transform(plan.cast(cancelling(rng, (2, 2 * n, 3))), n, axis=1),
         )
-        in_rows = Transform(plan.cast(tame(rng, (5, max(32, 2 * n)))), n)
+        in_rows = Transform(plan.cast(tame(rng, (5, max(32, 2 * n)), made=plan.format)), n)
         in_columns = replace(in_rows, order="F")
         yield _check("quantize.strides", f"H{n} in Fortran order", in_columns, control=in_rows)
         yield _check(
             "hadamard.nonfinite",
             f"H{n} NaN, Inf, overflow",
-            Transform(plan.cast(_nonfinite(rng, n)), n, signs),
+            Transform(plan.cast(_nonfinite(plan, rng, n)), n, signs),
         )
         yield from _quantized(plan, rng, n)
     if plan.full:  # a result beyond a processor's caches
@@ -193,30 +193,30 @@ def _subnormal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.f
     return rng.integers(1, 1 << 23, shape).astype(np.uint32).view(np.float32)
 
 
-def _nonfinite(rng: np.random.Generator, n: int) -> NDArray[np.float32]:
-    x = tame(rng, (6, 4 * n))
+def _nonfinite(plan: Plan, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
+    x = tame(rng, (6, 4 * n), made=plan.format)
     x[0, 1], x[1, n], x[2, 2 * n - 1] = np.nan, np.inf, -np.inf
     x[3, :2] = np.inf, -np.inf
     x[4] = np.finfo(np.float32).max * rng.choice([-1.0, 1.0], 4 * n)
-    x[5] = any_bits(rng, (4 * n,))
+    x[5] = any_bits(rng, (4 * n,), element=plan.element)
     return x
 
 
 def _quantized(plan: Plan, rng: np.random.Generator, n: int) -> Iterator[Check]:
     """The transform inside a quantization: float32 into the scale, signs by policy and GEMM, overflow a NaN block."""
-    length = max(32, n)
+    length = max(plan.format.k, n)
     for rule in ScaleRule if plan.full else (plan.base.scale_rule,):
         spec = replace(plan.base, scale_rule=rule, hadamard=n)
         x = plan.cast(rng.standard_normal((40, 2 * length)))
         yield quantize_check("hadamard.float32", f"H{n} {rule.value}", Request(x, spec, rng=STREAM))
     spec = replace(plan.base, hadamard=n)
-    x = tame(rng, (4, 2 * length))
+    x = tame(rng, (4, 2 * length), made=plan.format)
     x[1, 3], x[2, length] = np.inf, np.nan
     x[3] = np.finfo(np.float32).max
     yield quantize_check(
         "hadamard.nonfinite", f"H{n} quantized, NaN, Inf, overflow", Request(plan.cast(x), spec, rng=STREAM)
     )
-    x = plan.cast(tame(rng, (8, 2 * length)))
+    x = plan.cast(tame(rng, (8, 2 * length), made=plan.format))
     for policy in SignPolicy if plan.full or n in (16, 64, 256) else (SignPolicy.PER_STEP_LAYER,):
         for stream in (Stream(3), STREAM, *(replace(STREAM, operand=o) for o in range(1, 6))):
             title = f"H{n} {policy.value}, step {stream.step}, layer {stream.layer}, operand {stream.operand}"

@@ -19,7 +19,6 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 
-K = 32
 STREAM = Stream(2027, step=1, layer=2, operand=3)
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
@@ -36,11 +35,11 @@ def checks(plan: Plan) -> Iterator[Check]:
 def _narrow_inputs(plan: Plan, name: str) -> Iterator[Check]:
     """Narrow input types, wherever the same values in float32 are answered rightly."""
     dtype = NARROW[name]
-    crafted = crafted_blocks(plan.full).x
+    crafted = crafted_blocks(plan.format, plan.full).x
     with np.errstate(over="ignore", invalid="ignore"):
         x = crafted.astype(dtype)
     words = np.arange(0x7F80 if name == "bfloat16" else 0x7C00, dtype=np.uint16)  # every finite magnitude
-    block = np.zeros((len(words), K), np.uint16)
+    block = np.zeros((len(words), plan.format.k), np.uint16)
     block[:, :4] = words[:, None]
     block[:, 1:4] >>= np.array([1, 2, 3], np.uint16)
     every = block[:: 1 if plan.full else 61].view(dtype)
@@ -69,7 +68,7 @@ def _narrow_check(title: str, request: Request) -> Check:
 
 
 def _raises_nonfinite(plan: Plan) -> Check:
-    x = tame(np.random.default_rng(3), (4, 64))
+    x = tame(np.random.default_rng(3), (4, 64), made=plan.format)
     x[2, 40] = np.nan
     request = Request(plan.cast(x), replace(plan.base, nonfinite=Nonfinite.RAISE), rng=STREAM)
 
@@ -86,7 +85,7 @@ def _raises_nonfinite(plan: Plan) -> Check:
 
 
 def _leaves_input_alone(plan: Plan) -> Check:
-    x = plan.cast(crafted_blocks(False).x)
+    x = plan.cast(crafted_blocks(plan.format, False).x)
     request = Request(x, plan.base, rng=STREAM)
 
     def run(subject: Subject) -> CheckResult:
@@ -105,7 +104,7 @@ def _leaves_input_alone(plan: Plan) -> Check:
 
 
 def _repeats(plan: Plan) -> Iterator[Check]:
-    x = plan.cast(any_bits(np.random.default_rng(plan.seed), (40, 128)))
+    x = plan.cast(any_bits(np.random.default_rng(plan.seed), (40, 128), element=plan.element))
     for rounding in Rounding:
         request = Request(x, replace(plan.base, rounding=rounding), rng=STREAM)
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from mxref.backend import Capabilities
 from mxref.conformance.compare import controlled_check, quantize_check
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, storage_clause
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.quantization import Blocks, Request
 from mxref.errors import ShapeError
-from mxref.formats import INPUT_DTYPES, BlockShape
+from mxref.formats import INPUT_DTYPES, BlockFormat, BlockShape
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SIZES, SignPolicy
 from mxref.steps.random import Stream
@@ -36,10 +36,11 @@ def checks(plan: Plan) -> Iterator[Check]:
 
     def request(shape: tuple[int, ...], axis: int = -1, **rest: Any) -> Request:
         spec = replace(plan.base, **rest.pop("spec", {}))
-        x = tame(rng, shape, axis, spread="view" not in rest)  # a view makes other blocks of them
+        # A view makes other blocks of them.
+        x = tame(rng, shape, axis, spread="view" not in rest, made=plan.format)
         return Request(plan.cast(x), spec, axis=axis, rng=STREAM, **rest)
 
-    yield _permuted(plan, rng, "packing.nibbles", 1)
+    yield _permuted(plan, rng, storage_clause(plan.element), 1)
     yield _permuted(plan, rng, "packing.scales", 8)
     for layout, base, view in _views():
         viewed = request(base, view=view, layout=layout)
@@ -82,7 +83,7 @@ def combinations(plan: Plan, specs: tuple[OperandSpec, ...] = ()) -> Iterator[Ch
     """Yield drawn combinations of what is declared: treatment, type, shape, axis, padding, placement, values."""
     rng = np.random.default_rng(plan.seed)
     for i in range(3000 if plan.full else 60):
-        request = _drawn(rng, plan.declared, specs)
+        request = _drawn(rng, plan, specs)
         yield quantize_check("quantize.order", f"drawn combination {i}", request)
 
 
@@ -91,13 +92,13 @@ def _one_of(rng: np.random.Generator, choices: Any, declared: Any = None) -> Any
     return values[int(rng.integers(len(values)))]
 
 
-def drawn_spec(rng: np.random.Generator, caps: Capabilities) -> OperandSpec:
+def drawn_spec(rng: np.random.Generator, caps: Capabilities, made: BlockFormat) -> OperandSpec:
     """Return a drawn treatment, of what is declared wherever anything is."""
     one_of = partial(_one_of, rng)
     native = {Rounding.SR} if caps.native_sr else set()
     hadamard = one_of([0, 0, 0, *SIZES], {0, *caps.hadamard_sizes})
     return OperandSpec(
-        scale_rule=one_of(ScaleRule, caps.scale_rules), rounding=one_of(Rounding, caps.roundings - native),
+        format=made, scale_rule=one_of(ScaleRule, caps.scale_rules), rounding=one_of(Rounding, caps.roundings - native),
         sr_bits=one_of([16, 16, 1, 8, 17, 22], range(1, caps.max_sr_bits + 1)),
         block=one_of([BlockShape.ROW] * 3 + [BlockShape.TILE], caps.blocks), zero_scale=one_of([0, 127]),
         prescale=one_of([False, False, True], {False, caps.prescale}), hadamard=hadamard,
@@ -105,22 +106,25 @@ def drawn_spec(rng: np.random.Generator, caps: Capabilities) -> OperandSpec:
     )  # fmt: skip
 
 
-def _drawn(rng: np.random.Generator, caps: Capabilities, specs: tuple[OperandSpec, ...]) -> Request:
+def _drawn(rng: np.random.Generator, plan: Plan, specs: tuple[OperandSpec, ...]) -> Request:
     one_of = partial(_one_of, rng)
-    spec = drawn_spec(rng, caps)
-    spec = one_of(specs) if specs else spec
+    caps, made = plan.declared, plan.format
+    spec = drawn_spec(rng, caps, made)
+    spec = replace(one_of(specs), format=made) if specs else spec
     tile = spec.block is BlockShape.TILE
-    unit = max(32, spec.hadamard)
+    unit = max(made.k, spec.hadamard)
     length = unit * one_of([1, 1, 2, 3])
     pad = not tile and bool(rng.integers(4) == 0)
     others = one_of([(32,), (64,), (2, 32)] if tile else [(1,), (3,), (7,), (2, 3)])
     axis = -1 if len(others) > 1 else one_of([-1, 0])
     shape = (*others, length - (one_of([1, 5, 24]) if pad else 0))
-    drawn = one_of([any_bits, heavy_tailed, _normal, _zeros_and_signs])(rng, shape)
+    drawn = one_of([partial(any_bits, element=made.element), heavy_tailed, _normal, _zeros_and_signs])(
+        rng, shape
+    )
     x = np.ascontiguousarray(np.moveaxis(drawn, -1, axis)).astype(np.float32)
     where: dict[str, Any] = {}
     if not pad and rng.integers(2):
-        units = [32 if tile else 1] * x.ndim
+        units = [made.k if tile else 1] * x.ndim
         units[axis] = unit
         origin = tuple(int(rng.integers(3)) * u for u in units)
         extra = tuple(int(rng.integers(2)) * u for u in units)
@@ -143,11 +147,11 @@ def _zeros_and_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArra
 
 def _permuted(plan: Plan, rng: np.random.Generator, clause: str, blocks: int) -> Check:
     """Blame the layout where the very codes, or scales, that are right lie in another order."""
-    shape = (48, 32 * blocks)
-    request = Request(plan.cast(tame(rng, shape)), plan.base, rng=STREAM)
+    shape = (48, plan.format.k * blocks)
+    request = Request(plan.cast(tame(rng, shape, made=plan.format)), plan.base, rng=STREAM)
 
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
-        if clause == "packing.nibbles":
+        if clause != "packing.scales":
             same = (np.sort(got.codes, axis=-1) == np.sort(want.codes, axis=-1)).all(axis=-1)
             wrong = same & (got.codes != want.codes).any(axis=-1)
         else:
@@ -155,7 +159,7 @@ def _permuted(plan: Plan, rng: np.random.Generator, clause: str, blocks: int) ->
             wrong = same[:, None] & (got.scales != want.scales)
         return wrong, wrong.size
 
-    what = "codes within a block" if clause == "packing.nibbles" else "scales within a row"
+    what = "scales within a row" if clause == "packing.scales" else "codes within a block"
     return quantize_check(clause, f"order of {what}", request, judge)
 
 

@@ -15,7 +15,7 @@ from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, given
 from mxref.conformance.requests.product import Operands, Product
 from mxref.conformance.requests.quantization import as_numpy
 from mxref.errors import ShapeError
-from mxref.formats import MXFP4
+from mxref.formats import BlockFormat
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
@@ -25,8 +25,8 @@ def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of `prepare`."""
     rng = np.random.default_rng(plan.seed)
     for profile in GemmProfile:
-        operands = list(_operands(rng, plan.full))
-        yield _keeps(profile, operands)
+        operands = list(_operands(rng, plan.full, plan.format))
+        yield _keeps(profile, operands, plan.format)
         for out in OUT_DTYPES if plan.full else OUT_DTYPES[:1]:
             for what, a, b in operands:
                 for how, change in _CHANGES.items():
@@ -36,14 +36,16 @@ def checks(plan: Plan) -> Iterator[Check]:
                     yield product_check(
                         "conformance.dual", f"{profile.value}, {out}: {how}, {what}", product, top
                     )
-    yield _refused()
+    yield _refused(plan.format)
 
 
-def _operands(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, MXArray, MXArray]]:
-    """Shapes, axes, padding and strides; every scale; NaN blocks; the 3/4 of either operand."""
+def _operands(
+    rng: np.random.Generator, full: bool, made: BlockFormat
+) -> Iterator[tuple[str, MXArray, MXArray]]:
+    """Shapes, axes, padding and strides; every scale; NaN blocks; the prescale of either operand."""
 
     def drawn(shape: tuple[int, int], axis: int, length: int) -> MXArray:
-        return drawn_array(rng, shape, axis, length, (120, 133))
+        return drawn_array(rng, shape, axis, length, (120, 133), made=made)
 
     sizes = ((1, 1, 32), (5, 33, 96), (65, 17, 64), (3, 130, 160), (130, 65, 288))
     for m, n, k in sizes if full else sizes[:3]:
@@ -53,7 +55,7 @@ def _operands(rng: np.random.Generator, full: bool) -> Iterator[tuple[str, MXArr
         yield layout, drawn((8, 64), 1, 64), drawn((6, 64), 1, 64)
     yield "no rows", drawn((3, 64), 1, 64), drawn((0, 64), 1, 64)
     yield "K = 0", drawn((2, 0), 1, 0), drawn((3, 0), 1, 0)
-    a, b = adversarial(rng, 9, 6), adversarial(rng, 40, 6)
+    a, b = adversarial(rng, 9, 6, made), adversarial(rng, 40, 6, made)
     b.scales[3, :] = 255
     yield "every scale and NaN blocks", a, b
     for prescales in ((True, False), (False, True), (True, True)):
@@ -93,7 +95,9 @@ def _before_another(subject: Subject, product: Product, a: MXArray, b: MXArray) 
 
 
 def _for_others(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    for profile in sorted(subject.capabilities.profiles(MXFP4, MXFP4) - {product.profile}):
+    for profile in sorted(
+        subject.capabilities.profiles(product.a.format, product.b.format) - {product.profile}
+    ):
         b = _prepare(subject, b, profile)
     return a, b
 
@@ -126,7 +130,7 @@ _CHANGES: dict[str, Operands] = {
 }  # fmt: skip
 
 
-def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -> Check:
+def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]], made: BlockFormat) -> Check:
     """An operand is after `prepare` what it was before, and so is what was prepared."""
     title = f"prepare for {profile.value} keeps codes, scales and meaning"
 
@@ -136,9 +140,9 @@ def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -
             if b.prescale and not subject.capabilities.prescale:
                 continue
             source = given(subject, b)
-            made = _prepare(subject, source, profile)
+            prepared = _prepare(subject, source, profile)
             compared += 1
-            for name, q in (("what was prepared", source), ("what prepare gives", made)):
+            for name, q in (("what was prepared", source), ("what prepare gives", prepared)):
                 if as_numpy(subject, q) != b:
                     message = f"{name} is no longer the operand that went in"
                     return CheckResult(
@@ -146,15 +150,17 @@ def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]]) -
                     )
         return CheckResult(compared)
 
-    return Check("conformance.dual", title, Op.GEMM, (("gemms", (profile, MXFP4, MXFP4)),), run)
+    return Check("conformance.dual", title, Op.GEMM, (("gemms", (profile, made, made)),), run)
 
 
-def _refused() -> Check:
+def _refused(made: BlockFormat) -> Check:
     title = "prepare refuses what is not a matrix"
-    q = MXArray(np.zeros((2, 3, 16), np.uint8), np.zeros((2, 3, 1), np.uint8), (2, 3, 32), 2)
+    k = made.k
+    codes, scales = np.zeros((2, 3, made.code_bytes(k)), np.uint8), np.zeros((2, 3, 1), np.uint8)
+    q = MXArray(codes, scales, (2, 3, k), 2, format=made)
 
     def run(subject: Subject) -> CheckResult:
-        for profile in subject.capabilities.profiles(MXFP4, MXFP4):
+        for profile in subject.capabilities.profiles(made, made):
             try:
                 _prepare(subject, given(subject, q), profile)
             except ShapeError:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from mxref.backend import Capabilities, every_gemm
+from mxref.backend import Capabilities, declared_words
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, declares
 from mxref.conformance.requests.crafted import any_bits
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.errors import DtypeError, UnsupportedError
-from mxref.formats import INPUT_DTYPES, MXFP4, BlockShape
+from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape
 from mxref.gemm import OUT_DTYPES
+from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import SIZES
@@ -24,9 +27,11 @@ from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(8, step=1, layer=3, operand=4)
 MEMBERS: dict[str, tuple[Any, ...]] = {
-    "scale_rules": tuple(ScaleRule), "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
+    "formats": tuple(BLOCK_FORMATS.values()), "scale_rules": tuple(ScaleRule),
+    "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
     "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DTYPES,
-    "gemms": tuple(every_gemm(GemmProfile, {MXFP4})), "gemm_dtypes": OUT_DTYPES,
+    "gemms": tuple(gemm for gemm in product(GemmProfile, *[BLOCK_FORMATS.values()] * 2) if gemm[1].k == gemm[2].k),
+    "gemm_dtypes": OUT_DTYPES,
 }  # fmt: skip
 """Everything that a set of the capabilities can hold."""
 
@@ -34,9 +39,9 @@ MEMBERS: dict[str, tuple[Any, ...]] = {
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of conformance.* and of refused input types."""
     yield Check("conformance.capabilities", "values that mean something", Op.QUANTIZE, (), _capabilities)
-    yield Check("conformance.arrays", "from_numpy and to_numpy", Op.QUANTIZE, (), _arrays)
+    yield Check("conformance.arrays", "from_numpy and to_numpy", Op.QUANTIZE, (), partial(_arrays, plan))
     for name, op, value in _requests():
-        title = f"{name} without {value!s}"
+        title = f"{name} without {declared_words(value)}"
         yield Check("conformance.unsupported", title, op, (), _refusal(plan, name, op, value))
     for name in ("float64", "int32"):
         yield _refused_type(plan, name)
@@ -63,8 +68,8 @@ def _capabilities(subject: Subject) -> CheckResult:
     return CheckResult(len(fields(Capabilities)), failure)
 
 
-def _arrays(subject: Subject) -> CheckResult:
-    x = any_bits(np.random.default_rng(4), (8, 64))
+def _arrays(plan: Plan, subject: Subject) -> CheckResult:
+    x = any_bits(np.random.default_rng(4), (8, 64), element=plan.element)
     compared, problem = 0, ""
     codes = np.arange(256, dtype=np.uint8)
     for array in (codes, *(cast(x, name) for name in INPUT_DTYPES if name in subject.capabilities.in_dtypes)):
@@ -79,7 +84,8 @@ def _arrays(subject: Subject) -> CheckResult:
 def _requests() -> Iterator[tuple[str, Op, Any]]:
     """Yield every value of every capability, with the operation that asks for it."""
     ops = {
-        "scale_rules": (Op.QUANTIZE,), "roundings": (Op.QUANTIZE,), "blocks": (Op.QUANTIZE,),
+        "formats": (Op.QUANTIZE, Op.DEQUANTIZE), "scale_rules": (Op.QUANTIZE,),
+        "roundings": (Op.QUANTIZE,), "blocks": (Op.QUANTIZE,),
         "hadamard_sizes": (Op.QUANTIZE, Op.HADAMARD), "in_dtypes": (Op.QUANTIZE, Op.HADAMARD),
         "dequantize_dtypes": (Op.DEQUANTIZE,), "gemms": (Op.GEMM,), "gemm_dtypes": (Op.GEMM,),
     }  # fmt: skip
@@ -92,6 +98,8 @@ def _requests() -> Iterator[tuple[str, Op, Any]]:
 
 
 def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], CheckResult]:
+    undeclared = f"{name} does not declare {declared_words(value)}"
+
     def run(subject: Subject) -> CheckResult:
         caps = subject.capabilities
         if declares(caps, name, value) or not _reachable(caps, op, name):
@@ -101,15 +109,11 @@ def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], C
         except UnsupportedError as err:
             if name in str(err):
                 return CheckResult(1)
-            problem = (
-                f"{name} does not declare {value!s}, and the UnsupportedError does not name the field: {err}"
-            )
+            problem = f"{undeclared}, and the UnsupportedError does not name the field: {err}"
         except Exception as err:  # anything else is the wrong refusal
-            problem = (
-                f"{name} does not declare {value!s}: raised {type(err).__name__} instead of UnsupportedError"
-            )
+            problem = f"{undeclared}: raised {type(err).__name__} instead of UnsupportedError"
         else:
-            problem = f"{name} does not declare {value!s}, and {op.value} did it all the same"
+            problem = f"{undeclared}, and {op.value} did it all the same"
         return CheckResult(1, Failure("conformance.unsupported", f"{op.value}, {name}", problem))
 
     return run
@@ -121,6 +125,8 @@ def _reachable(caps: Capabilities, op: Op, name: str) -> bool:
         return bool(caps.gemms if name == "gemm_dtypes" else caps.gemm_dtypes)
     if op is Op.HADAMARD:
         return bool(caps.hadamard_sizes) or name == "hadamard_sizes"
+    if op is Op.DEQUANTIZE:
+        return bool(caps.formats if name == "dequantize_dtypes" else caps.dequantize_dtypes)
     return name != "max_sr_bits" or Rounding.SR in caps.roundings
 
 
@@ -130,21 +136,28 @@ def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
     x = subject.give(cast(np.ones((32, 256), np.float32), dtype))
     if op is Op.QUANTIZE:
         keys = {
-            "scale_rules": {"scale_rule": value}, "roundings": {"rounding": value}, "blocks": {"block": value},
+            "formats": {"format": value}, "scale_rules": {"scale_rule": value}, "roundings": {"rounding": value},
+            "blocks": {"block": value},
             "hadamard_sizes": {"hadamard": value}, "prescale": {"prescale": True}, "in_dtypes": {},
             "max_sr_bits": {"rounding": Rounding.SR, "sr_bits": value},
         }[name]  # fmt: skip
         backend.quantize(x, replace(plan.base, **keys), placement=Placement(STREAM))
     elif op is Op.HADAMARD:
         backend.hadamard(x, value if name == "hadamard_sizes" else min(caps.hadamard_sizes))
+    elif op is Op.DEQUANTIZE:
+        made = value if name == "formats" else plan.format
+        backend.dequantize(
+            _stored(subject, made), min(caps.dequantize_dtypes) if name == "formats" else value
+        )
     else:
-        q = given(subject, drawn_array(np.random.default_rng(1), (4, 64), 1, 64))
-        if op is Op.DEQUANTIZE:
-            backend.dequantize(q, value)
-        else:
-            profile = value[0] if name == "gemms" else min(caps.profiles(MXFP4, MXFP4))
-            out = value if name == "gemm_dtypes" else max(caps.gemm_dtypes)
-            backend.scaled_gemm(q, q, profile=profile, out_dtype=out)
+        profile, *formats = value if name == "gemms" else min(caps.gemms, key=str)
+        a, b = (_stored(subject, made) for made in formats)
+        out = value if name == "gemm_dtypes" else max(caps.gemm_dtypes)
+        backend.scaled_gemm(a, b, profile=profile, out_dtype=out)
+
+
+def _stored(subject: Subject, made: BlockFormat) -> MXArray:
+    return given(subject, drawn_array(np.random.default_rng(1), (4, 64), 1, 64, made=made))
 
 
 def _refused_type(plan: Plan, name: str) -> Check:

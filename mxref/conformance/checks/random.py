@@ -18,14 +18,13 @@ from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.quantization import Blocks, Request
-from mxref.formats import BlockShape
+from mxref.formats import BlockShape, ElementFormat
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream, elements_per_call, random_integers
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import MANTISSA_BITS
 
-_LOWER = np.array([0.5, 1.0, 1.5, 2.0, 3.0])
-_GAP = np.array([0.5, 0.5, 0.5, 1.0, 1.0])
 STREAM = Stream(0x0123456789ABCDEF, step=5, layer=9, operand=3)
 
 
@@ -125,7 +124,7 @@ def _clear(
     arguments = {"shape": shape, "spec": spec, "rng": rng, **where}
     controls = [_made(plan, _away, arguments | near)] if near else []
     if plan.base.rounding is not Rounding.SR:  # are the rows the right ones, whatever their random bits?
-        values = tame(np.random.default_rng(6), shape, where.get("axis", -1))
+        values = tame(np.random.default_rng(6), shape, where.get("axis", -1), made=plan.format)
         plain = replace(plan.base, block=spec.block)
         controls.append(Request(plan.cast(values), plain, **{"rng": rng, **where}))
     return controlled_check(clause, title, _made(plan, _away, arguments), controls)
@@ -138,14 +137,22 @@ def _made(plan: Plan, place: Any, where: dict[str, Any]) -> Request:
     resolved = Request(plan.cast(np.zeros(shape, np.float32)), spec, **arguments).plan
     r = _integers(resolved)
     rng = np.random.default_rng(plan.seed)
-    gap = rng.integers(0, len(_GAP), r.shape)
-    fraction = place(rng, r, spec.sr_bits)
-    x = (_LOWER[gap] + _GAP[gap] * fraction) * rng.choice([-1.0, 1.0], r.shape)
-    x[:, ::32] = 4.0  # amax: every rule makes X = 1 of it
+    lower, width = _gaps(plan.element)
+    gap = rng.integers(0, len(width), r.shape)
+    fraction = place(rng, r, spec.sr_bits, plan.element)
+    x = (lower[gap] + width[gap] * fraction) * rng.choice([-1.0, 1.0], r.shape)
+    x[:, :: plan.format.k] = 2.0**plan.element.max_exponent  # amax: every rule makes X = 1 of it
     rows = x[:, : shape[resolved.axis]].reshape(*resolved.rows_shape, shape[resolved.axis])
     return Request(
         plan.cast(np.ascontiguousarray(np.moveaxis(rows, -1, resolved.axis), np.float32)), spec, **arguments
     )
+
+
+def _gaps(element: ElementFormat) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lower ends and the widths of the gaps of the grid from its least positive point to 2^emax."""
+    grid = np.array(element.magnitudes)
+    points = grid[(grid > 0) & (grid <= 2.0**element.max_exponent)]
+    return points[:-1], np.diff(points)
 
 
 def _integers(resolved: QuantPlan) -> NDArray[np.int64]:
@@ -156,7 +163,9 @@ def _integers(resolved: QuantPlan) -> NDArray[np.int64]:
     ).astype(np.int64)  # fmt: skip
 
 
-def _away(rng: np.random.Generator, r: NDArray[np.int64], bits: int) -> NDArray[np.float64]:
+def _away(
+    rng: np.random.Generator, r: NDArray[np.int64], bits: int, element: ElementFormat
+) -> NDArray[np.float64]:
     """Return fractions a sixteenth above or below the threshold at which an element goes up."""
     threshold = 1 - r / 2.0**bits
     side = np.where(rng.integers(0, 2, r.shape), 1 / 16, -1 / 16)
@@ -164,22 +173,29 @@ def _away(rng: np.random.Generator, r: NDArray[np.int64], bits: int) -> NDArray[
     return np.maximum(threshold + side, 0)
 
 
-def _turning(rng: np.random.Generator, r: NDArray[np.int64], bits: int) -> NDArray[np.float64]:
-    """Return fractions whose T is exactly 2^R - r, which goes up, or one less, the largest that does not."""
+def _turning(
+    rng: np.random.Generator, r: NDArray[np.int64], bits: int, element: ElementFormat
+) -> NDArray[np.float64]:
+    """Return the least fractions whose T is 2^R - r or more, which go up, or the largest of the others.
+
+    Both are multiples of the last place that float32 has for them between any two grid points.
+    """
     full = 1 << bits
-    at = np.minimum(full - r, full - 1) / full
-    below = (full - r) / full - 2.0**-22  # within [T, T + 1) of T = 2^R - r - 1
+    last = 2.0 ** -(MANTISSA_BITS - element.mantissa_bits)
+    at = np.minimum(np.ceil((full - r) / full / last) * last, 1 - max(last, 1 / full))
+    below = np.ceil((full - r) / full / last) * last - last
     return np.where(rng.integers(0, 2, r.shape), at, below)
 
 
 def _right_bits_anywhere(plan: Plan, spec: OperandSpec) -> Check:
     """Half-way values in groups of eight: how many go up is in Philox's words, whatever their order."""
-    x = np.full((64, 256), 1.25, np.float32)
-    x[:, ::32] = 4.0
+    one, k = plan.element.values.index(1.0), plan.format.k
+    x = np.full((64, 256), sum(plan.element.values[one : one + 2]) / 2, np.float32)
+    x[:, ::k] = 2.0**plan.element.max_exponent
     request = Request(plan.cast(x), spec, rng=Stream(0))
 
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
-        counts = ((b.codes == 3).reshape(*b.scales.shape, 4, 8).sum(axis=-1) for b in (got, want))
+        counts = ((b.codes == one + 1).reshape(*b.scales.shape, -1, 8).sum(axis=-1) for b in (got, want))
         # The first element of a block is its amax: one of eight is not half-way.
         first, second = counts
         wrong = (np.abs(first - second) > 1).any(axis=-1)
@@ -192,12 +208,14 @@ def _statistics(plan: Plan, spec: OperandSpec) -> Check:
     """Native SR has random bits of its own: grid points stay, neighbours only, and the right mean."""
     rows, title = 512, "grid points, neighbours and mean"
     rng = np.random.default_rng(plan.seed)
-    gap = np.tile(rng.integers(0, len(_GAP), 256), (rows, 1))
+    lower_ends, width = _gaps(plan.element)
+    gap = np.tile(rng.integers(0, len(width), 256), (rows, 1))
     fraction = np.tile(rng.integers(0, 16, 256) / 16, (rows, 1))
-    x = _LOWER[gap] + _GAP[gap] * fraction
-    x[:, ::32] = 4.0
-    lower = np.array([1, 2, 3, 4, 5])[gap]  # magnitude codes of the lower neighbours
-    lower[:, ::32], fraction[:, ::32] = 6, 0
+    x = lower_ends[gap] + width[gap] * fraction
+    k = plan.format.k
+    x[:, ::k] = 2.0**plan.element.max_exponent
+    lower = gap + 1  # magnitude codes of the lower neighbours
+    lower[:, ::k], fraction[:, ::k] = len(width) + 1, 0
     request = Request(plan.cast(x), spec, rng=STREAM)
     needs = [need for need in request.needs if need[0] not in ("native_sr", "max_sr_bits")]
     needs.append(("native_sr", True))

@@ -18,7 +18,6 @@ from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.conformance.requests.quantization import Request
 from mxref.conformance.watch.memory import CLAUSE, FUSED_CLAUSE
-from mxref.formats import MXFP4
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -34,10 +33,10 @@ Needs = tuple[tuple[str, Any], ...]
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the checks of kept results, for each operation."""
     rng = np.random.default_rng(plan.seed)
-    first, second = (plan.cast(tame(rng, (32, 256))) for _ in range(2))
+    first, second = (plan.cast(tame(rng, (32, 256), made=plan.format)) for _ in range(2))
     needs = Request(first, plan.base).needs
 
-    drawn = tuple(drawn_array(rng, (32, 256), 1, 256, _SCALES) for _ in range(2))
+    drawn = tuple(drawn_array(rng, (32, 256), 1, 256, _SCALES, made=plan.format) for _ in range(2))
     base, both = plan.base, (plan.base, plan.base)
 
     def values(clause: str, title: str, op: Op, needed: Needs, call: Callable[[Backend, Any], Any]) -> Check:
@@ -65,14 +64,15 @@ def checks(plan: Plan) -> Iterator[Check]:
     yield values(FUSED_CLAUSE, "quantize_dual", Op.QUANTIZE, needs, dual)
     for dtype in DTYPES:
         decoded = (("dequantize_dtypes", dtype),)
-        yield arrays(f"dequantize to {dtype}", Op.DEQUANTIZE, decoded, partial(_dequantize, dtype))
+        stored = (("formats", plan.format), *decoded)
+        yield arrays(f"dequantize to {dtype}", Op.DEQUANTIZE, stored, partial(_dequantize, dtype))
         fake = partial(_fake_quantize, base, dtype)
         yield values(FUSED_CLAUSE, f"fake_quantize to {dtype}", Op.QUANTIZE, (*needs, *decoded), fake)
     for n in SIZES:
-        needed = (needs[0], ("hadamard_sizes", n))
+        needed = (("in_dtypes", plan.dtype), ("hadamard_sizes", n))
         yield values(CLAUSE, f"hadamard of size {n}", Op.HADAMARD, needed, partial(_hadamard, n))
     for profile, out in product(GemmProfile, OUT_DTYPES):
-        kind: Needs = (("gemms", (profile, MXFP4, MXFP4)), ("gemm_dtypes", out))
+        kind: Needs = (("gemms", (profile, plan.format, plan.format)), ("gemm_dtypes", out))
         title = f"scaled_gemm, {profile.value}, {out}"
         yield arrays(title, Op.GEMM, kind, partial(_scaled_gemm, profile, out))
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.compare import controlled_check, quantize_check
-from mxref.conformance.model import Check, Plan
+from mxref.conformance.model import Check, Plan, block_format
 from mxref.conformance.requests.crafted import crafted_blocks, tame
 from mxref.conformance.requests.quantization import Request, scales_only
 from mxref.conformance.shrink.blame import deciders
@@ -25,20 +26,17 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 
-K = 32
 STREAM = Stream(2026, step=3, layer=7, operand=2)
 
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield the sweeps over crafted blocks, and the checks of amax, blocks, tiles and dialects."""
     full = plan.full
-    x = plan.cast(crafted_blocks(full).x)
+    x = plan.cast(crafted_blocks(plan.format, full).x)
     yield from _amax_places(plan)
     for spec in _sweep_specs(plan):
         request = Request(x, spec, rng=STREAM)
-        name = (
-            f"{spec.scale_rule.value} {spec.rounding.value}{' 3/4' if spec.prescale else ''}, crafted blocks"
-        )
+        name = f"{spec.scale_rule.value} {spec.rounding.value}{_prescale(spec)}, crafted blocks"
         for clause, judge in deciders(request):
             yield quantize_check(clause, name, request, judge)
     if full:
@@ -59,30 +57,37 @@ def _sweep_specs(plan: Plan) -> Iterator[OperandSpec]:
             yield replace(base, rounding=rounding, prescale=True, zero_scale=127)
         return
     for rule, rounding, prescale in product(ScaleRule, Rounding, (False, True)):
-        yield OperandSpec(scale_rule=rule, rounding=rounding, prescale=prescale)
+        yield replace(base, scale_rule=rule, rounding=rounding, prescale=prescale)
         if not prescale:
-            yield OperandSpec(scale_rule=rule, rounding=rounding, zero_scale=127)
+            yield replace(base, scale_rule=rule, rounding=rounding, zero_scale=127)
+
+
+def _prescale(spec: OperandSpec) -> str:
+    """Return the prescale of a treatment as its checks are named."""
+    return f" {Fraction(block_format(spec).element.prescale)}" if spec.prescale else ""
 
 
 def _every_bfloat16(plan: Plan) -> Iterator[Check]:
-    """Every bfloat16 from 0 to 6 as an element under X = 1, with either sign."""
-    words = np.arange(0x40C1, dtype=np.uint32) << np.uint32(16)
-    per_block = K - 1
-    blocks = np.full((-(-words.size // per_block), K), np.uint32(0x40C00000))
+    """Every bfloat16 from 0 to M as an element under X = 1, with either sign."""
+    k, largest = plan.format.k, int(np.float32(plan.element.max_value).view(np.uint32))
+    words = np.arange((largest >> 16) + 1, dtype=np.uint32) << np.uint32(16)
+    per_block = k - 1
+    blocks = np.full((-(-words.size // per_block), k), np.uint32(largest))
     blocks[:, 1:].flat[: words.size] = words
     x = plan.cast(np.concatenate([blocks, blocks | np.uint32(1 << 31)]).view(np.float32))
     for rounding, prescale in product(Rounding, (False, True)):
         request = Request(x, replace(plan.base, rounding=rounding, prescale=prescale), rng=STREAM)
-        name = f"{rounding.value}{' 3/4' if prescale else ''}, every bfloat16 to 6"
+        name = f"{rounding.value}{_prescale(request.spec)}, every bfloat16 to {plan.element.max_value:g}"
         for clause, judge in deciders(request):
             yield quantize_check(clause, name, request, judge)
 
 
 def _amax_places(plan: Plan) -> Iterator[Check]:
     """The largest magnitude at each position of a block, with each sign."""
-    x = tame(np.random.default_rng(1), (64, K)) / 64
+    k = plan.format.k
+    x = tame(np.random.default_rng(1), (2 * k, k), made=plan.format) / 64
     # 1.25 times a power of two is on the same side of every rule's turn, whichever way it is off by one.
-    x[np.arange(64), np.arange(64) % K] = np.where(np.arange(64) < K, 5120.0, -5120.0)
+    x[np.arange(2 * k), np.arange(2 * k) % k] = np.where(np.arange(2 * k) < k, 5120.0, -5120.0)
     for rule in ScaleRule:
         yield quantize_check(
             "scale.amax", f"{rule.value}, amax at every position with either sign",
@@ -93,7 +98,7 @@ def _amax_places(plan: Plan) -> Iterator[Check]:
 def _block_shapes(plan: Plan) -> Iterator[Check]:
     rng = np.random.default_rng(2)
     for rule in ScaleRule:
-        x = plan.cast(tame(rng, (5, 7 * K)) * 1.25)
+        x = plan.cast(tame(rng, (5, 7 * plan.format.k), made=plan.format) * 1.25)
         spec = replace(plan.base, scale_rule=rule)
         title = f"{rule.value}, blocks of different sizes side by side"
         yield quantize_check("scale.block.row", title, Request(x, spec, rng=STREAM), scales_only)
@@ -101,26 +106,28 @@ def _block_shapes(plan: Plan) -> Iterator[Check]:
         if not plan.full and (rule is not plan.base.scale_rule) and rounding is not plan.base.rounding:
             continue
         for shape, axis in (((96, 64), 1), ((64, 96), 0), ((2, 32, 64), -1), ((64, 2, 32), 0)):
-            spec = OperandSpec(scale_rule=rule, rounding=rounding, block=BlockShape.TILE, zero_scale=127)
-            request = Request(plan.cast(_tiles(rng, shape, axis)), spec, axis=axis, rng=STREAM)
+            spec = replace(
+                plan.base, scale_rule=rule, rounding=rounding, block=BlockShape.TILE, zero_scale=127
+            )
+            request = Request(plan.cast(_tiles(rng, shape, axis, plan.format.k)), spec, axis=axis, rng=STREAM)
             title = f"{rule.value} {rounding.value}, tiles of shape {shape} along axis {axis}"
             rows = replace(request, spec=replace(spec, block=BlockShape.ROW))
             yield controlled_check("scale.block.tile", title, request, [rows])
 
 
-def _tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int) -> NDArray[np.float64]:
+def _tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k: int) -> NDArray[np.float64]:
     """Return tiles of grid points whose amax is in one row only; one tile with NaN or Inf, one of zeros."""
     lengths = [*shape]
     length = lengths.pop(axis)
     tiles = (
         *lengths[:-1],
-        lengths[-1] // K,
-        K,
-        length // K,
-        K,
+        lengths[-1] // k,
+        k,
+        length // k,
+        k,
     )  # rows' last axis and block axis, each in tiles
     x = rng.choice([0.5, 1.0, 1.5, 2.0, -0.5, -2.0], tiles)
-    x[..., int(rng.integers(K)), :, 17] = -4.0
+    x[..., int(rng.integers(k)), :, 17] = -4.0
     x *= np.exp2(rng.integers(-9, 10, (*tiles[:-3], 1, tiles[-2], 1)))
     flat = x.reshape(-1, *tiles[-4:])
     flat[0, 0, 9, -1, 5] = rng.choice([np.nan, np.inf, -np.inf])
@@ -129,9 +136,11 @@ def _tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int) -> NDArr
 
 
 def _dialect(name: str, spec: OperandSpec, plan: Plan) -> Iterator[Check]:
-    x = plan.cast(crafted_blocks(plan.full).x)
-    unit = max(spec.hadamard, K)
-    rows = x[: len(x) // (unit // K) * (unit // K)].reshape(-1, unit)
+    x = plan.cast(crafted_blocks(plan.format, plan.full).x)
+    spec = replace(spec, format=plan.format)
+    k = plan.format.k
+    unit = max(spec.hadamard, k)
+    rows = x[: len(x) // (unit // k) * (unit // k)].reshape(-1, unit)
     drawn = plan.cast(np.random.default_rng(plan.seed).standard_normal((64, 4 * unit)))
     for what, values in (("crafted blocks", rows), ("normal draws", drawn)):
         yield quantize_check(f"dialect.{name}", f"{name}, {what}", Request(values, spec, rng=STREAM))

@@ -11,11 +11,18 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
 from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.quantization import shrink_quantize
-from mxref.formats import MXFP4
+from mxref.formats import BlockFormat
 from mxref.plan import dtype_name
-from mxref.recipe import GemmProfile, OperandSpec
-from mxref.vectors import BACKEND_OPS, Record, RecordOp, load_vectors
-from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor, run_record
+from mxref.recipe import GemmProfile
+from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
+from mxref.vectors.run import (
+    record_format,
+    record_operand,
+    record_spec,
+    record_stream,
+    record_tensor,
+    run_record,
+)
 
 _OPS = {
     RecordOp.SCALE: Op.QUANTIZE, RecordOp.QUANTIZE: Op.QUANTIZE, RecordOp.DEQUANTIZE: Op.DEQUANTIZE,
@@ -29,10 +36,18 @@ _FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield a check per golden vector of a backend's operation; the large ones, made from seeds, under `full` only."""
     for record in load_vectors():
+        if _format(record) is not plan.format:
+            continue
         if record.op in BACKEND_OPS and (plan.full or not any(key in record.inputs for key in _GENERATED)):
             yield _check(record, _clause(record))
             if record.id in _FILED_TWICE:
                 yield _check(record, _FILED_TWICE[record.id])
+
+
+def _format(record: Record) -> BlockFormat:
+    """Return the format that a record counts for: of a product of two, the one that is not the default."""
+    both = [record_format(record, key) for key in ("format", "a_format", "b_format")]
+    return next((made for made in both if made.name != DEFAULT), both[0])
 
 
 def _check(record: Record, clause: str) -> Check:
@@ -48,7 +63,7 @@ def _check(record: Record, clause: str) -> Check:
             got = Blocks.of(request.answer(subject))
             wrong, _ = all_of_it(got, request.expected_blocks)
             if wrong.any():
-                row, block = plainest(wrong, request.expected_blocks)
+                row, block = plainest(wrong, request.expected_blocks, request.element)
                 blamed = _blamed(record, blame(request, got, row, block))
                 failure = shrink_quantize(subject, request, row, block, blamed, title, int(wrong.sum()))
                 return CheckResult(count, failure)
@@ -110,15 +125,16 @@ def _request(record: Record) -> Request | None:
 def _needs(record: Record) -> Iterator[tuple[str, Any]]:
     i = record.inputs
     if record.op is RecordOp.SCALE:
-        yield from Request(np.zeros(1, np.float32), OperandSpec(scale_rule=i["rule"])).needs
+        yield from Request(np.zeros(1, np.float32), record_spec(record)).needs
     elif record.op is RecordOp.QUANTIZE:
         yield from Request(record_tensor(record), record_spec(record)).needs
     elif record.op is RecordOp.DEQUANTIZE:
-        yield "dequantize_dtypes", i["out"]
+        yield from (("formats", record_format(record)), ("dequantize_dtypes", i["out"]))
     elif record.op is RecordOp.HADAMARD:
         yield from (("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"]))
     else:
-        yield from (("gemms", (GemmProfile(i["profile"]), MXFP4, MXFP4)), ("gemm_dtypes", i["out"]))
+        formats = (record_operand(record, name).format for name in "ab")
+        yield from (("gemms", (GemmProfile(i["profile"]), *formats)), ("gemm_dtypes", i["out"]))
         if i.get("a_prescale") or i.get("b_prescale"):
             yield "prescale", True
         if i["profile"] == GemmProfile.BOUNDED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.model import Subject
-from mxref.formats import CANONICAL_NAN
+from mxref.formats import CANONICAL_NAN, BlockFormat
+from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
 from mxref.quantization import dequantize
+from mxref.recipe import OperandSpec
 
 DTYPES = ("float64", "float32", "bfloat16")
 LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran order")
@@ -48,7 +51,8 @@ class Decoding:
 
     def describe(self) -> dict[str, str]:
         """Return the request in words."""
-        return {
+        named = {} if self.q.format == OperandSpec().format else {"format": str(self.q.format)}
+        return named | {
             "dtype": self.dtype, "shape": str(self.q.shape), "axis": str(self.q.axis),
             **({"layout": self.layout} if self.layout else {}),
         }  # fmt: skip
@@ -63,7 +67,7 @@ def given(subject: Subject, q: MXArray, layout: str = "") -> MXArray:
         return a.copy(order="F" if layout.startswith(name) else "C")
 
     codes, scales = (subject.give(fresh(n, np.asarray(getattr(q, n)))) for n in ("codes", "scales"))
-    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation)
+    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation, q.format)
 
 
 def differs(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
@@ -80,12 +84,28 @@ def drawn_array(
     axis: int,
     length: int,
     scales: tuple[int, int] = (100, 150),
+    *,
+    made: BlockFormat,
 ) -> MXArray:
-    """Return an MXArray of drawn codes, its scale codes within the given half-open range."""
+    """Return an MXArray of drawn codes of numbers, its scale codes within the given half-open range."""
     rows = list(shape)
     rows.pop(axis)
-    codes = rng.integers(0, 256, (*rows, length // 2), np.uint8)
-    return MXArray(codes, rng.integers(*scales, (*rows, length // 32)).astype(np.uint8), shape, axis)
+    codes = drawn_codes(rng, rows, length, made)
+    drawn = rng.integers(*scales, (*rows, length // made.k)).astype(np.uint8)
+    return MXArray(codes, drawn, shape, axis, format=made)
+
+
+def drawn_codes(
+    rng: np.random.Generator, rows: Sequence[int], length: int, made: BlockFormat
+) -> NDArray[np.uint8]:
+    """Return drawn packed codes of rows of `length` elements, all of them numbers."""
+    codes = rng.integers(0, 256, (*rows, made.code_bytes(length)), np.uint8)
+    element = made.element
+    special = ~np.isfinite(element.values)
+    if special.any():  # a special code without its highest exponent bit is a number
+        elements = unpack(codes, element)
+        codes = pack(np.where(special[elements], elements & (element.sign >> 1 ^ 0xFF), elements), element)
+    return codes
 
 
 def float_bits(x: NDArray[np.generic]) -> NDArray[np.uint32]:

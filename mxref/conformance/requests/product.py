@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import within_range
+from mxref.backend import Gemm, within_range
 from mxref.block_dots import block_dots
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.decoding import differs, given
 from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
 from mxref.mxarray import MXArray
-from mxref.recipe import GemmProfile
+from mxref.recipe import GemmProfile, OperandSpec
 
 _MAX_SHRINK_BLOCKS = 64
 _FEW_ROWS = 4
@@ -38,6 +38,11 @@ class Product:
     error_class: str = "fp32"
     operands: Operands | None = None
 
+    @property
+    def gemm(self) -> Gemm:
+        """The profile and the formats, as `Capabilities.gemms` has them."""
+        return self.profile, self.a.format, self.b.format
+
     @cached_property
     def expected(self) -> NDArray[Any]:
         """The reference's answer; for `bounded`, one of the answers allowed."""
@@ -47,8 +52,9 @@ class Product:
     def bound(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """For `bounded`: the real sums, to 2^-52 of the sum of magnitudes, and how far from them is allowed."""
         total = np.zeros(self.expected.shape)
-        for dot in block_dots(self.a, self.b):
-            total += dot.approximate()
+        with np.errstate(invalid="ignore"):
+            for dot in block_dots(self.a, self.b):
+                total += dot.approximate()
         total /= float(prescale_product(self.a, self.b))
         return total, bounded_tolerance(self.a, self.b, self.error_class, self.out)
 
@@ -81,6 +87,8 @@ class Product:
         """Return the request in words."""
         (m, k), (n, _) = rows_of(self.a).shape, rows_of(self.b).shape
         out = {"profile": self.profile.value, "out_dtype": self.out, "M, N, K": f"{m}, {n}, {k}"}
+        if {self.a.format, self.b.format} != {OperandSpec().format}:
+            out["formats"] = f"{self.a.format} x {self.b.format}"
         if self.a.prescale or self.b.prescale:
             out["prescaled"] = " and ".join(name for name, q in (("A", self.a), ("B", self.b)) if q.prescale)
         if self.layout:
@@ -93,7 +101,9 @@ Operands = Callable[[Subject, Product, MXArray, MXArray], tuple[MXArray, MXArray
 
 def rows_of(q: MXArray) -> MXArray:
     """Return an operand as [rows, K] with the block axis last, padding made part of it."""
-    return MXArray(q.codes, q.scales, (q.scales.shape[0], q.length), 1, q.block, q.prescale, q.rotation)
+    return MXArray(
+        q.codes, q.scales, (q.scales.shape[0], q.length), 1, q.block, q.prescale, q.rotation, q.format
+    )
 
 
 def decided(

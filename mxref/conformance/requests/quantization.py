@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Subject
-from mxref.formats import E2M1, BlockShape
+from mxref.conformance.model import Subject, block_format
+from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -21,25 +21,24 @@ from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 
-K = 32
-
 
 class Blocks(NamedTuple):
     """Codes and scales by row and block."""
 
     codes: NDArray[np.uint8]
-    """Element codes [R, B, 32]."""
+    """Element codes [R, B, k]."""
     scales: NDArray[np.uint8]
     """E8M0 codes [R, B]."""
 
     @classmethod
     def of(cls, q: MXArray) -> Blocks:
         """Return the blocks of an MXArray of NumPy arrays."""
-        blocks = q.length // K
+        element, k = q.format.element, q.format.k
+        blocks = q.length // k
         codes = (
-            unpack(np.asarray(q.codes), E2M1).reshape(-1, blocks, K)
+            unpack(np.asarray(q.codes), element).reshape(-1, blocks, k)
             if blocks
-            else np.empty((0, 0, K), np.uint8)
+            else np.empty((0, 0, k), np.uint8)
         )
         return cls(codes, np.asarray(q.scales).reshape(codes.shape[:2]))
 
@@ -58,6 +57,16 @@ class Request:
     view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     layout: str = ""
     """What `view` does, in words."""
+
+    @property
+    def format(self) -> BlockFormat:
+        """The block format that is made."""
+        return block_format(self.spec)
+
+    @property
+    def element(self) -> ElementFormat:
+        """Its element."""
+        return self.format.element
 
     def array(self) -> NDArray[Any]:
         """Return the input: a fresh array, so that a backend that writes to it spoils no other check."""
@@ -92,7 +101,7 @@ class Request:
         """The capabilities that the request uses."""
         spec = self.spec
         needs: list[tuple[str, Any]] = [
-            ("in_dtypes", dtype_name(self.x)), ("scale_rules", spec.scale_rule),
+            ("formats", spec.format), ("in_dtypes", dtype_name(self.x)), ("scale_rules", spec.scale_rule),
             ("roundings", spec.rounding), ("blocks", spec.block),
         ]  # fmt: skip
         if spec.hadamard:
@@ -112,7 +121,7 @@ class Request:
         q = subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
         got = as_numpy(subject, q)
         want = self.expected
-        for name in ("shape", "axis", "block", "prescale", "rotation"):
+        for name in ("shape", "axis", "block", "prescale", "rotation", "format"):
             if getattr(got, name) != getattr(want, name):
                 raise MalformedAnswer(
                     f"{name} of the MXArray is {getattr(got, name)}, expected {getattr(want, name)}"
@@ -163,15 +172,22 @@ def scales_only(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
 def as_numpy(subject: Subject, q: MXArray) -> MXArray:
     """Return an MXArray with NumPy arrays inside."""
     return MXArray(
-        subject.take(q.codes), subject.take(q.scales), q.shape, q.axis, q.block, q.prescale, q.rotation
+        subject.take(q.codes),
+        subject.take(q.scales),
+        q.shape,
+        q.axis,
+        q.block,
+        q.prescale,
+        q.rotation,
+        q.format,
     )
 
 
-def plainest(wrong: NDArray[np.bool_], want: Blocks) -> tuple[int, int]:
+def plainest(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> tuple[int, int]:
     """Return the row and block of a wrong block: one that is not all zeros, its scale nearest to 1, the first."""
     places = np.argwhere(wrong)
     distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
-    zero = ~(want.codes[wrong] & 7).any(axis=-1)  # a block of zeros shows least
+    zero = ~(want.codes[wrong] & (element.sign - 1)).any(axis=-1)  # a block of zeros shows least
     row, block = places[int(np.lexsort((distance, zero))[0])]
     return int(row), int(block)
 
@@ -180,8 +196,9 @@ def tile_rows(request: Request, row: int) -> range:
     """Return the rows that share the scale of a row's blocks."""
     if request.spec.block is not BlockShape.TILE:
         return range(row, row + 1)
+    k = request.format.k
     # The axis before the block axis is the last of the rows, so a tile's rows are consecutive.
-    return range(row // K * K, row // K * K + K)
+    return range(row // k * k, row // k * k + k)
 
 
 def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
@@ -189,6 +206,6 @@ def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
     plan = request.plan
     rows = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)
     rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
-    start = block * 32 // plan.unit * plan.unit
+    start = block * request.format.k // plan.unit * plan.unit
     tile = tile_rows(request, row)
     return rows[tile.start : tile.stop, start : start + plan.unit]

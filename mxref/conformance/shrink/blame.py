@@ -14,9 +14,6 @@ from mxref.steps.hadamard import hadamard
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import INFINITY_BITS, magnitude_bits, scale_exponent
 
-K = 32
-_SIGN, _MAGNITUDE = 8, 7
-
 
 def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     """Yield the clauses that decide an answer's bits, each with the judge of those bits; together they judge all.
@@ -24,11 +21,12 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     Scales are divided by the kind of block; signs belong to their clause; magnitudes, judged only where the
     scale is right, to what decides them: prescale, SR, saturation, the division by the scale, or the rounding.
     """
-    spec, want = request.spec, request.expected_blocks
-    bits = _stored_bits(request)  # [R, B, 32]
+    spec, want, element, k = request.spec, request.expected_blocks, request.element, request.format.k
+    magnitude = element.sign - 1
+    bits = _stored_bits(request)  # [R, B, k]
     amax = bits.max(axis=-1)
     if spec.block is BlockShape.TILE:
-        amax = np.repeat(amax.reshape(-1, K, amax.shape[-1]).max(axis=1), K, axis=0)
+        amax = np.repeat(amax.reshape(-1, k, amax.shape[-1]).max(axis=1), k, axis=0)
     nonfinite, zero = amax >= INFINITY_BITS, amax == 0
     clamped = (amax < 2 << 23) & ~zero
     yield "scale.nonfinite", _scales(nonfinite, codes_too=True)
@@ -36,21 +34,21 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     yield "scale.clamp", _scales(clamped)
     yield f"scale.rule.{spec.scale_rule.value}", _scales(~(nonfinite | zero | clamped))
     finite = np.broadcast_to(~nonfinite[..., None], bits.shape)
-    yield "rounding.sign", _elements(_SIGN, finite)
+    yield "rounding.sign", _elements(element.sign, finite, magnitude)
     if spec.prescale:
-        yield "rounding.prescale", _elements(_MAGNITUDE, finite)
+        yield "rounding.prescale", _elements(magnitude, finite, magnitude)
         return
     if spec.rounding is Rounding.SR:
-        yield "rounding.sr", _elements(_MAGNITUDE, finite)
+        yield "rounding.sr", _elements(magnitude, finite, magnitude)
         return
     magnitudes = np.where(finite, bits, np.uint32(0)).view(np.float32).astype(np.float64)
     v = np.ldexp(magnitudes, -scale_exponent(want.scales)[..., None])
-    on_grid = np.isin(v, (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)) | (v < 0.125)
-    saturated = finite & (v > 6)
+    on_grid = np.isin(v, element.magnitudes[1:]) | (v < element.magnitudes[1] / 4)
+    saturated = finite & (v > element.max_value)
     scaled = finite & on_grid & (clamped[..., None] | (bits < 1 << 23))
-    yield "rounding.saturate", _elements(_MAGNITUDE, saturated)
-    yield "rounding.scaled", _elements(_MAGNITUDE, scaled)
-    yield f"rounding.{spec.rounding.value}", _elements(_MAGNITUDE, finite & ~saturated & ~scaled)
+    yield "rounding.saturate", _elements(magnitude, saturated, magnitude)
+    yield "rounding.scaled", _elements(magnitude, scaled, magnitude)
+    yield f"rounding.{spec.rounding.value}", _elements(magnitude, finite & ~saturated & ~scaled, magnitude)
 
 
 def blame(request: Request, got: Blocks, row: int, block: int) -> str | None:
@@ -68,7 +66,7 @@ def _stored_bits(request: Request) -> NDArray[np.uint32]:
     rows = np.moveaxis(x, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)
     rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
     y = hadamard(rows, plan.rotation) if plan.rotation else rows
-    return magnitude_bits(y).reshape(plan.rows, plan.length // K, K)
+    return magnitude_bits(y).reshape(plan.rows, plan.length // request.format.k, request.format.k)
 
 
 def _scales(kind: NDArray[np.bool_], codes_too: bool = False) -> Judge:
@@ -78,10 +76,10 @@ def _scales(kind: NDArray[np.bool_], codes_too: bool = False) -> Judge:
     return judge
 
 
-def _elements(mask: int, elements: NDArray[np.bool_]) -> Judge:
+def _elements(mask: int, elements: NDArray[np.bool_], magnitude: int) -> Judge:
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
         wrong = (((got.codes ^ want.codes) & mask != 0) & elements).any(axis=-1)
-        if mask == _MAGNITUDE:
+        if mask == magnitude:
             wrong &= got.scales == want.scales
         return wrong, int(elements.any(axis=-1).sum())
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.model import Subject, declares
 from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
 from mxref.conformance.shrink.blame import deciders
-from mxref.formats import BlockShape
+from mxref.formats import BlockShape, ElementFormat
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import SignPolicy, hadamard
@@ -85,16 +84,16 @@ def own_block(
     """
     got, want = Blocks.of(request.answer(subject)), request.expected_blocks
     wrong = judge(got, want)[0]
-    places = [place, *(p for p in _places(wrong, want) if p != place)][:_MAX_PLACES]
+    places = [place, *(p for p in _places(wrong, want, request.element) if p != place)][:_MAX_PLACES]
     own = Own(subject, clause, judge)
     found = next((p for p in places if own.shown(request, p)), None)
     kind = _kind(dict(deciders(request)), got, want, found or place)
     return replace(own, kind=kind, alone=found is not None), found or place
 
 
-def _places(wrong: NDArray[np.bool_], want: Blocks) -> list[Place]:
+def _places(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> list[Place]:
     """Return the places of wrong blocks, those of zeros last, for they show least."""
-    zero: NDArray[np.bool_] = np.logical_not((want.codes & 7).any(axis=-1))
+    zero: NDArray[np.bool_] = np.logical_not((want.codes & (element.sign - 1)).any(axis=-1))
     found = sorted(np.argwhere(wrong).tolist(), key=lambda p: (bool(zero[tuple(p)]), *p))
     return [(row, block) for row, block in found]
 
@@ -146,7 +145,7 @@ def _alone(request: Request, place: Place, spec: OperandSpec) -> tuple[Request, 
 
 
 def _blocks(plan: QuantPlan) -> int:
-    return plan.unit // 32
+    return plan.unit // plan.format.k
 
 
 def _plain(request: Request, place: Place) -> tuple[Request, Place] | None:
@@ -167,7 +166,7 @@ def _on_the_grid(request: Request, place: Place) -> tuple[Request, Place] | None
     if request.spec.rounding is not Rounding.SR:
         return None
     want = request.expected_blocks
-    elements = want.codes[place].view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    elements = np.array(request.element.values)[want.codes[place]]
     values = np.ldexp(elements, int(want.scales[place]) - 127)
     bare = replace(request.spec, hadamard=0, signs=SignPolicy.NONE, prescale=False, block=BlockShape.ROW)
     return Request(values.astype(request.x.dtype)[None], bare, rng=request.rng), (0, 0)

@@ -9,13 +9,11 @@ import numpy as np
 
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.product import Product, decided, rows_of
+from mxref.formats import ElementFormat
 from mxref.mxarray import MXArray
 
 _MAX_TRIES = 2000
 _SIDES = ("a", "b")
-_ONE = 2
-_PLAINER_BYTES = ((0x00, 0), (0x0F, 0), (0xF0, 0), (0xF0, _ONE), (0x0F, _ONE << 4))
-"""What a byte of two codes may become: the bits that are kept, and those that are set."""
 
 
 def shrunk(
@@ -75,7 +73,7 @@ class _Search:
     def plainer_codes(self, side: str) -> None:
         """Make elements 0 or 1, one after another."""
         for place in np.ndindex(getattr(self.product, side).codes.shape):
-            for kept, set_ in _PLAINER_BYTES:
+            for kept, set_ in _plainer_bytes(getattr(self.product, side).format.element):
                 q = getattr(self.product, side)
                 byte = int(q.codes[place])
                 plainer = byte & kept | set_
@@ -96,6 +94,14 @@ class _Search:
         q = getattr(self.product, side)
         if q.prescale:
             self.take(replace(self.product, **{side: replace(q, prescale=False)}))
+
+
+def _plainer_bytes(element: ElementFormat) -> tuple[tuple[int, int], ...]:
+    """Return what a byte of codes may become, elements of 0 and 1: the bits that are kept, and those that are set."""
+    one = element.values.index(1.0)
+    if element.bits == 8:
+        return (0x00, 0), (0x00, one)
+    return (0x00, 0), (0x0F, 0), (0xF0, 0), (0xF0, one), (0x0F, one << 4)
 
 
 def _fewer_rows_or_blocks(product: Product) -> Iterator[Product]:
@@ -124,5 +130,5 @@ def _take(q: MXArray, rows: list[int]) -> MXArray:
 
 def _blocks_of(q: MXArray, blocks: list[int]) -> MXArray:
     rows = len(q.scales)
-    codes = q.codes.reshape(rows, -1, 16)[:, blocks].reshape(rows, -1)
-    return replace(q, codes=codes, scales=q.scales[:, blocks], shape=(rows, 32 * len(blocks)))
+    codes = q.codes.reshape(rows, -1, q.format.code_bytes(q.format.k))[:, blocks].reshape(rows, -1)
+    return replace(q, codes=codes, scales=q.scales[:, blocks], shape=(rows, q.format.k * len(blocks)))

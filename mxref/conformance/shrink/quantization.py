@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mxref.conformance.model import Failure, Subject
 from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
 from mxref.conformance.shrink.own import Own, own_block
-from mxref.formats import E2M1, BlockShape
+from mxref.formats import BlockShape, ElementFormat
 from mxref.layouts.packed import pack
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
@@ -57,6 +57,7 @@ def shrink_quantize(
     at = _where(request, row, block)
     if subject.shrink:
         request, row, block = _smallest(own, request, row, block)
+    element = request.element
     want = _block(request.expected_blocks, row, block)
     got = _answer(subject, request, row, block)
     message = (
@@ -68,8 +69,8 @@ def shrink_quantize(
     flat = array.astype(np.float32).view(np.uint32).ravel()
     words = tuple(f"0x{int(w):08x}" for w in flat)
     return Failure(
-        clause, check, message, request.describe(), {"x": words}, _text(want),
-        _text(got), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
+        clause, check, message, request.describe(), {"x": words}, _text(want, element),
+        _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
         explain_command(request, row, block), array, explain_command(request, row, block, "FILE"),
     )  # fmt: skip
 
@@ -87,7 +88,7 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
     options = ["mxref", "explain", *spec_options(spec)]
     if request.rng is not None and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
         options += stream_options(request.rng)
-    unit_blocks = plan.unit // 32
+    unit_blocks = plan.unit // request.format.k
     inside = block % unit_blocks
     if spec.block is BlockShape.TILE:
         rows = tile_rows(request, row)
@@ -108,14 +109,14 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
     words = [f"0x{int(w):08x}" if w else "0" for w in bits]
     while len(words) > 1 and words[-1] == "0":
         words.pop()
-    index = before // 32 + inside
+    index = before // request.format.k + inside
     return shlex.join([*options, "--block", str(index), *["0"] * before, *words])
 
 
 def spec_options(spec: OperandSpec) -> Iterator[str]:
     """Yield the options of `mxref explain` that give a treatment."""
     default = OperandSpec()
-    for name in ("scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale"):
+    for name in ("format", "scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale"):
         value = getattr(spec, name)
         if value != getattr(default, name):
             yield from (f"--{name.replace('_', '-')}", str(getattr(value, "value", value)))
@@ -155,14 +156,14 @@ def _plain_forms(request: Request, row: int, block: int) -> Iterator[tuple[Reque
     """Yield the block as a request of its own: at the origin, or where its random bits are the same."""
     plan = request.plan
     x = np.ascontiguousarray(unit_rows(request, row, block))
-    height, inside = (row - tile_rows(request, row)[0]), block % (plan.unit // 32)
+    height, inside = (row - tile_rows(request, row)[0]), block % (plan.unit // request.format.k)
     yield Request(x, request.spec, rng=request.rng), (height, inside)
     if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
         start = int(plan.global_rows()[row]) * plan.global_length + plan.first
-        before = start + block // (plan.unit // 32) * plan.unit
+        before = start + block // (plan.unit // request.format.k) * plan.unit
         if before + plan.unit <= _MAX_WORDS and before % plan.unit == 0:
             padded = np.concatenate([np.zeros((1, before), x.dtype), x], axis=1)
-            yield Request(padded, request.spec, rng=request.rng), (0, before // 32 + inside)
+            yield Request(padded, request.spec, rng=request.rng), (0, before // request.format.k + inside)
 
 
 _SIMPLER: tuple[dict[str, Any], ...] = (
@@ -200,13 +201,14 @@ def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]
     return int(blocks.scales[row, block]), blocks.codes[row, block]
 
 
-def _text(block: tuple[int, NDArray[np.uint8]]) -> str:
-    return f"scale {block[0]:02x}  codes {pack(block[1], E2M1).tobytes().hex(' ')}"
+def _text(block: tuple[int, NDArray[np.uint8]], element: ElementFormat) -> str:
+    return f"scale {block[0]:02x}  codes {pack(block[1], element).tobytes().hex(' ')}"
 
 
 def _where(request: Request, row: int, block: int) -> str:
     """Return the place of a block in the array: its elements, in the array's own axes."""
     plan = request.plan
     index = [str(int(i)) for i in np.unravel_index(row, plan.rows_shape)] if plan.rows_shape else []
-    index.insert(plan.axis, f"{block * 32}:{block * 32 + 32}")
+    k = request.format.k
+    index.insert(plan.axis, f"{block * k}:{block * k + k}")
     return f"[{', '.join(index)}]"

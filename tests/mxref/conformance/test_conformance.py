@@ -19,6 +19,7 @@ from mxref.conformance.model import Level, Op, Plan
 from mxref.conformance.requests.crafted import TIES, crafted_blocks, tame
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
+from mxref.formats import MXFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
@@ -231,6 +232,7 @@ def test_plan_takes_the_plainest_that_is_declared():
         Level.QUICK,
         3,
         with_capabilities(scale_rules=frozenset({ScaleRule.EVEN}), in_dtypes=frozenset({"float16"})),
+        MXFP4,
     )
     assert (plan.base.scale_rule, plan.base.rounding, plan.dtype) == (ScaleRule.EVEN, Rounding.RNE, "float16")
 

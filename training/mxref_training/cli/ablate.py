@@ -73,8 +73,8 @@ def ablate(
     if list_arms:
         _list(loaded)
         return
-    from mxref.cli.style import echo
     from mxref.discovery import choose, get_backend
+    from mxref.terminal import echo
 
     _require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
     from mxref_training.config import load_config
@@ -147,7 +147,7 @@ def _require(command: str, *packages: str) -> None:
 
 
 def _show(results: dict[str, Any], folder: Path) -> None:
-    from mxref.cli.style import console, echo
+    from mxref.terminal import console, echo
     from mxref_training.lab.report.page import WIDE, table, write_report
 
     screen = console()
@@ -161,7 +161,7 @@ def _show(results: dict[str, Any], folder: Path) -> None:
 def _list(ladder: Ladder) -> None:
     from rich.table import Table
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
+    from mxref.terminal import BOX, HEAD, QUIET, console
     from mxref_training.run.treatment import describe
 
     table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))

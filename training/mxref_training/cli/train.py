@@ -84,8 +84,8 @@ def train(
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     _require_torch()
-    from mxref.cli.style import echo
     from mxref.discovery import choose, get_backend
+    from mxref.terminal import echo
     from mxref_training.config import find_recipe, load_config
 
     flags = {"train": data, "val": val, "tokenizer": tokenizer}
@@ -105,7 +105,7 @@ def train(
 
 def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool) -> int:
     """Train, print what it came to, and return the exit code."""
-    from mxref.cli.style import echo
+    from mxref.terminal import echo
     from mxref_training.run import loop
     from mxref_training.run.estimate import preflight
     from mxref_training.run.telemetry import clock
@@ -132,7 +132,7 @@ def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str)
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import HEAD, QUIET, console
+    from mxref.terminal import HEAD, QUIET, console
     from mxref_training.run.estimate import dry_run
 
     table = Table.grid(padding=(0, 2))

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from mxref.cli.style import console
+from mxref.terminal import console
 from mxref_training.run.telemetry import PlainProgress, ProgressSink, SilentProgress
 
 _INTERVAL = 10.0  # seconds between plain lines, those of all arms together

@@ -132,7 +132,7 @@ class BarProgress(SilentProgress):
         """Show the bar."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        from mxref.cli.style import console
+        from mxref.terminal import console
 
         self._pace = _Pace(label, steps, step_tokens, step)
         self._bar = Progress(
