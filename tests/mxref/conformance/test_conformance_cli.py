@@ -149,7 +149,6 @@ def test_bad_usage_ends_with_two(args, message):
 
 def test_tiles_are_explained_from_saved_files(tmp_path):
     (tmp_path / "faulty.py").write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
         "from mutants import MUTANTS\n"
         "backend = next(m for m in MUTANTS if m.name == 'tile amax by row').make\n"
     )

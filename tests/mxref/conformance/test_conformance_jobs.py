@@ -73,7 +73,6 @@ def test_unshrunk_report_is_that_of_one_process():
 
 def test_tiles_are_explained_from_files_of_other_processes(tmp_path):
     (tmp_path / "faulty.py").write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
         "from mutants import MUTANTS\n"
         "backend = next(m for m in MUTANTS if m.name == 'tile amax by row').make\n"
     )
