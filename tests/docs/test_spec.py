@@ -36,6 +36,7 @@ def test_every_module_of_the_reference_that_defines_bits_implements_clauses():
         *(
             "formats/elements",
             "formats/blocks",
+            "formats/scales",
             "steps/scale",
             "steps/rounding",
             "steps/random",

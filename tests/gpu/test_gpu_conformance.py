@@ -55,6 +55,10 @@ SPECS = {
     "SR, 20 bits": OperandSpec(rounding="sr", sr_bits=20),
     "tseng": OperandSpec(rounding="sr", prescale=True, hadamard=64, signs="per_step_layer"),
     "tiles": OperandSpec(block="32x32"),
+    "E4M3": OperandSpec("mxfp8_e4m3", "rceil"),
+    "E4M3, EVEN, prescaled, away": OperandSpec("mxfp8_e4m3", "even", rounding="rna", prescale=True),
+    "E5M2, H16": OperandSpec("mxfp8_e5m2", hadamard=16),
+    "E5M2, SR, 22 bits": OperandSpec("mxfp8_e5m2", "ceil", rounding="sr", sr_bits=22),
 }
 STREAM = Stream(seed=0x0123456789ABCDEF, step=70_000, layer=300, operand=4)
 

@@ -1,6 +1,5 @@
 """The protocol: capabilities are promises, selection is explained, and nothing falls back silently."""
 
-import ast
 import inspect
 import re
 import subprocess
@@ -26,6 +25,7 @@ from mxref import (
     ScaleRule,
     Stream,
     UnsupportedError,
+    formats,
     get_backend,
     hadamard,
     quantize,
@@ -426,6 +426,21 @@ def test_names_are_those_of_the_specification():
     }
 
 
+@pytest.mark.clause("conformance.names", evidence="known answer")
+def test_formats_are_those_of_the_specification():
+    text = SPEC["conformance.names"].text.partition("A format is")[2]
+    named = dict(re.findall(r'`(\w+)` `"(\w+)"`', text))
+    assert list(named.values()) == list(formats.FORMATS)
+    assert list(formats.BLOCK_FORMATS) == list(named.values())[-3:]
+    for name, value in named.items():
+        assert getattr(formats, name) is formats.FORMATS[value]
+        assert str(formats.FORMATS[value]) == value
+    of_element = re.findall(r"`(\w+)`", text.partition("Its `element`")[2].replace("`formats.element`", ""))
+    assert len(of_element) == 12
+    for block_format in formats.BLOCK_FORMATS.values():
+        assert not [name for name in of_element if not hasattr(block_format.element, name)]
+
+
 @pytest.mark.clause("conformance.capabilities", evidence="known answer")
 def test_capabilities_have_the_defaults_of_the_specification():
     everything = {
@@ -434,6 +449,7 @@ def test_capabilities_have_the_defaults_of_the_specification():
         "in_dtypes": {"float32", "bfloat16", "float16"}, "gemm_dtypes": {"float32", "bfloat16"},
     }  # fmt: skip
     counts = {"both": 2, "all three": 3, "all four": 4, "all eight": 8}
+    names = {"ORDERED": GemmProfile.ORDERED, "MXFP4": formats.MXFP4}
     rows = re.findall(r"^`(\w+)` .* {2,}(\S.*)$", SPEC["conformance.capabilities"].text, re.MULTILINE)
     assert [name for name, _ in rows] == [f.name for f in fields(Capabilities)]
     for name, default in rows:
@@ -446,7 +462,7 @@ def test_capabilities_have_the_defaults_of_the_specification():
             assert len(everything[name]) == counts[default]
             assert getattr(Capabilities(), name) == everything[name]
         else:
-            assert getattr(Capabilities(), name) == ast.literal_eval(default.strip("`")), name
+            assert getattr(Capabilities(), name) == eval(default.strip("`"), names), name
 
 
 def test_missing_modules_and_files(tmp_path):

@@ -5,12 +5,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxref import MXArray, OperandSpec, Stream, dequantize, quantize
-from mxref.errors import DtypeError, ShapeError
-from mxref.formats import E2M1
+from mxref import (
+    MXArray,
+    OperandSpec,
+    Stream,
+    dequantize,
+    quantize,
+)
+from mxref.errors import (
+    DtypeError,
+    ShapeError,
+)
+from mxref.formats import (
+    E2M1,
+    E8M0,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+    ElementFormat,
+    Specials,
+)
 from mxref.layouts.packed import pack
 from mxref.placement import Placement
-from mxref_torch.interop import from_torch, to_torch
+from mxref_torch.interop import (
+    from_torch,
+    to_torch,
+)
 
 
 @pytest.mark.clause("packing.exchange", "formats.e8m0", evidence="peer")
@@ -26,6 +46,30 @@ def test_every_byte_survives_both_ways():
     np.testing.assert_array_equal(elements.view(torch.uint8).numpy(), codes)
     np.testing.assert_array_equal(shared.to(torch.float32).numpy()[:-1], np.exp2(scales[:-1] - 127.0))
     assert shared.to(torch.float32)[-1].isnan()
+
+
+@pytest.mark.clause("packing.exchange", "packing.bytes", "formats.fp8", evidence="peer")
+@pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+def test_mxfp8_has_torchs_type_of_its_element(block_format):
+    codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    q = MXArray(codes, np.full((4, 2), 127, np.uint8), codes.shape, 1, format=block_format)
+    elements, shared = to_torch(q)
+    assert (
+        elements.dtype == {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[block_format.element.name]
+    )
+    assert from_torch(elements, shared) == q
+    assert np.shares_memory(from_torch(elements, shared).codes, codes)
+    np.testing.assert_array_equal(elements.to(torch.float32).numpy(), dequantize(q))
+
+
+def test_an_element_that_torch_has_no_type_for_is_refused():
+    element = ElementFormat("E3M4", 3, 4, bias=3, specials=Specials.NONE)
+    q = MXArray(
+        np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.uint8), (1, 32), 1,
+        format=BlockFormat("mxe3m4", element, E8M0, k=32),
+    )  # fmt: skip
+    with pytest.raises(DtypeError, match="no type for the elements of MXE3M4"):
+        to_torch(q)
 
 
 def test_torch_reads_element_2i_in_the_low_nibble():

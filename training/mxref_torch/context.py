@@ -1,4 +1,4 @@
-"""What all linear layers of a model share: the place of a micro-batch in training, and what is counted."""
+"""What all linear layers of a model share: the place of a micro-batch in training, and the census of GEMMs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepContext:
     layers: list[operators.LayerCensus] = field(default_factory=list)
     """The same for each layer, in the order of layer indices."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
-    """From `linear.sole_uses`: weights to whose `.grad` Wgrad adds in place, by node. Where none is, autograd adds."""
+    """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
 
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
@@ -57,7 +57,7 @@ class StepContext:
         return [(Counter(self.census), True), *((Counter(own), own.ran) for own in self.layers)]
 
     def set_counted(self, counted: list[tuple[operators.Census, bool]]) -> None:
-        """Count as if only what `counted` returned had run."""
+        """Set the census to what `counted` returned."""
         for census, (held, ran) in zip((self.census, *self.layers), counted, strict=True):
             census.clear()
             census.update(held)
@@ -65,7 +65,7 @@ class StepContext:
                 census.ran = ran
 
     def close_step(self, draws: bool) -> bool:
-        """Note that an optimizer step was taken; return whether it is the first one that trained anything.
+        """Close an optimizer step; return whether it is the first step that trained anything.
 
         Args:
             draws: whether the layers draw random bits.
@@ -83,14 +83,14 @@ class StepContext:
         return first
 
     def note_next_step(self) -> None:
-        """Warn, once, that another optimizer step begins and none before it was closed by `linear.advance`."""
+        """Warn once if another optimizer step begins and `mxref_torch.advance` has closed none before it."""
         if self._closed is not None or self._warned or not any(own.trained for own in self.layers):
             return
         self._warned = True
         warnings.warn(
-            f"the weights have changed and context.step = {self.step} is another step, but linear.advance(model) was "
-            "never called: call it after each optimizer step, or FP8's scales stay as they are and layers that never "
-            "run are not reported",
+            f"the weights have changed and context.step = {self.step} is another step, but "
+            "mxref_torch.advance(model) was never called: call it after each optimizer step, or FP8's scales stay as "
+            "they are and layers that never run are not reported",
             stacklevel=2,
         )
 

@@ -33,13 +33,15 @@ def convert(
 ) -> StepContext:
     """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
 
-    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. A layer's index in
-    the random streams is its index among all linear modules in definition order, kept or not. A converted
-    model can be converted again to another recipe (FP8's history starts anew); copy a model before
-    converting it, not after, since the layers of a copy would listen to the copied context. Convert before
-    `fully_shard`; names are those without the wrappers of compilation, data parallelism and checkpointing.
-    Call `advance` after each optimizer step: it alone reports layers that never ran, and in a compiled or
-    sharded model, or where weights change through `.data`, it alone sees that `step` was not moved on.
+    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. Names have no wrappers of
+    compilation, data parallelism and checkpointing in them. A layer's index in the random streams is its index among
+    all linear modules in definition order, kept or not.
+
+    Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
+    starts anew. Copy a model before converting it: the layers of a later copy use a copy of the context.
+
+    Call `advance` after each optimizer step. Only `advance` reports layers that never ran. In a compiled or sharded
+    model, and where weights change through `.data`, only `advance` notices a `step` that was not increased.
 
     Args:
         model: holds float32 parameters.

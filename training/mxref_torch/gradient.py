@@ -1,7 +1,7 @@
-"""Which weights of a graph have one reader: only their gradients can be added up in place and keep their bits.
+"""Find the weights that have one reader in a graph. Only their gradients keep their bits when added in place.
 
-Autograd first sums what all readers of a weight give, and adds the sum to `.grad`. Added in place one by one, the same
-numbers would be rounded in another order.
+Autograd first sums the gradients from all readers of a weight, and then adds the sum to `.grad`. Adding them in place
+one by one would round in another order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mxref_torch.layer import MXLinear
 
 
 def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
-    """Return the nodes of linear layers in the graph of a loss that alone read their weight, with that weight.
+    """Map each node of a linear layer that is its weight's only reader to that weight.
 
-    It is what `StepContext.sole_uses` takes: with it, the backward pass of this very graph adds each product of Wgrad
-    in MXFP4 to a `.grad` that is there already, and hands autograd nothing to add. Left as they are: a gradient that
-    does not exist yet, is not float32 and contiguous, or has hooks that wait for it; and what is compiled. Take
-    gradients by `backward()` of the whole graph then: `torch.autograd.grad` would get none for these weights.
+    Assign the result to `StepContext.sole_uses`. The backward pass of this graph then adds each Wgrad product of a
+    block format to the existing `.grad` and gives autograd nothing to add. Autograd still adds a gradient that does
+    not exist yet, is not float32 and contiguous, or has hooks, and it adds everything in compiled code. Take gradients
+    by `backward()` of the whole graph: `torch.autograd.grad` would get none for these weights.
 
     Args:
         loss: a tensor with a graph, that of one micro-batch.

@@ -1,4 +1,4 @@
-"""Which linear layers can be replaced: those that run their own forward, which is that of `nn.Linear`."""
+"""Check that linear layers can be replaced: each must run the forward method of `nn.Linear`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mxref_torch.names import named_modules
 
 
 def check_replaceable(model: nn.Module) -> None:
-    """Raise LayerError, naming the module and the way out, where a converted layer would not do what it did."""
+    """Raise LayerError where a converted layer would not compute what the layer computed, naming the module."""
     for name, module in named_modules(model):
         if isinstance(module, nn.MultiheadAttention):
             raise LayerError(

@@ -12,10 +12,10 @@ from mxref_torch.names import require_module
 
 
 def advance(model: nn.Module) -> None:
-    """Close an optimizer step of a converted model: next FP8 scales, quantized weights dropped.
+    """Close an optimizer step of a converted model: compute the next FP8 scales and drop the quantized weights.
 
-    Call it once after each optimizer step; the context's `step` is set by the caller. The first call warns
-    of layers that never ran. After an update that was skipped call `restart` in its place.
+    Call it once after each optimizer step. The caller sets the context's `step`. The first call warns of layers that
+    never ran. After a skipped update, call `restart` instead.
 
     Raises:
         StepError: the recipe draws random bits, and the training step before this one had the same number.
@@ -25,8 +25,8 @@ def advance(model: nn.Module) -> None:
         first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
         if first and (names := never_ran(model)):
             warnings.warn(
-                f"converted layers that never ran in the first step: {some(names)}; a module that reads their weights "
-                "past them computes in its own precision (check_census raises an error instead)",
+                f"converted layers that never ran in the first step: {some(names)}; a module that reads "
+                "their weights directly computes in its own precision (check_census raises an error instead)",
                 stacklevel=2,
             )
     for layer in layers:
@@ -34,10 +34,10 @@ def advance(model: nn.Module) -> None:
 
 
 def restart(model: nn.Module) -> None:
-    """Forget what the step has left in a converted model so far, so that it can be done over.
+    """Discard what the current step has left in a converted model, so that the step can be repeated.
 
-    Call it too before a forward with weights that were changed other than by an optimizer step and
-    `load_state_dict`, under a step number that was trained before.
+    Call it too when weights were changed by something other than an optimizer step or `load_state_dict`, before a
+    forward pass under a step number that was trained before.
     """
     for module in require_module(model).modules():
         if isinstance(module, MXLinear):

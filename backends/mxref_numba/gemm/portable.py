@@ -101,7 +101,7 @@ def _decode_share(arguments, worker, workers):
 
 
 @kernel(fastmath={"contract"})
-def _dots(a, b, r, width, k, dots):
+def fill_dots(a, b, r, width, k, dots):
     """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., k] with columns of b [k, .]."""
     for i in range(4):
         for c in range(width):
@@ -126,7 +126,7 @@ def _power(code):
 
 
 @kernel
-def _wide_power(code):
+def wide_power(code):
     """Return 2^(code - 127), float64."""
     return np.uint64(np.uint64(code + (1023 - 127)) << np.uint64(52)).view(np.float64)
 
@@ -162,20 +162,20 @@ def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, w
                 b[i, c] = np.float32(b_turned[top + i, left + c]) * np.float32(0.5)
         for c in range(np.uint64(width)):
             code = np.int64(live_b[block, left + c])
-            powers[c], wide_powers[c] = _power(code), _wide_power(code)
+            powers[c], wide_powers[c] = _power(code), wide_power(code)
         for r in range(0, height, 4):
-            _dots(a, b, r, width, k, dots)
+            fill_dots(a, b, r, width, k, dots)
             for i in range(min(4, height - r)):
                 code = np.int64(codes[r + i])
                 if exact32:
                     _accumulate(sums[r + i], dots[i], width, _power(code), powers)
                 else:
-                    _accumulate(sums[r + i], dots[i], width, _wide_power(code), wide_powers)
+                    _accumulate(sums[r + i], dots[i], width, wide_power(code), wide_powers)
 
 
 @kernel
-def _bfloat16_bits(bits):
-    # To nearest, ties to even; no NaN comes here.
+def bfloat16_bits(bits):
+    """Return the upper half of a float32, rounded to nearest, ties to even; the canonical NaN stays, others may not."""
     return np.uint16(
         np.uint32(bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1)))
         >> np.uint32(16)
@@ -204,7 +204,7 @@ def _multiply_share(arguments, worker, workers):
                 if item == 4:
                     wide[top + r, left + c] = bits
                 else:
-                    narrow[top + r, left + c] = _bfloat16_bits(bits)
+                    narrow[top + r, left + c] = bfloat16_bits(bits)
 
 
 class Turned(NamedTuple):

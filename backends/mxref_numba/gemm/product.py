@@ -59,10 +59,7 @@ def scaled_gemm(
         return out
     factor = np.float32(1 / prescale_product(a, b))
     if not (a.format is MXFP4 and b.format is MXFP4):
-        # A layout of MXFP4 is for a product with MXFP4.
-        has_layout = isinstance(b, PreparedArray) and b.format is not MXFP4
-        right = wide.Operand(*b.layout) if has_layout else wide.decoded_operand(b, turn=True)
-        wide.multiply(a, right, b.format, factor, out)
+        wide.multiply(a, _wide_operand(b), b.format, factor, out)
         _mark_nan(out, _nan_rows(a), _nan_rows(b))
         return out
     layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
@@ -81,6 +78,13 @@ def scaled_gemm(
         _multiply_values(_values(a), layout[0], factor, out)
     _mark_nan(out, _nan_rows(a), _nan_rows(b))
     return out
+
+
+def _wide_operand(b: MXArray) -> wide.Operand:
+    # A layout of MXFP4 is for a product with MXFP4.
+    if isinstance(b, PreparedArray) and b.format is not MXFP4:
+        return wide.Operand(*b.layout)
+    return wide.decoded_operand(b, turn=True)
 
 
 def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray[Any], ...]:

@@ -1,9 +1,9 @@
 """`ordered` for operands of eight bits, and for a pair of one with MXFP4: block dots in float64, in plain Numba.
 
 The products of a block are multiples of one power of two, so that float64 holds every partial sum, whatever the
-order, as long as the bits that the magnitudes of both blocks span, and five for the 32 products, are no more than
-53. They always are, but for two E5M2 blocks of 41 binades together, or an E5M2 block that has nearly all of its own
-beside one of E4M3: those dots come from integers, one by one (`_split_sum`).
+order, as long as the bits that the magnitudes of both blocks span, and five for the 32 products, are no more than 53.
+Two blocks of E4M3 span 36 bits together at most, one of E4M3 and one of E5M2 50, two of E5M2 64. Where two blocks
+span more than 48, their dot comes from integers (`_split_sum`), by itself.
 
 Adding a dot to a float32 has to round once. A float64 sum rounded to odd, its last bit set where it is inexact, rounds
 to float32 as the real sum does: it has more than two bits to spare (Boldo and Melquiond, "Emulation of a FMA and
@@ -31,6 +31,7 @@ from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
 from mxref_numba.elements import decoded
+from mxref_numba.gemm.portable import bfloat16_bits, fill_dots, wide_power
 from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.scalar.panels import pointer_to
 from mxref_numba.vector.jobs import address_of
@@ -159,31 +160,6 @@ def decoded_operand(q: MXArray, *, turn: bool) -> Operand:
     return Operand(values, found)
 
 
-@kernel(fastmath={"contract"})
-def _dots(a, b, r, width, dots):
-    """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., 32] with columns of b [32, .]."""
-    for i in range(4):
-        for c in range(width):
-            dots[i, c] = 0.0
-    for j in range(0, _K, 4):
-        a00, a01, a02, a03 = a[r, j], a[r, j + 1], a[r, j + 2], a[r, j + 3]
-        a10, a11, a12, a13 = a[r + 1, j], a[r + 1, j + 1], a[r + 1, j + 2], a[r + 1, j + 3]
-        a20, a21, a22, a23 = a[r + 2, j], a[r + 2, j + 1], a[r + 2, j + 2], a[r + 2, j + 3]
-        a30, a31, a32, a33 = a[r + 3, j], a[r + 3, j + 1], a[r + 3, j + 2], a[r + 3, j + 3]
-        for c in range(width):
-            b0, b1, b2, b3 = b[j, c], b[j + 1, c], b[j + 2, c], b[j + 3, c]
-            dots[0, c] = dots[0, c] + (a00 * b0 + a01 * b1 + a02 * b2 + a03 * b3)
-            dots[1, c] = dots[1, c] + (a10 * b0 + a11 * b1 + a12 * b2 + a13 * b3)
-            dots[2, c] = dots[2, c] + (a20 * b0 + a21 * b1 + a22 * b2 + a23 * b3)
-            dots[3, c] = dots[3, c] + (a30 * b0 + a31 * b1 + a32 * b2 + a33 * b3)
-
-
-@kernel
-def _power(code):
-    """Return 2^(code - 127), float64."""
-    return np.uint64(np.uint64(code + (1023 - 127)) << np.uint64(52)).view(np.float64)
-
-
 @kernel
 def _two_sum(x, y):
     """Return x + y rounded, and the error, exactly."""
@@ -273,16 +249,16 @@ def _tile(
         for i in range(np.uint64(_K)):
             for c in range(np.uint64(width)):
                 b[i, c] = b_values[top + i, left + c]
-        widest = 0
+        widest: Any = 0
         for c in range(np.uint64(width)):
-            powers[c] = _power(np.int64(b_scales[block, left + c]))
+            powers[c] = wide_power(np.int64(b_scales[block, left + c]))
             widest = max(widest, np.int64(b_spans[block, left + c]))
         spans = b_spans[block, column : column + width]
         for r in range(0, height, 4):
-            _dots(a, b, r, width, dots)
+            fill_dots(a, b, r, width, _K, dots)
             for i in range(min(4, height - r)):
                 power, span = (
-                    _power(np.int64(a_scales[block, row + r + i])),
+                    wide_power(np.int64(a_scales[block, row + r + i])),
                     np.int64(a_spans[block, row + r + i]),
                 )
                 wide = span + widest > _SPAN
@@ -309,15 +285,6 @@ def _tile(
                     for c in range(width):
                         if mended[c] == mended[c]:
                             sums[r + i, c] = mended[c]
-
-
-@kernel
-def _bfloat16_bits(bits):
-    # To nearest, ties to even; a canonical NaN stays one.
-    return np.uint16(
-        np.uint32(bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1)))
-        >> np.uint32(16)
-    )
 
 
 @Native
@@ -348,7 +315,7 @@ def _multiply_share(arguments, worker, workers):
                 if item == 4:
                     wide[top + r, left + c] = bits
                 else:
-                    narrow[top + r, left + c] = _bfloat16_bits(bits)
+                    narrow[top + r, left + c] = bfloat16_bits(bits)
 
 
 def multiply(

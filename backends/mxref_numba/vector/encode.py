@@ -26,7 +26,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mxref_numba.compiled import kernel
-from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, read_job
+from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, read_job
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -151,23 +151,6 @@ def load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
     return load(builder, I32, 16, half, 64)
 
 
-def _codes(kind: Source, rounded: Callable[..., list[Lanes]], flipped: int = 0) -> Any:
-    """Return code for the second half, which stores 64 bytes.
-
-    `rounded` gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer;
-    `flipped` are bits that it leaves flipped.
-    """
-
-    @vector_code(*CODES)
-    def codes(builder, source, half, packed, _, group, key, integer):
-        bits, scaled = load_scaled(builder, kind, source, half, TOP_VALUE)
-        magnitudes = rounded(builder, scaled, group, key, integer)
-        nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
-        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & load_finite(builder, half)).store(packed)
-
-    return codes
-
-
 def _rounded_even(builder: Any, scaled: list[Lanes], *_: Any) -> list[Lanes]:
     return [round_even(v) for v in scaled]
 
@@ -187,10 +170,32 @@ def _rounded_randomly(per_call: int) -> Callable[..., list[Lanes]]:
     return rounded
 
 
-scales_float32, scales_bfloat16 = _scales(FLOAT32), _scales(BFLOAT16)
-_even_float32, _even_bfloat16 = (_codes(kind, _rounded_even, flipped=4) for kind in (FLOAT32, BFLOAT16))
-_by_constant = _codes(FLOAT32, _rounded_by_constant)
-_random_16, _random_32 = (_codes(FLOAT32, _rounded_randomly(per_call)) for per_call in (8, 4))
+_ROUNDED: dict[int, Callable[..., list[Lanes]]] = {
+    EVEN: _rounded_even,
+    CONSTANT: _rounded_by_constant,
+    RANDOM_16: _rounded_randomly(8),
+    RANDOM_32: _rounded_randomly(4),
+}
+
+
+def _codes(kind: Source, rounding: int) -> Any:
+    """Return code for the second half, which stores 64 bytes.
+
+    What rounds gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer.
+    """
+    rounded, flipped = _ROUNDED[rounding], 4 if rounding == EVEN else 0
+
+    @vector_code(*CODES)
+    def codes(builder, source, half, packed, _, group, key, integer):
+        bits, scaled = load_scaled(builder, kind, source, half, TOP_VALUE)
+        magnitudes = rounded(builder, scaled, group, key, integer)
+        nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
+        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & load_finite(builder, half)).store(packed)
+
+    return codes
+
+
+_scales_float32, _scales_bfloat16 = _scales(FLOAT32), _scales(BFLOAT16)
 
 
 def _on_stack(typingctx):
@@ -204,10 +209,10 @@ def _on_stack(typingctx):
     return types.int64(), generate
 
 
-halves: Any = intrinsic(_on_stack)
+_halves: Any = intrinsic(_on_stack)
 
 
-def encoder(kind: Source, groups: int, scales: Any, codes: Any, width: int = STEP // 2) -> Any:
+def _encoder(kind: Source, groups: int, scales: Any, codes: Any, width: int = STEP // 2) -> Any:
     """Return a kernel that encodes the steps of a row, of which there is one at least, each to `width` bytes."""
     size = kind.size
 
@@ -234,17 +239,53 @@ def encoder(kind: Source, groups: int, scales: Any, codes: Any, width: int = STE
     return encode
 
 
-_row_even = encoder(FLOAT32, 0, scales_float32, _even_float32)
-_row_even_bfloat16 = encoder(BFLOAT16, 0, scales_bfloat16, _even_bfloat16)
-_row_by_constant = encoder(FLOAT32, 0, scales_float32, _by_constant)
-_row_random_16 = encoder(FLOAT32, STEP // 8, scales_float32, _random_16)
-_row_random_32 = encoder(FLOAT32, STEP // 4, scales_float32, _random_32)
-
-
 @vector_code(types.int64, types.int64)
 def _raise_amax(builder, source, floor):
     top = largest([x & MAGNITUDE for x in FLOAT32.bits(builder, source)])
     top.call("umax", load(builder, I32, 16, floor)).store(floor)
+
+
+def rows_encoder(codes: Callable[..., Any], width: int) -> Any:
+    """Return a kernel with the arguments of `encode_rows`; a step has `width` bytes of codes.
+
+    `codes` gives the second half from a source and a rounding.
+    """
+    row_even = _encoder(FLOAT32, 0, _scales_float32, codes(FLOAT32, EVEN), width)
+    row_even_bfloat16 = _encoder(BFLOAT16, 0, _scales_bfloat16, codes(BFLOAT16, EVEN), width)
+    row_by_constant = _encoder(FLOAT32, 0, _scales_float32, codes(FLOAT32, CONSTANT), width)
+    row_random_16 = _encoder(FLOAT32, STEP // 8, _scales_float32, codes(FLOAT32, RANDOM_16), width)
+    row_random_32 = _encoder(FLOAT32, STEP // 4, _scales_float32, codes(FLOAT32, RANDOM_32), width)
+
+    @kernel(inline="always")
+    def encode(
+        source, source_step, half, rows, steps,
+        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+    ):  # fmt: skip
+        round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
+        _, _, max_exponent, element = read_job(job)[6]
+        policy, room = (round_up, zero_scale, prescale, max_exponent), _halves()
+        for r in range(rows if steps else 0):
+            x, p, s, g = (
+                source + source_step * r,
+                packed + packed_step * r,
+                scales + scales_step * r,
+                group + group_step * r,
+            )
+            if rounding == EVEN and half:
+                row_even_bfloat16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            elif rounding == EVEN:
+                row_even(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            elif rounding == CONSTANT:
+                row_by_constant(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            elif rounding == RANDOM_16:
+                row_random_16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            else:
+                row_random_32(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+
+    return encode
+
+
+_encode = rows_encoder(_codes, STEP // 2)
 
 
 @Native
@@ -258,26 +299,10 @@ def encode_rows(
     for `group`, the random group of the first element and the groups to the next row; for `floor`, int32 [16],
     which raise the amax of a step's blocks, and the bytes to those of the next step.
     """
-    round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
-    _, _, max_exponent, element = read_job(job)[6]
-    policy, room = (round_up, zero_scale, prescale, max_exponent), halves()
-    for r in range(rows if steps else 0):
-        x, p, s, g = (
-            source + source_step * r,
-            packed + packed_step * r,
-            scales + scales_step * r,
-            group + group_step * r,
-        )
-        if rounding == EVEN and half:
-            _row_even_bfloat16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
-        elif rounding == EVEN:
-            _row_even(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
-        elif rounding == CONSTANT:
-            _row_by_constant(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
-        elif rounding == RANDOM_16:
-            _row_random_16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
-        else:
-            _row_random_32(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+    _encode(
+        source, source_step, half, rows, steps,
+        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+    )  # fmt: skip
 
 
 @Native

@@ -12,6 +12,8 @@ It is slower than a product of whole rows, and answers where an operand does not
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +25,7 @@ from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.ordered import place_tile, power_of_two, store_tile
+from mxref_triton.products.tiling import MATRIX_SIDE
 
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
@@ -104,12 +107,16 @@ def multiply_blocks(a: MXArray, b: MXArray, out_dtype: str) -> torch.Tensor:
         return out
     half = out.dtype == torch.bfloat16
     factor = unprescale(a, b)
-    tile = _side(m, 64), _side(n, 128)
+    amd = torch.version.hip is not None
+    # Larger tiles spill scalar registers on gfx950.
+    tile = _side(m, 64), _side(n, 64 if amd else 128)
+    options: dict[str, Any] = {"num_warps": 4, "num_stages": 2} | (MATRIX_SIDE if amd else {})
     launch(
         _multiply_blocks, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
         a_codes, a_scales, b_codes, b_scales, out.view(torch.int16 if half else torch.int32), m, n, blocks, factor,
         A=a.format.element, B=b.format.element, K=a.format.k, SCALED=factor != 1, HALF=half,
-        EMULATED=INTERPRETED, NAN=CANONICAL_NAN, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2,
+        EMULATED=INTERPRETED, NAN=CANONICAL_NAN, BM=tile[0], BN=tile[1], GROUP=_GROUP,
+        **options,
     )  # fmt: skip
     return out
 

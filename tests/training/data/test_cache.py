@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mxref_training.run.durable import locked
 
 import data_files
 from data_files import documents, make_texts
@@ -22,7 +23,6 @@ from mxref_training.data import (
     tokenize,
     train_tokenizer,
 )
-from mxref_training.durable import locked
 from mxref_training.errors import DataError
 
 own_cache = data_files.own_cache

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mxref_training.run import loop, optim
+from mxref_training.run import state as run_state
 from training_oracle.faults.loop import Patch, Plant
 
 # ---- clipping ----
@@ -203,12 +204,12 @@ def hand(**options: Any) -> Plant:
 
 
 def _restored(change: Callable[[str, torch.Tensor], torch.Tensor]) -> Plant:
-    right = loop.load_optimizer_tensors
+    right = run_state.load_optimizer_tensors
 
     def load(model: Any, optimizer: Any, tensors: dict[str, torch.Tensor]) -> None:
         right(model, optimizer, {name: change(name, t) for name, t in tensors.items()})
 
-    return lambda patch: patch.setattr(loop, "load_optimizer_tensors", load)
+    return lambda patch: patch.setattr(run_state, "load_optimizer_tensors", load)
 
 
 moments_lost = _restored(lambda name, t: t if name.startswith("step") else torch.zeros_like(t))
@@ -232,8 +233,8 @@ class NarrowMoments(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         super().step()
-        for state in self.state.values():
-            state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
+        for held in self.state.values():
+            held["exp_avg_sq"].copy_(held["exp_avg_sq"].bfloat16())
 
 
 weights_in_bfloat16 = _optimizer(lambda model, config: Narrow(_make(model, config).param_groups))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 import mxref_torch
 from mxref.backend import Backend
@@ -20,13 +19,10 @@ from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.errors import CheckpointError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
-from mxref_training.run.checkpoint import Snapshot
 from mxref_training.run.device import (
     deterministic,
     device_name,
-    generator_states,
     memory_errors,
-    set_generator_states,
 )
 from mxref_training.run.estimate import preflight
 from mxref_training.run.evaluate import (
@@ -43,13 +39,12 @@ from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.optim import (
     clip_gradients,
     learning_rate,
-    load_optimizer_tensors,
     make_optimizer,
-    optimizer_tensors,
     require_float32_state,
     set_learning_rate,
 )
 from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.state import RunState
 from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
@@ -167,6 +162,7 @@ class _Run:
         self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
+        self.state = RunState(self.model, self.optimizer, self.loader, device)
         self.step = self.skipped_in_a_row = 0
         self.checked = False
 
@@ -174,7 +170,7 @@ class _Run:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
         self.marks = self._restore(step) if step else {}
-        require_finite_start(self._state(), step, self.config, self.folder.store)
+        require_finite_start(self.state.tensors(), step, self.config, self.folder.store)
 
     def go(self, last: int, label: str) -> None:
         """Train up to the step `last`."""
@@ -323,51 +319,25 @@ class _Run:
             limit=run.eval_tokens,
         )
 
-    def _weights(self) -> dict[str, Tensor]:
-        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        if self.config.model.tie_embeddings:
-            del tensors["lm_head.weight"]
-        return tensors
-
-    def _state(self) -> dict[str, Tensor]:
-        return self._weights() | optimizer_tensors(self.model, self.optimizer)
-
     def _require_finite(self) -> None:
-        require_finite(self._state(), self.step, self.config, self.folder.store)
+        require_finite(self.state.tensors(), self.step, self.config, self.folder.store)
 
     def _save(self) -> None:
         self._require_finite()
-        state = {
+        facts = {
             "skipped_in_a_row": self.skipped_in_a_row,
-            "loader": self.loader.state_dict(),
             "logs": {"metrics": self.metrics.mark().to_table(), "timing": self.timing.mark().to_table()},
             "identity": self.identity,
         }
-        groups = {
-            "model": self._weights(),
-            "optimizer": optimizer_tensors(self.model, self.optimizer),
-            "rng": generator_states(self.device),
-        }
-        self.folder.store.save(Snapshot(self.step, groups, state))
+        self.folder.store.save(self.state.snapshot(self.step, facts))
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
         snapshot = self.folder.store.load(step)
-        state = snapshot.state
-        self.folder.require(self.identity, state["identity"])
-        tensors = dict(snapshot.tensors["model"])
-        if self.config.model.tie_embeddings:
-            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-        try:
-            self.model.load_state_dict(tensors)
-        except RuntimeError as err:
-            first = str(err).splitlines()[-1].strip()
-            raise CheckpointError(f"the checkpoint of step {step} does not fit the model: {first}") from err
-        load_optimizer_tensors(self.model, self.optimizer, snapshot.tensors["optimizer"])
-        set_generator_states(self.device, snapshot.tensors["rng"])
-        self.loader.load_state_dict(state["loader"])
-        self.step, self.skipped_in_a_row = step, int(state["skipped_in_a_row"])
-        return log_marks(state)
+        self.folder.require(self.identity, snapshot.state["identity"])
+        self.state.restore(snapshot)
+        self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
+        return log_marks(snapshot.state)
 
 
 def _finite(value: float) -> float | None:
