@@ -22,7 +22,7 @@ def dequantize(made: BlockFormat) -> Iterator[Record]:
     """Every code under scale codes from end to end."""
     element = made.element
     digits = -(-element.bits // 4)
-    codes = np.arange(1 << element.bits)
+    codes = np.resize(np.arange(1 << element.bits), max(1 << element.bits, made.k))  # whole blocks
     clauses = ["formats.e8m0", "formats.fp8" if element.bits == 8 else "formats.element", "dequantize.value"]
     stored = "packing.bytes" if element.bits == 8 else "packing.nibbles"
     asked = {"float32": (0, 1, 126, 127, 128, 200, 247, 253, 254, 255), "bfloat16": (0, 127, 247, 254)}
@@ -108,7 +108,7 @@ def _operands(a: BlockFormat, b: BlockFormat) -> dict[str, tuple[list[str], str,
             blocks(b, [(127, (1.0,)), (127, (1.0,))], [(127, (1.0,)), (255, ())]),
         ),
     }  # fmt: skip
-    if a == b:
+    if a == b and a.element.mantissa_bits:  # without a mantissa there is no 3
         high = min(12, a.element.max_exponent)
         ones = 2.0**high, 2.0 ** max(high - 12, a.element.unit_exponent)
         found["tie"] = (

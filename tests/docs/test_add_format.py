@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,9 +33,10 @@ def side(diff: str, signs: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the package, with the specification beside it as in a checkout."""
-    shutil.copytree(ROOT / "mxref", tmp_path / "mxref", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "spec").symlink_to(ROOT / "spec")
+    """A copy of the package, of the oracle and of the golden vectors, placed as in a checkout."""
+    for folder in ("mxref", "tests/oracle", "spec/vectors"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests" / "differential.py", tmp_path / "tests")
     return tmp_path
 
 
@@ -43,7 +45,8 @@ def run(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "MXREF_BACKEND"}
     return subprocess.run(
         [sys.executable, "-B", "-W", "error", "-c", where + textwrap.dedent(code)],
-        cwd=tree, env=environment | {"PYTHONPATH": str(tree)}, capture_output=True, text=True, timeout=200,
+        cwd=tree, env=environment | {"PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "tests")))},
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
 
 
@@ -57,12 +60,17 @@ def make_edits(tree: Path) -> None:
 
 
 def test_the_page_has_edits_and_checks_and_nothing_that_looks_like_one_is_skipped():
-    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 6
+    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 8
     assert len(code_blocks("python", "name")) == PAGE.count("code-block:: python") >= 3
 
 
 def test_after_the_edits_of_the_page_its_checks_pass(tree):
     make_edits(tree)
+    ((_, command),) = code_blocks("console", "name")
+    words = shlex.split(command.removeprefix("$ mxref "))
+    made = run(tree, f"from mxref.cli import main\nmain({words!r})")
+    assert made.returncode == 0, made.stderr
+    assert (tree / "spec" / "vectors" / "mxfp4_e3m0.json").is_file()
     # Each check is a program of its own, and all run in one new process.
     done = run(tree, "".join(f"exec({code!r}, {{}})\n" for _, code in code_blocks("python", "name")))
     assert done.returncode == 0, done.stderr

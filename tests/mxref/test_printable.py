@@ -15,7 +15,8 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from mxref.cli import main, style
+from mxref import terminal
+from mxref.cli import main
 from mxref.printable import printable
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\r\u202eevil\x08"
@@ -48,7 +49,7 @@ def test_other_text_is_left_alone() -> None:
 
 
 def shown(*items: object, width: int = 100) -> str:
-    out = style.console()
+    out = terminal.console()
     out.file, out.width = io.StringIO(), width
     for item in items:
         out.print(item)
@@ -56,10 +57,10 @@ def shown(*items: object, width: int = 100) -> str:
 
 
 def test_a_console_spells_out_control_codes_in_all_that_it_prints() -> None:
-    table = Table(title=HOSTILE, box=style.BOX)
+    table = Table(title=HOSTILE, box=terminal.BOX)
     table.add_column(HOSTILE)
     table.add_row(HOSTILE)
-    table.add_row(Text(HOSTILE, style.HEAD))
+    table.add_row(Text(HOSTILE, terminal.HEAD))
     text = shown(HOSTILE, Text(HOSTILE), Text.assemble("a ", (HOSTILE, "bold")), table)
     assert not any(map(is_harmful, text))
     # rich itself takes out some of the codes of a `Text`.
@@ -82,7 +83,7 @@ def test_a_console_on_a_terminal_keeps_its_own_colours_and_movements(monkeypatch
 
 
 def test_a_column_is_as_wide_as_what_it_shows() -> None:
-    table = Table(box=style.BOX)
+    table = Table(box=terminal.BOX)
     table.add_column("name")
     table.add_column("value", justify="right")
     table.add_row(HOSTILE, "1")

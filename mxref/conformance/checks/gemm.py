@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product as combinations
@@ -13,7 +14,7 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, drawn_codes, given
 from mxref.conformance.requests.product import Product
 from mxref.errors import ShapeError
-from mxref.formats import BlockFormat
+from mxref.formats import BlockFormat, ElementFormat
 from mxref.gemm import OUT_DTYPES
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
@@ -61,12 +62,18 @@ def checks(plan: Plan) -> Iterator[Check]:
     yield from _refused(made)
 
 
+def _nearest(value: float, element: ElementFormat) -> float:
+    """Return the value, or the nearest value of the element: a format without mantissa has neither 1.5 nor 3."""
+    if value in element.values:
+        return value
+    return math.copysign(min(element.magnitudes, key=lambda m: abs(m - abs(value))), value)
+
+
 def matrix(rows: list[Row], made: BlockFormat, prescale: bool = False) -> MXArray:
     """Return the MXArray [len(rows), k * blocks] of rows of blocks."""
     element, k = made.element, made.k
-    codes = np.array(
-        [[code_of(v, element) for _, block in row for v in (block + [0.0] * k)[:k]] for row in rows], np.uint8
-    )
+    values = [[v for _, block in row for v in (block + [0.0] * k)[:k]] for row in rows]
+    codes = np.array([[code_of(_nearest(v, element), element) for v in row] for row in values], np.uint8)
     scales = np.array([[scale for scale, _ in row] for row in rows], np.uint8)
     shape = (len(rows), k * len(rows[0]))
     packed = pack(codes.reshape(shape), element)

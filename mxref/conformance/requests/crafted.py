@@ -41,9 +41,12 @@ def turns(element: ElementFormat) -> tuple[int, ...]:
 
     At 0x7ffff0 a float32 log2 still rounds up.
     """
-    rceil, even = (bump_above(rule, element) for rule in (ScaleRule.RCEIL, ScaleRule.EVEN))
-    found = {0, 1, rceil - 1, rceil, rceil + 1, even, even + 1, 0x7FFFF0, MANTISSA_MASK}
-    return tuple(sorted(found))
+    bounds = {rule: bump_above(rule, element) for rule in ScaleRule}
+    found = {m for bound in bounds.values() for m in (bound, bound + 1)} | {
+        bounds[ScaleRule.RCEIL] - 1,
+        0x7FFFF0,
+    }
+    return tuple(sorted(m for m in found if 0 <= m <= MANTISSA_MASK))
 
 
 @cache

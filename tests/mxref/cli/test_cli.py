@@ -21,6 +21,7 @@ from mxref import OperandSpec, Rounding, ScaleRule, Stream, quantize
 from mxref.backend import Capabilities
 from mxref.cli import LazyGroup, load_command, main, summary
 from mxref.errors import BackendError
+from mxref.formats import BLOCK_FORMATS
 from mxref.placement import Placement
 
 
@@ -285,6 +286,10 @@ def test_backends_lists_the_reference_and_its_capabilities():
     assert set(row["capabilities"]) == set(Capabilities.__dataclass_fields__)
     assert row["capabilities"]["scale_rules"] == ["floor", "ceil", "rceil", "even"]
     assert row["capabilities"]["hadamard_sizes"] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert row["capabilities"]["formats"] == list(BLOCK_FORMATS)
+    assert row["capabilities"]["gemms"][:2] == [["exact", "mxfp4", "mxfp4"], ["exact", "mxfp4", "mxfp8_e4m3"]]
+    shown = " ".join(run("backends", width=400).stdout.split())
+    assert "exact: all pairs of mxfp4, mxfp8_e4m3, mxfp8_e5m2; ordered: all pairs" in shown
     text = run("backends", MXREF_BACKEND="reference").stdout
     for field in Capabilities.__dataclass_fields__:
         assert f"\n{field} " in text
