@@ -70,7 +70,7 @@ def test_a_console_spells_out_control_codes_in_all_that_it_prints() -> None:
 def test_a_console_on_a_terminal_keeps_its_own_colours_and_movements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    out = style._SafeConsole(file=io.StringIO(), force_terminal=True, width=60, color_system="standard")
+    out = terminal._SafeConsole(file=io.StringIO(), force_terminal=True, width=60, color_system="standard")
     out.print(Text(HOSTILE, "bold red"))
     with Progress(TextColumn("{task.description}", markup=False), console=out, transient=True) as bar:
         bar.add_task(HOSTILE, total=2)
