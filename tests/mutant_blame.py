@@ -11,7 +11,7 @@ from mutant_stages import ExactBy, Staged, decoding, rotating, staged
 from mutants import Mutant
 from mxref import GemmProfile
 from mxref.philox import random_integers
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 
 

@@ -17,7 +17,7 @@ from mxref.hadamard import Rotation, norm_factor
 from mxref.packing import pack, unpack
 from mxref.philox import random_integers, stream_words
 from mxref.placement import Placement
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 from mxref.rounding import apply_prescale, round_magnitude
 from mxref.scale import magnitude_bits, scale_code, scale_exponent

@@ -16,7 +16,7 @@ from mxref.formats import E2M1, BlockShape
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 
 DTYPES = ("float64", "float32", "bfloat16")
 LAYOUTS = ("codes not contiguous", "codes in Fortran order", "scales in Fortran order")
