@@ -47,22 +47,6 @@ def test_ml_dtypes_reads_the_same_values():
     np.testing.assert_array_equal(back[1], scales)
 
 
-@pytest.mark.clause("packing.exchange", "packing.bytes", evidence="peer")
-@pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
-def test_ml_dtypes_reads_the_same_values_of_mxfp8(block_format):
-    codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
-    scales = np.full((4, 2), 130, np.uint8)
-    elements, shared = to_ml_dtypes(codes, scales, block_format)
-    assert elements.dtype == getattr(ml_dtypes, block_format.element.dtype)
-    np.testing.assert_array_equal(elements.astype(np.float64).ravel(), block_format.element.values)
-    assert (shared.astype(np.float64) == 8.0).all()
-    back = from_ml_dtypes(elements, shared, block_format)
-    np.testing.assert_array_equal(back[0], codes)
-    np.testing.assert_array_equal(back[1], scales)
-    with pytest.raises(DtypeError, match="view the codes"):
-        from_ml_dtypes(elements.astype(np.float32), shared, block_format)
-
-
 @pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_errors():
     with pytest.raises(ShapeError, match="cannot pack 3 codes"):

@@ -75,7 +75,7 @@ def both_plans(shape, axis, n, tile, origin, whole, pad):
     except oracle_plan.Refused:
         place = None
     try:
-        plan = plan_quantize(shape, spec, axis, STREAM, origin, whole, pad)
+        plan = plan_quantize(shape, spec, axis, Placement(STREAM, origin, whole), pad)
     except ShapeError:
         plan = None
     return place, plan
