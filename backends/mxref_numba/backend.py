@@ -27,7 +27,6 @@ from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
 from mxref_numba.vector.quantize import quantize_planned as quantize_vector
 from mxref_numba.warmup import warm_up
 
-
 # Not all that there are: another element of four bits needs a rounding of its own.
 _FORMATS = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
 
@@ -38,8 +37,7 @@ class NumbaBackend(Backend):
     name = "numba"
     capabilities = Capabilities(
         formats=_FORMATS,
-        gemms=every_gemm({GemmProfile.ORDERED}, _FORMATS)
-        | every_gemm({GemmProfile.BOUNDED}, {MXFP4}),
+        gemms=every_gemm({GemmProfile.ORDERED}, _FORMATS) | every_gemm({GemmProfile.BOUNDED}, {MXFP4}),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )
