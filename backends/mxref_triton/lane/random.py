@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _multiply(a, multiplier: tl.constexpr):
+def _wide_product(a, multiplier: tl.constexpr):
     # One wide multiplication instead of one for each half.
     product = a.to(tl.uint64) * multiplier
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
@@ -26,8 +26,8 @@ def philox(group, seed_low, seed_high, stream_low, stream_high):
     k0 = seed_low.to(tl.uint32, bitcast=True)
     k1 = seed_high.to(tl.uint32, bitcast=True)
     for _ in tl.static_range(10):
-        high0, low0 = _multiply(c0, 0xD2511F53)
-        high1, low1 = _multiply(c2, 0xCD9E8D57)
+        high0, low0 = _wide_product(c0, 0xD2511F53)
+        high1, low1 = _wide_product(c2, 0xCD9E8D57)
         c0 = high1 ^ c1 ^ k0
         c1 = low1
         c2 = high0 ^ c3 ^ k1

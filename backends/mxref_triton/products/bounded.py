@@ -54,8 +54,15 @@ CLASSES = {
 }
 """Error class of `bounded`."""
 
-MAX_SCALES = {BoundedWay.FP8: 254, BoundedWay.BF16: 252, BoundedWay.MFMA: MAX_SCALE, BoundedWay.ORDERED: 254}
-"""Largest scale code of `bounded`. FP8 and `ordered` have no limit; for BF16 every element has to fit, 6 * 2^125."""
+MAX_SCALES = {
+    BoundedWay.FP8: 254,
+    BoundedWay.BF16: MAX_SCALE,
+    BoundedWay.MFMA: MAX_SCALE,
+    BoundedWay.ORDERED: 254,
+}
+"""Largest scale code of `bounded` for MXFP4. FP8 and `ordered` have none; BF16 has to hold every element, 6 * 2^125.
+
+What MXFP8 exceeds is flagged by its own limits: of `max_scale` for the matrix cores, by each decoded value for BF16."""
 
 BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
 """How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
