@@ -22,8 +22,8 @@ from mxref_training.data import (
     tokenize,
     train_tokenizer,
 )
+from mxref_training.durable import locked
 from mxref_training.errors import DataError
-from mxref_training.run.durable import locked
 
 own_cache = data_files.own_cache
 tokenizer = data_files.tokenizer

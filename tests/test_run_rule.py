@@ -18,10 +18,10 @@ import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from mxref.reference import ReferenceBackend
 from mxref.tomlio import build
+from mxref_training import durable
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import run_ladder
-from mxref_training.run import durable
 from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import MetricsLog

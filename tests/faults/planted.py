@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from mxref_training.run import checkpoint, durable, metrics_log
+from mxref_training import durable
+from mxref_training.run import checkpoint, metrics_log
 from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mxref.trust import why_untrusted
 from mxref_training.data.seal import broken_seal, seal
+from mxref_training.durable import explained, locked, make_folder, publish, temporary
 from mxref_training.errors import DataError
-from mxref_training.run.durable import explained, locked, make_folder, publish, temporary
 
 _LAYOUT = "2"  # of an entry: with its seal, and named by hashes that take in the length of every document
 

@@ -24,10 +24,10 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
+from mxref_training.durable import explained, locked, make_folder, replace_text, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.lab.fingerprint import changes, is_longer
 from mxref_training.lab.ladder import Arm
-from mxref_training.run.durable import explained, locked, make_folder, replace_text, sync
 from mxref_training.run.metrics_log import file_sha256, read_lines
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mxref_training.durable import clean, make_folder, publish, remove, temporary
 from mxref_training.errors import CheckpointError, start_over
-from mxref_training.run.durable import clean, make_folder, publish, remove, temporary
 from mxref_training.run.metrics_log import file_sha256
 
 FORMAT = "mxref.checkpoint.2"

@@ -21,10 +21,10 @@ from mxref.recipe import Recipe
 from mxref.tomlio import dumps, to_table
 from mxref_training.config import Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
 from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.telemetry import environment
 

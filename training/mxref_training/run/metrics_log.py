@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mxref_training.durable import explained, sync, write_all
 from mxref_training.errors import CheckpointError, start_over
-from mxref_training.run.durable import explained, sync, write_all
 
 _CHUNK = 1 << 22
 

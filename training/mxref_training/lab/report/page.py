@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mxref.errors import FileFormatError
 from mxref.printable import printable
 from mxref.tomlio import dumps
+from mxref_training.durable import explained, replace_text
 from mxref_training.lab.report.plots import colours, curves_svg, overheads_svg, short_names
 from mxref_training.lab.report.text import escaped, markdown_text
-from mxref_training.run.durable import explained, replace_text
 
 if TYPE_CHECKING:
     from rich.table import Table
