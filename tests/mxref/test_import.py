@@ -15,6 +15,7 @@ HEAVY = (
     "safetensors",
     "tomli_w",
     "mxref_numba",
+    "mxref_torch",
     "mxref_training",
 )
 
@@ -36,6 +37,12 @@ def test_backends_import_neither_torch_nor_training(package):
     loaded = _loaded_after(f"import {package}")
     assert package in loaded
     assert not loaded & {"torch", "mxref_training", "triton"}
+
+
+def test_the_torch_layer_imports_no_training():
+    loaded = _loaded_after("import mxref_torch")
+    assert "torch" in loaded
+    assert not loaded & {"mxref_training", "numba", "triton", "click", "rich"}
 
 
 def test_training_imports_no_backend():

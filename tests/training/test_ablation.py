@@ -218,6 +218,16 @@ def test_paper_ladder_resolves_to_the_papers_treatments() -> None:
         assert recipe.gemm == "ordered"
 
 
+def test_arms_can_be_left_out() -> None:
+    ladder = load_ladder("paper")
+    assert ladder.names([], ["mxfp8"]) == [name for name in PAPER if name != "mxfp8"]
+    assert ladder.names(["all", "wgrad"], ["wgrad"]) == ["fp8", "all"]
+    with pytest.raises(ConfigError, match="no arm is named 'mxfp4'"):
+        ladder.names([], ["mxfp4"])
+    with pytest.raises(ConfigError, match="fp8 is the reference"):
+        ladder.names([], ["fp8"])
+
+
 def test_paper_ladder_claims() -> None:
     claims = {arm.name: arm.paper.overhead for arm in load_ladder("paper").arm if arm.paper}
     assert claims == {
