@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
                 )  # fmt: skip
 
 
-def _stored(made: BlockFormat, name: str, rows: Rows) -> dict[str, str]:
+def _stored(made: BlockFormat, name: str, rows: Rows) -> dict[str, Any]:
     digits = -(-made.element.bits // 4)
     codes = [(codes + [0] * made.k)[: made.k] for row in rows for _, codes in row]
     return {

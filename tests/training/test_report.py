@@ -17,7 +17,8 @@ from rich.console import Console
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
-from mxref.cli import main, style
+from mxref import terminal
+from mxref.cli import main
 from mxref_training.cli.ablate import ablate, report
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.report.page import headline, markdown, rows, table, write_report
@@ -201,7 +202,7 @@ def test_texts_are_escaped_in_markdown(results: dict[str, Any]) -> None:
 
 
 def test_texts_are_escaped_in_the_terminal(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = style.console()
+    screen = terminal.console()
     screen.file, screen.width = io.StringIO(), 200
     screen.print(table(hostile(results), 200))
     assert "\x1b" not in screen.file.getvalue()
