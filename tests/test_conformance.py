@@ -17,9 +17,10 @@ from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
 from mxref.backend import Capabilities
 from mxref.conformance import CLAUSES, check, checks_of
 from mxref.conformance.model import Level, Op, Plan
-from mxref.conformance.requests.crafted import TIES, crafted_blocks, tame
+from mxref.conformance.requests.crafted import crafted_blocks, tame, ties
 from mxref.discovery import get_backend
 from mxref.errors import RecipeError
+from mxref.formats import BLOCK_FORMATS, MXFP4
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
@@ -166,28 +167,36 @@ def test_native_sr_is_asked_for_statistics_only():
     assert check(biased, level="quick", ops=["quantize"]).failing == ("rounding.native_sr",)
 
 
-def test_crafted_blocks_hold_what_they_promise():
-    crafted = crafted_blocks()
+@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+def test_crafted_blocks_hold_what_they_promise(made):
+    crafted = crafted_blocks(made)
     bits = crafted.x.view(np.uint32)
     assert len(set(crafted.names)) == len(crafted.names) == len(crafted.x)
     amax = (bits & 0x7FFFFFFF).max(axis=1)
     finite = amax[amax < 0x7F800000]
     assert set(range(255)) <= set((finite >> 23).tolist())
     values = np.abs(crafted.x[amax < 0x7F800000].astype(np.float64))
-    for e in (-127, -126, 0, 100):
-        found = set((values / 2.0**e).ravel().tolist())
-        assert set(TIES) <= found
+    # A block holds ten ties, so those of a finer grid are spread over the exponents; every tie is held somewhere.
+    every = (0,) if len(ties(made.element)) > 10 else (-127, -126, 0, 100)
+    for e in every:
+        around = range(e - 13, e + 14) if len(every) == 1 else (e,)
+        found = {v for scale in around for v in (values / 2.0**scale).ravel().tolist()}
+        assert set(ties(made.element)) <= found
+    largest = made.element.max_value
+    for above in (largest, largest + (largest - made.element.magnitudes[-2]) / 2):
+        assert (values == above).any()
     for special in (0x80000000, 1, 0x7FFFFF, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001):
         assert (bits == special).any(), hex(special)
-    assert np.isin(crafted_blocks(False).x.view(np.uint32), bits).mean() > 0.2
+    assert np.isin(crafted_blocks(made, False).x.view(np.uint32), bits).mean() > 0.2
     assert not crafted.x.flags.writeable
 
 
+@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
 @pytest.mark.parametrize("rule", ScaleRule)
-def test_tame_values_are_exact_under_every_rounding(rule):
-    x = tame(np.random.default_rng(0), (50, 96))
+def test_tame_values_are_exact_under_every_rounding(rule, made):
+    x = tame(np.random.default_rng(0), (50, 96), made=made)
     first, *others = (
-        quantize(x, OperandSpec(scale_rule=rule, rounding=r), placement=Placement(Stream(1)))
+        quantize(x, OperandSpec(format=made, scale_rule=rule, rounding=r), placement=Placement(Stream(1)))
         for r in Rounding
     )
     assert all(first == other for other in others)
