@@ -220,7 +220,9 @@ def special(made: BlockFormat, other: BlockFormat | None = None) -> Iterator[Que
         return
     codes = every_code(made, special=True)
     yield "gemm.special", "codes of NaN and Inf against every number", codes, every_code(other or made)
-    yield "gemm.special", "codes of NaN and Inf against each other", codes, codes
+    others = every_code(other or made, special=True)
+    if len(others.codes):
+        yield "gemm.special", "codes of NaN and Inf against each other", codes, others
     infinity = element.values.index(np.inf) if np.inf in element.values else None
     nan = int(np.flatnonzero(np.isnan(element.values))[0])
     one = code_of(1.0, element)
