@@ -26,13 +26,15 @@ def documents(target: str, records: Path = RECORDS) -> list[dict[str, Any]]:
 def render(recorded: Sequence[Mapping[str, Any]]) -> str:
     """Return the counts as a reStructuredText table, a column per release."""
     dates = ", ".join(f"{d['triton']} on {d['date']}" for d in recorded)
-    newest = recorded[-1]["records"]
-    size = f"{len({r['case'] for r in newest})} cases, {len(newest)} kernels"
+    tables = [{(r["case"], r["kernel"]): r for r in d["records"]} for d in recorded]
+    # A case that is younger than a release has an empty cell there.
+    kernels = {key: record for table in tables for key, record in table.items()}
+    launched = max(len(d["records"]) for d in recorded)
+    size = f"{len({case for case, _ in kernels})} cases, {launched} kernels"
     lines = [f"{size}, counted with Triton {dates}.", "", ".. list-table::", "   :header-rows: 1", ""]
     heads = [f"Triton {d['triton']}: VALU, VGPR, waves" for d in recorded]
     lines += _row(["Case", "Kernel", "LDS", *heads, "Hardware features"])
-    tables = [{(r["case"], r["kernel"]): r for r in d["records"]} for d in recorded]
-    for key, kernel in tables[-1].items():
+    for key, kernel in kernels.items():
         features = " ".join(f"`{name}`" for name in kernel["notable"])
         cells = [_cell(table.get(key)) for table in tables]
         lines += _row([f"`{key[0]}`", f"`{key[1]}`", f"{kernel['shared']:,}", *cells, features])
