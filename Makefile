@@ -51,10 +51,10 @@ test-model: $(STAMP)  ## execute every compiled variant of every kernel in the s
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
 
 test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by inductor too, with the eager ones (minutes)
-	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/test_linear_compiled.py
+	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/torch/test_compiled.py
 
 test-faults: $(STAMP)  ## spoil every file operation of `train` and `ablate`, and cut the power (an hour)
-	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/test_faults.py
+	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/faults/test_faults.py
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
@@ -76,21 +76,21 @@ docs: $(STAMP)  ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
 
-bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a minute; RECORD=1: into docs/performance.rst)
+bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a minute; RECORD=1: into docs/records)
 	PYTHONPATH=tests $(BIN)/python -m bench.bench_cpu --backend '$(MXREF_BACKEND)' $(if $(QUICK),--quick) $(if $(RECORD),--record)
 
 warm-up: $(STAMP)  ## compile every kernel of the backend ahead of its first use
 	$(BIN)/mxref warm-up --backend '$(MXREF_BACKEND)'
 
-aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/gfx950.rst)
+aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/records)
 	$(BIN)/python -m mxref_triton.aot --check --json runs/aot.json
-	$(if $(RECORD),$(BIN)/python -m mxref_triton.aot.page runs/aot.json)
+	$(if $(RECORD),PYTHONPATH=tests $(BIN)/python -m bench.render_aot runs/aot.json)
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-peers:  ## run other implementations of MXFP4, in .venv-peers, and write the table of docs/peers.rst
+peers:  ## run other implementations of MXFP4, in .venv-peers, and record what they store in docs/records
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[peers]'
@@ -100,4 +100,4 @@ relock: $(STAMP)  ## lock the clauses of the specification, once the tests of an
 	$(BIN)/python docs/_ext/clauses.py relock
 
 clean:  ## remove what was built; .venv stays
-	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build docs/_measured .pytest_cache .mypy_cache .ruff_cache .hypothesis

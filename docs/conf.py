@@ -6,6 +6,7 @@ from pathlib import Path
 from mxref import __version__
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the studies, which render what they measured
 
 project = "mxref"
 author = "the mxref authors"
@@ -18,8 +19,9 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mxref_spec",
+    "measured",
 ]
-exclude_patterns = ["_build", "spec/vectors"]
+exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
 smartquotes = False
 

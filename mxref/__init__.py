@@ -16,17 +16,17 @@ from mxref.formats import (
     OperandFormat,
 )
 from mxref.gemm import scaled_gemm
-from mxref.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
 from mxref.linear import linear_gemm
 from mxref.mxarray import MXArray, PreparedArray
-from mxref.philox import Stream
 from mxref.placement import Placement
 from mxref.quantization import dequantize, quantize
 from mxref.recipe import GemmProfile, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamard
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""What callers pass, as the operations take it: what is natural is converted, the rest refused by an MxrefError.
+"""Checks and conversions of the arguments of public operations; a wrong argument raises an MxrefError.
 
 Implements: conventions.inputs
 """
@@ -19,10 +19,10 @@ from mxref.recipe import OperandSpec
 
 
 def as_spec(spec: Any) -> OperandSpec:
-    """Return the treatment that a spec, a dialect or a dialect's name stands for; None is the dialect `ocp`.
+    """Return the OperandSpec for a spec, a dialect or the name of a dialect; None means the dialect `ocp`.
 
     Raises:
-        RecipeError: an unknown name, or something else.
+        RecipeError: an unknown name, or an object of another type.
     """
     if isinstance(spec, OperandSpec):
         return spec
@@ -34,7 +34,7 @@ def as_spec(spec: Any) -> OperandSpec:
         return dialect(spec).spec
     raise RecipeError(
         f"expected an OperandSpec, a dialect or its name, got {described(spec)}; "
-        "an operand of a recipe is recipe.fprop.x, say"
+        "the spec of one operand of a recipe is, for example, recipe.fprop.x"
     )
 
 
@@ -49,14 +49,14 @@ def check_placement(name: str, value: Any) -> Placement:
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Return a truth value as Python's own; RecipeError for anything else."""
+    """Return a boolean as a Python bool; RecipeError for any other type."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise RecipeError(f"{name} must be True or False, got {described(value)}")
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return an integer as Python's own; ShapeError for anything else."""
+    """Return an integer as a Python int; ShapeError for any other type."""
     try:
         return index(value)
     except TypeError:
@@ -75,6 +75,6 @@ def check_mxarray(operation: str, q: Any) -> MXArray:
     if isinstance(q, MXArray):
         return q
     raise DtypeError(
-        f"{operation} takes an MXArray, got {described(q)}; quantize it first, as in mxref.quantize(x), "
-        "along the axis that is contracted"
+        f"{operation} takes an MXArray, got {described(q)}; quantize it first along the contraction axis, "
+        "as in mxref.quantize(x)"
     )

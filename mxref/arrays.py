@@ -1,4 +1,4 @@
-"""Arrays of other libraries, as the operations take them: converted where that is natural, else refused.
+"""Conversion of arrays of other libraries; an array without a safe conversion is an error.
 
 Implements: conventions.inputs
 """
@@ -15,7 +15,7 @@ from mxref.errors import DtypeError
 
 
 def described(value: Any) -> str:
-    """Return a value as an error message names it: its type, and the value itself where it is short."""
+    """Return the text for a value in an error message: its type, and the value if it is short."""
     if isinstance(value, str) and len(value) <= 40:
         return repr(value)
     text = repr(value) if isinstance(value, int | float | None) else ""
@@ -23,14 +23,14 @@ def described(value: Any) -> str:
 
 
 def as_array(x: Any) -> Any:
-    """Return an array of another library as a NumPy array to read from; anything else as it is.
+    """Return an array of another library as a NumPy array for reading; return other objects unchanged.
 
     Args:
         x: a NumPy array, a PyTorch tensor on the CPU (bfloat16 and `requires_grad` included), or any object
-            that has a type and a shape and gives a NumPy array by `__array__`, which may be a copy.
+            with `dtype`, `shape` and `__array__`, which may return a copy.
 
     Raises:
-        DtypeError: an object that gives no NumPy array, such as a tensor that lies in the memory of a GPU.
+        DtypeError: an object that cannot become a NumPy array, such as a tensor on a GPU.
     """
     if isinstance(x, np.ndarray):
         return x
@@ -43,20 +43,20 @@ def as_array(x: Any) -> Any:
         except Exception as err:  # whatever that library raises
             raise DtypeError(
                 f"{type(x).__name__} gives no NumPy array ({type(err).__name__}: {err}); convert it yourself, "
-                "as in x.get() for CuPy, or take a backend for the device on which it lies"
+                "as in x.get() for CuPy, or use a backend for its device"
             ) from err
     return x
 
 
 def as_sum(onto: Any, arrays: str) -> Any:
-    """Return the array to which a product is added in place, as a backend takes it: surely the same memory.
+    """Return the array to which a backend adds a product in place; the result shares its memory.
 
     Args:
-        onto: a NumPy array or a PyTorch tensor on the CPU; for a backend on tensors a tensor.
+        onto: a NumPy array or a PyTorch tensor on the CPU; for a backend of torch tensors, a tensor.
         arrays: the backend's library of arrays, `numpy` or `torch`.
 
     Raises:
-        DtypeError: anything else. `__array__` may give a copy, and what is added to that would be lost.
+        DtypeError: any other object. `__array__` can return a copy, and the sum would be lost.
     """
     torch = _torch()
     tensor = torch is not None and isinstance(onto, torch.Tensor)
@@ -68,13 +68,13 @@ def as_sum(onto: Any, arrays: str) -> Any:
         )
     if tensor and onto.is_neg():
         raise DtypeError(
-            "add_product writes to memory, and this tensor is a negated view of it; give a clone of it"
+            "add_product writes to memory, and this tensor is a negated view of its memory; pass a clone"
         )
     return as_array(onto) if arrays == "numpy" else onto
 
 
 def _torch() -> Any:
-    """Return torch if it was imported: a tensor exists only then."""
+    """Return torch if it was imported, else None; without the import no tensor can exist."""
     return sys.modules.get("torch")
 
 
@@ -83,7 +83,7 @@ def _from_torch(x: Any, torch: Any) -> Any:
         where = f"on {x.device}" if x.device.type != "cpu" else f"of layout {x.layout}"
         raise DtypeError(
             f"a tensor {where} cannot be read as a NumPy array; copy it first, as in x.cpu() or x.to_dense(), "
-            "or take a backend for that device, as in mxref.get_backend('triton')"
+            "or use a backend for that device, as in mxref.get_backend('triton')"
         )
     x = x.detach().resolve_conj().resolve_neg()
     try:
@@ -94,7 +94,7 @@ def _from_torch(x: Any, torch: Any) -> Any:
         raise DtypeError(
             f"input type {x.dtype} is not taken; cast it to float32, bfloat16 or float16"
         ) from err
-    except RuntimeError as err:  # of a subclass that holds no values, such as FakeTensor
+    except RuntimeError as err:  # from a subclass without values, such as FakeTensor
         raise DtypeError(
-            f"a tensor of type {type(x).__name__} gives no NumPy array ({err}); give a plain tensor of its values"
+            f"a tensor of type {type(x).__name__} gives no NumPy array ({err}); pass a plain tensor with its values"
         ) from err

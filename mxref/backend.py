@@ -28,13 +28,13 @@ from mxref.dialects import Dialect
 from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import INPUT_DTYPES, MXFP4, BlockFormat, BlockShape, Nonfinite
 from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
-from mxref.hadamard import SIZES, Rotation
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, Rotation
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 
 Gemm = tuple[GemmProfile, BlockFormat, BlockFormat]
 """What a scaled GEMM is asked for: its profile, the format of A and that of B."""
@@ -87,9 +87,9 @@ class Capabilities:
         """
         declared = getattr(self, capability)
         if value not in declared:
-            names = ", ".join(sorted(map(_words, declared))) or "nothing"
+            names = ", ".join(sorted(map(declared_words, declared))) or "nothing"
             raise UnsupportedError(
-                f"backend {backend!r} does not declare {_words(value)} in {capability} (declared: {names}); "
+                f"backend {backend!r} does not declare {declared_words(value)} in {capability} (declared: {names}); "
                 "change the recipe or choose another backend"
             )
 
@@ -104,7 +104,7 @@ class Capabilities:
             raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
 
 
-def _words(value: Any) -> str:
+def declared_words(value: Any) -> str:
     """Return a declared value as an error message shows it, as in `ordered of mxfp4 x mxfp4`."""
     return f"{value[0]} of {value[1]} x {value[2]}" if isinstance(value, tuple) else str(value)
 

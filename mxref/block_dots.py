@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.formats import ElementFormat
+from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
-from mxref.packing import unpack
-from mxref.scale import scale_exponent
+from mxref.steps.scale import scale_exponent
 
 Floats = NDArray[np.float64]
 
@@ -61,9 +61,9 @@ class BlockDot:
     def integers(self, lowest: int) -> NDArray[Any]:
         """Return dot * 2^exponent as integer multiples of 2^lowest, Python's integers [M, N]; special dots are 0."""
         scaled = [_to_int(np.ldexp(part, -self.unit)).astype(object) for part in self.parts]
-        integers: NDArray[Any] = sum(scaled[1:], start=scaled[0]) * (
-            1 << (self.exponent + self.unit - lowest).astype(object)
-        )
+        shift = (self.exponent + (self.unit - lowest)).astype(object)
+        whole: NDArray[Any] = scaled[0] + sum(scaled[1:])
+        integers: NDArray[Any] = whole * (1 << shift)
         return integers
 
     def _terms(self) -> list[Floats]:

@@ -1,4 +1,4 @@
-"""The cores of a machine, shared among processes that each would take them all."""
+"""The number of cores, and limits for child processes that share them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What sets the number of threads of the libraries that start one for each core."""
+"""Environment variables for the number of threads of libraries that start one thread per core."""
 
 
 def cores() -> int:
@@ -17,7 +17,7 @@ def cores() -> int:
 
 @contextmanager
 def on_a_share(jobs: int) -> Iterator[None]:
-    """Give processes started meanwhile the threads of one of `jobs` shares, where the environment sets none."""
+    """Limit child processes to 1/`jobs` of the cores, except where the environment sets a number of threads."""
     unset = [name for name in THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, str(max(1, cores() // jobs))))
     try:

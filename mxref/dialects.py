@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mxref.errors import RecipeError
-from mxref.hadamard import SignPolicy
 from mxref.recipe import OperandSpec
 from mxref.roles import GemmRole
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 from mxref.tomlio import nearest, shown
 
 

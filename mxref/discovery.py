@@ -1,4 +1,4 @@
-"""Which backends there are, and which one is used: by argument, MXREF_BACKEND, or default, always with a reason."""
+"""Discovery of backends, and the choice of one by argument, by MXREF_BACKEND or by default."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mxref.tomlio import nearest, suggestion
 ENVIRONMENT_VARIABLE = "MXREF_BACKEND"
 ENTRY_POINT_GROUP = "mxref.backends"
 PREFERENCE = ("numba", "reference")
-"""Order in which a backend is looked for when none is asked for."""
+"""Default backends; the first installed one is used."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend that discovery found: loaded, or the reason why not."""
+    """A discovered backend: the loaded object, or the reason why it could not be loaded."""
 
     name: str
     source: str
@@ -49,7 +49,7 @@ def _points() -> dict[str, EntryPoint]:
 
 
 def candidates() -> list[Candidate]:
-    """Return every discovered backend in order of preference, loading each."""
+    """Load every discovered backend and return them in order of preference."""
     points = _points()
     order = [*(n for n in PREFERENCE if n in points), *sorted(n for n in points if n not in PREFERENCE)]
     found = []
@@ -90,20 +90,20 @@ def get_backend(name: str | None = None) -> Backend:
         name: an entry-point name, `module:object` or `file.py:object`; default the environment variable
             MXREF_BACKEND, else the first of `PREFERENCE` that is installed.
 
-    A file is loaded under a name of its own, so it may be named like any module, and can import what lies
-    beside it unless that is named like an installed module. A call of `os._exit` during the load is an error too.
-    Compiled code can still end the process; `mxref conform` loads a backend in another process and reports that.
+    A file is loaded under a unique module name, so its own name does not matter. It can import modules from its
+    folder, unless an installed module has the same name. A call of `os._exit` during loading raises LoadError.
+    Compiled code can still end the process; `mxref conform` loads a backend in another process and reports this.
 
     Raises:
-        BackendError: an unknown name (the known ones are listed), a package that is not installed, or an
+        BackendError: an unknown name (the message lists the known ones), a package that is not installed, or an
             object that is not a backend.
-        LoadError: a BackendError for code that raised something else, `SystemExit` included, while it was loaded.
+        LoadError: the backend's code raised another exception, such as `SystemExit`, while it was loaded.
 
     Implements: conformance.selection
     """
     if name is not None and not isinstance(name, str):
         raise BackendError(
-            f"a backend is named by a string, as in 'reference' or 'file.py:object', got {type(name).__name__}"
+            f"the name of a backend must be a string, as in 'reference' or 'file.py:object', got {type(name).__name__}"
         )
     if not name:
         name, _ = choose()
@@ -127,7 +127,7 @@ def get_backend(name: str | None = None) -> Backend:
 
 @contextmanager
 def _own_failures(name: str) -> Iterator[None]:
-    """Turn what a backend's own code raises while it is loaded into a LoadError, which says where it was raised."""
+    """Convert exceptions of a backend's code during loading into a LoadError that names file and line."""
     try:
         with _refused_exit():
             yield
@@ -144,11 +144,11 @@ def _own_failures(name: str) -> Iterator[None]:
 
 @contextmanager
 def _refused_exit() -> Iterator[None]:
-    """Let `os._exit` raise SystemExit in this process: the program would end with the code of the backend's choice."""
+    """Make `os._exit` raise SystemExit in this process, so that a backend cannot end the program."""
     leave, process, loading = os._exit, os.getpid(), True
 
     def refuse(status: int) -> NoReturn:
-        # A forked child has to end by it, and so has a caller that kept this function.
+        # Forked children and later calls of this function must still exit.
         if loading and os.getpid() == process:
             raise SystemExit(f"os._exit({status})")
         leave(status)
@@ -202,10 +202,10 @@ def _load_object(module_name: str, attribute: str) -> Any:
 
 
 def _file_module(path: Path) -> ModuleType:
-    """Return a file as a module of a name of its own; its folder is looked in last for what it imports."""
+    """Import a file under a unique module name; its folder is appended to the import path."""
     folder = str(path.resolve().parent)
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    # The file's own name might be that of a module which others import.
+    # The file may have the name of a module that other code imports.
     spec = importlib.util.spec_from_file_location(f"mxref_backend_{path.stem}_{digest}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot read {path}")

@@ -1,18 +1,18 @@
-"""Every error that mxref raises on bad input, so that a caller can catch them all or one kind."""
+"""The errors that mxref raises on bad input. All are subclasses of MxrefError."""
 
 from __future__ import annotations
 
 
 class MxrefError(Exception):
-    """Base of all errors raised on bad input; its message is one line that names the way out."""
+    """Base of all errors raised on bad input. The message is one line that names the problem and the remedy."""
 
 
 class ShapeError(MxrefError, ValueError):
-    """A shape, axis, origin or padding that the operation cannot take."""
+    """A shape, axis, origin or padding that the operation does not support."""
 
 
 class DtypeError(MxrefError, TypeError):
-    """A data type that would have to be narrowed or guessed."""
+    """A data type that the operation does not accept, because converting it would lose or guess bits."""
 
 
 class NonfiniteError(MxrefError, ValueError):
@@ -20,11 +20,11 @@ class NonfiniteError(MxrefError, ValueError):
 
 
 class RecipeError(MxrefError, ValueError):
-    """A recipe, spec or configuration key or value that does not exist or does not fit."""
+    """An unknown key or an invalid value of a recipe, spec or configuration."""
 
 
 class FileFormatError(MxrefError, ValueError):
-    """A file that is missing, damaged, or not of the format that its reader expects."""
+    """A file that is missing, damaged or of another format."""
 
 
 class BackendError(MxrefError, LookupError):
@@ -32,8 +32,8 @@ class BackendError(MxrefError, LookupError):
 
 
 class LoadError(BackendError):
-    """A backend whose own code failed, or would have ended the program, while it was loaded."""
+    """A backend whose code raised an exception, or tried to end the program, while it was loaded."""
 
 
 class UnsupportedError(MxrefError, NotImplementedError):
-    """A request outside the capabilities that a backend declares; nothing falls back silently."""
+    """A request that the backend does not declare in its capabilities. There is no fallback."""

@@ -24,7 +24,7 @@ from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
-from mxref.scale import scale_exponent
+from mxref.steps.scale import scale_exponent
 
 OUT_DTYPES = ("float32", "bfloat16")
 

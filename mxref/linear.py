@@ -10,11 +10,11 @@ from typing import Any
 
 from mxref.backend import Backend
 from mxref.errors import BackendError, RecipeError
-from mxref.philox import Stream
 from mxref.placement import Placement
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.random import Stream
 
 
 def linear_gemm(

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError, ShapeError
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat, BlockShape
-from mxref.hadamard import Rotation
-from mxref.packing import unpack
+from mxref.layouts.packed import unpack
+from mxref.steps.hadamard import Rotation
 
 _FORMAT = "mxref.mxarray.1"
 

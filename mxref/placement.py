@@ -9,7 +9,7 @@ from typing import Any
 
 from mxref.arrays import described
 from mxref.errors import RecipeError, ShapeError
-from mxref.philox import Stream
+from mxref.steps.random import Stream
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from mxref.errors import DtypeError, NonfiniteError, RecipeError, ShapeError
 from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape, Nonfinite
-from mxref.hadamard import Rotation, SignPolicy, draw_rotation
 from mxref.mxarray import MXArray, on_host
-from mxref.philox import Stream, check_operand
 from mxref.placement import Placement, integers
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
+from mxref.steps.hadamard import Rotation, SignPolicy, draw_rotation
+from mxref.steps.random import Stream, check_operand
+from mxref.steps.rounding import Rounding
 
 
 def dtype_name(x: Any) -> str:

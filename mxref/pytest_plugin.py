@@ -1,6 +1,6 @@
-"""A pytest plugin: with `--mxref-backend NAME`, every clause of the specification is a test of that backend.
+"""A pytest plugin: with `--mxref-backend NAME`, every clause of the specification becomes a test of that backend.
 
-Without the option it does nothing, and imports nothing but pytest.
+Without the option the plugin does nothing and imports only pytest.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Test a backend: a name, module:object or path/to/file.py:object.",
     )
     group.addoption(
-        "--mxref-level", choices=("quick", "full"), default="quick", help="How much; default quick."
+        "--mxref-level", choices=("quick", "full"), default="quick", help="Amount of checks; default quick."
     )
-    group.addoption("--mxref-seed", type=int, default=0, help="Seed of the drawn values.")
+    group.addoption("--mxref-seed", type=int, default=0, help="Seed of the random values.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the backend's tests part of the run, whatever paths are given."""
+    """Add the backend's tests to the run, whichever paths are given."""
     if config.getoption("--mxref-backend"):
         config.pluginmanager.register(_Conformance(), "mxref-conformance")
 
 
 class _Conformance:
-    """Collects the clauses after everything else is collected, and before `-k` and its like select."""
+    """Collects the clauses after all other tests, and before options such as `-k` select tests."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -75,7 +75,7 @@ class _Backend(pytest.Collector):
 
     @cached_property
     def report(self) -> Report:
-        """The report of all checks, because one may find another clause at fault than its own."""
+        """The report of all checks: a check can show that another clause than its own is broken."""
         from mxref.conformance import check
 
         return check(self.backend, **self.amount)
@@ -89,13 +89,13 @@ class _Clause(pytest.Item):
         self.backend = backend
 
     def runtest(self) -> None:
-        """Fail with the shrunk block, or skip if nothing is declared or asked."""
+        """Fail with the shrunk block, or skip if the backend declares nothing that the clause covers."""
         from mxref.conformance.model import NOT_ASKED
         from mxref.conformance.report import failure_text, reasons_text
 
         report = self.backend.report
         result = next((c for c in report.clauses if c.clause == self.name), None)
-        if result is None:  # the backend was loaded to list its clauses, and could not be loaded again
+        if result is None:  # listing the clauses loaded the backend, but the second load failed
             raise ConformanceError(failure_text(report.failures[0]))
         if result.failures:
             counts = f"\n{result.failed} of {result.failed + result.passed} checks failed"
@@ -111,7 +111,7 @@ class _Clause(pytest.Item):
         return super().repr_failure(excinfo, *args)
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """Return the place that a failure is reported under."""
+        """Return the place that a failure report names."""
         return "mxref", None, f"mxref: {self.name}"
 
 

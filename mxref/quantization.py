@@ -13,15 +13,15 @@ from mxref.arrays import as_array
 from mxref.dialects import Dialect
 from mxref.errors import DtypeError
 from mxref.formats import CANONICAL_NAN, BlockShape
-from mxref.hadamard import hadamard
+from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import pack, unpack
-from mxref.philox import random_integers
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.recipe import OperandSpec
-from mxref.rounding import apply_prescale, round_magnitude
-from mxref.scale import INFINITY_BITS, magnitude_bits, scale_code, scale_exponent, scale_value
+from mxref.steps.hadamard import hadamard
+from mxref.steps.random import random_integers
+from mxref.steps.rounding import apply_prescale, round_magnitude
+from mxref.steps.scale import INFINITY_BITS, magnitude_bits, scale_code, scale_exponent, scale_value
 
 
 def quantize(

@@ -10,10 +10,10 @@ from typing import Any
 
 from mxref.errors import RecipeError
 from mxref.formats import MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
-from mxref.hadamard import SIZES, SignPolicy
 from mxref.roles import OPERANDS, GemmRole
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 from mxref.tomlio import normalize, to_table
 
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from mxref.backend import Backend, Capabilities, every_gemm
 from mxref.formats import BLOCK_FORMATS
 from mxref.gemm import scaled_gemm
-from mxref.hadamard import Rotation, hadamard
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.quantization import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import Rotation, hadamard
 
 
 class ReferenceBackend(Backend):

@@ -1,7 +1,7 @@
-"""Frozen dataclasses from TOML and back, strictly: an unknown key or a wrong type is an error.
+"""Strict conversion between TOML and frozen dataclasses: an unknown key or a wrong type is an error.
 
-Every configuration of the project (recipes, ladders, training presets) goes through `build`, so all
-of them answer a misspelt key in the same way.
+Every configuration of the project (recipes, ladders, training presets) uses `build`, so all of them report a
+misspelt key in the same way.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 
 MAX_DEPTH = 32
-"""Tables and lists within each other that a file may have."""
+"""Largest nesting depth of tables and lists in a file."""
 
-_INTEGER_BITS = 64  # a seed takes all of them
+_INTEGER_BITS = 64  # a seed uses all of them
 _SHOWN = 80
 
 
 class _Short(reprlib.Repr):
-    """Values in error messages: cut to one line, whatever a file holds."""
+    """Values in error messages, shortened to one line."""
 
     def repr_int(self, x: int, level: int) -> str:
-        # Python refuses to write out integers of more than 4,300 digits.
+        # Python refuses to convert integers of more than 4,300 digits to text.
         return repr(x) if x.bit_length() <= 2 * _INTEGER_BITS else f"an integer of {x.bit_length()} bits"
 
 
@@ -46,7 +46,7 @@ _short.maxstring = _short.maxother = _SHOWN
 
 
 def shown(value: object) -> str:
-    """Return a value as an error message shows it: like `repr`, but short."""
+    """Return the text for a value in an error message: a short `repr`."""
     return _short.repr(value)
 
 
@@ -54,8 +54,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
     Raises:
-        FileFormatError: the file cannot be read or parsed, or nests tables or lists deeper than `MAX_DEPTH`; the
-            message names the file, and the line if it does not parse.
+        FileFormatError: the file cannot be read or parsed, or nests tables or lists deeper than `MAX_DEPTH`. The
+            message names the file, and the line of a syntax error.
     """
     try:
         text = Path(path).read_bytes().decode()
@@ -91,13 +91,13 @@ def _depths(table: dict[str, Any]) -> Iterator[int]:
 
 
 def shorter(text: str | Path) -> str:
-    """Return text for an error message, its middle left out where it is very long."""
+    """Return text for an error message, without its middle if it is very long."""
     full = str(text)
     return full if len(full) <= 3 * _SHOWN else f"{full[:_SHOWN]}...{full[-_SHOWN:]}"
 
 
 def suggestion(word: object, known: typing.Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` for the known word nearest to `word`, or nothing if none is near."""
+    """Return ` (did you mean 'x'?)` for the known word nearest to `word`, or an empty text if none is near."""
     if not isinstance(word, str):
         return ""
     close = difflib.get_close_matches(shorter(word), list(known), n=1, cutoff=0.6)
@@ -111,7 +111,7 @@ def nearest(word: object, known: typing.Iterable[str]) -> str:
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `overlay` laid over it, table by table; neither argument is changed."""
+    """Return `base` with the values of `overlay`, merged table by table; neither argument is changed."""
     out = dict(base)
     for key, value in overlay.items():
         old = out.get(key)
@@ -122,8 +122,9 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Return the dataclass `cls` filled from `table`; `where` names the table in error messages.
 
-    Raises RecipeError on an unknown key (naming the nearest valid one), a missing key, or a value of
-    another type.
+    Raises:
+        RecipeError: an unknown key (the message names the nearest valid one), a missing key, or a value of
+            another type.
 
     Implements: recipe.unknown
     """
@@ -143,9 +144,9 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
 
 def normalize(obj: Any, where: str = "") -> None:
-    """Convert the fields of a frozen dataclass to their declared types, in its `__post_init__`.
+    """Convert the fields of a frozen dataclass to their declared types; for use in `__post_init__`.
 
-    So a value has to be of the same type whether it comes from a file or from Python.
+    Values from Python then follow the same rules as values from a file.
 
     Raises:
         RecipeError: a value of another type; `where` and the field's name begin the message.
@@ -160,7 +161,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Return a value as the type of a field; RecipeError, beginning with `where`, if it is of another type."""
+    """Return a value converted to the type of a field; RecipeError, beginning with `where`, if this is impossible."""
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         options = [h for h in typing.get_args(hint) if h is not type(None)]
@@ -216,7 +217,7 @@ def _finite(value: Any, where: str) -> float:
 
 
 def _require_text(value: str, where: str) -> None:
-    """Raise RecipeError unless the text can be written to a file and name one."""
+    """Raise RecipeError if the text is not valid Unicode or contains a null character."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -226,7 +227,7 @@ def _require_text(value: str, where: str) -> None:
 
 
 def to_table(obj: Any) -> Any:
-    """Return a dataclass as plain TOML tables and values, every field written out; None is left out."""
+    """Return a dataclass as plain TOML tables and values, with every field except those that are None."""
     if isinstance(obj, OperandFormat):
         return obj.name
     if is_dataclass(obj):

@@ -1,7 +1,7 @@
-"""Whether a folder can be trusted: only its user and root may change what is in it.
+"""Checks that only the user and root can change a folder or a file.
 
-Whoever can write to a cache decides what a later process finds there. Compiled kernels are run as they are
-found, and cached tokens are trained on, so every cache of the project asks here before it reads or writes.
+A user who can write to a cache decides what later processes read from it. Processes execute cached kernels and
+train on cached tokens, so every cache of the project uses these checks before it reads or writes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ ROOT = 0
 
 
 def why_untrusted(folder: str | os.PathLike[str]) -> str:
-    """Return why other users could change the content of a folder, or nothing if they cannot.
+    """Return why other users could change the content of a folder; an empty text if they cannot.
 
-    Links are followed first. The folder has to belong to the user or to root, and nobody else may write to it.
-    The same holds for every folder above it, since who can write there can replace it; a folder with the sticky
-    bit, like `/tmp`, keeps others from that. A group that only the user is in counts as the user.
+    Links are resolved first. The folder must belong to the user or to root, and nobody else may write to it.
+    The same holds for every folder above it, because a user who can write there can replace it. Folders above it
+    may have the sticky bit, like `/tmp`, which prevents this. A group with the user as its only member counts as
+    the user.
 
     On systems without user ids every folder is trusted.
 
     Raises:
-        OSError: the folder does not exist or cannot be looked at.
+        OSError: the folder does not exist or cannot be read.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -31,7 +32,7 @@ def why_untrusted(folder: str | os.PathLike[str]) -> str:
     for part in (path, *path.parents):
         found = part.stat()
         sticky = part != path and bool(found.st_mode & stat.S_ISVTX)
-        # Where `/` belongs to a user whom a container does not know, that user stands for root.
+        # In a container `/` can belong to an unknown user, who then counts as root.
         above = {Path(part.anchor).stat().st_uid} if part != path else set()
         if reason := _reason(found, above, sticky):
             return f"{part} {reason}"
@@ -39,10 +40,11 @@ def why_untrusted(folder: str | os.PathLike[str]) -> str:
 
 
 def read_trusted(file: Path) -> bytes:
-    """Return the content of a file that belongs to the user or to root and that nobody else may write.
+    """Return the content of a file that belongs to the user or to root and that nobody else can write.
 
     Raises:
-        PermissionError: another user owns the file or may write it; OSError: it cannot be read.
+        PermissionError: another user owns the file or can write it.
+        OSError: the file cannot be read.
     """
     with file.open("rb") as f:
         if hasattr(os, "geteuid") and (reason := _reason(os.fstat(f.fileno()), set(), False)):
@@ -72,7 +74,7 @@ def _user(uid: int) -> str:
 
 
 def _is_private(gid: int) -> bool:
-    """Return whether a group is the user's own: the one named like the user, with no other member."""
+    """Return whether a group has the user's name and no other member."""
     import grp
     import pwd
 

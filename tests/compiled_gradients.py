@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
+from mxref_torch import check_census, convert
 from mxref_training.config import find_recipe
-from mxref_training.linear import check_census, convert
 
 COMPILERS = ("aot_eager", "inductor")
 PARTS = ("block", "model")

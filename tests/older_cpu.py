@@ -1,6 +1,6 @@
 """The environment in which NumPy, PyTorch, Numba and libm take the code paths of an older x86-64 CPU.
 
-    PYTHONPATH=tests python -m older_cpu pytest tests/test_readme.py
+    PYTHONPATH=tests python -m older_cpu pytest tests/docs/test_readme.py
 
 Sums of a BLAS, `exp` and `log` then have other last bits, and the Numba backend takes its portable kernels.
 """

@@ -15,11 +15,11 @@ from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig, find_recipe
-from mxref_training.corpus import TokenCorpus
 from mxref_training.data import Tokens
+from mxref_training.data.corpus import TokenCorpus
 from mxref_training.errors import DataError
-from mxref_training.loop import TrainResult, train
-from mxref_training.telemetry import SilentProgress
+from mxref_training.run.loop import TrainResult, train
+from mxref_training.run.telemetry import SilentProgress
 
 VOCAB = 64
 CONFIG = TrainConfig(

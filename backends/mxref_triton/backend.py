@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities, every_gemm
 from mxref.errors import BackendError
-from mxref.formats import MXFP4, Nonfinite
-from mxref.hadamard import Rotation
+from mxref.formats import BLOCK_FORMATS, MXFP4, Nonfinite
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
-from mxref_triton.block import Output
-from mxref_triton.dequantize import dequantize
-from mxref_triton.gemm import (
+from mxref.steps.hadamard import Rotation
+from mxref_triton.lane.treatment import Output
+from mxref_triton.launch import DEVICE, INTERPRETED
+from mxref_triton.products.bounded import (
     BOUNDED,
     CLASSES,
     MAX_SCALES,
@@ -30,13 +30,16 @@ from mxref_triton.gemm import (
     add_by_mfma,
     bounded_way,
     check_same_device,
+    is_mxfp4,
     prepared_layout,
     scaled_gemm,
 )
-from mxref_triton.gfx950_check import native_roundings
-from mxref_triton.launch import DEVICE, INTERPRETED
-from mxref_triton.quantize import quantize, quantize_dual
-from mxref_triton.transform import hadamard
+from mxref_triton.quantizer.decode import dequantize
+from mxref_triton.quantizer.dispatch import quantize, quantize_dual
+from mxref_triton.quantizer.native import native_roundings
+from mxref_triton.quantizer.transform import hadamard
+
+FORMATS = frozenset(BLOCK_FORMATS.values())
 
 
 class TritonBackend(Backend):
@@ -47,7 +50,8 @@ class TritonBackend(Backend):
 
     name = "triton"
     capabilities = Capabilities(
-        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, {MXFP4}),
+        formats=FORMATS,
+        gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}) | every_gemm({GemmProfile.BOUNDED}, FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",
     )
@@ -56,8 +60,8 @@ class TritonBackend(Backend):
         """Take how `bounded` GEMMs are computed and who rounds.
 
         Args:
-            bounded: see `mxref_triton.gemm.bounded_way`.
-            conversions: see `mxref_triton.gfx950_check.native_roundings`.
+            bounded: see `mxref_triton.products.bounded.bounded_way`.
+            conversions: see `mxref_triton.quantizer.native.native_roundings`.
         """
         self.native, self._conversions = native_roundings(conversions)
         self._way, self._bounded = bounded_way(bounded)
@@ -82,7 +86,7 @@ class TritonBackend(Backend):
 
     @contextmanager
     def widened(self) -> Iterator[None]:
-        """Return a context in which `ordered`, which has no range and is a member of every class, answers `bounded`."""
+        """Return a context in which kernels without a range answer `bounded`; their results are of every class."""
         self._widened += 1
         try:
             yield
@@ -127,9 +131,10 @@ class TritonBackend(Backend):
         return hadamard(x, rotation, axis)
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> torch.Tensor:
+        way = self._way
         if self._widened:
-            profile = GemmProfile.ORDERED
-        return scaled_gemm(a, b, profile, out_dtype, self._way, self._flag, self.name)
+            profile, way = (GemmProfile.ORDERED, way) if is_mxfp4(a, b) else (profile, BoundedWay.ORDERED)
+        return scaled_gemm(a, b, profile, out_dtype, way, self._flag, self.name)
 
     def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:
         check_same_device(onto, a)

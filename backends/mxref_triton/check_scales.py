@@ -9,10 +9,10 @@ import sys
 
 import torch
 
-from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_gemm import MAX_SCALE, TILES
-from mxref_triton.gfx950_scales import first_wrong_scale, on_device
+from mxref_triton.lane.gfx950 import is_gfx950
 from mxref_triton.launch import DEVICE, INTERPRETED
+from mxref_triton.products.matrix_cores import MAX_SCALE, TILES
+from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 
 
 def main() -> int:

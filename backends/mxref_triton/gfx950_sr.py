@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 
 from mxref.errors import BackendError
-from mxref.rounding import Rounding
+from mxref.steps.rounding import Rounding
 from mxref_triton.backend import TritonBackend
-from mxref_triton.gemm import BOUNDED
-from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_check import first_difference, on_device
+from mxref_triton.lane.gfx950 import is_gfx950
 from mxref_triton.launch import INTERPRETED
+from mxref_triton.products.bounded import BOUNDED
+from mxref_triton.quantizer.native import first_difference, on_device
 
 _SR_BITS = 16
 """At most so many are asked for: the eight elements of a Philox call then get a word per pair, which is its seed."""

@@ -41,5 +41,5 @@ def _no_room(size: int, device: torch.device) -> DeviceMemoryError:
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return DeviceMemoryError(
         f"{device}: {size:,} bytes asked for, {free:,} of {total:,} free and {cached:,} cached in pieces; take a "
-        "smaller micro-batch, or quantize slices of rows with origin= and global_shape=, which changes no bit"
+        "smaller micro-batch, or quantize slices of rows, each with its Placement, which changes no bit"
     )

@@ -33,7 +33,7 @@ class CodeLink:
 
     id: str
     name: str
-    """Dotted name, as in mxref.scale.scale_code."""
+    """Dotted name, as in mxref.steps.scale.scale_code."""
     file: str
     line: int
 
@@ -93,7 +93,7 @@ def scan_tests(folder: Path, root: Path) -> tuple[list[TestLink], list[str]]:
     _module.cache_clear()  # files may have changed since the last scan
     _reached.cache_clear()
     links, problems = [], []
-    for path in sorted(folder.glob("test_*.py")):
+    for path in sorted(folder.rglob("test_*.py")):
         file = str(path.relative_to(root))
         tree = ast.parse(path.read_text(encoding="utf-8"))
         of_module = [
@@ -118,7 +118,7 @@ def scan_tests(folder: Path, root: Path) -> tuple[list[TestLink], list[str]]:
                 ids, declared, problem = _read_mark(mark)
                 if problem:
                     problems.append(f"{file}:{mark.lineno}: {name}: {problem}")
-                reached = _reached(path, name.split(".")[0])
+                reached = _reached(folder, path, name.split(".")[0])
                 if declared == "peer" and not any(r.split(".")[0] in _PEERS for r in reached):
                     problems.append(
                         f"{file}:{mark.lineno}: {name} claims a peer but uses none of {', '.join(_PEERS)}"
@@ -200,8 +200,8 @@ def _module(path: Path) -> tuple[dict[str, set[str]], dict[str, str]]:
 
 
 @cache
-def _reached(path: Path, name: str) -> frozenset[str]:
-    """Return the imports that a definition reaches through its own module and the modules beside it."""
+def _reached(tests: Path, path: Path, name: str) -> frozenset[str]:
+    """Return the imports that a definition reaches through its own module and the helper modules of the tests."""
     reached: set[str] = set()
     todo, seen = [(path, name)], set()
     while todo:
@@ -212,12 +212,12 @@ def _reached(path: Path, name: str) -> frozenset[str]:
         uses, imports = _module(module)
         if name in imports:
             target = imports[name]
-            stem, _, attribute = target.partition(".")
-            beside = module.parent / f"{stem}.py"
             reached.add(target)
-            if attribute and beside.exists() and stem not in _ORACLES:
-                # A helper module beside the test: what counts is what this one function reaches.
+            helper, _, attribute = target.rpartition(".")
+            file = tests / f"{helper.replace('.', '/')}.py"
+            if helper.split(".")[0] not in _ORACLES and file.is_file():
+                # What counts is what this one function of the helper module reaches.
                 reached.discard(target)
-                todo.append((beside, attribute))
+                todo.append((file, attribute))
         todo += [(module, used) for used in uses.get(name, ()) if used != name]
     return frozenset(reached)

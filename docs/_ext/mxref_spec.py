@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -115,6 +117,23 @@ def _python_link(name: str) -> nodes.Node:
     reference["refwarn"] = False
     reference += nodes.literal("", name)
     return reference
+
+
+class QuotedClause(SphinxDirective):
+    """The text of a clause on a page outside the specification, with a link to the clause: a table is stored once."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        clause = specification().clauses[self.arguments[0]]
+        source = f"spec/{clause.chapter}.rst"
+        self.env.note_dependency(str(ROOT / source))
+        box = nodes.container(classes=["quoted-clause"])
+        lines = StringList(textwrap.dedent(clause.text).strip("\n").splitlines(), source)
+        self.state.nested_parse(lines, self.content_offset, box)
+        line = nodes.paragraph("", "From ")
+        line += _clause_link(clause.id, self.env.docname)
+        return [box, line]
 
 
 class Informative(SphinxDirective):
@@ -231,6 +250,7 @@ def outdated(app: Sphinx, env: Any, added: set[str], changed: set[str], removed:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives and the checks."""
     app.add_directive("clause", ClauseDirective)
+    app.add_directive("quoted-clause", QuotedClause)
     app.add_directive("informative", Informative)
     app.add_directive("clause-coverage", Coverage)
     app.add_directive("conform-clauses", ConformClauses)

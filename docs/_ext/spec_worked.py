@@ -16,14 +16,14 @@ from sphinx.util.docutils import SphinxDirective
 from mxref import DIALECTS, MXArray, OperandSpec, SignPolicy, Stream, dequantize, quantize, scaled_gemm
 from mxref.block_dots import block_dots
 from mxref.explain import explain_block
-from mxref.explain_text import notes, number, reason, scale_steps
+from mxref.explain.text import notes, number, reason, scale_steps
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat
-from mxref.hadamard import Rotation, draw_rotation, hadamard
-from mxref.packing import pack, unpack
-from mxref.philox import SIGN_OPERAND, random_integers, stream_words
+from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
-from mxref.rounding import Rounding
-from mxref.scale import magnitude_bits
+from mxref.steps.hadamard import Rotation, draw_rotation, hadamard
+from mxref.steps.random import SIGN_OPERAND, random_integers, stream_words
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import magnitude_bits
 
 Cell = str | nodes.Node | list[nodes.Node]
 

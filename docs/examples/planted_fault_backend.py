@@ -4,7 +4,7 @@ import numpy as np
 
 from mxref import Backend, BlockShape, Capabilities, Rounding, ScaleRule
 from mxref.formats import E2M1
-from mxref.packing import pack
+from mxref.layouts.packed import pack
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 MIDPOINTS = (GRID[:-1] + GRID[1:]) / 2

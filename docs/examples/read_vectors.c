@@ -93,6 +93,7 @@ int main(int argc, char **argv) {
             const char *amax = text_of("amax"), *codes = text_of("codes");
             int rule = rule_of_line(), agrees;
             if (!id) continue; /* the header */
+            if (text_of("format")) { skipped++; continue; } /* another block format than MXFP4 */
             if (op && scales && amax && rule >= 0) agrees = scale_agrees(amax, scales, rule);
             else if (op && scales && codes && x && rule >= 0) agrees = quantize_agrees(x, scales, codes, rule);
             else { skipped++; continue; }

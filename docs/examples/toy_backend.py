@@ -6,7 +6,7 @@ import numpy as np
 from mxref import Backend, BlockShape, Capabilities, GemmProfile, Rounding, ScaleRule
 from mxref.backend import every_gemm
 from mxref.formats import E2M1, MXFP4
-from mxref.packing import pack, unpack
+from mxref.layouts.packed import pack, unpack
 
 
 class ToyBackend(Backend):

@@ -1,6 +1,6 @@
-"""The command line, `mxref <command>`: each command is imported only when it runs or shows its own help.
+"""The command line, `mxref <command>`. A command is imported only when it runs or shows its own help.
 
-So `mxref --help` answers at once, and lists the training commands on a machine without PyTorch.
+`mxref --help` is therefore fast, and lists the training commands also without PyTorch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OWN = {
 
 @contextlib.contextmanager
 def _printable_errors() -> Iterator[None]:
-    """Spell out control codes in usage errors, which quote what was typed."""
+    """Escape control codes in usage errors, which quote the arguments."""
     try:
         yield
     except click.ClickException as err:
@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
     """A group whose commands come from `_OWN` and from the entry points of the group `mxref.commands`."""
 
     def points(self) -> dict[str, EntryPoint]:
-        """Return the known commands by name, mxref's own first, none of them imported."""
+        """Return the known commands by name, those of mxref first, without importing them."""
         own = {name: EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in _OWN.items()}
         return own | {p.name: p for p in entry_points(group=ENTRY_POINT_GROUP) if p.name not in own}
 
@@ -62,14 +62,14 @@ class LazyGroup(click.Group):
         return list(self.points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command; BackendError says what to install when a package is missing."""
+        """Import and return a command; BackendError names the package to install if one is missing."""
         point = self.points().get(cmd_name)
         return load_command(point) if point else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` name; an unknown one is a usage error that suggests the nearest."""
+        """Return the command that `args` name; an unknown name is a usage error that suggests the nearest one."""
         name, known = args[0], self.points()
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"no command {name!r}{nearest(name, known)}", ctx)
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(rows)
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command line; a file that cannot be read or written ends in one line and exit code 2."""
+        """Run the command line; print a one-line error and exit with code 2 if a file cannot be read or written."""
         try:
             return super().main(*args, **options)
         except OSError as err:
@@ -97,12 +97,12 @@ class LazyGroup(click.Group):
             sys.exit(EXIT_BAD_INPUT)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        """Parse the options that stand before the command."""
+        """Parse the options before the command."""
         with _printable_errors():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
+        """Run a command; print one line and exit with code 2 on bad input, with code 130 on Ctrl-C."""
         try:
             with _printable_errors():
                 return super().invoke(ctx)
@@ -115,7 +115,7 @@ class LazyGroup(click.Group):
 
 
 def _drop_output() -> None:
-    """Discard what standard output could not take: Python would try again at the exit and print a traceback."""
+    """Discard unwritten standard output; otherwise Python writes it at exit and prints a traceback."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -125,7 +125,7 @@ def _drop_output() -> None:
 
 
 def load_command(point: EntryPoint) -> click.Command:
-    """Return the command of an entry point, imported."""
+    """Import and return the command of an entry point."""
     try:
         command: click.Command = point.load()
     except ModuleNotFoundError as err:
@@ -144,7 +144,7 @@ def load_command(point: EntryPoint) -> click.Command:
 
 
 def _distribution(point: EntryPoint, missing: str) -> str:
-    """Return what to install for a missing package: the extra that brings it, where one does."""
+    """Return what to install for a missing package: the extra that contains it, else the package."""
     for requirement in (point.dist and point.dist.requires) or []:
         extra = re.match(rf"{re.escape(missing)}\b.*extra == ['\"]([\w-]+)['\"]", requirement)
         if extra and point.dist:
@@ -153,7 +153,7 @@ def _distribution(point: EntryPoint, missing: str) -> str:
 
 
 def summary(point: EntryPoint) -> str:
-    """Return the first sentence of a command's docstring, read without importing its module, or where it is from."""
+    """Return the first sentence of a command's docstring without importing its module, else its entry point."""
     text = _docstring(point.module, point.attr) or f"From {point.value}."
     return re.split(r"(?<=\.)\s", " ".join(text.partition("\n\n")[0].split()), maxsplit=1)[0]
 
@@ -173,7 +173,7 @@ def _docstring(module: str, name: str) -> str | None:
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module; only its top-level package is looked up, so nothing is imported."""
+    """Return the file of a module without importing it: only its top-level package is looked up."""
     package, *rest = module.split(".")
     spec = importlib.util.find_spec(package)
     if spec is None:

@@ -1,9 +1,10 @@
-"""`mxref backends`: which backends there are, what each declares, and which one is used and why."""
+"""`mxref backends`: list the backends, their declarations, and the chosen one with the reason."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import fields
+from enum import Enum
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from mxref.backend import Capabilities
 from mxref.discovery import Candidate, candidates, choose, get_backend
 from mxref.errors import MxrefError
+from mxref.formats import FORMATS, OperandFormat
 
 
 @click.command()
@@ -28,7 +30,7 @@ def backends(as_json: bool) -> None:
         click.echo(json.dumps(_plain(found, chosen, why), indent=2))
     else:
         _show(found, chosen, why)
-    get_backend(chosen)  # a chosen backend that cannot be used is an error, after the list that helps
+    get_backend(chosen)  # after the list: a chosen backend that cannot be loaded is an error
 
 
 def _candidate(name: str) -> Candidate:
@@ -39,12 +41,29 @@ def _candidate(name: str) -> Candidate:
 
 
 def declared(capabilities: Capabilities, field: str) -> Any:
-    """Return a capability as plain data: sets as sorted lists, in the order of their definition for enums."""
+    """Return a capability as plain data: a set as a list in the order of definition, a GEMM as [profile, A, B]."""
     value = getattr(capabilities, field)
     if not isinstance(value, frozenset):
         return value
-    members = list(next(iter(value)).__class__) if value and hasattr(next(iter(value)), "value") else []
-    return [m.value for m in members if m in value] if members else sorted(value)
+    return [_named(member) for member in sorted(value, key=_order)]
+
+
+def _named(member: Any) -> Any:
+    if isinstance(member, tuple):
+        return [_named(part) for part in member]
+    if isinstance(member, Enum):
+        return member.value
+    return member.name if isinstance(member, OperandFormat) else member
+
+
+def _order(member: Any) -> Any:
+    if isinstance(member, tuple):
+        return tuple(map(_order, member))
+    if isinstance(member, Enum):
+        return list(type(member)).index(member)
+    if isinstance(member, OperandFormat):
+        return list(FORMATS).index(member.name) if member.name in FORMATS else len(FORMATS)
+    return member
 
 
 def _plain(found: list[Candidate], chosen: str, why: str) -> dict[str, Any]:
@@ -70,7 +89,7 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
+    from mxref.terminal import BOX, HEAD, QUIET, console
 
     out: Console = console()
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, expand=False)
@@ -100,13 +119,27 @@ def _show(found: list[Candidate], chosen: str, why: str) -> None:
     for f in fields(Capabilities):
         values = [declared(c.backend.capabilities, f.name) for c in usable if c.backend is not None]
         differs = any(v != values[0] for v in values)
-        matrix.add_row(f.name, *(Text(_cell(v), style="bold" if differs else "") for v in values))
+        cells = map(_gemms if f.name == "gemms" else _cell, values)
+        matrix.add_row(f.name, *(Text(cell, style="bold" if differs else "") for cell in cells))
     out.print(Text("\nWhat each declares", HEAD))
     out.print(matrix)
     differing = "Bold rows differ. " if len(usable) > 1 else ""
     out.print(
-        Text(f"\n{differing}What is not declared raises UnsupportedError; nothing falls back.", style=QUIET)
+        Text(f"\n{differing}Undeclared requests raise UnsupportedError; there is no fallback.", style=QUIET)
     )
+
+
+def _gemms(found: list[list[str]]) -> str:
+    """Return the declared GEMMs, a sentence for each profile; all pairs of some formats as one phrase."""
+    lines = []
+    for profile in dict.fromkeys(profile for profile, _, _ in found):
+        pairs = [(a, b) for name, a, b in found if name == profile]
+        formats = list(dict.fromkeys(name for pair in pairs for name in pair))
+        if len(formats) > 1 and len(pairs) == len(formats) ** 2:
+            lines.append(f"{profile}: all pairs of {', '.join(formats)}")
+        else:
+            lines.append(f"{profile}: {', '.join(a if a == b else f'{a} by {b}' for a, b in pairs)}")
+    return "; ".join(lines) or "none"
 
 
 def _cell(value: Any) -> str:

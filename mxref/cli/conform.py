@@ -1,4 +1,4 @@
-"""`mxref conform`: a backend held to the specification, clause by clause."""
+"""`mxref conform`: check a backend against the specification, clause by clause."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import click
 
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
-from mxref.cli.style import echo
 from mxref.conformance.model import Failure, Level, Op, Report
-from mxref.conformance.processes import LEAST_TO_LOAD, TIME_LIMIT
+from mxref.conformance.process.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
 from mxref.dialects import DIALECTS
 from mxref.discovery import choose
+from mxref.formats import BLOCK_FORMATS
+from mxref.terminal import echo
 
 _INTERVAL = 30.0
 """Seconds between two lines of progress in a log."""
@@ -39,13 +40,24 @@ _INTERVAL = 30.0
     "dialects",
     multiple=True,
     metavar="NAME",
-    help=f"Only as a dialect quantizes: {', '.join(DIALECTS)}.",
+    help=f"Only the treatment of this dialect: {', '.join(DIALECTS)}.",
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(list(BLOCK_FORMATS)),
+    help="Only this block format, and what is the same for every format.",
 )
 @click.option("--clause", "clauses", multiple=True, metavar="ID", help="Only this clause.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the drawn values."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random values."
 )
-@click.option("--quick/--full", default=False, help="Every clause, or every combination of it too (default).")
+@click.option(
+    "--quick/--full",
+    default=False,
+    help="Every clause once, or all its combinations (default).",
+)
 @jobs_option("Processes that share the checks; auto: one per core.")
 @click.option(
     "--time-limit",
@@ -53,13 +65,13 @@ _INTERVAL = 30.0
     default=TIME_LIMIT,
     show_default=True,
     metavar="SECONDS",
-    help="Longest time for a check; a backend that takes longer fails it. Shrinking a failure may take as long again, "
-    f"and loading the backend as long, or {LEAST_TO_LOAD:g} seconds if that is more.",
+    help="Time limit of a check; a check that takes longer fails. Shrinking a failure has the same limit. "
+    f"Loading the backend has it too, but at least {LEAST_TO_LOAD:g} seconds.",
 )
 @click.option(
     "--in-process",
     is_flag=True,
-    help="Run the checks in this process, for a debugger: without --time-limit, and a crash ends the command.",
+    help="Run the checks in this process, for a debugger. There is no time limit, and a crash ends the command.",
 )
 @click.option(
     "-v", "--verbose", is_flag=True, help="Print every clause, and the failure of each that failed."
@@ -71,6 +83,7 @@ def conform(
     name: str | None,
     ops: tuple[str, ...],
     dialects: tuple[str, ...],
+    formats: tuple[str, ...],
     clauses: tuple[str, ...],
     seed: int,
     quick: bool,
@@ -84,15 +97,16 @@ def conform(
 ) -> None:
     """Check a backend against the specification, clause by clause.
 
-    All that the backend declares is compared with the reference to the bit; what it does not declare must be
-    refused. Ends with 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect
-    and --clause may be repeated. The backend runs in a process of its own: if it ends that process or takes too
-    long, the check fails, and the others go on.
+    Everything that the backend declares is compared with the reference bit for bit. Undeclared requests must be
+    refused. The exit code is 0 if everything passed, 1 if something failed, 2 on bad usage. Options --op, --dialect,
+    --format and --clause may be repeated. The backend runs in a separate process: if it ends this process or
+    takes too long, the check fails, and the other checks continue.
 
     \b
     mxref conform --backend path/to/mine.py:backend --quick
     mxref conform --backend numba --op gemm --junit conformance.xml
-    mxref conform --backend triton --jobs 16           kernels compiled side by side
+    mxref conform --backend numba --format mxfp8_e4m3
+    mxref conform --backend triton --jobs 16           compile kernels in parallel
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
     from mxref.conformance.report import check_writable, to_json, to_junit, write
@@ -106,7 +120,8 @@ def conform(
     echo(f"backend {chosen}, {why}")
     with _progress() as progress:
         report = check(
-            chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None, seed=seed,
+            chosen, ops=ops or None, dialects=dialects or None, clauses=clauses or None,
+            formats=formats or None, seed=seed,
             level=Level.QUICK if quick else Level.FULL, progress=progress, jobs=jobs or cores(),
             time_limit=time_limit, in_process=in_process,
         )  # fmt: skip
@@ -137,7 +152,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _lines() -> Callable[[int, int], None]:
-    """Return what tells a log how far a run is, now and then: compiling backends take long."""
+    """Return a function that prints the progress at intervals, for logs: compiling backends take long."""
     last = time.monotonic()
 
     def told(done: int, total: int) -> None:
@@ -150,7 +165,7 @@ def _lines() -> Callable[[int, int], None]:
 
 
 def _saved(report: Report, folder: Path) -> Report:
-    """Return the report with its failing blocks written to files, and tiles explained from there."""
+    """Write the failing blocks to files; return the report with commands that read tiles from these files."""
     import numpy as np
 
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What `mxref conform` prints: a line per chapter and the first failure, or every clause and all failures."""
+"""The output of `mxref conform`: a line per chapter and the first failure, or every clause and all failures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _COUNTS = ("passed", "failed", "skipped")
 
 
 def show(report: Report, verbose: bool) -> None:
-    """Print a report; `verbose` has a line per clause and the failure of each that failed."""
+    """Print a report; with `verbose`, a line per clause and the failure of each clause that failed."""
     from rich.text import Text
 
-    from mxref.cli.style import console
     from mxref.conformance.report import failure_text
+    from mxref.terminal import console
 
     out = console()
     results = report.clauses if verbose else tuple(_chapters(report))
@@ -40,7 +40,7 @@ def show(report: Report, verbose: bool) -> None:
 
 
 def _chapters(report: Report) -> Iterator[ClauseResult]:
-    """Yield the results of each chapter of the specification, in the order of its first clause."""
+    """Yield the results of each chapter of the specification, in the order of the chapters' first clauses."""
     chapters: dict[str, ClauseResult] = {}
     for c in report.clauses:
         name = c.clause.partition(".")[0]
@@ -54,8 +54,8 @@ def _table(results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> No
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
     from mxref.conformance.report import reasons_text
+    from mxref.terminal import BOX, HEAD, QUIET, console
 
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column(heading, no_wrap=True)

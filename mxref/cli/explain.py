@@ -1,4 +1,4 @@
-"""`mxref explain`: one block, from the bits of its inputs to its packed bytes."""
+"""`mxref explain`: the quantization of one block, from the bits of its inputs to its packed bytes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from mxref.dialects import DIALECTS, dialect
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
-from mxref.explain_text import notes, reason, scale_steps
-from mxref.formats import BlockShape
-from mxref.hadamard import SIZES, SignPolicy
-from mxref.philox import Stream
+from mxref.explain.text import notes, reason, scale_steps
+from mxref.formats import BLOCK_FORMATS, BlockShape
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
-from mxref.rounding import MAX_SR_BITS, Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
 
 OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.items() for o in operands}
 
-# Numbers may be negative, so anything that no option claims is an argument; `_floats` refuses the rest.
+# Numbers may be negative, so click passes unknown options as arguments; `_floats` refuses other words.
 _SETTINGS = {"ignore_unknown_options": True}
 
 
@@ -39,7 +39,7 @@ _SETTINGS = {"ignore_unknown_options": True}
 @click.option(
     "--file", type=click.Path(path_type=Path), help="Read an array from a .npy, .npz or .safetensors file."
 )
-@click.option("--key", help="Name of the array in a file that holds several.")
+@click.option("--key", help="Name of the array in a file with several arrays.")
 @click.option(
     "--block", "index", type=click.IntRange(min=0), help="Block number in storage order, block axis last."
 )
@@ -47,6 +47,7 @@ _SETTINGS = {"ignore_unknown_options": True}
 @click.option(
     "--dialect", "name", default="ocp", show_default=True, help=f"Start from {', '.join(DIALECTS)}."
 )
+@click.option("--format", type=click.Choice(list(BLOCK_FORMATS)), help="Block format.")
 @click.option(
     "--scale-rule", type=click.Choice([r.value for r in ScaleRule]), help="Rule of the shared scale."
 )
@@ -56,9 +57,15 @@ _SETTINGS = {"ignore_unknown_options": True}
     "--hadamard", type=click.Choice(["0", *map(str, SIZES)]), help="Size of the transform; 0 is none."
 )
 @click.option(
-    "--signs", type=click.Choice([p.value for p in SignPolicy]), help="When its random signs are drawn."
+    "--signs",
+    type=click.Choice([p.value for p in SignPolicy]),
+    help="When the random signs of the transform are drawn.",
 )
-@click.option("--prescale/--no-prescale", default=None, help="Multiply by 3/4 before rounding.")
+@click.option(
+    "--prescale/--no-prescale",
+    default=None,
+    help="Multiply by the format's constant below 1 before rounding: 3/4 for MXFP4.",
+)
 @click.option("--zero-scale", type=click.Choice(["0", "127"]), help="Scale code of an all-zero block.")
 @click.option("--tile", is_flag=True, help="Share a scale over 32x32 tiles instead of 1x32 rows.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random bits.")
@@ -88,8 +95,8 @@ def explain(
 ) -> None:
     """Explain how a block is quantized, bit by bit.
 
-    NUMBERS are the elements, 32 to a block, and are padded with zeros: decimals, nan, inf, -0, or float32
-    bits such as 0x7fc00000. Or name a --file and a --block.
+    NUMBERS are the elements, 32 per block, padded with zeros: decimals, nan, inf, -0, or float32
+    bits such as 0x7fc00000. Alternatively, name a --file and a --block.
 
     \b
     mxref explain 1 -2 0.5 7
@@ -99,7 +106,7 @@ def explain(
     if bool(numbers) == bool(file):
         raise click.UsageError("give either numbers or --file, as in: mxref explain 1 -2 0.5")
     if not file and (key or axis != -1):
-        raise click.UsageError("--key and --axis say how to read a --file")
+        raise click.UsageError("--key and --axis need --file")
     x = read_array(file, key) if file else np.array(_floats(numbers), np.float32)
     spec = _spec(name, options)
     _require_used(spec, options["sr_bits"])
@@ -110,41 +117,41 @@ def explain(
     if as_json:
         click.echo(json.dumps({"blocks": [_plain(b) for b in blocks]}, indent=2))
         return
-    from mxref.cli.explain_table import show
+    from mxref.explain.table import show
 
     for block in blocks:
         show(block, operand)
 
 
 def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
-    """Return the dialect's spec with the given options laid over it."""
+    """Return the dialect's spec, changed by the given options."""
     changes: dict[str, Any] = {}
     for field, convert in (
         ("scale_rule", ScaleRule), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
-        ("zero_scale", int), ("sr_bits", int), ("prescale", bool),
+        ("zero_scale", int), ("sr_bits", int), ("prescale", bool), ("format", str),
     ):  # fmt: skip
         if options[field] is not None:
             changes[field] = convert(options[field])
     if options["tile"]:
         changes["block"] = BlockShape.TILE
     if changes.get("hadamard") == 0:
-        changes.setdefault("signs", SignPolicy.NONE)  # a dialect's signs go with its transform
+        changes.setdefault("signs", SignPolicy.NONE)  # without a transform, the dialect's signs must go too
     return replace(dialect(name).spec, **changes)
 
 
 def _require_used(spec: OperandSpec, sr_bits: int | None) -> None:
-    """Raise UsageError for an option that the block's bits would not depend on."""
+    """Raise UsageError for an option that has no effect on the block's bits."""
     if spec.rounding is Rounding.SR:
         return
     if sr_bits is not None:
-        raise click.UsageError(f"--sr-bits is for --rounding sr, and the rounding here is {spec.rounding}")
+        raise click.UsageError(f"--sr-bits needs --rounding sr, but the rounding is {spec.rounding}")
     if spec.signs is not SignPolicy.NONE:
         return
     ctx = click.get_current_context()
     for option in ("seed", "step", "layer"):
         if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--{option} decides nothing here: it takes --rounding sr, or --hadamard with --signs"
+                f"--{option} has no effect here: it needs --rounding sr, or --hadamard with --signs"
             )
 
 
@@ -155,7 +162,7 @@ def _floats(words: Sequence[str]) -> list[np.float32]:
             out.append(_float(word))
         except OverflowError:
             raise click.UsageError(
-                f"{word!r} is beyond float32, whose largest value is 3.4028235e38: write inf if you mean that"
+                f"{word!r} is beyond float32, whose largest value is 3.4028235e38: write inf for infinity"
             ) from None
         except ValueError:
             if word.startswith("--"):
@@ -189,7 +196,7 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
 
     Args:
         path: the file; a .npy file is mapped, not read.
-        key: name of the array, needed where a .npz or .safetensors file holds several.
+        key: name of the array, required if a .npz or .safetensors file has several arrays.
 
     Raises:
         FileFormatError: the file is missing, damaged or of another kind, or has no such array.
@@ -211,7 +218,7 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
         raise
     except OSError as err:
         raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
-    except Exception as err:  # every reader raises its own kind on a damaged file
+    except Exception as err:  # each reader raises its own exceptions on a damaged file
         text = str(err).partition("\n")[0]
         raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
 
@@ -221,15 +228,16 @@ def _only(path: Path, names: list[str], key: str | None) -> str:
         return names[0]
     if key in names and key is not None:
         return key
-    asked = f"has no array {key!r}" if key else f"holds {len(names)} arrays, choose one with --key"
+    asked = f"has no array {key!r}" if key else f"has {len(names)} arrays, choose one with --key"
     raise FileFormatError(
         f"{path} {asked}: {', '.join(names[:8]) or 'none'}{', ...' if len(names) > 8 else ''}"
     )
 
 
 def _plain(block: BlockExplanation) -> Any:
-    """Return an explanation as JSON values; NaN and Inf, which JSON lacks, as strings."""
+    """Return an explanation as JSON values. NaN and Inf become strings, because JSON has no such numbers."""
     out = asdict(block) | {
+        "spec": asdict(block.spec) | {"format": block.format.name},
         "packed": block.packed.hex(),
         "sqnr_db": block.sqnr_db,
         "max_error": block.max_error,

@@ -9,7 +9,7 @@ import click
 
 
 def jobs_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator of a command that takes `jobs`: a number of processes, or None for `auto`."""
+    """Return a decorator that adds the option `jobs`: a number of processes, or None for `auto`."""
     return click.option(
         "--jobs", default="1", show_default=True, metavar="N|auto", callback=_parsed, help=help
     )

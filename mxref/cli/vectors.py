@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mxref.errors import FileFormatError
+from mxref.formats import BLOCK_FORMATS
 
 EXIT_MISMATCH = 1
 _SHOWN = 10
@@ -20,6 +21,11 @@ _DIRECTORY = click.option(
 )
 
 
+_FORMAT = click.option(
+    "--format", "made", type=click.Choice(list(BLOCK_FORMATS)), help="Only the files of this block format."
+)
+
+
 @click.group()
 def vectors() -> None:
     """List, verify or generate the golden vectors."""
@@ -27,20 +33,21 @@ def vectors() -> None:
 
 @vectors.command("list")
 @_DIRECTORY
-def list_(directory: Path | None) -> None:
-    """Show what each file holds, and where its results come from."""
+@_FORMAT
+def list_(directory: Path | None, made: str | None) -> None:
+    """Show the content of each file and the sources of its results."""
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, QUIET, console
-    from mxref.vectors import CHAPTERS, Source, load_vectors, vectors_directory
+    from mxref.terminal import BOX, HEAD, QUIET, console
+    from mxref.vectors import Source, chapters_of, load_vectors, vectors_directory
 
     folder = directory or vectors_directory()
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False)
     table.add_column("chapter")
     for heading in ("records", *(source.value for source in Source), "clauses", "kB"):
         table.add_column(heading, justify="right")
-    for chapter in CHAPTERS:
+    for chapter in chapters_of(made):
         records = load_vectors(chapter, folder)
         sources = Counter(record.source for record in records)
         clauses = {clause for record in records for clause in record.clauses}
@@ -54,18 +61,19 @@ def list_(directory: Path | None) -> None:
 
 @vectors.command()
 @_DIRECTORY
-def verify(directory: Path | None) -> None:
+@_FORMAT
+def verify(directory: Path | None, made: str | None) -> None:
     """Recompute every vector with the reference and compare.
 
-    Exit code 1 where a result differs, 2 where a file is missing or damaged.
+    The exit code is 1 if a result differs, 2 if a file is missing or damaged.
     """
-    from mxref.cli.style import echo
-    from mxref.vectors import CHAPTERS, vectors_directory
+    from mxref.terminal import echo
+    from mxref.vectors import chapters_of, vectors_directory
     from mxref.vectors.run import verify_vectors
 
     folder = directory or vectors_directory()
     wrong = 0
-    for chapter in CHAPTERS:
+    for chapter in chapters_of(made):
         count, mismatches = verify_vectors(chapter, folder)
         wrong += len(mismatches)
         state = f"{len(mismatches)} of {count} differ" if mismatches else f"{count} agree"
@@ -85,16 +93,17 @@ def verify(directory: Path | None) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the scalar oracle; default the checkout's tests.",
 )
-def generate(directory: Path | None, tests: Path | None) -> None:
-    """Write the files anew, in a checkout: results from the scalar oracle, where the reference agrees."""
-    from mxref.cli.style import echo
-    from mxref.vectors import vectors_directory
+@_FORMAT
+def generate(directory: Path | None, tests: Path | None, made: str | None) -> None:
+    """Write all files, in a checkout: results come from the scalar oracle, and the reference must agree."""
+    from mxref.terminal import echo
+    from mxref.vectors import chapters_of, vectors_directory
     from mxref.vectors.make import default_tests, write_vectors
     from mxref.vectors.oracle import Oracle
 
     oracle = Oracle(tests or default_tests())
     folder = directory or vectors_directory()
     if not folder.is_dir():
-        raise FileFormatError(f"no folder {folder}: make it, or name another with --dir")
-    for path, changed in write_vectors(folder, oracle):
+        raise FileFormatError(f"no folder {folder}: create it, or name another with --dir")
+    for path, changed in write_vectors(folder, oracle, chapters_of(made)):
         echo(f"{path}  {'written' if changed else 'unchanged'}")

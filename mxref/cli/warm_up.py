@@ -1,4 +1,4 @@
-"""`mxref warm-up`: every kernel of a backend compiled ahead, so that no run waits for a compiler."""
+"""`mxref warm-up`: compile every kernel of a backend, so that no later run waits for the compiler."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mxref.discovery import choose, get_backend
 def warm_up(name: str | None) -> None:
     """Compile every kernel of a backend ahead of its first use.
 
-    What is compiled is kept on disk and found by every later process, until the sources, the compiler or the
-    CPU change; `mxref backends` says where. A backend that compiles nothing says so.
+    Compiled kernels are stored on disk. Later processes reuse them until the sources, the compiler or the CPU
+    change; `mxref backends` prints the folder.
     """
     from rich.table import Table
     from rich.text import Text
 
-    from mxref.cli.style import BOX, HEAD, console, echo
+    from mxref.terminal import BOX, HEAD, console, echo
 
     chosen, why = choose(name)
     backend = get_backend(chosen)
@@ -45,10 +45,10 @@ def warm_up(name: str | None) -> None:
 
 
 def _watched(ready: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    """Yield what gets ready, and show on a terminal how long it has been going on and what came last."""
+    """Yield each finished operation; on a terminal, show the elapsed time and the last operation."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from mxref.cli.style import console
+    from mxref.terminal import console
 
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     err = console(stderr=True)

@@ -16,17 +16,17 @@ from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
     NOT_ASKED,
+    CheckResult,
     ClauseResult,
     Failure,
     Level,
     Op,
     Report,
     Subject,
-    Verdict,
     by_rank,
 )
-from mxref.conformance.processes import TIME_LIMIT, Processes
-from mxref.conformance.suite import Choice, Outline, checks_of, outline, verdict_of
+from mxref.conformance.process.processes import TIME_LIMIT, Processes
+from mxref.conformance.suite import Choice, Outline, checks_of, outline, result_of
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError
 
@@ -51,6 +51,7 @@ def check(
     clauses: Collection[str] | None = None,
     seed: int = 0,
     level: str = Level.FULL,
+    formats: Iterable[str] | None = None,
     shrink: bool = True,
     progress: Callable[[int, int], None] | None = None,
     jobs: int = 1,
@@ -70,6 +71,7 @@ def check(
         clauses: check only these clauses.
         seed: of drawn values.
         level: `full`, or `quick` for a tenth of the time.
+        formats: check only these block formats, by name, and what is the same for every format; default all.
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
         jobs: processes that share the checks.
@@ -83,7 +85,7 @@ def check(
             processes that cannot load it, or find other checks for it.
     """
     start = time.monotonic()
-    choice = Choice.of(ops, dialects, clauses, seed, level)
+    choice = Choice.of(ops, dialects, clauses, seed, level, formats)
     choice.validate()
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:
@@ -98,7 +100,7 @@ def check(
             name, outline = source.name, source.outline
         except LoadError as err:
             return _not_loaded(str(backend), choice, err, time.monotonic() - start)
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, CheckResult] = {}
         skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
         for i, verdict in source.verdicts(outline.groups):
             verdicts[i] = verdict
@@ -111,7 +113,7 @@ def check(
     results = _results(outline, verdicts)
     return Report(
         name, Level(level), seed, choice.ops,
-        tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start,
+        tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start, choice.formats,
     )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
     Raises:
         BackendError: there is no such backend, or it failed while it was loaded.
     """
-    choice = Choice(tuple(op.value for op in Op), (), (), seed, level)
+    choice = Choice.of(None, None, None, seed, level)
     with closing(Processes(backend, choice)) as source:
         return by_rank(set(source.outline.clauses))
 
@@ -143,12 +145,12 @@ class _Here:
 
     def verdicts(
         self, groups: Iterable[Iterable[int]], shrink: bool = False
-    ) -> Iterator[tuple[int, Verdict]]:
+    ) -> Iterator[tuple[int, CheckResult]]:
         self._subject.shrink = shrink
         for group in groups:
             self._subject.watched.forget()
             for i in group:
-                yield i, verdict_of(self._checks[i], self._subject)
+                yield i, result_of(self._checks[i], self._subject)
 
     def close(self) -> None:
         """Have nothing to end."""
@@ -159,10 +161,10 @@ def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) ->
     clause = "conformance.protocol"
     failure = Failure(clause, "the backend is loaded", str(err))
     result = ClauseResult(clause, failed=1, failures=[failure])
-    return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds)
+    return Report(backend, Level(choice.level), choice.seed, choice.ops, (result,), seconds, choice.formats)
 
 
-def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
+def _first_failures(verdicts: dict[int, CheckResult]) -> list[int]:
     """Return the numbers of the checks whose answer was the first to fail a clause."""
     first: dict[str, int] = {}
     for i in sorted(verdicts):
@@ -172,13 +174,13 @@ def _first_failures(verdicts: dict[int, Verdict]) -> list[int]:
     return sorted(first.values())
 
 
-def _shrunk(whole: Verdict, again: Verdict) -> Verdict:
+def _shrunk(whole: CheckResult, again: CheckResult) -> CheckResult:
     """Return a verdict with the failure as it was found when the check was asked again, if that is the same one."""
     same = again.failure and whole.failure and again.failure.clause == whole.failure.clause
     return replace(whole, failure=again.failure) if same else whole
 
 
-def _results(outline: Outline, verdicts: dict[int, Verdict]) -> dict[str, ClauseResult]:
+def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, ClauseResult]:
     """Return what came of each clause: a failure counts where the wrong bits are decided, the rest where asked."""
     results: dict[str, ClauseResult] = {}
     for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):

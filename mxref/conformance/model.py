@@ -12,16 +12,16 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities
-from mxref.conformance.memory import Watched
-from mxref.formats import INPUT_DTYPES
+from mxref.backend import Backend, Capabilities, declared_words
+from mxref.conformance.watch.memory import Watched
+from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, ElementFormat
 from mxref.printable import printable
 from mxref.recipe import OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 
 CLAUSES = (
-    "packing.nibbles", "packing.scales", "formats.e2m1", "formats.e8m0",
+    "packing.nibbles", "packing.bytes", "packing.scales", "formats.e2m1", "formats.fp8", "formats.e8m0",
     "conformance.capabilities", "conformance.arrays", "conventions.inputs", "conformance.protocol",
     "scale.amax", "scale.block.row", "scale.nonfinite", "scale.zero", "scale.clamp",
     *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.block.tile",
@@ -32,7 +32,7 @@ CLAUSES = (
     "hadamard.nonfinite", "hadamard.policy", "linear.rotation",
     "quantize.strides", "quantize.axis", "quantize.length", "quantize.padding",
     "dequantize.value", "dequantize.overflow", "dequantize.nan",
-    "gemm.output", "gemm.operands", "gemm.block_dot", "gemm.nan", "gemm.prescale",
+    "gemm.output", "gemm.operands", "gemm.block_dot", "gemm.nan", "gemm.special", "gemm.prescale",
     "gemm.exact", "gemm.ordered", "gemm.bounded",
     "conformance.unsupported", "conformance.dual",
     "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "quantize.order",
@@ -48,6 +48,25 @@ def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return values rounded to an input type; what it cannot hold becomes Inf or zero."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def block_format(spec: OperandSpec) -> BlockFormat:
+    """Return the block format of a treatment that has one."""
+    assert isinstance(spec.format, BlockFormat)
+    return spec.format
+
+
+def element_clause(element: ElementFormat) -> str:
+    """Return the clause of an element's codes: its own, if there is one."""
+    own = f"formats.{element.name.lower()}"
+    if own in CLAUSES:
+        return own
+    return "formats.fp8" if element.bits == 8 else "formats.element"
+
+
+def storage_clause(element: ElementFormat) -> str:
+    """Return the clause of the order of an element's codes in bytes."""
+    return "packing.bytes" if element.bits == 8 else "packing.nibbles"
 
 
 class Level(StrEnum):
@@ -69,6 +88,16 @@ class Plan:
     """From which combinations are drawn."""
 
     @property
+    def format(self) -> BlockFormat:
+        """The block format that is asked about."""
+        return block_format(self.base)
+
+    @property
+    def element(self) -> ElementFormat:
+        """Its element."""
+        return self.format.element
+
+    @property
     def full(self) -> bool:
         """Whether to check every combination."""
         return self.level is Level.FULL
@@ -78,8 +107,8 @@ class Plan:
         return cast(x, self.dtype)
 
     @classmethod
-    def of(cls, level: Level, seed: int, capabilities: Capabilities) -> Plan:
-        """Return the plan for a backend."""
+    def of(cls, level: Level, seed: int, capabilities: Capabilities, made: BlockFormat) -> Plan:
+        """Return the plan for a backend and a block format."""
 
         def plainest(declared: frozenset[Any], order: Iterable[Any]) -> Any:
             return next((choice for choice in order if choice in declared), next(iter(order)))
@@ -87,7 +116,8 @@ class Plan:
         rule = plainest(capabilities.scale_rules, tuple(ScaleRule))
         rounding = plainest(capabilities.roundings, tuple(Rounding))
         dtype = plainest(capabilities.in_dtypes, INPUT_DTYPES)
-        return cls(level, seed, OperandSpec(scale_rule=rule, rounding=rounding), dtype, capabilities)
+        base = OperandSpec(format=made, scale_rule=rule, rounding=rounding)
+        return cls(level, seed, base, dtype, capabilities)
 
 
 class Op(StrEnum):
@@ -125,7 +155,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """The outcome of one check: how many blocks, values or results were compared, and what was wrong."""
 
     compared: int
@@ -150,11 +180,18 @@ class Check:
     op: Op
     needs: tuple[tuple[str, Any], ...]
     """Capabilities that must be declared, as field and value."""
-    run: Callable[[Subject], Verdict]
+    run: Callable[[Subject], CheckResult]
     spec: OperandSpec | None = None
     """The treatment, where it is a quantization."""
     describe: Callable[[], dict[str, str]] = dict
     """The request in words, for a failure that is an exception."""
+
+    @property
+    def formats(self) -> tuple[BlockFormat, ...]:
+        """The block formats that it takes; none where it is the same for all of them."""
+        found = [value for name, value in self.needs if name == "formats"]
+        found += [f for name, value in self.needs if name == "gemms" for f in value[1:]]
+        return tuple(dict.fromkeys(found))
 
     def undeclared(self, capabilities: Capabilities) -> str | None:
         """Return what is not declared, as `field: value`, so that the backend need not answer; None if all is."""
@@ -162,7 +199,7 @@ class Check:
             if not declares(capabilities, name, value):
                 if isinstance(value, bool):
                     return name if value else f"{name}, its own instead"
-                return f"{name}: {value!s}"
+                return f"{name}: {declared_words(value)}"
         return None
 
 
@@ -235,6 +272,8 @@ class Report:
     clauses: tuple[ClauseResult, ...]
     """In the order of `CLAUSES`: causes first."""
     seconds: float
+    formats: tuple[str, ...] = tuple(BLOCK_FORMATS)
+    """Names of the block formats that were asked about."""
 
     def __post_init__(self) -> None:
         # Spelled out here, before lines are measured and wrapped, and because XML cannot hold control codes.

@@ -29,6 +29,7 @@ def to_json(report: Report) -> str:
         "level": report.level.value,
         "seed": report.seed,
         "ops": list(report.ops),
+        "formats": list(report.formats),
         "machine": platform.platform(),
         "ok": report.ok,
         "seconds": round(report.seconds, 3),

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from mxref.arrays import described
 from mxref.backend import Capabilities
-from mxref.conformance import (
+from mxref.conformance.checks import (
     added,
     decode,
     fused,
@@ -17,6 +17,7 @@ from mxref.conformance import (
     hadamard,
     inputs,
     layout,
+    mixed,
     prepared,
     protocol,
     random,
@@ -24,23 +25,54 @@ from mxref.conformance import (
     sweep,
     vectors,
 )
-from mxref.conformance.copies import Copies
-from mxref.conformance.model import CLAUSES, Check, Failure, Level, Op, Plan, Subject, Verdict
-from mxref.conformance.request import Mismatch
+from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Plan, Subject
+from mxref.conformance.requests.quantization import MalformedAnswer
+from mxref.conformance.watch.copies import Copies
 from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
+from mxref.formats import BLOCK_FORMATS
 from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
 
 
-@lru_cache(maxsize=4)
-def _all_checks(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]:
+@lru_cache(maxsize=8)
+def _checks_of_format(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]:
     families = (
         protocol.checks, inputs.checks, decode.checks, sweep.checks, random.checks, hadamard.checks, layout.checks,
         gemm.checks, vectors.checks, fused.checks, prepared.checks,
         added.checks, repeated.checks,
     )  # fmt: skip
-    return (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
+    found = (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
+    if plan.format is OperandSpec().format:
+        return found
+    return tuple(_named(each, f", {plan.format}") if each.formats else each for each in found)
+
+
+def _named(check: Check, suffix: str) -> Check:
+    """Return a check whose title, and that of its failures, ends with a suffix."""
+
+    def run(subject: Subject) -> CheckResult:
+        result = check.run(subject)
+        failure, misuse = (
+            each and replace(each, check=each.check + suffix) for each in (result.failure, result.misuse)
+        )
+        return replace(result, failure=failure, misuse=misuse)
+
+    return replace(check, title=check.title + suffix, run=run)
+
+
+@lru_cache(maxsize=4)
+def _all_checks(
+    level: Level, seed: int, capabilities: Capabilities, specs: tuple[OperandSpec, ...]
+) -> tuple[Check, ...]:
+    """Return the checks of every format, and those that are the same for all formats once."""
+    declared = [made for made in BLOCK_FORMATS.values() if made in capabilities.formats]
+    first = declared[0] if declared else next(iter(BLOCK_FORMATS.values()))
+    found: list[Check] = []
+    for made in BLOCK_FORMATS.values():
+        whole = _checks_of_format(Plan.of(level, seed, capabilities, made), specs)
+        found += [check for check in whole if check.formats or made is first]
+    return (*found, *mixed.checks(level, seed))
 
 
 def checks_of(
@@ -51,6 +83,7 @@ def checks_of(
     clauses: Collection[str] | None = None,
     seed: int = 0,
     level: str = Level.FULL,
+    formats: Iterable[str] | None = None,
 ) -> list[Check]:
     """Return the checks for a backend of these capabilities, those that will be skipped included.
 
@@ -61,18 +94,20 @@ def checks_of(
         clauses: check only these clauses.
         seed: of drawn values, 0 or more.
         level: `quick` or `full`.
+        formats: check only these block formats, and what is the same for every format; default all.
 
     Raises:
-        RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
+        RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.
     """
-    choice = Choice.of(ops, dialects, clauses, seed, level)
+    choice = Choice.of(ops, dialects, clauses, seed, level, formats)
     specs = choice.validate()
     wanted, named = set(choice.ops), set(choice.clauses)
-    plan = Plan.of(Level(level), seed, capabilities)
+    taken = {BLOCK_FORMATS[name] for name in choice.formats}
     return [
         check
-        for check in _all_checks(plan, specs)
+        for check in _all_checks(Level(level), seed, capabilities, specs)
         if check.op.value in wanted
+        and taken >= set(check.formats)
         and (not named or check.clause in named)
         and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
     ]
@@ -99,7 +134,9 @@ def _several(what: str, values: Any) -> tuple[str, ...]:
 def _within(spec: OperandSpec, whole: OperandSpec) -> bool:
     """Return whether a treatment uses no more than another: its transform or its prescale may be left out."""
     bare = replace(spec, hadamard=whole.hadamard, signs=whole.signs, zero_scale=whole.zero_scale)
-    bare = replace(bare, prescale=whole.prescale, sr_bits=whole.sr_bits, nonfinite=whole.nonfinite)
+    bare = replace(
+        bare, format=whole.format, prescale=whole.prescale, sr_bits=whole.sr_bits, nonfinite=whole.nonfinite
+    )
     return bare == whole and spec.hadamard in (0, whole.hadamard) and spec.prescale in (False, whole.prescale)
 
 
@@ -112,22 +149,24 @@ class Choice:
     clauses: tuple[str, ...]
     seed: int
     level: str
+    formats: tuple[str, ...]
 
     @classmethod
-    def of(cls, ops: Any, dialects: Any, clauses: Any, seed: int, level: str) -> Self:
-        """Return a choice from names, one alone or several; no operation means all of them."""
+    def of(cls, ops: Any, dialects: Any, clauses: Any, seed: int, level: str, formats: Any = None) -> Self:
+        """Return a choice from names, one alone or several; no operation or format means all of them."""
         named = _several("ops", ops) or tuple(op.value for op in Op)
-        return cls(named, _several("dialects", dialects), _several("clauses", clauses), seed, level)
+        taken = _several("formats", formats) or tuple(BLOCK_FORMATS)
+        return cls(named, _several("dialects", dialects), _several("clauses", clauses), seed, level, taken)
 
     def validate(self) -> tuple[OperandSpec, ...]:
         """Return the treatments of the dialects.
 
         Raises:
-            RecipeError: an unknown operation, dialect, clause or level, or a negative seed.
+            RecipeError: an unknown operation, dialect, clause, level or format, or a negative seed.
         """
         for values, known, what in (
             (self.ops, tuple(Op), "operation"), (self.clauses, CLAUSES, "clause"),
-            ((self.level,), tuple(Level), "level"),
+            ((self.level,), tuple(Level), "level"), (self.formats, BLOCK_FORMATS, "block format"),
         ):  # fmt: skip
             for value in values:
                 _member(value, known, what)
@@ -138,7 +177,8 @@ class Choice:
     def checks(self, capabilities: Capabilities) -> list[Check]:
         """Return its checks for a backend of these capabilities."""
         return checks_of(
-            capabilities, ops=self.ops, dialects=self.dialects, clauses=self.clauses, seed=self.seed, level=self.level
+            capabilities, ops=self.ops, dialects=self.dialects, clauses=self.clauses, seed=self.seed,
+            level=self.level, formats=self.formats,
         )  # fmt: skip
 
 
@@ -172,7 +212,7 @@ def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def verdict_of(check: Check, subject: Subject) -> Verdict:
+def result_of(check: Check, subject: Subject) -> CheckResult:
     """Return what came of a check whose needs are all declared, its use of memory included.
 
     A process that the backend forks and that comes back here ends here, and fails the check.
@@ -188,19 +228,19 @@ def verdict_of(check: Check, subject: Subject) -> Verdict:
     return verdict
 
 
-def _answered(check: Check, subject: Subject) -> Verdict:
+def _answered(check: Check, subject: Subject) -> CheckResult:
     try:
         return check.run(subject)
     except UnsupportedError as err:
         # What is declared was refused: the declaration is wrong, whatever the clause of the request.
-        return Verdict(0, _raised("conformance.capabilities", check, err))
+        return CheckResult(0, _raised("conformance.capabilities", check, err))
     except (Exception, SystemExit) as err:  # a backend may fail in any way; that is a finding, not an end
-        return Verdict(0, _raised(check.clause, check, err))
+        return CheckResult(0, _raised(check.clause, check, err))
 
 
 def _raised(clause: str, check: Check, err: BaseException) -> Failure:
     text = " ".join(str(err).split()) or "no message"
-    message = text if isinstance(err, Mismatch) else f"raised {type(err).__name__}: {text}"
+    message = text if isinstance(err, MalformedAnswer) else f"raised {type(err).__name__}: {text}"
     return _failed(clause, check, message)
 
 

@@ -15,11 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from mxref.errors import FileFormatError
+from mxref.formats import BLOCK_FORMATS
+from mxref.recipe import OperandSpec
 from mxref.tomlio import nearest
 
 FORMAT = "mxref.vectors.1"
-CHAPTERS = ("scale", "rounding", "random", "hadamard", "quantize", "dequantize", "packing", "gemm")
-"""Stems of the files, in the order of the specification."""
+DEFAULT = OperandSpec().format.name
+"""The block format of a record that names none."""
+FORMAT_CHAPTERS = tuple(name for name in BLOCK_FORMATS if name != DEFAULT)
+"""Stems of the files of the other block formats, each of which holds every operation."""
+CHAPTERS = (
+    "scale", "rounding", "random", "hadamard", "quantize", "dequantize", "packing", "gemm", *FORMAT_CHAPTERS
+)  # fmt: skip
+"""Stems of the files: the default format by chapter, in the order of the specification, then the other formats."""
+
+
+def chapters_of(made: str | None) -> tuple[str, ...]:
+    """Return the stems of the files of a block format, by name; None is all of them.
+
+    Raises:
+        FileFormatError: there are no vectors of such a format.
+    """
+    if made is None:
+        return CHAPTERS
+    if made not in BLOCK_FORMATS:
+        raise FileFormatError(f"no golden vectors of a format {made!r}{nearest(made, BLOCK_FORMATS)}")
+    return (made,) if made in FORMAT_CHAPTERS else tuple(c for c in CHAPTERS if c not in FORMAT_CHAPTERS)
+
 
 MAX_LINE = 65_535
 """Longest line of a file in characters, so that a reader in C needs one fixed buffer."""
@@ -38,7 +60,7 @@ class Source(StrEnum):
     """Computed by the reference alone: self-consistent only."""
 
 
-class Op(StrEnum):
+class RecordOp(StrEnum):
     """The operation of a record. The first five are operations of a backend; the others belong to the reference."""
 
     SCALE = "scale"
@@ -54,7 +76,9 @@ class Op(StrEnum):
     EXCHANGE = "exchange"
 
 
-BACKEND_OPS = frozenset({Op.SCALE, Op.QUANTIZE, Op.DEQUANTIZE, Op.HADAMARD, Op.SCALED_GEMM})
+BACKEND_OPS = frozenset(
+    {RecordOp.SCALE, RecordOp.QUANTIZE, RecordOp.DEQUANTIZE, RecordOp.HADAMARD, RecordOp.SCALED_GEMM}
+)
 """Operations that a record asks of a backend."""
 
 
@@ -73,33 +97,33 @@ class Keys:
 _PLACE = ("shape", "axis")
 _STREAM = ("seed", "step", "layer", "operand")
 _GENERATED = "x|x_seed"
-KEYS: dict[Op, Keys] = {
-    Op.SCALE: Keys(("rule",), (), ("amax",), ("scales",)),
-    Op.QUANTIZE: Keys(
+KEYS: dict[RecordOp, Keys] = {
+    RecordOp.SCALE: Keys(("rule",), ("format",), ("amax",), ("scales",)),
+    RecordOp.QUANTIZE: Keys(
         ("rule", "rounding"),
         (
-            "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs", *_STREAM,
+            "format", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs", *_STREAM,
             "dtype", *_PLACE, "origin", "global_shape", "pad", "x_rule", "x_base",
         ),
         (_GENERATED,),
         ("scales", "codes", "scales_sha256", "codes_sha256", "error"),
     ),
-    Op.DEQUANTIZE: Keys(("out",), _PLACE, ("scales", "codes"), ("y",)),
-    Op.HADAMARD: Keys(
+    RecordOp.DEQUANTIZE: Keys(("out",), ("format", *_PLACE), ("scales", "codes"), ("y",)),
+    RecordOp.HADAMARD: Keys(
         ("n", "signs"), ("dtype", *_PLACE, "x_rule", "x_base"), (_GENERATED,), ("y", "y_sha256")
     ),
-    Op.SCALED_GEMM: Keys(
+    RecordOp.SCALED_GEMM: Keys(
         ("profile", "out", "m", "n", "k"),
-        ("a_prescale", "b_prescale"),
+        ("a_format", "b_format", "a_prescale", "b_prescale"),
         ("a_scales|operand_seed", "a_codes|operand_seed", "b_scales|operand_seed", "b_codes|operand_seed"),
         ("c", "c_sha256"),
     ),
-    Op.PHILOX: Keys(("counter", "key"), (), (), ("words",)),
-    Op.INTEGERS: Keys((*_STREAM, "sr_bits", "row", "first", "count", "length"), (), (), ("r",)),
-    Op.SIGNS: Keys(("n", "policy", *_STREAM), (), (), ("signs",)),
-    Op.PACK: Keys((), (), ("codes",), ("packed",)),
-    Op.UNPACK: Keys((), (), ("packed",), ("codes",)),
-    Op.EXCHANGE: Keys((), (), ("packed", "scales"), ("elements", "factors")),
+    RecordOp.PHILOX: Keys(("counter", "key"), (), (), ("words",)),
+    RecordOp.INTEGERS: Keys((*_STREAM, "sr_bits", "row", "first", "count", "length"), (), (), ("r",)),
+    RecordOp.SIGNS: Keys(("n", "policy", *_STREAM), (), (), ("signs",)),
+    RecordOp.PACK: Keys((), (), ("codes",), ("packed",)),
+    RecordOp.UNPACK: Keys((), (), ("packed",), ("codes",)),
+    RecordOp.EXCHANGE: Keys((), (), ("packed", "scales"), ("elements", "factors")),
 }  # fmt: skip
 """Every operation's keys. A name that is both input and result (`signs`, `codes`) is one of them per operation."""
 
@@ -112,7 +136,7 @@ class Record:
 
     id: str
     """Readable, unique over all files, its chapter first."""
-    op: Op
+    op: RecordOp
     clauses: tuple[str, ...]
     """Clauses of the specification that a wrong result breaks."""
     source: Source
@@ -222,7 +246,7 @@ def _parse(row: Any, where: str) -> Record:
     if missing:
         raise FileFormatError(f"{where} has no {missing[0]!r}")
     try:
-        op, source = Op(row["op"]), Source(row["source"])
+        op, source = RecordOp(row["op"]), Source(row["source"])
     except ValueError as err:
         raise FileFormatError(f"{where}: {err}") from None
     keys = KEYS[op]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError
 from mxref.formats import CANONICAL_NAN, MXFP4
-from mxref.philox import philox4x32
-from mxref.scale import INFINITY_BITS
+from mxref.steps.random import philox4x32
+from mxref.steps.scale import INFINITY_BITS
 
 INPUT_TAG = 0x76656374
 """Fourth counter word of generated inputs; no stream of rounding bits reaches it in a vector."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import MXFP4
-from mxref.philox import Stream, random_integers
-from mxref.vectors import KEYS, Op, Record, Source
+from mxref.formats import MXFP4, ElementFormat
+from mxref.steps.random import Stream, random_integers
+from mxref.vectors import KEYS, Record, RecordOp, Source
 from mxref.vectors.data import InputRule, digits_text, generated_bits, input_words, words_text
 
 Words = NDArray[np.uint32]
@@ -31,7 +31,7 @@ TURNS = (0, 1, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x7FFFFF)
 
 
 def draft(
-    op: Op,
+    op: RecordOp,
     id: str,
     clauses: Iterable[str],
     note: str,
@@ -71,7 +71,7 @@ def quantization(
     if inputs.get("block") == "32x32":
         names.append("scale.block.tile")
     x = None if words is None else words_text(words)
-    return draft(Op.QUANTIZE, id, names, note, rule=rule, rounding=rounding, x=x, **inputs)
+    return draft(RecordOp.QUANTIZE, id, names, note, rule=rule, rounding=rounding, x=x, **inputs)
 
 
 def hex64(value: int) -> str:
@@ -145,6 +145,12 @@ def thresholds(
     up = bits_of(at).reshape(at.shape)
     # A threshold above a grid point by a whole gap (r = 0) leaves nothing to step below but that point.
     return up, up - np.uint32(1)
+
+
+def code_of(value: float, element: ElementFormat) -> int:
+    """Return the code of a value that the element has; -0 has its own."""
+    code = element.values.index(value)
+    return code | element.sign if value == 0 and np.signbit(value) else code
 
 
 def codes_block(*placed: tuple[int, int]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mxref.philox import Stream
-from mxref.vectors import Op, Record, Source
+from mxref.steps.random import Stream
+from mxref.vectors import Record, RecordOp, Source
 from mxref.vectors.data import words_text
 from mxref.vectors.draft import (
     FLT_MAX,
@@ -59,7 +59,9 @@ def scale() -> Iterator[Record]:
         for rule in RULES:
             clauses = [f"scale.rule.{rule}", "scale.amax", *(["scale.clamp"] if start == 0 else [])]
             note = f"exponent fields {start} to {exponents[-1]} at the turns of the rules"
-            yield draft(Op.SCALE, f"scale.{rule}.{start:03}", clauses, note, rule=rule, amax=words_text(amax))
+            yield draft(
+                RecordOp.SCALE, f"scale.{rule}.{start:03}", clauses, note, rule=rule, amax=words_text(amax)
+            )
     for rule in RULES:
         places = np.concatenate(
             [row(0x3D000000 | at << 18, (at, 0x40B00000 | (at & 1) << 31)) for at in range(32)]
@@ -196,26 +198,26 @@ def random() -> Iterator[Record]:
     """Yield the drafts of the chapter random."""
     for name, counter, key, words in _KNOWN:
         yield draft(
-            Op.PHILOX, f"random.philox.{name}", ["random.philox"], "Random123, kat_vectors, philox4x32 10",
+            RecordOp.PHILOX, f"random.philox.{name}", ["random.philox"], "Random123, kat_vectors, philox4x32 10",
             source=Source.KNOWN_ANSWER, expected={"words": words}, counter=counter, key=key,
         )  # fmt: skip
     for at in range(6):
         counter = words_text([1 << 31 if at == i else i for i in range(4)])
         key = words_text([1 if at == 4 else 0, 1 if at == 5 else 0])
         yield draft(
-            Op.PHILOX, f"random.philox.{at}", ["random.philox"], "each word of counter and key on its own",
+            RecordOp.PHILOX, f"random.philox.{at}", ["random.philox"], "each word of counter and key on its own",
             counter=counter, key=key,
         )  # fmt: skip
     for number, stream in enumerate(_STREAMS):
         for bits in (1, 8, 16, 17, 22):
             yield draft(
-                Op.INTEGERS, f"random.integers.{number}.{bits:02}",
+                RecordOp.INTEGERS, f"random.integers.{number}.{bits:02}",
                 ["random.elements", "random.stream", "random.counter"], "the integers of 16 elements",
                 **stream_inputs(stream), sr_bits=bits, row=3, first=16, count=16, length=96,
             )  # fmt: skip
     for bits in (16, 22):
         yield draft(
-            Op.INTEGERS, f"random.integers.far.{bits}", ["random.index", "random.counter"],
+            RecordOp.INTEGERS, f"random.integers.far.{bits}", ["random.index", "random.counter"],
             "element 2^53 - 32: the call's index takes both counter words",
             **stream_inputs(_STREAMS[1]), sr_bits=bits, row=(1 << 48) - 1, first=0, count=16, length=32,
         )  # fmt: skip

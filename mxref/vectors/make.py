@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mxref.errors import FileFormatError
+from mxref.formats import BLOCK_FORMATS
 from mxref.reference import backend as reference
-from mxref.vectors import CHAPTERS, FORMAT, MAX_LINE, Record, elements, stored, tensors
+from mxref.vectors import (
+    CHAPTERS,
+    FORMAT,
+    FORMAT_CHAPTERS,
+    MAX_LINE,
+    Record,
+    elements,
+    formats,
+    stored,
+    tensors,
+)
 from mxref.vectors.oracle import Oracle
 from mxref.vectors.run import run_record
 
@@ -48,6 +60,14 @@ _DRAFTS: dict[str, tuple[str, Callable[[], Iterator[Record]]]] = {
 }
 
 
+def _drafts(chapter: str) -> tuple[str, Callable[[], Iterator[Record]]]:
+    """Return the description and the drafts of a chapter's file."""
+    if chapter not in FORMAT_CHAPTERS:
+        return _DRAFTS[chapter]
+    made = BLOCK_FORMATS[chapter]
+    return f"{made.title}: every operation that takes a block format", partial(formats.drafts, made)
+
+
 def default_tests() -> Path:
     """Return where a checkout keeps the oracle, whether or not this is one."""
     return Path(__file__).resolve().parents[2] / "tests"
@@ -64,7 +84,7 @@ def generate(chapter: str, oracle: Oracle) -> str:
         FileFormatError: the oracle, the reference and, where there is one, the published answer disagree;
             the message names the record.
     """
-    description, drafts = _DRAFTS[chapter]
+    description, drafts = _drafts(chapter)
     lines = []
     for draft in drafts():
         answer = oracle.answer(draft)
@@ -88,9 +108,11 @@ def generate(chapter: str, oracle: Oracle) -> str:
     return "{\n" + head + ',\n"records":[\n' + ",\n".join(lines) + "\n]\n}\n"
 
 
-def write_vectors(folder: Path, oracle: Oracle) -> Iterator[tuple[Path, bool]]:
-    """Write every chapter's file, each replaced only when it is complete; yield its path and whether it changed."""
-    for chapter in CHAPTERS:
+def write_vectors(
+    folder: Path, oracle: Oracle, chapters: Sequence[str] = CHAPTERS
+) -> Iterator[tuple[Path, bool]]:
+    """Write the files of chapters, each replaced only when it is complete; yield its path and whether it changed."""
+    for chapter in chapters:
         path, text = folder / f"{chapter}.json", generate(chapter, oracle)
         changed = not path.is_file() or path.read_text(encoding="utf-8") != text
         if changed:

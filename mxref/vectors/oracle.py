@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 
 from mxref.errors import FileFormatError
-from mxref.formats import MXFP4
-from mxref.vectors import Op, Record
+from mxref.formats import BlockFormat
+from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
-from mxref.vectors.run import record_operand, record_spec, record_stream, record_tensor
+from mxref.vectors.run import (
+    code_digits,
+    record_format,
+    record_operand,
+    record_spec,
+    record_stream,
+    record_tensor,
+)
 
 _MODULES = ("oracle", "oracle.random", "oracle.plan", "differential")
 
@@ -47,14 +54,17 @@ class Oracle:
     def answer(self, record: Record) -> dict[str, str]:
         """Return the results of a record under the keys that it must have."""
         result: dict[str, str] = getattr(self, f"_{record.op.value}")(record)
-        if record.op in (Op.HADAMARD, Op.SCALED_GEMM) and {"x_seed", "operand_seed"} & set(record.inputs):
+        if record.op in (RecordOp.HADAMARD, RecordOp.SCALED_GEMM) and {"x_seed", "operand_seed"} & set(
+            record.inputs
+        ):
             return {f"{k}_sha256": digest(parse_words(v, None, record.id)) for k, v in result.items()}
         return result
 
     def _scale(self, record: Record) -> dict[str, str]:
         amax = parse_words(record.inputs["amax"], None, record.id).tolist()
         rule = record.inputs["rule"]
-        return {"scales": digits_text([self._scalar.shared_scale(a, rule) for a in amax], 2)}
+        element = self._element(record_format(record))
+        return {"scales": digits_text([self._scalar.shared_scale(a, rule, element) for a in amax], 2)}
 
     def _quantize(self, record: Record) -> dict[str, str]:
         i, spec, stream = record.inputs, record_spec(record), record_stream(record)
@@ -64,20 +74,24 @@ class Oracle:
         )
         if spec.nonfinite.value == "raise" and (scales == self._scalar.NAN_BYTE).any():
             return {"error": "nonfinite"}
+        made = record_format(record)
+        if "x_seed" in i and made.element.bits == 8:
+            return {"scales_sha256": digest(scales), "codes_sha256": digest(codes.astype(np.uint8))}
         if "x_seed" in i:
             pairs = codes.astype(np.uint8).reshape(-1, 2)
             packed = pairs[:, 0] + 16 * pairs[:, 1]
             return {"scales_sha256": digest(scales), "codes_sha256": digest(packed)}
-        return {"scales": digits_text(scales, 2), "codes": digits_text(codes, 1)}
+        return {"scales": digits_text(scales, 2), "codes": digits_text(codes, code_digits(made))}
 
     def _dequantize(self, record: Record) -> dict[str, str]:
-        i = record.inputs
+        i, made = record.inputs, record_format(record)
+        element = self._element(made)
         scales = parse_digits(i["scales"], 2, None, record.id).tolist()
-        codes = parse_digits(i["codes"], 1, None, record.id).tolist()
+        codes = parse_digits(i["codes"], code_digits(made), None, record.id).tolist()
         value = self._scalar.dequantize_f32 if i["out"] == "float32" else self._scalar.dequantize_bf16
         left = 0 if i["out"] == "float32" else 16
-        bits = [value(scales[at // MXFP4.k], code) << left for at, code in enumerate(codes)]
-        shape = i.get("shape", [len(scales), MXFP4.k])
+        bits = [value(scales[at // made.k], code, element) << left for at, code in enumerate(codes)]
+        shape = i.get("shape", [len(scales), made.k])
         axis = i.get("axis", len(shape) - 1)
         rows = [*shape[:axis], *shape[axis + 1 :]]
         stored = np.array(bits, np.uint32).reshape(*rows, -1)[..., : shape[axis]]
@@ -95,25 +109,33 @@ class Oracle:
 
     def _scaled_gemm(self, record: Record) -> dict[str, str]:
         i = record.inputs
-        a, b = (self._rows(record_operand(record, name)) for name in "ab")
-        prescaled = int(i.get("a_prescale", False)) + int(i.get("b_prescale", False))
-        bits = [self._sum(i["profile"], i["out"], row, column, prescaled) for row in a for column in b]
+        operands = [record_operand(record, name) for name in "ab"]
+        a, b = map(self._rows, operands)
+        how = [bool(q.prescale) for q in operands], [self._element(q.format) for q in operands]
+        bits = [self._sum(i["profile"], i["out"], row, column, *how) for row in a for column in b]
         return {"c": words_text(bits)}
 
-    def _sum(self, profile: str, out: str, row: Any, column: Any, prescaled: int) -> int:
+    def _sum(self, profile: str, out: str, row: Any, column: Any, prescaled: Any, elements: Any) -> int:
         left = 16 if out == "bfloat16" else 0
+        how = {"prescaled": tuple(prescaled), "elements": tuple(elements)}
         if profile == "ordered":
-            bits: int = self._scalar.gemm_ordered(row, column, prescaled)
+            bits: int = self._scalar.gemm_ordered(row, column, **how)
             return self._scalar.f32_bits_to_bf16_bits(bits) << left if left else bits
-        exact: int = self._scalar.gemm_exact(row, column, out, prescaled)
+        exact: int = self._scalar.gemm_exact(row, column, out, **how)
         return exact << left
 
+    def _element(self, made: BlockFormat) -> Any:
+        """Return the oracle's own description of a format's element."""
+        return self._scalar.ELEMENTS[made.element.name]
+
     def _rows(self, operand: Any) -> list[list[tuple[int, list[int]]]]:
-        """Return the rows of an operand as blocks: a scale byte and 32 codes."""
-        rows = []
+        """Return the rows of an operand as blocks: a scale byte and its element codes."""
+        rows, k = [], operand.format.k
         for packed, scales in zip(operand.codes.tolist(), operand.scales.tolist(), strict=True):
-            codes = [nibble for byte in packed for nibble in (byte & 15, byte >> 4)]
-            rows.append([(byte, codes[32 * at : 32 * at + 32]) for at, byte in enumerate(scales)])
+            codes = packed
+            if operand.format.element.bits == 4:
+                codes = [nibble for byte in packed for nibble in (byte & 15, byte >> 4)]
+            rows.append([(byte, codes[k * at : k * at + k]) for at, byte in enumerate(scales)])
         return rows
 
     def _philox(self, record: Record) -> dict[str, str]:

@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend, within_range
 from mxref.errors import FileFormatError, NonfiniteError, UnsupportedError
-from mxref.formats import E2M1, E8M0, MXFP4
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.gemm import bounded_tolerance
-from mxref.hadamard import SignPolicy, draw_rotation
+from mxref.layouts.packed import from_ml_dtypes, pack, to_ml_dtypes, unpack
 from mxref.mxarray import MXArray
-from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
-from mxref.philox import Stream, philox4x32, random_integers
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
-from mxref.rounding import Rounding
-from mxref.vectors import BACKEND_OPS, Mismatch, Op, Record, load_vectors
+from mxref.steps.hadamard import SignPolicy, draw_rotation
+from mxref.steps.random import Stream, philox4x32, random_integers
+from mxref.steps.rounding import Rounding
+from mxref.tomlio import nearest
+from mxref.vectors import BACKEND_OPS, DEFAULT, Mismatch, Record, RecordOp, load_vectors
 from mxref.vectors.data import (
     InputRule,
     digest,
@@ -36,7 +37,9 @@ from mxref.vectors.data import (
     words_text,
 )
 
-_WIDTH = {"codes": 1, "scales": 2, "packed": 2}
+_WIDTH = {"scales": 2, "packed": 2}
+_EXCHANGED = BLOCK_FORMATS[DEFAULT]
+"""The format of records that pack, unpack and exchange codes."""
 _DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
@@ -96,8 +99,33 @@ def verify_vectors(
 def record_spec(record: Record) -> OperandSpec:
     """Return the treatment that a quantize record asks for; keys that it leaves out have their defaults."""
     i = record.inputs
-    names = ("rounding", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs")
+    names = (
+        "format",
+        "rounding",
+        "sr_bits",
+        "block",
+        "zero_scale",
+        "nonfinite",
+        "prescale",
+        "hadamard",
+        "signs",
+    )
     return OperandSpec(scale_rule=i["rule"], **{name: i[name] for name in names if name in i})
+
+
+def record_format(record: Record, key: str = "format") -> BlockFormat:
+    """Return the block format that a record names under a key: `format`, or `a_format` and `b_format` of products."""
+    named = record.inputs.get(key, DEFAULT)
+    if named not in BLOCK_FORMATS:
+        raise FileFormatError(
+            f"{record.id}: unknown block format {named!r}{nearest(str(named), BLOCK_FORMATS)}"
+        )
+    return BLOCK_FORMATS[named]
+
+
+def code_digits(made: BlockFormat) -> int:
+    """Return the hex digits in which records write a code of a format's elements."""
+    return -(-made.element.bits // 4)
 
 
 def record_stream(record: Record) -> Stream | None:
@@ -122,7 +150,7 @@ def record_tensor(record: Record) -> NDArray[Any]:
             raise FileFormatError(f"{record.id}: a generated input needs a shape")
         rule = InputRule(i["x_rule"])
         bits = generated_bits(rule, i.get("x_base", 0), int(i["x_seed"], 16), count)
-    row = i.get("n", MXFP4.k)
+    row = i.get("n", record_format(record).k)
     if count is None and bits.size % row:
         raise FileFormatError(f"{record.id}: x has {bits.size} words, not a multiple of {row}")
     x = bits.view(np.float32).reshape(i.get("shape", (-1, row)))
@@ -139,29 +167,34 @@ def record_operand(record: Record, name: str) -> MXArray:
     """Return operand `a` [M, K] or `b` [N, K] of a scaled_gemm record, NumPy codes."""
     i = record.inputs
     rows, length = i["m" if name == "a" else "n"], i["k"]
+    made = record_format(record, f"{name}_format")
     if "operand_seed" in i:
+        if made.name != DEFAULT:
+            raise FileFormatError(f"{record.id}: operands are made from a seed in {DEFAULT} alone")
         codes, scales = generated_operand(int(i["operand_seed"], 16), 0 if name == "a" else 2, rows, length)
     else:
         where = f"{record.id}: {name}"
-        elements = parse_digits(i[f"{name}_codes"], 1, rows * length, f"{where}_codes")
-        codes = pack(elements.reshape(rows, length), E2M1)
-        scales = parse_digits(i[f"{name}_scales"], 2, rows * length // MXFP4.k, f"{where}_scales")
-        scales = scales.reshape(rows, length // MXFP4.k)
-    return MXArray(codes, scales, (rows, length), 1, prescale=bool(i.get(f"{name}_prescale", False)))
+        elements = parse_digits(i[f"{name}_codes"], code_digits(made), rows * length, f"{where}_codes")
+        codes = pack(elements.reshape(rows, length), made.element)
+        scales = parse_digits(i[f"{name}_scales"], 2, rows * length // made.k, f"{where}_scales")
+        scales = scales.reshape(rows, length // made.k)
+    prescale = bool(i.get(f"{name}_prescale", False))
+    return MXArray(codes, scales, (rows, length), 1, prescale=prescale, format=made)
 
 
 def _on(backend: Backend, q: MXArray) -> MXArray:
     codes, scales = backend.from_numpy(q.codes), backend.from_numpy(q.scales)
-    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation)
+    return MXArray(codes, scales, q.shape, q.axis, q.block, q.prescale, q.rotation, q.format)
 
 
 def _scale(record: Record, backend: Backend) -> dict[str, str]:
     amax = parse_words(record.inputs["amax"], None, f"{record.id}: amax")
-    x = np.zeros((amax.size, MXFP4.k), np.float32)
-    # The amax of block i stands at element i mod 32, with its sign set in every other block.
+    k = record_format(record).k
+    x = np.zeros((amax.size, k), np.float32)
+    # The amax of block i stands at element i mod k, with its sign set in every other block.
     at = np.arange(amax.size)
-    x.view(np.uint32)[at, at % MXFP4.k] = amax | (at % 2 << 31).astype(np.uint32)
-    q = backend.quantize(backend.from_numpy(x), OperandSpec(scale_rule=record.inputs["rule"]))
+    x.view(np.uint32)[at, at % k] = amax | (at % 2 << 31).astype(np.uint32)
+    q = backend.quantize(backend.from_numpy(x), record_spec(record))
     return {"scales": digits_text(backend.to_numpy(q.scales), 2)}
 
 
@@ -188,17 +221,20 @@ def _quantize(record: Record, backend: Backend) -> dict[str, str]:
     codes, scales = backend.to_numpy(q.codes), backend.to_numpy(q.scales)
     if "codes_sha256" in record.expected:
         return {"scales_sha256": digest(scales), "codes_sha256": digest(codes)}
-    return {"scales": digits_text(scales, 2), "codes": digits_text(unpack(codes, E2M1), 1)}
+    made = record_format(record)
+    elements = unpack(codes, made.element)
+    return {"scales": digits_text(scales, 2), "codes": digits_text(elements, code_digits(made))}
 
 
 def _dequantize(record: Record, backend: Backend) -> dict[str, str]:
-    i = record.inputs
+    i, made = record.inputs, record_format(record)
     scales = parse_digits(i["scales"], 2, None, f"{record.id}: scales")
-    codes = parse_digits(i["codes"], 1, scales.size * MXFP4.k, f"{record.id}: codes")
-    shape = tuple(i.get("shape", (scales.size, MXFP4.k)))
+    codes = parse_digits(i["codes"], code_digits(made), scales.size * made.k, f"{record.id}: codes")
+    shape = tuple(i.get("shape", (scales.size, made.k)))
     axis = i.get("axis", len(shape) - 1)
     rows = shape[:axis] + shape[axis + 1 :]
-    q = MXArray(pack(codes.reshape(*rows, -1), E2M1), scales.reshape(*rows, -1), shape, axis)
+    packed = pack(codes.reshape(*rows, -1), made.element)
+    q = MXArray(packed, scales.reshape(*rows, -1), shape, axis, format=made)
     return {"y": words_text(float_words(backend.to_numpy(backend.dequantize(_on(backend, q), i["out"]))))}
 
 
@@ -213,7 +249,7 @@ def _gemm(record: Record, backend: Backend) -> dict[str, str]:
     a, b = record_operand(record, "a"), record_operand(record, "b")
     profile = GemmProfile(record.inputs["profile"])
     if profile is GemmProfile.BOUNDED:
-        finite = [int(q.scales[q.scales != E8M0.nan_code].max(initial=0)) for q in (a, b)]
+        finite = [int(q.scales[q.scales != q.format.scale.nan_code].max(initial=0)) for q in (a, b)]
         largest, declared = max(finite), backend.capabilities.bounded_max_scale
         if largest > declared:
             raise UnsupportedError(
@@ -245,35 +281,37 @@ def _signs(record: Record, backend: Backend) -> dict[str, str]:
 
 
 def _pack(record: Record, backend: Backend) -> dict[str, str]:
-    return {"packed": digits_text(pack(parse_digits(record.inputs["codes"], 1, None, record.id), E2M1), 2)}
+    codes = parse_digits(record.inputs["codes"], 1, None, record.id)
+    return {"packed": digits_text(pack(codes, _EXCHANGED.element), 2)}
 
 
 def _unpack(record: Record, backend: Backend) -> dict[str, str]:
-    return {"codes": digits_text(unpack(parse_digits(record.inputs["packed"], 2, None, record.id), E2M1), 1)}
+    packed = parse_digits(record.inputs["packed"], 2, None, record.id)
+    return {"codes": digits_text(unpack(packed, _EXCHANGED.element), 1)}
 
 
 def _exchange(record: Record, backend: Backend) -> dict[str, str]:
     packed = parse_digits(record.inputs["packed"], 2, None, f"{record.id}: packed")
     scales = parse_digits(record.inputs["scales"], 2, None, f"{record.id}: scales")
-    elements, factors = to_ml_dtypes(packed, scales, MXFP4)
-    back = from_ml_dtypes(elements, factors, MXFP4)
+    elements, factors = to_ml_dtypes(packed, scales, _EXCHANGED)
+    back = from_ml_dtypes(elements, factors, _EXCHANGED)
     if not (np.array_equal(back[0], packed) and np.array_equal(back[1], scales)):
         return {"elements": "not the same bits on the way back"}
     return {"elements": words_text(float_words(elements)), "factors": words_text(float_words(factors))}
 
 
-_RUN: dict[Op, Callable[[Record, Backend], dict[str, str]]] = {
-    Op.SCALE: _scale,
-    Op.QUANTIZE: _quantize,
-    Op.DEQUANTIZE: _dequantize,
-    Op.HADAMARD: _hadamard,
-    Op.SCALED_GEMM: _gemm,
-    Op.PHILOX: _philox,
-    Op.INTEGERS: _integers,
-    Op.SIGNS: _signs,
-    Op.PACK: _pack,
-    Op.UNPACK: _unpack,
-    Op.EXCHANGE: _exchange,
+_RUN: dict[RecordOp, Callable[[Record, Backend], dict[str, str]]] = {
+    RecordOp.SCALE: _scale,
+    RecordOp.QUANTIZE: _quantize,
+    RecordOp.DEQUANTIZE: _dequantize,
+    RecordOp.HADAMARD: _hadamard,
+    RecordOp.SCALED_GEMM: _gemm,
+    RecordOp.PHILOX: _philox,
+    RecordOp.INTEGERS: _integers,
+    RecordOp.SIGNS: _signs,
+    RecordOp.PACK: _pack,
+    RecordOp.UNPACK: _unpack,
+    RecordOp.EXCHANGE: _exchange,
 }
 
 
@@ -281,7 +319,7 @@ def _first_difference(record: Record, name: str, got: str | None, want: str) -> 
     """Return where two results of one key part: word by word, or code by code."""
     if got is None or name.endswith("sha256") or name in ("signs", "error"):
         return Mismatch(record, name, -1, got or "absent", want)
-    width = _WIDTH.get(name)
+    width = code_digits(record_format(record)) if name == "codes" else _WIDTH.get(name)
     ours, theirs = (
         text.split() if width is None else [text[i : i + width] for i in range(0, len(text), width)]
         for text in (got, want)
@@ -305,7 +343,7 @@ def _outside(record: Record, backend: Backend, got: str) -> Mismatch | None:
     units = 65_536 if record.inputs["out"] == "bfloat16" else 1  # of float32 in one of the output type
     with np.errstate(invalid="ignore"):
         near = np.abs(ours.astype(np.float64) - want) <= bound + np.spacing(np.abs(want)) * units / 2
-    good = near | (np.isnan(ours) & np.isnan(want))
+    good = near | (ours == want) | (np.isnan(ours) & np.isnan(want))
     if good.all():
         return None
     at = int(np.argmin(good))

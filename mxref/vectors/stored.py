@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mxref.formats import E2M1
-from mxref.vectors import Op, Record, Source
+from mxref.vectors import Record, RecordOp, Source
 from mxref.vectors.data import digits_text, input_words, words_text
 from mxref.vectors.draft import bits_of, codes_block, draft, hex64
 
@@ -20,14 +20,14 @@ def dequantize() -> Iterator[Record]:
     values = bits_of([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
     table = np.concatenate([values, values[::-1]])
     yield draft(
-        Op.DEQUANTIZE, "dequantize.elements", ["formats.e2m1", "dequantize.value"], "OCP MX v1.0, table 5: E2M1",
+        RecordOp.DEQUANTIZE, "dequantize.elements", ["formats.e2m1", "dequantize.value"], "OCP MX v1.0, table 5: E2M1",
         source=Source.STANDARD, expected={"y": words_text(table)}, out="float32", scales="7f", codes=both,
     )  # fmt: skip
     powers = {"00": 0x00400000, "01": 0x00800000, "7f": 0x3F800000, "fe": 0x7F000000, "ff": 0x7FC00000}
     for code, word in powers.items():
         expected = words_text(np.full(32, word, np.uint32))
         yield draft(
-            Op.DEQUANTIZE, f"dequantize.scale.{code}",
+            RecordOp.DEQUANTIZE, f"dequantize.scale.{code}",
             ["formats.e8m0", "dequantize.nan" if code == "ff" else "dequantize.value"],
             "OCP MX v1.0, table 7: E8M0", source=Source.STANDARD, expected={"y": expected}, out="float32",
             scales=code, codes="2" * 32,
@@ -39,7 +39,7 @@ def dequantize() -> Iterator[Record]:
             if byte >= 253:
                 clauses.insert(0, "dequantize.nan" if byte == 255 else "dequantize.overflow")
             yield draft(
-                Op.DEQUANTIZE, f"dequantize.{out}.{byte:02x}", clauses, "every code at this byte",
+                RecordOp.DEQUANTIZE, f"dequantize.{out}.{byte:02x}", clauses, "every code at this byte",
                 out=out, scales=f"{byte:02x}", codes=both,
             )  # fmt: skip
     for name, shape, axis in (
@@ -51,7 +51,7 @@ def dequantize() -> Iterator[Record]:
         rows = int(np.prod(shape)) // shape[axis]
         count = rows * (-(-shape[axis] // 32))
         yield draft(
-            Op.DEQUANTIZE, f"dequantize.{name}", ["quantize.axis", "dequantize.value"],
+            RecordOp.DEQUANTIZE, f"dequantize.{name}", ["quantize.axis", "dequantize.value"],
             "back in the order of the axes, without padding", out="float32", shape=shape, axis=axis,
             scales=digits_text(120 + input_words(7, 0, count) % 16, 2),
             codes=digits_text(input_words(7, 1, 32 * count) & 15, 1),
@@ -62,13 +62,13 @@ def packing() -> Iterator[Record]:
     """Yield the drafts of the chapter packing."""
     every = digits_text(np.arange(256), 2)
     yield draft(
-        Op.UNPACK, "packing.unpack", ["packing.nibbles"], "every byte: the first element is the low nibble",
+        RecordOp.UNPACK, "packing.unpack", ["packing.nibbles"], "every byte: the first element is the low nibble",
         packed=every,
     )  # fmt: skip
     pairs = "".join(f"{low:x}{high:x}" for high in range(16) for low in range(16))
-    yield draft(Op.PACK, "packing.pack", ["packing.nibbles"], "every pair of codes", codes=pairs)
+    yield draft(RecordOp.PACK, "packing.pack", ["packing.nibbles"], "every pair of codes", codes=pairs)
     yield draft(
-        Op.EXCHANGE, "packing.ml_dtypes", ["packing.exchange", "packing.scales"],
+        RecordOp.EXCHANGE, "packing.ml_dtypes", ["packing.exchange", "packing.scales"],
         "float4_e2m1fn and float8_e8m0fnu hold the same bits", packed=every, scales=every,
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def gemm() -> Iterator[Record]:
     for number, (m, n, k) in enumerate(((32, 48, 512), (5, 7, 4096))):
         for profile in ("ordered", "exact"):
             yield draft(
-                Op.SCALED_GEMM, f"gemm.digest.{m}x{n}x{k}.{profile}", [f"gemm.{profile}", "gemm.block_dot"],
+                RecordOp.SCALED_GEMM, f"gemm.digest.{m}x{n}x{k}.{profile}", [f"gemm.{profile}", "gemm.block_dot"],
                 "operands made from a seed", profile=profile, out="float32", m=m, n=n, k=k, operand_seed=hex64(number),
             )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _product(
     }  # fmt: skip
     suffix = f".prescaled{prescaled}" if prescaled else ""
     return draft(
-        Op.SCALED_GEMM, f"{id}.{profile}.{out}{suffix}", names, note, profile=profile, out=out,
+        RecordOp.SCALED_GEMM, f"{id}.{profile}.{out}{suffix}", names, note, profile=profile, out=out,
         m=len(a), n=len(b), k=32 * len(a[0]), a_prescale=which[0], b_prescale=which[1], **operands,
     )  # fmt: skip
 

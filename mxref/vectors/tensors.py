@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mxref.dialects import DIALECTS
-from mxref.hadamard import SIZES
-from mxref.philox import Stream
-from mxref.vectors import Op, Record
+from mxref.steps.hadamard import SIZES
+from mxref.steps.random import Stream
+from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
 from mxref.vectors.draft import (
     FLT_MAX,
@@ -58,30 +58,36 @@ def hadamard() -> Iterator[Record]:
         ]
         for name, clauses, note, text, words in cases:
             yield draft(
-                Op.HADAMARD, f"hadamard.{n:03}.{name}", clauses, note, n=n, signs=text, x=words_text(words)
+                RecordOp.HADAMARD,
+                f"hadamard.{n:03}.{name}",
+                clauses,
+                note,
+                n=n,
+                signs=text,
+                x=words_text(words),
             )
     for n, word in itertools.product((2, 16, 64), (0x7FC00000, *INFINITIES)):
         words = window(n, 120, 3 * n)
         words[n + n // 2] = word
         yield draft(
-            Op.HADAMARD, f"hadamard.{n:03}.spoiled.{word:08x}", ["hadamard.nonfinite"],
+            RecordOp.HADAMARD, f"hadamard.{n:03}.spoiled.{word:08x}", ["hadamard.nonfinite"],
             "NaN or Inf spoils its group and no other", n=n, signs="0" * max(1, n // 4), x=words_text(words),
         )  # fmt: skip
     for axis, shape in ((0, [32, 3]), (1, [2, 16, 3])):
         yield draft(
-            Op.HADAMARD, f"hadamard.016.axis{axis}", order, "along another axis", n=16, signs="8421",
+            RecordOp.HADAMARD, f"hadamard.016.axis{axis}", order, "along another axis", n=16, signs="8421",
             shape=shape, axis=axis, x=words_text(window(axis, 120, 96)),
         )  # fmt: skip
     for n, rule in ((16, "ladder"), (64, "window"), (256, "finite")):
         yield draft(
-            Op.HADAMARD, f"hadamard.{n:03}.digest.{rule}", order, "a large tensor", n=n, signs="5a" * (n // 8),
+            RecordOp.HADAMARD, f"hadamard.{n:03}.digest.{rule}", order, "a large tensor", n=n, signs="5a" * (n // 8),
             shape=[48, 512], x_rule=rule, x_base=118 if rule == "window" else None, x_seed=hex64(n),
         )  # fmt: skip
     policies = ("none", "fixed", "per_step", "per_step_layer")
     for n, policy in itertools.product(SIZES, policies):
         stream = Stream(0xFEDCBA9876543210, 0x01020304 + n, 0x0A0B0C, n.bit_length() % 6)
         yield draft(
-            Op.SIGNS, f"hadamard.drawn.{n:03}.{policy}", ["hadamard.signs", "hadamard.policy", "linear.rotation"],
+            RecordOp.SIGNS, f"hadamard.drawn.{n:03}.{policy}", ["hadamard.signs", "hadamard.policy", "linear.rotation"],
             "the signs of a GEMM's role", n=n, policy=policy, **stream_inputs(stream),
         )  # fmt: skip
 

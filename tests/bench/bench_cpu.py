@@ -24,7 +24,7 @@ import click
 
 import mxref
 from bench import machine
-from bench.render import page_files, show
+from bench.render import keep, show
 from mxref.errors import MxrefError
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,9 @@ def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
 @click.option("--peers/--no-peers", default=True, help="Time other packages too.")
 @click.option("--backend", "name", default="numba", show_default=True)
 @click.option("--json", "out", type=click.Path(path_type=Path), default=ROOT / "runs/bench_cpu.json")
-@click.option("--record", is_flag=True, help="Write the numbers, table and plot of docs/performance.rst.")
+@click.option(
+    "--record", is_flag=True, help="Keep the numbers in docs/records, for docs/explanation/performance.rst."
+)
 @click.option("--worker", hidden=True, type=click.Path(path_type=Path))
 def main(
     quick: bool, sizes: list[int], gemm_sizes: list[int], threads: list[int], seconds: float, peers: bool,
@@ -97,8 +99,7 @@ def main(
     show(results)
     click.echo(f"{out}, after {results['seconds']} s")
     if record:
-        for path in page_files(results, ROOT / "docs"):
-            click.echo(path)
+        click.echo(keep(results))
 
 
 def _list(numbers: list[int]) -> str:

@@ -31,9 +31,9 @@ from gpu.operands_torch import exact, tolerance
 from mxref import GemmProfile, MXArray, OperandSpec, PreparedArray, Stream
 from mxref.placement import Placement
 from mxref_triton import TritonBackend
-from mxref_triton.fold import fold
-from mxref_triton.gemm import BoundedWay
-from mxref_triton.projection.measure import input_sets
+from mxref_triton.products.bounded import BoundedWay
+from mxref_triton.products.fold import fold
+from projection.measure import input_sets
 
 STREAM = Stream(seed=1, step=2, layer=3, operand=4)
 CODES = 0.5 + 1 / 32

@@ -35,8 +35,8 @@ from bench.step import PARTS, PHASES, Function, Steps, config_of, timed_parts, w
 from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref_training.config import TrainConfig, find_recipe
-from mxref_training.device import choose_device, deterministic, device_name
-from mxref_training.model import Llama, parameter_count
+from mxref_training.model.llama import Llama, parameter_count
+from mxref_training.run.device import choose_device, deterministic, device_name
 
 RECIPES = ("bf16", "fp8", "mxfp4:bounded", "mxfp4_h16:bounded", "mxfp4_h16:ordered")
 WARM_UP = 2

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 import mxref
+import mxref_torch
 from bench.step import PARTS, PHASES, Steps, config_of, timed_parts
-from mxref_training import linear
 from mxref_training.config import TrainConfig, find_recipe
-from mxref_training.device import deterministic
-from mxref_training.model import Llama
+from mxref_training.model.llama import Llama
+from mxref_training.run.device import deterministic
 
 
 class Clock:
@@ -131,7 +131,7 @@ def main(
     report(f"one optimizer step, {name}, milliseconds, 1 thread", rows, other)
     if out:
         machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-        about = {"machine": machine, "backend": name, "code": str(Path(linear.__file__).parent)}
+        about = {"machine": machine, "backend": name, "code": str(Path(mxref_torch.__file__).parent)}
         Path(out).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ import torch
 from gpu.operands_torch import drawn, exact, values_of
 from mxref import MXArray, OperandSpec
 from mxref_triton import TritonBackend
-from mxref_triton.fold import Folded, fold
+from mxref_triton.products.fold import Folded, fold
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _ROWS = 256

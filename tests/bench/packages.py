@@ -17,7 +17,7 @@ from bench.operations import PLAIN, REFERENCE, inputs
 from bench.timing import in_turns
 from mxref import Backend
 from mxref.formats import E2M1
-from mxref.packing import pack
+from mxref.layouts.packed import pack
 
 Matrix = NDArray[Any]
 Stored = tuple[Matrix, Matrix]

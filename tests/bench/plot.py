@@ -1,4 +1,4 @@
-"""The bars of docs/performance.rst: each operation as a multiple of copying the same array."""
+"""The bars of docs/explanation/performance.rst: each operation as a multiple of copying the same array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.goals import COPY_RATIO
-from mxref_training.report_plots import COLOURS, GRID, INK, MUTED
+from mxref_training.lab.report.plots import COLOURS, GRID, INK, MUTED
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",

@@ -1,13 +1,9 @@
-"""The results as a table in the terminal, and as the tables and the plot of docs/performance.rst.
-
-`PYTHONPATH=tests python -m bench.render FILE.json` writes the tables and the plot anew from recorded numbers.
-"""
+"""The results as a table in the terminal, and as the tables and the plot of docs/explanation/performance.rst."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.goals import COPY_RATIO, FIRST_CALL_MS, MM_RATIO
+from bench.records import RECORDS, newest, read
 
 Rows = list[dict[str, Any]]
 
-TABLES, PLOT = "performance_tables.inc", "_static/performance.svg"
+TABLES, PLOT = "performance.inc", "performance.svg"
 MAIN_SIZE = 4096
 
 
@@ -78,8 +75,8 @@ def _headline(results: dict[str, Any]) -> str:
     )
 
 
-def page_files(results: dict[str, Any], docs: Path) -> list[Path]:
-    """Write the numbers, tables and plot of the page, and return the files.
+def keep(results: dict[str, Any], records: Path = RECORDS) -> Path:
+    """Write the numbers that the page shows from then on, and return the file.
 
     Raises:
         SystemExit: numbers that do not have what the page shows.
@@ -89,24 +86,20 @@ def page_files(results: dict[str, Any], docs: Path) -> list[Path]:
     hardware = re.sub(r"[^a-z0-9]+", "-", results["machine"]["processor"].partition(";")[0].lower()).strip(
         "-"
     )
-    data = docs / "data" / f"bench_cpu_{hardware}_{results['machine']['date']}.json"
-    data.parent.mkdir(exist_ok=True)
-    data.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return [data, *pages(data, docs)]
+    path = records / f"bench_cpu_{hardware}_{results['machine']['date']}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return path
 
 
-def pages(data: Path, docs: Path) -> list[Path]:
-    """Write the tables and the plot of recorded numbers, and return the files."""
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return the tables and the plot of the newest numbers, by the names under which the page includes them."""
     from bench.plot import plot
 
-    results = json.loads(data.read_text(encoding="utf-8"))
-    tables, figure = docs / TABLES, docs / PLOT
-    tables.write_text(tables_text(results, data.name), encoding="utf-8")
-    figure.write_text(plot(results, MAIN_SIZE), encoding="utf-8")
-    return [tables, figure]
+    results = read(newest("bench_cpu", records))
+    return {TABLES: tables_text(results), PLOT: plot(results, MAIN_SIZE)}
 
 
-def tables_text(results: dict[str, Any], source: str) -> str:
+def tables_text(results: dict[str, Any]) -> str:
     """Return the tables of the page as reStructuredText."""
     sections = {
         f"Operations, {MAIN_SIZE} x {MAIN_SIZE}, one thread": _operations(results),
@@ -115,9 +108,7 @@ def tables_text(results: dict[str, Any], source: str) -> str:
         "Other packages": _peers(results),
         "Calls": _calls(results),
     }
-    head = (
-        f".. Written by `make bench RECORD=1` from data/{source}; never by hand.\n\n{_headline(results)}.\n"
-    )
+    head = f"{_headline(results)}.\n"
     return "\n".join([head, *(f"{t}\n{'-' * len(t)}\n\n{body}" for t, body in sections.items())])
 
 
@@ -211,8 +202,3 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     for row in (headings, *rows):
         lines += [f"   {'  -' if i else '* -'} {cell}".rstrip() for i, cell in enumerate(row)]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    for path in pages(Path(sys.argv[1]), Path(__file__).parents[2] / "docs"):
-        print(path)

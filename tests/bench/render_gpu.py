@@ -1,12 +1,11 @@
-"""The tables and bars of docs/performance_gpu.rst, from what `make bench-gpu` and `make test-gpu` recorded.
+"""The tables and bars of docs/explanation/performance_gpu.rst, from what `make bench-gpu` and `make test-gpu` measured.
 
-`PYTHONPATH=tests python -m bench.render_gpu [RECORD.json ...]` copies records into docs/data and writes the page's
-parts from the newest ones of each kind there.
+`PYTHONPATH=tests python -m bench.render_gpu FILE.json ...` keeps such files in docs/records.
+The page shows the newest record of each kind.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -15,34 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from bench import render_gpu_step
+from bench.records import RECORDS, newest, read
 
-DOCS = Path(__file__).parents[2] / "docs"
-TABLES = "performance_gpu_tables.inc"
+TABLES = "performance_gpu.inc"
 KINDS = {"bench_gpu": "gemm", "test_gpu": "counts", "step_gpu": "steps"}
 """Records by the entry that only they have."""
 
 Record = dict[str, Any]
 
 
-def keep(kind: str, source: Path, docs: Path = DOCS) -> Path:
-    """Copy a record into docs/data under the name of its GPU and date; return the copy."""
-    record = json.loads(source.read_text(encoding="utf-8"))
+def keep(kind: str, source: Path, records: Path = RECORDS) -> Path:
+    """Copy a record under the name of its GPU and date; return the copy."""
+    record = read(source)
     machine = record.get("machine", record)
     gpu = re.sub(r"[^a-z0-9]+", "-", machine["gpu"].lower()).strip("-")
-    target = docs / "data" / f"{kind}_{gpu}_{machine['date']}.json"
+    target = records / f"{kind}_{gpu}_{machine['date']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     return target
-
-
-def newest(kind: str, docs: Path = DOCS) -> Path:
-    """Return the record of the latest date; SystemExit if there is none."""
-    found = sorted(docs.glob(f"data/{kind}_*.json"), key=lambda path: path.stem.rpartition("_")[2])
-    if not found:
-        raise SystemExit(
-            f"docs/data has no {kind}_*.json; run make bench-gpu and make test-gpu on a GPU first"
-        )
-    return found[-1]
 
 
 def kind_of(record: Record) -> str:
@@ -53,9 +42,7 @@ def kind_of(record: Record) -> str:
     return found[0]
 
 
-def tables_text(
-    bench: Record, tests: Record | None, sources: Iterable[str], step: Record | None = None
-) -> str:
+def tables_text(bench: Record, tests: Record | None, step: Record | None = None) -> str:
     """Return the tables of the page as reStructuredText; no section about what was not recorded.
 
     Errors of FP8 products are of Hopper alone.
@@ -63,7 +50,6 @@ def tables_text(
     machine = bench["machine"]
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
     head = (
-        f".. Written by `python -m bench.render_gpu` from {' and '.join(sources)}; never by hand.\n\n"
         f"{machine['gpu']}{driver}, PyTorch {machine['torch']}, Triton {machine['triton']}, {machine['date']}.\n"
         f"A copy of memory moves {bench['copy_tb_per_s']:.2f} TB/s there, read and written.\n"
     )
@@ -155,24 +141,15 @@ def _in_words(test: str) -> str:
     return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
-def shown(docs: Path = DOCS) -> dict[str, str]:
-    """Return the parts of the page by file, made from the newest records in docs/data; only times must be there."""
-    kinds = [kind for kind in KINDS if kind == "bench_gpu" or any(docs.glob(f"data/{kind}_*.json"))]
-    kept = {kind: newest(kind, docs) for kind in kinds}
-    records = {kind: json.loads(path.read_text(encoding="utf-8")) for kind, path in kept.items()}
-    sources, step = (f"data/{path.name}" for path in kept.values()), records.get("step_gpu")
-    parts = {TABLES: tables_text(records["bench_gpu"], records.get("test_gpu"), sources, step)}
-    return parts | ({render_gpu_step.PLOT: render_gpu_step.plot(step)} if step else {})
-
-
-def main(arguments: list[str]) -> None:
-    """Keep the records and write the parts of the page."""
-    for source in map(Path, arguments):
-        keep(kind_of(json.loads(source.read_text(encoding="utf-8"))), source)
-    for name, text in shown().items():
-        (DOCS / name).write_text(text, encoding="utf-8")
-        print(DOCS / name)
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return what the page includes, by name, made from the newest records; only the times are required."""
+    kinds = [kind for kind in KINDS if kind == "bench_gpu" or any(records.glob(f"{kind}_*.json"))]
+    newest_of = {kind: read(newest(kind, records)) for kind in kinds}
+    step = newest_of.get("step_gpu")
+    tables = {TABLES: tables_text(newest_of["bench_gpu"], newest_of.get("test_gpu"), step)}
+    return tables | ({render_gpu_step.PLOT: render_gpu_step.plot(step)} if step else {})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for source in map(Path, sys.argv[1:]):
+        print(keep(kind_of(read(source)), source))

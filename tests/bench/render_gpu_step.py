@@ -1,4 +1,4 @@
-"""The section "A training step" of docs/performance_gpu.rst and its bars, from what `bench_gpu_step` recorded."""
+"""The section "A training step" of docs/explanation/performance_gpu.rst, from the record of `bench_gpu_step`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from bench.plot import STYLE
 from bench.step import PARTS, PHASES
-from mxref_training.report_plots import COLOURS, MUTED
+from mxref_training.lab.report.plots import COLOURS, MUTED
 
 SECTION = "A training step"
-PLOT = "_static/training_step_gpu.svg"
+PLOT = "training_step_gpu.svg"
 LABELS = {
     "gemm": "matrix products", "quantize": "quantization", "optimizer": "optimizer",
     "rest": "attention, norms, casts, loss", "waiting": "waiting for Python",
@@ -54,7 +54,7 @@ def section(record: Record, table: Any) -> str:
             for row in rows
         ),
     )  # fmt: skip
-    text += f"\n.. image:: {PLOT}\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
+    text += f"\n.. image:: /_measured/{PLOT}\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
     text += "Where the GPU's time goes, in milliseconds of a step:\n\n"
     text += table(
         ("recipe", *(LABELS[part] for part in (*PARTS, "optimizer", "rest")), "its longest kernels"),

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 import mxref
-from mxref_training import linear, ops
+import mxref_torch
+from mxref_torch import operators
+from mxref_torch.fp8 import Fp8Scales
 from mxref_training.config import TrainConfig, load_config
 from mxref_training.errors import DivergedError
-from mxref_training.evaluate import cross_entropy
-from mxref_training.fp8 import Fp8Scales
-from mxref_training.model import Llama
-from mxref_training.optim import clip_gradients, make_optimizer
+from mxref_training.model.llama import Llama
+from mxref_training.run.evaluate import cross_entropy
+from mxref_training.run.optim import clip_gradients, make_optimizer
 
 PHASES = ("forward", "backward", "optimizer")
 TIMED = {"quantize": ("quantize", "quantize_dual", "prepare"), "gemm": ("scaled_gemm", "dense_gemm")}
@@ -56,7 +57,7 @@ def config_of(name: str) -> TrainConfig:
 @contextmanager
 def timed_parts(timed: Callable[[str, Function], Function]) -> Iterator[None]:
     """Within the block, training finds `timed(part, function)` where it looks up what makes a part of its time."""
-    found = [(ops, name, part) for part, names in TIMED.items() for name in names]
+    found = [(operators, name, part) for part, names in TIMED.items() for name in names]
     places: list[tuple[Any, str, str]] = [*found, (Fp8Scales, "quantize", "quantize")]
     plain = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), function in zip(places, plain, strict=True):
@@ -77,7 +78,7 @@ class Steps:
         """Convert the model, which another recipe may have had before."""
         self.model, self.recipe, self.config, self.backend = model, recipe, config, backend
         self.device = next(model.parameters()).device
-        self.context = linear.convert(model, recipe, backend=backend, seed=config.run.seed)
+        self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
         self.optimizer = make_optimizer(model, config.optim)
         self.generator = torch.Generator().manual_seed(0)
         self.number = 0
@@ -91,7 +92,7 @@ class Steps:
 
         Raises:
             DivergedError: a loss or the norm is not finite.
-            ConfigError: the GEMMs of the first step are not the recipe's.
+            LayerError: the GEMMs of the first step are not the recipe's.
         """
         run, vocab = self.config.run, self.config.model.vocab
         tokens = torch.randint(vocab, (run.batch, run.seq_len + 1), generator=self.generator).to(self.device)
@@ -106,13 +107,13 @@ class Steps:
             enter("backward")
             loss.backward()  # type: ignore[no-untyped-call]
         if not self.number:
-            linear.check_census(self.context, self.model, self.recipe, run.micro_batches)
+            mxref_torch.check_census(self.context, self.model, self.recipe, run.micro_batches)
         enter("optimizer")
         norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
         self.repeated += self.backend.range_exceeded()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        linear.advance(self.model)
+        mxref_torch.advance(self.model)
         enter("")
         if not math.isfinite(total + norm):
             raise DivergedError(f"step {self.number}: loss {total}, gradient norm {norm}; lower optim.lr")

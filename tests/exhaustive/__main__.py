@@ -9,9 +9,7 @@ on the same machine and versions.
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 import json
 import os
 import platform
@@ -37,9 +35,9 @@ from rich.table import Table
 from exhaustive import decodes, dots, elements, halves, scales
 from exhaustive.families import FAMILIES
 from exhaustive.sweep import Sweep, run
+from exhaustive.table import COLUMNS, as_csv, cells
 
 PARTS = {"a": elements, "b": scales, "c": halves, "d": decodes, "e": dots}
-COLUMNS = ("part", "function", "domain", "cases", "faults", "seconds")
 
 
 def all_sweeps(parts: str = "abcde", family: str = "mxfp4") -> Iterator[Sweep]:
@@ -77,21 +75,6 @@ def finished_rows(path: Path, record: dict[str, Any], sweeps: list[Sweep]) -> li
     same_run = all(old[key] == record[key] for key in ("date", "machine", "threads", "versions", "every"))
     same_sweeps = all(row | label(sweep) == row for row, sweep in zip(rows, sweeps, strict=False))
     return rows if same_run and same_sweeps and not old["complete"] else []
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """The row of the table, as text."""
-    return [
-        f"{row[c]:,}" if c in ("cases", "faults") else f"{row[c]:.0f}" if c == "seconds" else row[c]
-        for c in COLUMNS
-    ]
-
-
-def as_csv(rows: list[dict[str, Any]]) -> str:
-    """The table as the documentation includes it."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([COLUMNS, *map(cells, rows)])
-    return out.getvalue()
 
 
 @click.command(help=__doc__)

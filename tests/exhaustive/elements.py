@@ -25,7 +25,7 @@ from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, com
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
 from mxref.formats import MXFP4, BlockFormat
 from mxref.placement import Placement
-from mxref.rounding import round_magnitude
+from mxref.steps.rounding import round_magnitude
 from oracle import random as oracle_random
 
 DIRECT_CHUNK = 1 << 14
@@ -115,7 +115,7 @@ def direct(
     edges = steps if steps is not None else code_steps(127, "rtz", element=element)
     return Sweep(
         "a",
-        "mxref.rounding.round_magnitude",
+        "mxref.steps.rounding.round_magnitude",
         f"{prefix(block_format)}{label}{f', {random.name}' if random else ''}: all finite v",
         span.cases,
         span.chunks,

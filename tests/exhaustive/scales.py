@@ -14,7 +14,7 @@ from exhaustive.steps import scale_steps
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, ScaleRule
 from mxref.formats import MXFP4, BlockFormat, ElementFormat
-from mxref.scale import scale_code
+from mxref.steps.scale import scale_code
 
 CHUNK = 1 << 16
 BLOCKS = 1 << 13
@@ -32,7 +32,7 @@ def direct(rule: oracle.Rule, function: ScaleCode = scale_code, block_format: Bl
         got = function(offsets + np.uint32(base), ScaleRule(rule), block_format.element)
         return compare(got, steps.values(base, CHUNK), lambda at: f"amax = {base + at:#010x}")
 
-    return _sweep("mxref.scale.scale_code", rule, span, check, block_format)
+    return _sweep("mxref.steps.scale.scale_code", rule, span, check, block_format)
 
 
 def blocks(

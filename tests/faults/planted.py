@@ -1,4 +1,4 @@
-"""Faults put into the product, each a way to break the rule of `docs/durability.rst`; the tests must see every one."""
+"""Planted faults, each of which breaks the rule of `docs/reference/durability.rst`; the tests must see every one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from mxref_training import checkpoint, durable, metrics_log
-from mxref_training.checkpoint import CheckpointStore, Snapshot
+from mxref_training import durable
+from mxref_training.run import checkpoint, metrics_log
+from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 
 
 def files_are_not_synced() -> None:
@@ -100,8 +101,10 @@ def a_folder_is_deleted_in_place() -> None:
 
 
 def _replace_everywhere(name: str, new: object) -> None:
-    from mxref_training import ablation_arm, report, run_folder
+    from mxref_training.lab import arm
+    from mxref_training.lab.report import page
+    from mxref_training.run import folder
 
-    for module in (durable, checkpoint, run_folder, ablation_arm, report):
+    for module in (durable, checkpoint, folder, arm, page):
         if hasattr(module, name):
             setattr(module, name, new)

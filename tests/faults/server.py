@@ -19,14 +19,15 @@ import torch
 from faults import planted
 from mxref.cli import main
 from mxref.discovery import get_backend
-from mxref_training import report
+from mxref_training.lab.report import page
 
 LATER = (
     "jinja2",
-    "mxref_training.ablation",
-    "mxref_training.ablation_processes",
-    "mxref_training.cli",
-    "mxref_training.loop",
+    "mxref_training.lab.study",
+    "mxref_training.lab.processes",
+    "mxref_training.cli.ablate",
+    "mxref_training.cli.train",
+    "mxref_training.run.loop",
     "numpy.random",
     "rich.progress",
     "rich.table",
@@ -69,7 +70,7 @@ def serve() -> None:
     for module in LATER:
         import_module(module)
     # Drawing writes no file, and would take longer than all else.
-    report.curves_svg = report.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
+    page.curves_svg = page.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
     for line in sys.stdin:
         child = os.fork()
         if not child:

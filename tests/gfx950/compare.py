@@ -17,11 +17,11 @@ import torch
 from gfx950.driver import on_model
 from gfx950.inputs import random_operand
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.reference import backend as reference
-from mxref.rounding import Rounding
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 
 BACKENDS = Path(__file__).parents[2] / "backends"
 SHAPE = (96, 256)
@@ -76,7 +76,7 @@ def quantized(
 @contextmanager
 def start_up(package: dict[str, ModuleType], **how: Any) -> Iterator[list[str]]:
     """Make the model the device, also for the checks that a backend makes first; yield the kernels executed."""
-    conversions, gemm = package["gfx950_check"], package["gemm"]
+    conversions, gemm = package["native"], package["bounded"]
     convert, multiply = conversions.on_device, gemm.on_device
     # They ask for a "cuda" device, as ROCm's torch calls it; the model's tensors are the CPU's.
     with (
@@ -127,7 +127,7 @@ def folded_product(
     own_b, b = on_tensors(drawn(n, blocks, n, hostile))
     with (
         on_model(spoil_sums=hostile, **how) as launched,
-        patch.object(package["gemm"], "LEAST_FOLDED_WORK", 1),
+        patch.object(package["bounded"], "LEAST_FOLDED_WORK", 1),
         patch.object(package["ordered"], "_MISFIT_PROGRAMS", 3),
     ):
         backend = package["backend"].TritonBackend(conversions="portable", bounded="mfma")

@@ -29,7 +29,7 @@ def package(_compiled_once: None) -> dict[str, ModuleType]:
     from gfx950.compare import BACKENDS
     from gfx950.driver import load_package
 
-    return load_package(BACKENDS, "check_scales", "gfx950_check", "gfx950_gemm")
+    return load_package(BACKENDS, "check_scales", "quantizer.native", "products.matrix_cores")
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
+
+from mxref.formats import BlockFormat
+from mxref.steps.scale import MANTISSA_MASK, ScaleRule, bump_above, scale_code, scale_exponent
 
 GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TIES = (GRID[1:] + GRID[:-1]) / 2
@@ -97,3 +103,31 @@ def random_operand(
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8)
     return codes, rng.integers(lowest, highest + 1, (rows, columns // 32), dtype=np.uint8)
+
+
+def corners(made: BlockFormat, rule: ScaleRule, exponents: Sequence[int]) -> np.ndarray:
+    """Return blocks [N, 32] with amax on either side of a rule's bound, and elements on and near grid and midpoints.
+
+    `exponents` are the exponent fields of amax, 0 for a subnormal one.
+    """
+    element = made.element
+    grid = np.array(element.magnitudes)
+    points = np.concatenate([grid, (grid[1:] + grid[:-1]) / 2]).astype(np.float32)
+    around = np.concatenate(
+        [np.nextafter(points, np.float32(0)), points, np.nextafter(points, np.float32(np.inf))]
+    )
+    bound = bump_above(rule, element)
+    mantissas = sorted({0, bound, min(bound + 1, MANTISSA_MASK), MANTISSA_MASK})
+    blocks = []
+    for exponent, mantissa in itertools.product(exponents, mantissas):
+        amax = np.uint32([exponent << 23 | mantissa])
+        scale = scale_exponent(scale_code(amax, rule, element))[0]
+        with np.errstate(over="ignore", under="ignore"):
+            values = np.ldexp(around.astype(np.float64), scale).astype(np.float32)
+        values = np.resize(values[values <= amax.view(np.float32)], -(-len(values) // 31) * 31).reshape(
+            -1, 31
+        )
+        blocks.append(np.column_stack([values, np.full(len(values), amax.view(np.float32))]))
+    x = np.concatenate(blocks)
+    x[::2, ::3] *= -1
+    return x

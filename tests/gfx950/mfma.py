@@ -6,8 +6,9 @@ else is refused, or is NaN where a launch asks for that: a kernel that throws su
 stores it is seen. Subnormal sources count with their value (MFMA flushes none since CDNA3).
 
 Lane l of 64 holds row (of A) or column (of B) l % N, N = 16 or 32, and neighbouring elements along K, first those of
-lanes 0 .. N-1, and so on. Register r of the result holds, for 16x16, row 4 * (l / 16) + r of column l % 16; for
-32x32, row 8 * (r / 4) + 4 * (l / 32) + r % 4 of column l % 32.
+lanes 0 .. N-1, and so on. Elements of 8 bits in scaled instructions come in two runs of 16 (see `runs_of_16`).
+Register r of the result holds, for 16x16, row 4 * (l / 16) + r of column l % 16; for 32x32, row
+8 * (r / 4) + 4 * (l / 32) + r % 4 of column l % 32.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ def from_fp8(data: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(data).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
+def from_bf8(data: np.ndarray) -> np.ndarray:
+    """Return E5M2 elements, four to a word, low byte first, in float64."""
+    return np.ascontiguousarray(data).view(ml_dtypes.float8_e5m2).astype(np.float64)
+
+
 def from_fp4(data: np.ndarray) -> np.ndarray:
     """Return E2M1 elements, eight to a word, low nibble first, in float64."""
     return fp4.decode((data[..., None] >> (U32(4) * np.arange(8, dtype=U32))) & U32(15)).reshape(
@@ -69,6 +75,16 @@ def matrix(elements: np.ndarray, n: int) -> np.ndarray:
     """Return [waves, n, K] from what the lanes hold, [waves, 64, K / groups]."""
     waves, _, each = elements.shape
     return elements.reshape(waves, LANES // n, n, each).transpose(0, 2, 1, 3).reshape(waves, n, -1)
+
+
+def runs_of_16(elements: np.ndarray, n: int) -> np.ndarray:
+    """Return [waves, n, K] where a lane holds two runs of 16 elements, half of K apart.
+
+    So scaled instructions read elements of 8 bits: the compiler lays them out for an operand with kWidth = 16.
+    """
+    waves = elements.shape[0]
+    runs = elements.reshape(waves, LANES // n, n, 2, 16).transpose(0, 2, 3, 1, 4)
+    return runs.reshape(waves, n, -1)
 
 
 def rows_and_columns(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,13 +172,25 @@ def plain(n: int, k: int, elements: Elements) -> Handler:
     return run
 
 
+SCALED_FORMATS: dict[int, tuple[Elements, int, Callable[[np.ndarray, int], np.ndarray]]] = {
+    0: (from_fp8, 8, runs_of_16),
+    1: (from_bf8, 8, runs_of_16),
+    4: (from_fp4, 4, matrix),
+}
+"""Element formats of scaled instructions by code (cbsz of the first operand, blgp of the second): E4M3, E5M2, E2M1.
+
+Each with the registers that an operand has at least, and how its elements lie. Codes 2 and 3 are those of 6 bits.
+"""
+
+
 def scaled(n: int, k: int) -> Handler:
-    """Return v_mfma_scale_f32_<n>x<n>x<k>_f8f6f4 for E2M1 times E2M1, the format that is modelled."""
+    """Return v_mfma_scale_f32_<n>x<n>x<k>_f8f6f4 for elements of 8 and of 4 bits, in any pair."""
 
     def run(group: Group, instruction: Instruction) -> None:
         check_modifiers(instruction, frozenset({"op_sel", "op_sel_hi", "cbsz", "blgp"}))
-        if instruction.modifiers.get("cbsz", 0) != 4 or instruction.modifiers.get("blgp", 0) != 4:
-            raise Gfx950Error("formats other than E2M1 times E2M1 are not modelled")
+        formats = [instruction.modifiers.get(name, 0) for name in ("cbsz", "blgp")]
+        if any(f not in SCALED_FORMATS for f in formats):
+            raise Gfx950Error("elements of 6 bits are not modelled")
         first, second, _, *scales = instruction.operands[1:]
         low = instruction.modifiers.get("op_sel", (0, 0, 0))
         high = instruction.modifiers.get("op_sel_hi", (0, 0, 0))
@@ -170,13 +198,21 @@ def scaled(n: int, k: int) -> Handler:
         assert isinstance(high, tuple)
         factors = []
         for number, (operand, scale) in enumerate(zip((first, second), scales, strict=True)):
-            elements = from_fp4(words(group, operand))
+            decode, registers, placed = SCALED_FORMATS[formats[number]]  # type: ignore[index]
+            if operand.count != registers:
+                raise Gfx950Error(
+                    f"an operand of {operand.count} registers, and its format takes {registers}"
+                )
+            elements = decode(words(group, operand))
             byte = low[number] + 2 * high[number]
             code = (np.broadcast_to(group.vector32(scale), (group.count, LANES)) >> U32(8 * byte)) & U32(0xFF)
             power = np.ldexp(1.0, code.astype(np.int64) - 127)
             if group.state.choices.nan_scales:
                 power = np.where(code == 255, np.nan, power)
-            factors.append(matrix(elements * power[..., None], n))
+            # A scale is that of a row and of 32 elements along K, in the order of the lanes.
+            scales_of = np.repeat(matrix(power[..., None], n), 32, axis=2)
+            with np.errstate(invalid="ignore"):
+                factors.append(placed(elements, n) * scales_of)
         if any(f.shape[2] != k for f in factors):
             raise Gfx950Error(f"{factors[0].shape[2]} elements along K, not {k}")
         multiply(group, instruction, factors[0], factors[1], n)

@@ -17,7 +17,7 @@ from gfx950.compare import BACKENDS, more
 from gfx950.driver import on_model
 from mxref.conformance import Level, checks_of
 from mxref.conformance.model import Subject
-from mxref.conformance.suite import verdict_of
+from mxref.conformance.suite import result_of
 from mxref.gemm import OUT_DTYPES
 
 NOT_EXACT = (
@@ -45,7 +45,7 @@ def test_bounded_by_the_matrix_cores_where_sums_are_exact(package: dict[str, Mod
         for check in checks:
             if not check.title.startswith("bounded") or check.undeclared(backend.capabilities):
                 continue
-            failure = verdict_of(check, subject).failure
+            failure = result_of(check, subject).failure
             if failure is None:
                 passed += 1
                 continue

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950 import floats  # noqa: E402
-from gfx950.compare import FOLDED_LAUNCHES, drawn, folded_product, more, on_tensors, same_bits  # noqa: E402
-from gfx950.driver import on_model  # noqa: E402
-from gfx950.inputs import random_operand  # noqa: E402
-from mxref.recipe import GemmProfile  # noqa: E402
-from mxref.reference import backend as reference  # noqa: E402
+from gfx950 import floats
+from gfx950.compare import FOLDED_LAUNCHES, drawn, folded_product, more, on_tensors, same_bits
+from gfx950.driver import on_model
+from gfx950.inputs import random_operand
+from mxref.recipe import GemmProfile
+from mxref.reference import backend as reference
 
 
 def test_ordered_gemm(backend: Any) -> None:
@@ -114,8 +114,8 @@ def test_matrix_cores_on_packed_codes(
     package: dict[str, ModuleType], tile: int, k: int, out: str, prescale: bool
 ) -> None:
     """One program whole and three that reach over the edge, in each tile, with each epilogue."""
-    gemm = package["gfx950_gemm"]
-    m, n = gemm.TILES[tile].rows + 12, gemm.TILES[tile].columns + 14
+    cores = package["matrix_cores"]
+    m, n = cores.TILES[tile].rows + 12, cores.TILES[tile].columns + 14
     (own_a, a), (own_b, b) = on_tensors(close(m, k, 1), prescale=prescale), on_tensors(close(n, k, 2))
     dtype = "bfloat16" if out == "bfloat16" else "float32"
     want = reference.scaled_gemm(own_a, own_b, profile=GemmProfile.ORDERED, out_dtype=dtype)
@@ -123,10 +123,10 @@ def test_matrix_cores_on_packed_codes(
     held = torch.from_numpy(gradient.copy())
     with on_model() as launched:
         if out == "onto":
-            gemm.multiply_onto(a, b, held, gemm.TILES[tile])
+            cores.multiply_onto(a, b, held, cores.TILES[tile])
             got, want = held, want + gradient
         else:
-            got = gemm.multiply(a, b, dtype, gemm.TILES[tile])
+            got = cores.multiply(a, b, dtype, cores.TILES[tile])
     words = got.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if out == "bfloat16" else got.numpy()
     assert np.isnan(want.astype(np.float32)).sum() == m + n - 1
     assert same_bits(words, want)
@@ -180,7 +180,7 @@ def test_products_do_not_depend_on_what_the_hardware_may_choose(
     want = reference.scaled_gemm(own_a, own_b, profile=GemmProfile.ORDERED)
     products = {
         "_ordered": lambda: backend.scaled_gemm(a, b, profile=GemmProfile.ORDERED),
-        "_multiply": lambda: package["gfx950_gemm"].multiply(a, b, "float32"),
+        "_multiply": lambda: package["matrix_cores"].multiply(a, b, "float32"),
     }
     for name, product in products.items():
         with on_model(**how) as launched:

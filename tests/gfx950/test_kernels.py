@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950.compare import (  # noqa: E402
+from gfx950.compare import (
     BACKENDS,
     NATIVE,
     PORTABLE,
@@ -32,12 +32,12 @@ from gfx950.compare import (  # noqa: E402
     same_bits,
     start_up,
 )
-from gfx950.driver import on_model  # noqa: E402
-from gfx950.inputs import matrix, random_operand  # noqa: E402
-from mxref.placement import Placement  # noqa: E402
-from mxref.recipe import OperandSpec  # noqa: E402
-from mxref.reference import backend as reference  # noqa: E402
-from mxref.rounding import Rounding  # noqa: E402
+from gfx950.driver import on_model
+from gfx950.inputs import matrix, random_operand
+from mxref.placement import Placement
+from mxref.recipe import OperandSpec
+from mxref.reference import backend as reference
+from mxref.steps.rounding import Rounding
 
 EVEN, SR = RECIPES["plain"], OperandSpec(rounding="sr", scale_rule="even", sr_bits=16)
 OPERANDS = {

@@ -1,5 +1,7 @@
 """Scaled conversions and matrix instructions."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -225,6 +227,55 @@ def test_scale_byte_255_is_a_power_of_two_if_asked_for() -> None:
     assert nonzero(m, 4) == {(1, 25): -12.0}
 
 
+# By format code, E4M3, E5M2 and E2M1: registers of an operand, and the codes of 1.5 and -4.
+OPERANDS = {0: (8, 0x3C, 0xC8), 1: (8, 0x3E, 0xC4), 4: (4, 3, 14)}
+
+
+def placed_pair(shape: str, formats: tuple[int, int], a: int, b: int, scales: np.ndarray) -> Machine:
+    """Execute with code `a` in row 5 of A and `b` in column 9 of B at k = 77 of 128, or 45 of 64; and A's scales.
+
+    Of 8 bits that is byte 16 + 13 of the first group of lanes, whose second run of 16 begins at half of K; of 4 bits
+    it is element 13 of the third group of lanes, or of the second.
+    """
+    counts = [OPERANDS[f][0] for f in formats]
+    result = "v[40:43]" if shape == "16x16x128" else "v[40:55]"
+    sources = ", ".join(f"v[{first}:{first + n - 1}]" for first, n in zip((8, 24), counts, strict=True))
+    m = machine(
+        [
+            f"v_mfma_scale_f32_{shape}_f8f6f4 {result}, {sources}, {result}, v60, v61 op_sel_hi:[0,0,0]"
+            f" cbsz:{formats[0]} blgp:{formats[1]}"
+        ]
+    )
+    m.state.vgpr[8:56] = 0
+    for first, fmt, code, lane in ((8, formats[0], a, 5), (24, formats[1], b, 9)):
+        register, at, shift = (7, lane, 8) if fmt != 4 else (1, lane + 32, 20)
+        m.state.vgpr[first + register, 0, at] = code << shift
+    m.state.vgpr[60, 0], m.state.vgpr[61] = scales, 127
+    m.run(10)
+    return m
+
+
+@pytest.mark.parametrize("formats", list(itertools.product(OPERANDS, repeat=2)))
+def test_scaled_matrix_of_every_pair_of_formats(formats: tuple[int, int]) -> None:
+    a, b = OPERANDS[formats[0]][1], OPERANDS[formats[1]][2]
+    lane = np.arange(64)
+    # Block 2 of four, whose scale is in lanes 32 to 47; block 1 of two, in lanes 32 to 63.
+    m = placed_pair("16x16x128", formats, a, b, 127 + lane // 16)
+    assert nonzero(m, 4) == {(1, 25): -24.0}
+    m = placed_pair("32x32x64", formats, a, b, 127 + lane // 32)
+    assert nonzero(m, 16) == {(1, 41): -12.0}
+
+
+def test_scaled_matrix_of_nan_and_inf() -> None:
+    """A meets +0 or 1 of B: Inf of E5M2 times either, NaN of E4M3."""
+    scales = np.full(64, 127)
+    got = placed_pair("16x16x128", (1, 0), 0x7C, 0x38, scales).state.vgpr[41, 0].view(np.float32)
+    assert got[25] == np.inf
+    assert np.isnan(np.delete(got[16:32], 9)).all(), "Inf times 0"
+    got = placed_pair("16x16x128", (0, 1), 0x7F, 0x3C, scales).state.vgpr[41, 0].view(np.float32)
+    assert np.isnan(got[16:32]).all()
+
+
 FP8 = "v_mfma_f32_16x16x32_fp8_fp8 v[40:43], v[8:9], v[24:25], v[40:43]"
 
 
@@ -286,7 +337,9 @@ def test_sums_that_depend_on_the_order_are_nan_if_asked_for() -> None:
 def test_what_matrices_do_not_have() -> None:
     with pytest.raises(Gfx950Error, match="disabled lanes"):
         machine(["s_mov_b64 exec, 1", LINE]).run(10)
-    with pytest.raises(Gfx950Error, match="other than E2M1"):
+    with pytest.raises(Gfx950Error, match="elements of 6 bits"):
+        scaled(SCALED.format("0,0,0").replace("cbsz:4", "cbsz:2"), {}, {}, (127, 127))
+    with pytest.raises(Gfx950Error, match="an operand of 4 registers, and its format takes 8"):
         scaled(SCALED.format("0,0,0").replace("cbsz:4", "cbsz:0"), {}, {}, (127, 127))
     with pytest.raises(Gfx950Error, match="takes 4 registers"):
         machine([LINE.replace("v[40:43], v[8:9]", "v[40:41], v[8:9]")]).run(10)

@@ -32,31 +32,36 @@ from mxref.errors import BackendError
 
 # name: (file, what stands there once, what is put there instead, recipe)
 WRONG_BITS = {
-    "ties go away from zero": ("block.py", "Rounding.RNE: -1", "Rounding.RNE: 1 << 21", "plain"),
+    "ties go away from zero": ("lane/treatment.py", "Rounding.RNE: -1", "Rounding.RNE: 1 << 21", "plain"),
     # Of amax. Biased exponents 1 and 2 both give the smallest scale, so a carry out of 1 lost changes no bit.
     "the carry out of amax's exponent 2 is lost": (
-        "scale.py",
+        "lane/scale.py",
         "(amax_bits + carry) >> 23",
         "(amax_bits + tl.where((amax_bits >> 23) == 2, 0, carry)) >> 23",
         "plain",
     ),
     # Of an element: 1.75 and what lies above has to become 2, and E2M1's exponent goes from 1 to 2.
     "the carry out of an element's exponent 1 is lost": (
-        "rounding.py",
+        "lane/rounding.py",
         "code = _to_even(v)",
         "code = _to_even(v) - ((v < 2) & (_to_even(v) & 15 == 0)).to(tl.uint32)",
         "plain",
     ),
     "the same, rounding stochastically": (
-        "rounding.py",
+        "lane/rounding.py",
         "return (position + r) >> 22",
         "return tl.where(position >> 23 == 1, tl.minimum(position + r, 0x00FFFFFF), position + r) >> 22",
         "stochastic",
     ),
-    "nibbles are swapped": ("rounding.py", "tl.abs(values[i])", "tl.abs(values[i ^ 1])", "plain"),
-    "Inf is taken for a number": ("scale.py", "amax_bits < _INFINITY", "amax_bits <= _INFINITY", "plain"),
-    "a stage of the transform is missing": ("hadamard.py", "if H == N:", "if 2 * H == N:", "hadamard"),
-    "Philox has nine rounds": ("philox.py", "static_range(10)", "static_range(9)", "stochastic"),
+    "nibbles are swapped": ("lane/rounding.py", "tl.abs(values[i])", "tl.abs(values[i ^ 1])", "plain"),
+    "Inf is taken for a number": (
+        "lane/scale.py",
+        "amax_bits < _INFINITY",
+        "amax_bits <= _INFINITY",
+        "plain",
+    ),
+    "a stage of the transform is missing": ("lane/hadamard.py", "if H == N:", "if 2 * H == N:", "hadamard"),
+    "Philox has nine rounds": ("lane/random.py", "static_range(10)", "static_range(9)", "stochastic"),
 }
 
 
@@ -91,7 +96,10 @@ def test_wrong_bits_are_seen(fault: str, tmp_path: Path) -> None:
 
 def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
     backend = planted_backend(
-        tmp_path, "row.py", "tl.store(target, stored[block], mask=mask)", "tl.store(target, stored[block])"
+        tmp_path,
+        "quantizer/row.py",
+        "tl.store(target, stored[block], mask=mask)",
+        "tl.store(target, stored[block])",
     )
     with pytest.raises(Gfx950Error, match=r"buffer_store_.*access of \d bytes at offset"):
         quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1)
@@ -99,7 +107,7 @@ def test_a_store_outside_the_output_is_seen(tmp_path: Path) -> None:
 
 def test_a_missing_wait_state_is_seen(tmp_path: Path) -> None:
     instead = '_NEAREST = (lambda text: tl.constexpr(text.replace("s_nop 0", "")))('
-    backend = planted_backend(tmp_path, "gfx950.py", "_NEAREST = tl.constexpr(", instead)
+    backend = planted_backend(tmp_path, "lane/gfx950.py", "_NEAREST = tl.constexpr(", instead)
     with pytest.raises(Gfx950Error, match="s_nop 0 is missing"):
         quantized(backend, matrix(*SHAPE, "bfloat16"), RECIPES["plain"], -1, native=NATIVE)
 
@@ -118,7 +126,7 @@ WRONG_CONVERSIONS = {
 
 @pytest.mark.parametrize("fault", WRONG_CONVERSIONS)
 def test_wrong_conversions_are_refused_at_start_up(fault: str, tmp_path: Path) -> None:
-    package = planted(tmp_path, "gfx950.py", *WRONG_CONVERSIONS[fault])
+    package = planted(tmp_path, "lane/gfx950.py", *WRONG_CONVERSIONS[fault])
     said = r"not the reference's.* 0x[0-9a-f]{8} / 2\^-?\d+ became code \d+, not \d+"
     with start_up(package) as launched:
         backend = package["backend"].TritonBackend(bounded="mfma")
@@ -132,21 +140,21 @@ def test_wrong_conversions_are_refused_at_start_up(fault: str, tmp_path: Path) -
 # name: (file, what stands there once, what is put there instead)
 WRONG_PRODUCTS = {
     "blocks in descending order": (
-        "fold.py",
+        "products/fold.py",
         "at = block.to(tl.int64)[None, :] * rows",
         "at = (blocks - 1 - block).to(tl.int64)[None, :] * rows",
     ),
     "only the first row is listed as one that does not fit": (
-        "fold.py",
+        "products/fold.py",
         "tl.store(misfits + 1 + slot, row, bad)",
         "tl.store(misfits + 1 + slot, row * 0, bad)",
     ),
     "a row's power of two is one too small": (
-        "fold.py",
+        "products/fold.py",
         "power = (top - 6) << 23",
         "power = (top - 7) << 23",
     ),
-    "the left operand stays at its first block": ("ordered.py", "a += rows * 32", "a += rows * 0"),
+    "the left operand stays at its first block": ("products/ordered.py", "a += rows * 32", "a += rows * 0"),
 }
 
 
@@ -160,7 +168,7 @@ def test_wrong_products_are_seen(fault: str, tmp_path: Path) -> None:
 def test_an_addition_inside_the_matrix_instruction_is_seen(tmp_path: Path) -> None:
     """Without its limit the dot takes the accumulator as addend; how that sum is rounded is not documented."""
     package = planted(
-        tmp_path, "ordered.py", "tl.load(b + b_at), max_num_imprecise_acc=32)", "tl.load(b + b_at))"
+        tmp_path, "products/ordered.py", "tl.load(b + b_at), max_num_imprecise_acc=32)", "tl.load(b + b_at))"
     )
     with pytest.raises(Gfx950Error, match=r"v_mfma_f32_16x16x32_fp8_fp8 .* order or width"):
         folded_product(package, 64, 64, 8, hostile=False)

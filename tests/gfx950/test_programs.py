@@ -14,9 +14,9 @@ import pytest
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-import triton.language as tl  # noqa: E402
+import triton.language as tl
 
-from gfx950.driver import on_model  # noqa: E402
+from gfx950.driver import on_model
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 

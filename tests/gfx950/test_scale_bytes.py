@@ -14,18 +14,18 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950.compare import more, on_tensors, same_bits, start_up  # noqa: E402
-from gfx950.driver import on_model  # noqa: E402
-from gfx950.inputs import random_operand  # noqa: E402
-from mxref.gemm import scaled_gemm  # noqa: E402
-from mxref.mxarray import MXArray  # noqa: E402
-from mxref.recipe import GemmProfile  # noqa: E402
-from mxref.reference import backend as reference  # noqa: E402
+from gfx950.compare import more, on_tensors, same_bits, start_up
+from gfx950.driver import on_model
+from gfx950.inputs import random_operand
+from mxref.gemm import scaled_gemm
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile
+from mxref.reference import backend as reference
 
 
 @pytest.fixture
 def scales(package: dict[str, ModuleType]) -> ModuleType:
-    return package["gfx950_scales"]
+    return package["scale_bytes"]
 
 
 def test_every_scale_byte_is_asked_for_at_every_place(scales: ModuleType) -> None:
@@ -67,7 +67,7 @@ def test_a_byte_that_is_taken_for_another_is_named(
 @pytest.mark.parametrize("tile", [2, *more([(0,), (1,)])])
 def test_the_compiled_kernel_passes(package: dict[str, ModuleType], scales: ModuleType, tile: int) -> None:
     with on_model() as launched:
-        multiply = scales.on_device(torch.device("cpu"), package["gfx950_gemm"].TILES[tile])
+        multiply = scales.on_device(torch.device("cpu"), package["matrix_cores"].TILES[tile])
         assert scales.first_wrong_scale(multiply) is None
     assert launched == ["_multiply"] * 2
 
@@ -122,7 +122,7 @@ def test_the_command(
     capsys: Any,
 ) -> None:
     check = package["check_scales"]
-    monkeypatch.setattr(check, "TILES", package["gfx950_gemm"].TILES[-1:])
+    monkeypatch.setattr(check, "TILES", package["matrix_cores"].TILES[-1:])
     with on_model(**choices):
         assert check.main() == code
     printed = capsys.readouterr().out

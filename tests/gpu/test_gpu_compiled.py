@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from compiled_gradients import COMPILERS, PARTS, RECIPES, check_gradients  # noqa: E402
-from mxref import get_backend  # noqa: E402
+from compiled_gradients import COMPILERS, PARTS, RECIPES, check_gradients
+from mxref import get_backend
 
 WIDTHS = (256, 1024, 2048)
 

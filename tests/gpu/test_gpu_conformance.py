@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxref import OperandSpec, Stream, get_backend  # noqa: E402
-from mxref.conformance import checks_of  # noqa: E402
-from mxref.conformance.model import Subject  # noqa: E402
-from mxref.conformance.report import failure_text  # noqa: E402
-from mxref.conformance.suite import together, verdict_of  # noqa: E402
-from mxref.errors import MxrefError  # noqa: E402
-from mxref.placement import Placement  # noqa: E402
+from mxref import OperandSpec, Stream, get_backend
+from mxref.conformance import checks_of
+from mxref.conformance.model import Subject
+from mxref.conformance.report import failure_text
+from mxref.conformance.suite import result_of, together
+from mxref.errors import MxrefError
+from mxref.placement import Placement
 
 LEVEL = os.environ.get("MXREF_GPU_LEVEL", "quick")
 """`full` asks for every combination, each of which is a kernel to compile: minutes."""
@@ -39,7 +39,7 @@ def test_conformance(share, cases):
     declared = [i for i, each in enumerate(checks) if each.undeclared(backend.capabilities) is None]
     assert len(declared) > 2000
     mine = together(checks, declared)[share::SHARES]
-    verdicts = [verdict_of(checks[i], subject) for group in mine for i in group]
+    verdicts = [result_of(checks[i], subject) for group in mine for i in group]
     assert verdicts
     failures = [failure for verdict in verdicts for failure in verdict.failures]
     assert not failures, "\n\n".join(map(failure_text, failures))
@@ -55,6 +55,10 @@ SPECS = {
     "SR, 20 bits": OperandSpec(rounding="sr", sr_bits=20),
     "tseng": OperandSpec(rounding="sr", prescale=True, hadamard=64, signs="per_step_layer"),
     "tiles": OperandSpec(block="32x32"),
+    "E4M3": OperandSpec("mxfp8_e4m3", "rceil"),
+    "E4M3, EVEN, prescaled, away": OperandSpec("mxfp8_e4m3", "even", rounding="rna", prescale=True),
+    "E5M2, H16": OperandSpec("mxfp8_e5m2", hadamard=16),
+    "E5M2, SR, 22 bits": OperandSpec("mxfp8_e5m2", "ceil", rounding="sr", sr_bits=22),
 }
 STREAM = Stream(seed=0x0123456789ABCDEF, step=70_000, layer=300, operand=4)
 

@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu.operands_torch import drawn  # noqa: E402
-from mxref import MXArray, OperandSpec, Stream  # noqa: E402
-from mxref.errors import MxrefError, UnsupportedError  # noqa: E402
-from mxref.placement import Placement  # noqa: E402
-from mxref_triton import TritonBackend  # noqa: E402
-from mxref_triton.memory import DeviceMemoryError  # noqa: E402
+from gpu.operands_torch import drawn
+from mxref import MXArray, OperandSpec, Stream
+from mxref.errors import MxrefError, UnsupportedError
+from mxref.placement import Placement
+from mxref_triton import TritonBackend
+from mxref_triton.memory import DeviceMemoryError
 
 STREAM = Stream(1, step=2, layer=3, operand=4)
 SPECS = {

@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu.operands_torch import drawn, exact, ordered, same_bits, tolerance  # noqa: E402
-from mxref import GemmProfile, MXArray  # noqa: E402
-from mxref_triton import TritonBackend, gemm  # noqa: E402
-from mxref_triton.fold import fold  # noqa: E402
+from gpu.operands_torch import drawn, exact, ordered, same_bits, tolerance
+from mxref import GemmProfile, MXArray
+from mxref_triton import TritonBackend
+from mxref_triton.products import bounded
+from mxref_triton.products.fold import fold
 
 FP8_EPS = 2.0**-6
 """127 products of a 128-element run, each cut off 13 binades below the largest, against that largest alone."""
@@ -30,9 +31,9 @@ needs_hopper = pytest.mark.skipif(
 @pytest.fixture(params=["packed", "folded"])
 def kernel(request, monkeypatch):
     """Which kernel answers `ordered`, whatever the size; folded ones exist on Hopper and on gfx950."""
-    if request.param == "folded" and not gemm._multiplies_folded(torch.device("cuda")):
+    if request.param == "folded" and not bounded._multiplies_folded(torch.device("cuda")):
         pytest.skip("neither Hopper nor gfx950")
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 0 if request.param == "folded" else 1 << 62)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 0 if request.param == "folded" else 1 << 62)
 
 
 @pytest.mark.clause("gemm.ordered", "gemm.block_dot", "gemm.nan")

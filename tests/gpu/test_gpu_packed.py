@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu import oracle_torch as oracle  # noqa: E402
-from mxref import OperandSpec, Stream  # noqa: E402
-from mxref.placement import Placement  # noqa: E402
-from mxref_triton import TritonBackend  # noqa: E402
-from mxref_triton import quantize as module  # noqa: E402
-from mxref_triton.hopper import packs_bfloat16  # noqa: E402
-from mxref_triton.inputs import Matrix  # noqa: E402
+from gpu import oracle_torch as oracle
+from mxref import OperandSpec, Stream
+from mxref.placement import Placement
+from mxref_triton import TritonBackend
+from mxref_triton.lane.hopper import packs_bfloat16
+from mxref_triton.quantizer import dispatch as module
+from mxref_triton.quantizer.inputs import Matrix
 
 if not (torch.cuda.is_available() and packs_bfloat16(torch.device("cuda"))):
     pytest.skip("the GPU has no packed bfloat16 arithmetic", allow_module_level=True)

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu import oracle_torch as oracle  # noqa: E402
-from mxref import OperandSpec, get_backend  # noqa: E402
+from gpu import oracle_torch as oracle
+from mxref import OperandSpec, get_backend
 
 CHUNK = 1 << 24
 PATTERNS = 1 << 32

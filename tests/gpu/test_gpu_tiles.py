@@ -14,19 +14,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import mxref  # noqa: E402
-from gpu.operands_torch import drawn, exact, tolerance  # noqa: E402
-from mxref import MXArray  # noqa: E402
-from mxref_triton import TritonBackend, gemm, gfx950_gemm, ordered  # noqa: E402
-from mxref_triton.gfx950 import is_gfx950  # noqa: E402
-from mxref_triton.gfx950_scales import first_wrong_scale, on_device  # noqa: E402
-from mxref_triton.launch import DEVICE  # noqa: E402
-from mxref_triton.range import PART, flag_scales  # noqa: E402
-from mxref_triton.tile import Tile  # noqa: E402
+import mxref
+from gpu.operands_torch import drawn, exact, tolerance
+from mxref import MXArray
+from mxref_triton import TritonBackend
+from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.launch import DEVICE
+from mxref_triton.products import bounded, matrix_cores, ordered
+from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
+from mxref_triton.products.scale_range import PART, flag_scales
+from mxref_triton.products.tiling import Tile
 
 GPU = torch.device("cuda")
 IS_GFX950 = torch.cuda.is_available() and is_gfx950(GPU)
-IS_HOPPER = torch.cuda.is_available() and gemm._is_hopper(GPU)
+IS_HOPPER = torch.cuda.is_available() and bounded._is_hopper(GPU)
 BY_ROW = Tile(128, 64, 128, 4)
 """What Hopper's kernel of folded operands has instead of a choice."""
 
@@ -46,7 +47,7 @@ def of_size(tile: Tile) -> str:
 def launched(monkeypatch: pytest.MonkeyPatch) -> Spy:
     """Return what names the kernels launched since it was last asked, with the rows and columns of their programs."""
     found: list[tuple[str, int, int]] = []
-    for module in (gfx950_gemm, ordered):
+    for module in (matrix_cores, ordered):
 
         def spy(kernel: Any, *arguments: Any, launch: Any = module.launch, **constants: Any) -> None:
             name = kernel.__name__ + (" onto" if constants.get("ONTO") else "")
@@ -67,13 +68,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 
 def force(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
-    monkeypatch.setattr(gfx950_gemm, "TUNES", False)
-    monkeypatch.setattr(gfx950_gemm, "tile_for", lambda m, n: tile)
+    monkeypatch.setattr(matrix_cores, "TUNES", False)
+    monkeypatch.setattr(matrix_cores, "tile_for", lambda m, n: tile)
 
 
 @needs_gfx950
 @pytest.mark.clause("gemm.nan")
-@pytest.mark.parametrize("tile", gfx950_gemm.TILES, ids=of_size)
+@pytest.mark.parametrize("tile", matrix_cores.TILES, ids=of_size)
 def test_every_scale_byte_is_a_power_of_two_or_nan(tile):
     assert first_wrong_scale(on_device(GPU, tile)) is None
 
@@ -94,7 +95,7 @@ def check_class(tile: Tile, out: str, m: int, n: int, k: int, launched: Spy) -> 
 @pytest.mark.clause("gemm.bounded", "gemm.output")
 @lengths
 @pytest.mark.parametrize("out", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tile", gfx950_gemm.TILES, ids=of_size)
+@pytest.mark.parametrize("tile", matrix_cores.TILES, ids=of_size)
 def test_packed_codes_are_multiplied_within_class_fp32(tile, out, k, launched, monkeypatch, cases):
     force(monkeypatch, tile)
     check_class(tile, out, 300, 530, k, launched)
@@ -132,7 +133,7 @@ def check_sum(tile: Tile, m: int, n: int, k: int, launched: Spy) -> None:
 @needs_gfx950
 @pytest.mark.clause("gemm.bounded")
 @lengths
-@pytest.mark.parametrize("tile", gfx950_gemm.TILES, ids=of_size)
+@pytest.mark.parametrize("tile", matrix_cores.TILES, ids=of_size)
 def test_products_are_added_to_a_gradient_in_place(tile, k, launched, monkeypatch, cases):
     force(monkeypatch, tile)
     check_sum(tile, 300, 530, k, launched)
@@ -166,7 +167,7 @@ def check_ordered(kernel: str, tile: Tile, m: int, n: int, k: int, launched: Spy
 @pytest.mark.clause("gemm.ordered", "gemm.nan")
 @lengths
 def test_operands_folded_by_row_have_the_references_bits(k, launched, monkeypatch, cases):
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 0)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 0)
     check_ordered("_ordered_folded", BY_ROW, 300, 260, k, launched)
     cases(2 * 300 * 260)
 
@@ -176,7 +177,7 @@ def test_operands_folded_by_row_have_the_references_bits(k, launched, monkeypatc
 @lengths
 @pytest.mark.parametrize("tile", ordered.TILES, ids=of_size)
 def test_operands_folded_by_block_have_the_references_bits(tile, k, launched, monkeypatch, cases):
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 0)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 0)
     monkeypatch.setattr(ordered, "TILES", (tile,))
     check_ordered("_ordered_by_block", tile, 300, 260, k, launched)
     cases(2 * 300 * 260)

@@ -10,16 +10,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from mxref import MXArray, get_backend  # noqa: E402
-from mxref.backend import Backend  # noqa: E402
-from mxref.recipe_files import recipe_from_table  # noqa: E402
-from mxref.reference import ReferenceBackend  # noqa: E402
-from mxref_training import ops  # noqa: E402
-from mxref_training.linear import advance, check_stochastic_rounding, convert  # noqa: E402
-from mxref_triton import TritonBackend  # noqa: E402
-from training_setup import CONFIG, change, metrics, run  # noqa: E402
+from mxref import MXArray, get_backend
+from mxref.backend import Backend
+from mxref.recipe_files import recipe_from_table
+from mxref.reference import ReferenceBackend
+from mxref_torch import (
+    advance,
+    check_stochastic_rounding,
+    convert,
+    operators,
+)
+from mxref_triton import TritonBackend
+from training_setup import CONFIG, change, metrics, run
 
 TABLES = {
     "rne": {"dialect": "amd"},
@@ -76,23 +80,30 @@ def test_losses_are_the_references(name, tmp_path, cases):
 
 @pytest.mark.parametrize("profile", ["ordered", "bounded"])
 def test_operators_pass_torchs_own_checks(profile):
-    key = ops.register_backend(get_backend("triton"))
-    place, stream, other = ops.step_place(1, 32, 128), ops.stream_words(7, 2, 0), ops.stream_words(7, 2, 5)
+    key = operators.register_backend(get_backend("triton"))
+    place, stream, other = (
+        operators.step_place(1, 32, 128),
+        operators.stream_words(7, 2, 0),
+        operators.stream_words(7, 2, 5),
+    )
     spec, rotated = (
-        ops.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
+        operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
     x = torch.randn(64, 512, device="cuda")
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (ops.quantize, (x, place, key, spec, 1, stream, True)),
-        (ops.quantize, (x[:41].bfloat16().t(), ops.step_place(0), key, rotated, 0, stream, True)),
-        (ops.quantize_dual, (x, place, key, spec, rotated, stream, other, False)),
+        (operators.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)),
+        (
+            operators.quantize,
+            (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+        ),
+        (operators.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
     ]
-    a = ops.quantize(x, place, key, spec, 1, stream, True)
-    b = ops.quantize(x[:32], place, key, spec, 1, stream, False)
-    calls.append((ops.prepare, (*b, key, spec, 512, profile)))
-    layout = ops.prepare(*b, key, spec, 512, profile)
+    a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
+    b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
+    calls.append((operators.prepare, (*b, key, spec, 512, profile)))
+    layout = operators.prepare(*b, key, spec, 512, profile)
     calls += [
-        (ops.scaled_gemm, (*a, *b, held, key, spec, spec, 512, profile, out, "fprop", 0))
+        (operators.scaled_gemm, (*a, *b, held, key, spec, spec, 512, profile, out, "fprop", 0))
         for out in ("float32", "bfloat16")
         for held in ([], layout)
     ]

@@ -1,18 +1,14 @@
-"""Run every peer and write the table: `make peers`. With `--render`, write it anew from the results at hand."""
+"""Run every peer and record what it stores: `make peers`."""
 
 import datetime
 import importlib
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
+from bench.records import RECORDS
 from peers import measure
 from peers.render import render
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
-TABLE = HERE.parent.parent / "docs" / "peers_table.inc"
 PEERS = ("torchao", "gfloat", "gguf", "compressed_tensors", "onnx", "ml_dtypes", "torch", "transformers")
 
 
@@ -28,11 +24,12 @@ def measure_all() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the results, unless `--render`, and the table."""
-    if sys.argv[1:] != ["--render"]:
-        RESULTS.write_text(json.dumps(measure_all(), indent=1) + "\n", encoding="utf-8")
-    TABLE.write_text(render(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
-    print(TABLE)
+    """Write the record that docs/explanation/peers.rst shows from then on, then check that the notes fit it."""
+    results = measure_all()
+    path = RECORDS / f"peers_{results['date']}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(path)
+    render(results)
 
 
 if __name__ == "__main__":

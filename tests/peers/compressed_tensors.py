@@ -7,7 +7,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 
 from mxref import ScaleRule
 from mxref.formats import E2M1
-from mxref.packing import unpack
+from mxref.layouts.packed import unpack
 from peers.peer import Decoder, Peer, Quantizer, beside_4
 
 SCHEME = preset_name_to_scheme("MXFP4A16", ["Linear"])

@@ -11,7 +11,7 @@ import numpy as np
 
 from mxref import MXArray, OperandSpec, ScaleRule, dequantize, quantize
 from mxref.formats import E2M1
-from mxref.packing import pack
+from mxref.layouts.packed import pack
 from peers import cases
 from peers.peer import Bytes, Peer, Quantizer, Values
 

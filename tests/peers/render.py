@@ -2,23 +2,24 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.records import RECORDS, newest, read
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, dequantize, quantize
 from mxref.dialects import dialect
 from mxref.formats import E2M1
-from mxref.packing import pack, unpack
-from mxref.rounding import round_magnitude
+from mxref.layouts.packed import pack, unpack
+from mxref.steps.rounding import round_magnitude
 from peers import cases, notes
 from peers.measure import PEER_NORMAL_BLOCKS, as_seen, values_of
 from peers.notes import Note
 
 DIFFERS, SAME_VALUES = "≠", "≈"
+PART = "peers.inc"
 HEADER = """\
-.. Written by `make peers`; never by hand.
-
 Measured on {date}, {machine}, Python {python}, NumPy {numpy}: {versions}.
 """
 
@@ -59,8 +60,13 @@ class _Notes:
         return "\n".join(f"| {item}" for item in items) + "\n"
 
 
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return the tables of the newest record by the name under which the page includes them."""
+    return {PART: render(read(newest("peers", records)))}
+
+
 def render(results: Mapping[str, Any]) -> str:
-    """Return the text that docs/peers.rst includes; StaleNoteError names a cell that the notes do not fit."""
+    """Return the tables as reStructuredText; StaleNoteError names a cell that the notes do not fit."""
     versions = ", ".join(f"{name} {peer['version']}" for name, peer in results["peers"].items())
     names = {"mxref ocp": dialect("ocp").spec, "mxref amd": dialect("amd").spec}
     above = {"mxref ceil": OperandSpec(scale_rule=ScaleRule.CEIL), "mxref nvidia": dialect("nvidia").spec}

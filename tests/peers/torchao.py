@@ -7,7 +7,7 @@ from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
 from mxref import ScaleRule
 from mxref.formats import E2M1
-from mxref.packing import unpack
+from mxref.layouts.packed import unpack
 from peers.peer import Decoder, Peer, Quantizer
 
 

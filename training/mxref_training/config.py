@@ -20,7 +20,6 @@ from mxref_training.errors import ConfigError
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
 
-
 MAX_COUNT = 2**32 - 1
 """Most of what is counted by the run; a step is a 32-bit word of the random streams."""
 MAX_STEP_TOKENS = 2**31
@@ -29,10 +28,8 @@ MAX_WIDTH = 2**24
 MAX_THREADS = 1024
 """OpenMP ends the process where the system refuses to start a thread."""
 
-_SMALLEST, _LARGEST = (
-    1.1754943508222875e-38,
-    3.4028234663852886e38,
-)  # normal float32: the arithmetic is float32
+# Limits of normal float32, in which a run computes.
+_SMALLEST, _LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
 
 
 def _require(condition: bool, message: str) -> None:

@@ -21,10 +21,6 @@ class DivergedError(MxrefError, ArithmeticError):
     """A loss or gradient that is not finite, or a loss that a stated rule calls diverged."""
 
 
-class StepError(MxrefError, RuntimeError):
-    """A training step that would draw the random bits of a step before it once more."""
-
-
 def start_over(folder: object) -> str:
     """Return the way out that every damaged run has: it works for a run of its own and for an arm of a ladder."""
     return f"start over: mxref train with --no-resume, or delete {folder}"

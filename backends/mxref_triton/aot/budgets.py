@@ -11,7 +11,7 @@ from typing import Any
 from mxref.errors import RecipeError
 from mxref.tomlio import build, read_toml
 
-PATH = Path(__file__).parent.parent / "budgets.toml"
+PATH = Path(__file__).parent / "budgets.toml"
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,26 @@ from functools import partial
 
 import torch
 
-from mxref.formats import BlockShape
-from mxref.hadamard import SignPolicy
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat, BlockShape
 from mxref.mxarray import MXArray
-from mxref.philox import Stream
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.rounding import Rounding
-from mxref.scale import ScaleRule
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
 from mxref_triton.backend import TritonBackend
-from mxref_triton.gemm import BoundedWay
-from mxref_triton.gfx950 import is_gfx950
-from mxref_triton.gfx950_check import launch_conversion
-from mxref_triton.gfx950_gemm import multiply_onto
+from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.products.bounded import BoundedWay
+from mxref_triton.products.matrix_cores import multiply_onto
+from mxref_triton.quantizer.native import launch_conversion
 
 SIDE = 16384
 """Rows and columns of every matrix but those whose edges are odd."""
 _ODD = (SIDE - 24, SIDE - 32)
-_STREAM = Stream(1)
+_WIDTH = 8192
+"""M, N and K of the GEMMs of MXFP8."""
+_PLACEMENT = Placement(Stream(1))
 
 
 @dataclass(frozen=True)
@@ -61,39 +63,47 @@ def _input(dtype: str, shape: tuple[int, int]) -> torch.Tensor:
 def _quantize(
     spec: OperandSpec, axis: int, dtype: str, shape: tuple[int, int], pad: bool, backend: TritonBackend
 ) -> object:
-    return backend.quantize(_input(dtype, shape), spec, axis=axis, placement=Placement(_STREAM), pad=pad)
+    return backend.quantize(_input(dtype, shape), spec, axis=axis, placement=_PLACEMENT, pad=pad)
 
 
 def _fake(spec: OperandSpec, axis: int, backend: TritonBackend) -> object:
     return backend.fake_quantize(
-        _input("bfloat16", (SIDE, SIDE)), spec, axis=axis, dtype="bfloat16", placement=Placement(_STREAM)
+        _input("bfloat16", (SIDE, SIDE)), spec, axis=axis, dtype="bfloat16", placement=_PLACEMENT
     )
 
 
 def _dual(specs: tuple[OperandSpec, OperandSpec], shape: tuple[int, int], backend: TritonBackend) -> object:
-    return backend.quantize_dual(
-        _input("bfloat16", shape), specs, placements=(Placement(_STREAM), Placement(_STREAM))
-    )
+    return backend.quantize_dual(_input("bfloat16", shape), specs, placements=(_PLACEMENT, _PLACEMENT))
 
 
 def _hadamard(n: int, axis: int, backend: TritonBackend) -> object:
     return backend.hadamard(_input("bfloat16", (SIDE, SIDE)), n, axis=axis)
 
 
-def operand(rows: int, length: int, prescale: bool = False) -> MXArray:
+def operand(rows: int, length: int, prescale: bool = False, made: BlockFormat = MXFP4) -> MXArray:
     """Return an operand of a GEMM, [rows, length], without data."""
-    codes = torch.empty((rows, length // 2), dtype=torch.uint8, device="cuda")
-    scales = torch.empty((rows, length // 32), dtype=torch.uint8, device="cuda")
-    return MXArray(codes, scales, (rows, length), 1, prescale=prescale)
+    codes = torch.empty((rows, made.code_bytes(length)), dtype=torch.uint8, device="cuda")
+    scales = torch.empty((rows, length // made.k), dtype=torch.uint8, device="cuda")
+    return MXArray(codes, scales, (rows, length), 1, prescale=prescale, format=made)
 
 
-def _dequantize(dtype: str, backend: TritonBackend) -> object:
-    return backend.dequantize(operand(SIDE, SIDE), dtype)
+def _dequantize(dtype: str, made: BlockFormat, backend: TritonBackend) -> object:
+    return backend.dequantize(operand(SIDE, SIDE, made=made), dtype)
 
 
-def _onto(rows: int, columns: int, length: int, backend: TritonBackend) -> None:
+def _onto(rows: int, columns: int, length: int, made: BlockFormat, backend: TritonBackend) -> None:
     gradient = torch.empty((rows, columns), dtype=torch.float32, device="cuda")
-    multiply_onto(operand(rows, length), operand(columns, length), gradient)
+    multiply_onto(operand(rows, length, made=made), operand(columns, length, made=made), gradient)
+
+
+def _mxfp8(formats: tuple[BlockFormat, BlockFormat], out_dtype: str, backend: TritonBackend) -> object:
+    a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
+    return backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED, out_dtype=out_dtype)
+
+
+def _by_block(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> object:
+    with backend.widened():
+        return _mxfp8(formats, "float32", backend)
 
 
 def _check(rounding: Rounding, backend: TritonBackend) -> None:
@@ -156,7 +166,7 @@ def _cases() -> Iterator[Case]:
     for n in (16, 64):
         yield Case(f"hadamard.{n}", partial(_hadamard, n, 1), area)
     for dtype in ("bfloat16", "float32"):
-        yield Case(f"dequantize.{dtype}", partial(_dequantize, dtype), area)
+        yield Case(f"dequantize.{dtype}", partial(_dequantize, dtype, MXFP4), area)
     for name in ("rne", "rne.h16"):
         for axis, orientation in ((1, "row"), (0, "column")):
             run = partial(_quantize, _RNE[name], axis, "bfloat16", whole, False)
@@ -179,8 +189,39 @@ def _cases() -> Iterator[Case]:
     for side in (2048, 1024):
         yield _gemm_case(f"bounded.float32.{side}", (side, side, 8192), GemmProfile.BOUNDED, "float32")
     for name, shape in (("onto", (8192, 8192, 8192)), ("onto.odd", (8168, 8152, 8160))):
-        yield Case(f"gemm.bounded.{name}", partial(_onto, *shape), shape[0] * shape[1], gfx950_only=True)
+        yield Case(
+            f"gemm.bounded.{name}", partial(_onto, *shape, MXFP4), shape[0] * shape[1], gfx950_only=True
+        )
     yield _gemm_case("bounded.odd", (8168, 8152, 8160), GemmProfile.BOUNDED, "float32", prescale=True)
+    yield from _mxfp8_cases(area)
+
+
+def _mxfp8_cases(area: int) -> Iterator[Case]:
+    """Yield the cases of MXFP8, which are few: the kernels are those of MXFP4 with another element."""
+    whole = (SIDE, SIDE)
+    e4m3, e5m2 = OperandSpec(MXFP8_E4M3, ScaleRule.RCEIL), OperandSpec(MXFP8_E5M2, ScaleRule.RCEIL)
+    for orientation, axis in (("row", 1), ("column", 0)):
+        yield Case(
+            f"mxfp8.{orientation}.rne.e4m3", partial(_quantize, e4m3, axis, "bfloat16", whole, False), area
+        )
+    sr = replace(e5m2, rounding=Rounding.SR, hadamard=16)
+    yield Case("mxfp8.row.sr16.h16.e5m2", partial(_quantize, sr, 1, "bfloat16", whole, False), area)
+    yield Case("mxfp8.dual.rne.e4m3", partial(_dual, (e4m3, e4m3), whole), area)
+    yield Case("mxfp8.row.rne.e4m3.values", partial(_fake, e4m3, 1), area)
+    yield Case("mxfp8.dequantize.e4m3", partial(_dequantize, "bfloat16", MXFP8_E4M3), area)
+    pairs = {
+        "e4m3": (MXFP8_E4M3, MXFP8_E4M3),
+        "e5m2.e4m3": (MXFP8_E5M2, MXFP8_E4M3),
+        "e4m3.mxfp4": (MXFP8_E4M3, MXFP4),
+    }
+    for name, formats in pairs.items():
+        yield Case(f"gemm.mxfp8.{name}", partial(_mxfp8, formats, "float32"), _WIDTH * _WIDTH)
+    shape = (_WIDTH, _WIDTH, _WIDTH)
+    yield Case(
+        "gemm.mxfp8.e4m3.onto", partial(_onto, *shape, MXFP8_E4M3), _WIDTH * _WIDTH, gfx950_only=True
+    )  # fmt: skip
+    for name in ("e5m2.e4m3", "e4m3.mxfp4"):
+        yield Case(f"gemm.mxfp8.{name}.widened", partial(_by_block, pairs[name]), _WIDTH * _WIDTH)
 
 
 def _gemm_case(

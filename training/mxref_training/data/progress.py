@@ -18,8 +18,8 @@ def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterat
     """
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from mxref.cli.style import console
     from mxref.printable import printable
+    from mxref.terminal import console
 
     err = console(stderr=True)
     # Without markup: the title may hold the name of a file.

@@ -1,0 +1,258 @@
+"""`ordered` on any CPU, in plain Numba.
+
+A block dot of E2M1 values is a multiple of 1/4 of at most 1152, so float32 holds it and all its partial
+sums; fused multiply-adds (`contract`) give the same bits as separate ones, in the dots and in the
+accumulation, whose products are exact too. A tile of C takes one block of 32 after the other, in order.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numpy.typing import NDArray
+
+from mxref.formats import E8M0
+from mxref.mxarray import MXArray
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import bits_of, float_of, kernel, share
+from mxref_numba.scalar.dequantize import code_rows, twice_magnitude
+from mxref_numba.scalar.panels import pointer_to
+from mxref_numba.scalar.scale import NAN_CODE
+from mxref_numba.vector.jobs import address_of
+from mxref_numba.vector.native import Native, bytes_at, floats_at, numbers_at, run_native
+
+_K = 32
+_TILE_M, _TILE_N = 128, 256
+_PITCH = _TILE_N + 16
+"""Floats from row to row of scratch: rows a power of two apart would compete for the same cache sets."""
+_TURNED_ROWS = 64
+_PRODUCTS_PER_ELEMENT = 32
+"""Multiplications that take as long as quantizing an element, roughly."""
+_NEUTRAL = np.uint8(E8M0.bias)
+
+_SIZES = {
+    "values": _TURNED_ROWS * _K, "codes": _TILE_M, "a": 4 * _TILE_M * _K, "b": 4 * _K * _PITCH,
+    "dots": 4 * 4 * _PITCH, "sums": 4 * _TILE_M * _PITCH, "powers": 4 * _TILE_N, "wide": 8 * _TILE_N,
+}  # fmt: skip
+_VALUES, _CODES, _A, _B, _DOTS, _SUMS, _POWERS, _WIDE, _SCRATCH = accumulate(_SIZES.values(), initial=0)
+"""Where a worker's scratch has decoded rows; scale codes, elements of A and of B; dots; sums; powers of B.
+
+Scratch starts at a cache line; elsewhere a product takes up to half as long again.
+"""
+
+# dot * 2^ea * 2^eb in float32: below 2^128 after each product, and a multiple of 2^-149.
+_FLOAT32_CODE = 117 + 127
+_FLOAT32_SUM = (-147 + 254, 117 + 254)
+
+_signed_at, _halves_at, _words_at, _doubles_at = (
+    pointer_to(element) for element in (types.int8, types.uint16, types.uint32, types.float64)
+)
+
+
+@kernel
+def _twice_value(code):
+    m = twice_magnitude(code)
+    return np.int8(np.int32(-m) if np.int32(code & np.int32(8)) else m)
+
+
+@kernel
+def _decode_block(packed, values):
+    """Decode a block's elements to 2P, int8; return whether any is not zero."""
+    seen = np.int32(0)
+    two, one = np.uint64(2), np.uint64(1)
+    for i in range(np.uint64(packed.size)):
+        byte = np.int32(packed[i])
+        seen = np.int32(seen | byte)
+        values[two * i] = _twice_value(byte)
+        values[two * i + one] = _twice_value(np.int32(byte >> np.int32(4)))
+    return np.int32(seen & np.int32(0x77)) != 0
+
+
+@Native
+def _decode_share(arguments, worker, workers):
+    """Decode rows; fill `live`, and `turned` where its address is not 0."""
+    j = carray(numbers_at(arguments), (8,))
+    rows, blocks, k, turned_at = j[2], j[3], j[4], j[5]
+    packed = carray(bytes_at(j[0]), (rows, blocks * k // 2))
+    scales = carray(bytes_at(j[1]), (rows, blocks))
+    turned = carray(_signed_at(turned_at), (blocks * k, rows))
+    live = carray(bytes_at(j[6]), (blocks, rows))
+    values = carray(_signed_at(j[7] + worker * _SCRATCH + _VALUES), (_TURNED_ROWS, k))
+    begin, end = share(rows, worker, workers)
+    for first in range(begin, end, _TURNED_ROWS):
+        count = min(_TURNED_ROWS, end - first)
+        for b in range(blocks):
+            for r in range(count):
+                any_live = _decode_block(packed[first + r, b * k // 2 : (b + 1) * k // 2], values[r])
+                scale = scales[first + r, b]
+                live[b, first + r] = scale if any_live and scale != NAN_CODE else _NEUTRAL
+            if turned_at:
+                top, left = np.uint64(b * k), np.uint64(first)
+                for i in range(np.uint64(k)):
+                    for r in range(np.uint64(count)):
+                        turned[top + i, left + r] = values[r, i]
+
+
+@kernel(fastmath={"contract"})
+def fill_dots(a, b, r, width, k, dots):
+    """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., k] with columns of b [k, .]."""
+    for i in range(4):
+        for c in range(width):
+            dots[i, c] = np.float32(0)
+    for j in range(0, k, 4):
+        a00, a01, a02, a03 = a[r, j], a[r, j + 1], a[r, j + 2], a[r, j + 3]
+        a10, a11, a12, a13 = a[r + 1, j], a[r + 1, j + 1], a[r + 1, j + 2], a[r + 1, j + 3]
+        a20, a21, a22, a23 = a[r + 2, j], a[r + 2, j + 1], a[r + 2, j + 2], a[r + 2, j + 3]
+        a30, a31, a32, a33 = a[r + 3, j], a[r + 3, j + 1], a[r + 3, j + 2], a[r + 3, j + 3]
+        for c in range(width):
+            b0, b1, b2, b3 = b[j, c], b[j + 1, c], b[j + 2, c], b[j + 3, c]
+            dots[0, c] = dots[0, c] + (a00 * b0 + a01 * b1 + a02 * b2 + a03 * b3)
+            dots[1, c] = dots[1, c] + (a10 * b0 + a11 * b1 + a12 * b2 + a13 * b3)
+            dots[2, c] = dots[2, c] + (a20 * b0 + a21 * b1 + a22 * b2 + a23 * b3)
+            dots[3, c] = dots[3, c] + (a30 * b0 + a31 * b1 + a32 * b2 + a33 * b3)
+
+
+@kernel
+def _power(code):
+    """Return 2^(code - 127), float32; at code 0 it is subnormal."""
+    return float_of(np.uint32(code) << np.uint32(23)) if code else float_of(1 << 22)
+
+
+@kernel
+def wide_power(code):
+    """Return 2^(code - 127), float64."""
+    return np.uint64(np.uint64(code + (1023 - 127)) << np.uint64(52)).view(np.float64)
+
+
+@kernel(fastmath={"contract"})
+def _accumulate(sums, dots, width, power_a, powers_b):
+    for c in range(width):
+        sums[c] = np.float32(sums[c] + dots[c] * power_a * powers_b[c])
+
+
+@kernel(inline="always")
+def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, width, scratch):
+    """Accumulate the sums of a tile, float32, over all blocks in order."""
+    values = carray(_signed_at(scratch + _VALUES), (k,))
+    codes = carray(bytes_at(scratch + _CODES), (_TILE_M,))
+    a, b = carray(floats_at(scratch + _A), (_TILE_M, k)), carray(floats_at(scratch + _B), (k, _PITCH))
+    dots = carray(floats_at(scratch + _DOTS), (4, _PITCH))
+    sums = carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH))
+    powers = carray(floats_at(scratch + _POWERS), (_TILE_N,))
+    wide_powers = carray(_doubles_at(scratch + _WIDE), (_TILE_N,))
+    for r in range(height):
+        for c in range(np.uint64(width)):
+            sums[r, c] = np.float32(0)
+    for block in range(live_a.shape[0]):
+        for r in range(height):
+            _decode_block(a_packed[row + r, block * k // 2 : (block + 1) * k // 2], values)
+            codes[r] = live_a[block, row + r]
+            for i in range(np.uint64(k)):
+                a[r, i] = np.float32(values[i]) * np.float32(0.5)
+        top, left = np.uint64(block * k), np.uint64(column)
+        for i in range(np.uint64(k)):
+            for c in range(np.uint64(width)):
+                b[i, c] = np.float32(b_turned[top + i, left + c]) * np.float32(0.5)
+        for c in range(np.uint64(width)):
+            code = np.int64(live_b[block, left + c])
+            powers[c], wide_powers[c] = _power(code), wide_power(code)
+        for r in range(0, height, 4):
+            fill_dots(a, b, r, width, k, dots)
+            for i in range(min(4, height - r)):
+                code = np.int64(codes[r + i])
+                if exact32:
+                    _accumulate(sums[r + i], dots[i], width, _power(code), powers)
+                else:
+                    _accumulate(sums[r + i], dots[i], width, wide_power(code), wide_powers)
+
+
+@kernel
+def bfloat16_bits(bits):
+    """Return the upper half of a float32, rounded to nearest, ties to even; the canonical NaN stays, others may not."""
+    return np.uint16(
+        np.uint32(bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1)))
+        >> np.uint32(16)
+    )
+
+
+@Native
+def _multiply_share(arguments, worker, workers):
+    j = carray(numbers_at(arguments), (13,))
+    m, n, blocks, k, exact32, factor = j[4], j[5], j[6], j[7], j[8], float_of(j[9])
+    wide, narrow, item = carray(_words_at(j[10]), (m, n)), carray(_halves_at(j[10]), (m, n)), j[11]
+    scratch = j[12] + worker * _SCRATCH
+    a_packed, live_a = carray(bytes_at(j[0]), (m, blocks * k // 2)), carray(bytes_at(j[1]), (blocks, m))
+    b_turned, live_b = carray(_signed_at(j[2]), (blocks * k, n)), carray(bytes_at(j[3]), (blocks, n))
+    sums = carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH))
+    across = -(-n // _TILE_N)
+    begin, end = share(-(-m // _TILE_M) * across, worker, workers)
+    for task in range(begin, end):
+        row, column = task // across * _TILE_M, task % across * _TILE_N
+        height, width = min(_TILE_M, m - row), min(_TILE_N, n - column)
+        _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, width, scratch)
+        top, left = np.uint64(row), np.uint64(column)
+        for r in range(np.uint64(height)):
+            for c in range(np.uint64(width)):
+                bits = np.uint32(bits_of(sums[r, c] * factor))
+                if item == 4:
+                    wide[top + r, left + c] = bits
+                else:
+                    narrow[top + r, left + c] = bfloat16_bits(bits)
+
+
+class Turned(NamedTuple):
+    """An operand for the right side: B."""
+
+    live: NDArray[np.uint8]
+    """Scale codes [K / 32, N]; that of 2^0 where a block is NaN or all zeros."""
+    values: NDArray[np.int8]
+    """Doubled element values [K, N], so that inner loops run along rows of C."""
+
+
+def turned(q: MXArray) -> Turned:
+    """Return an operand of at least one row and one block, decoded for the right side of the product."""
+    _, live, values = _operand(q, turn=True)
+    return Turned(live, values)
+
+
+def multiply_turned(a: MXArray, right: Turned, factor: np.float32, out: NDArray[Any]) -> None:
+    """Write the product, times `factor`, into `out` [M, N], contiguous; NaN rows are not marked."""
+    packed, live, _ = _operand(a, turn=False)
+    work = out.size * a.length // _PRODUCTS_PER_ELEMENT
+    scratch = np.empty(compiled.worker_count(work) * _SCRATCH + memory.LINE, np.uint8)
+    numbers = (
+        address_of(packed), address_of(live), address_of(right.values), address_of(right.live), *out.shape,
+        len(live), _K, _fits_float32(live, right.live), int(factor.view(np.int32)), address_of(out),
+        out.itemsize, memory.aligned(scratch),
+    )  # fmt: skip
+    run_native(_multiply_share, np.array(numbers, np.int64), work)
+
+
+def _operand(q: MXArray, turn: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int8]]:
+    packed, scales = code_rows(q)
+    rows, blocks = scales.shape
+    values = np.empty((q.length, rows) if turn else (0, 0), np.int8)
+    live = np.empty((blocks, rows), np.uint8)
+    work = rows * q.length
+    scratch = np.empty(compiled.worker_count(work) * _SCRATCH, np.uint8)
+    numbers = (
+        address_of(packed), address_of(scales), rows, blocks, _K, address_of(values) if turn else 0,
+        address_of(live), address_of(scratch),
+    )  # fmt: skip
+    run_native(_decode_share, np.array(numbers, np.int64), work)
+    return packed, live, values
+
+
+def _fits_float32(live_a: NDArray[np.uint8], live_b: NDArray[np.uint8]) -> bool:
+    """Return whether every product of a block dot with both scales is exact in float32, step by step."""
+    lows, tops = zip(*((int(live.min()), int(live.max())) for live in (live_a, live_b)), strict=True)
+    lowest, highest = _FLOAT32_SUM
+    fits: bool = max(tops) <= _FLOAT32_CODE and lowest <= sum(lows) and sum(tops) <= highest
+    return fits

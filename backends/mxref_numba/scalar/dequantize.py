@@ -1,0 +1,126 @@
+"""Values from packed codes, and the decoding of elements that the GEMM shares."""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.formats import CANONICAL_NAN
+from mxref.mxarray import MXArray
+from mxref_numba.compiled import bits_of, float_of, kernel, parallel_kernel, share, team
+from mxref_numba.elements import decoded
+from mxref_numba.scalar.scale import NAN_CODE
+
+_NAN_BITS = np.uint32(CANONICAL_NAN)
+
+
+@kernel
+def twice_magnitude(code):
+    """Return 2P of the magnitude of an element code, int32: 0, 1, 2, 3, 4, 6, 8 or 12."""
+    m = np.int32(code & np.int32(7))
+    half_exponent = max(np.int32(np.int32(m >> np.int32(1)) - np.int32(1)), np.int32(0))
+    return np.int32(min(m, np.int32(2 | np.int32(m & np.int32(1)))) << half_exponent)
+
+
+@kernel
+def _value_bits(code, half_scale):
+    # The sign is put back as a bit, so that code 8 is -0.
+    magnitude = np.float32(twice_magnitude(code)) * half_scale
+    return np.uint32(
+        np.uint32(bits_of(magnitude)) | np.uint32(np.uint32(code & np.int32(8)) << np.uint32(28))
+    )
+
+
+@kernel
+def _half_scale(scale):
+    """Return half of the scale of an E8M0 code of at most 254, float32, exact: at code 0 and 1 it is subnormal."""
+    if scale < 2:
+        return float_of(1 << (21 + scale))
+    return float_of((scale - 1) << 23)
+
+
+@kernel
+def _decode_row(packed, scales, k, length, drop, values, out):
+    shift = np.uint32(drop)
+    two, one = np.uint64(2), np.uint64(1)
+    for b in range(-(-length // k)):
+        start = b * k
+        if scales[b] == NAN_CODE:
+            values[:k] = _NAN_BITS
+        else:
+            half_scale = _half_scale(np.int64(scales[b]))
+            half = np.uint64(start // 2)
+            for i in range(np.uint64(k // 2)):
+                byte = np.int32(packed[half + i])
+                values[two * i] = _value_bits(byte, half_scale)
+                values[two * i + one] = _value_bits(np.int32(byte >> np.int32(4)), half_scale)
+        base = np.uint64(start)
+        for j in range(np.uint64(min(k, length - start))):
+            out[base + j] = np.uint32(values[j] >> shift)
+
+
+@kernel
+def _decode_byte_row(codes, scales, k, length, drop, table, out):
+    shift = np.uint32(drop)
+    half = np.uint32(np.uint32(np.uint32(1) << shift) >> np.uint32(1))
+    for b in range(-(-length // k)):
+        start, code = np.uint64(b * k), np.int64(scales[b])
+        scale = float_of(code << 23) if code else float_of(1 << 22)
+        for j in range(np.uint64(min(k, length - b * k))):
+            value = table[codes[start + j]] * scale
+            bits = np.uint32(bits_of(value))
+            # To nearest, ties to even; a float32 is itself.
+            odd = np.uint32(np.uint32(bits >> shift) & np.uint32(1)) if drop else np.uint32(1)
+            rounded = np.uint32(bits + half + odd - np.uint32(1)) if drop else bits
+            spoiled = value != value or code == NAN_CODE
+            out[start + j] = np.uint32(np.uint32(_NAN_BITS if spoiled else rounded) >> shift)
+
+
+@parallel_kernel
+def _dequantize(packed, scales, k, drop, table, out, workers):
+    for worker in numba.prange(workers):
+        values = np.empty(k, np.uint32)
+        begin, end = share(out.shape[0], worker, workers)
+        for r in range(begin, end):
+            if table.size == 256:
+                _decode_byte_row(packed[r], scales[r], k, out.shape[1], drop, table, out[r])
+            else:
+                _decode_row(packed[r], scales[r], k, out.shape[1], drop, values, out[r])
+
+
+def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
+    """Return the values of an MXArray, in its own shape.
+
+    Args:
+        q: codes and scales of any strides.
+        dtype: `float32` or `bfloat16`, to which values beyond its range are rounded.
+
+    Returns:
+        `dtype`, in the shape `q.shape`; in memory the block axis is the last.
+    """
+    out = np.empty((*q.rows_shape, q.shape[q.axis]), np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
+    if out.size:
+        bits, drop = (np.uint32, 0) if dtype == "float32" else (np.uint16, 16)
+        packed, scales = code_rows(q)
+        with team(out.size) as workers:
+            rows = out.view(bits).reshape(-1, out.shape[-1])
+            _dequantize(packed, scales, q.format.k, drop, decoded(q.format.element), rows, workers)
+    return np.moveaxis(out, -1, q.axis)
+
+
+def code_rows(q: MXArray) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return packed codes [rows, K * bits / 8] and scale codes [rows, K / 32], contiguous and read-only."""
+    rows = []
+    for array in (q.codes, q.scales):
+        lines = np.ascontiguousarray(array).reshape(math.prod(q.rows_shape), array.shape[-1]).view()
+        lines.flags.writeable = False  # one compiled kernel for writable and read-only codes
+        rows.append(lines)
+    return rows[0], rows[1]

@@ -1,0 +1,1 @@
+"""What one thread does in its registers: scale, rounding, random bits, Hadamard, and each target's instructions."""

@@ -1,0 +1,52 @@
+"""Philox4x32-10 for stochastic rounding: one call per 8 consecutive elements of a block, or per 4."""
+
+# Triton infers the types of kernels.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _wide_product(a, multiplier: tl.constexpr):
+    # One wide multiplication instead of one for each half.
+    product = a.to(tl.uint64) * multiplier
+    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
+
+
+@triton.jit
+def philox(group, seed_low, seed_high, stream_low, stream_high):
+    """Return the four random words of int64 group indices [B], each uint32 [B]."""
+    c0 = group.to(tl.uint32)
+    c1 = (group >> 32).to(tl.uint32)
+    c2 = tl.zeros_like(c0) + stream_low.to(tl.uint32, bitcast=True)
+    c3 = tl.zeros_like(c0) + stream_high.to(tl.uint32, bitcast=True)
+    k0 = seed_low.to(tl.uint32, bitcast=True)
+    k1 = seed_high.to(tl.uint32, bitcast=True)
+    for _ in tl.static_range(10):
+        high0, low0 = _wide_product(c0, 0xD2511F53)
+        high1, low1 = _wide_product(c2, 0xCD9E8D57)
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def random_fraction(words, i: tl.constexpr, BITS: tl.constexpr):
+    """Return the integer r of element i of eight, in the top BITS of 22 bits, uint32 [B].
+
+    `words` are those of one call for BITS <= 16, else of the two calls that the eight elements have.
+    """
+    mask: tl.constexpr = ((1 << BITS) - 1) << (22 - BITS)
+    if BITS > 16:
+        return (words[i] >> 10) & mask
+    elif i % 2 == 0:
+        return (words[i // 2] << 6) & mask
+    else:
+        return (words[i // 2] >> 10) & mask

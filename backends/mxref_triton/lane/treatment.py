@@ -1,0 +1,170 @@
+"""What is done to an operand, as data that kernels are compiled for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from mxref.formats import E2M1, BlockFormat, BlockShape, ElementFormat
+from mxref.recipe import OperandSpec
+from mxref.steps.hadamard import norm_factor
+from mxref.steps.random import elements_per_call
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import MANTISSA_MASK, ScaleRule, bump_above
+
+MAX_FUSED_HADAMARD = 64
+"""Largest transform that one thread does in registers, before it quantizes; longer ones go through memory."""
+
+_RANDOM_CONSTANT = {Rounding.RNE: -1, Rounding.RTZ: 0, Rounding.RNA: 1 << 21, Rounding.SR: 0}
+"""What SR's random integer of 22 bits is in the other modes; -1 for RNE, which has its own arithmetic."""
+
+
+class Output(StrEnum):
+    """What a kernel writes."""
+
+    CODES = "codes"
+    """Packed codes and scale codes."""
+    VALUES = "values"
+    """The bfloat16 values that these stand for, and scale codes."""
+    TRANSFORMED = "transformed"
+    """Float32 after the Hadamard transform, before any quantization."""
+
+
+@dataclass(frozen=True, eq=False)
+class Treatment:
+    """What is done to an operand, as kernels are compiled for it; equal ones are one object."""
+
+    kind: str
+    """Type of the input: float32, bfloat16 or float16."""
+    element: ElementFormat
+    k: int
+    """Elements of a block."""
+    carry: int
+    """The scale rule, as what is added to amax's bits: a mantissa above its bound carries into the exponent."""
+    zero: int
+    """Scale code of an all-zero block."""
+    constant: int
+    """What is added to the fraction of a gap, of 22 bits; -1 for RNE."""
+    random_bits: int
+    """R for SR, else 0."""
+    prescale: float
+    """What elements are multiplied with after the division by the scale; 1 for nothing."""
+    saturates: bool
+    """Whether RNE may give a code above the largest, which has to be brought back to it."""
+    n: int
+    """Size of the Hadamard transform that the kernel does, else 0."""
+    signed: bool
+    """Whether signs come before it."""
+    norm: float
+    """Factor after it, when it has to be a multiplication of its own, else 1."""
+    folded_norm: float
+    """Factor after it, when it can be part of the division by the scale, else 1."""
+    square: bool
+    """Whether a block is 32x32."""
+    native: bool
+    """Whether the conversions of gfx950 round, RNE or SR."""
+    packed: bool
+    """Whether RNE is done on two elements at once, as `hopper` does."""
+    output: Output
+
+    @property
+    def unit(self) -> int:
+        """Elements of a unit."""
+        return self.n if self.output is Output.TRANSFORMED else max(self.k, self.n)
+
+    @property
+    def blocks(self) -> int:
+        """Scale codes of a unit, as many as are written."""
+        return 0 if self.output is Output.TRANSFORMED else self.unit // self.k
+
+    @property
+    def calls(self) -> int:
+        """Philox calls of a unit."""
+        return self.unit // elements_per_call(self.random_bits)
+
+    @property
+    def direct(self) -> bool:
+        """Whether elements are rounded as they are read, packed bfloat16."""
+        return self.packed and self.kind == "bfloat16" and not self.n and not self.square
+
+    @property
+    def two_lines(self) -> bool:
+        """Whether a thread takes two lines at once where elements of 16 bits lie side by side across lines."""
+        short = self.kind != "float32" and self.unit == self.k and not self.random_bits
+        return short and not self.square and self.output is not Output.TRANSFORMED
+
+    @property
+    def words_in(self) -> int:
+        """32-bit words of a unit as it is read."""
+        return self.unit if self.kind == "float32" else self.unit // 2
+
+    @property
+    def words_out(self) -> int:
+        """32-bit words of a unit as it is written."""
+        bits = {Output.CODES: self.element.bits, Output.VALUES: 16, Output.TRANSFORMED: 32}[self.output]
+        return self.unit * bits // 32
+
+
+@cache
+def treatment(
+    spec: OperandSpec,
+    kind: str,
+    n: int,
+    signed: bool,
+    output: Output,
+    norm: float | None = None,
+    native: frozenset[Rounding] = frozenset(),
+    packed: bool = False,
+) -> Treatment:
+    """Return how kernels treat an operand.
+
+    Args:
+        spec: its treatment in the recipe.
+        kind: type of the input.
+        n: size of the Hadamard transform that the kernel does, 0 for none.
+        signed: whether signs come before it.
+        output: what is written.
+        norm: factor after the transform; default that of its size.
+        native: roundings of E2M1 for which the conversions of gfx950 are used, where there is no prescale.
+        packed: whether there is packed bfloat16 arithmetic, which RNE to codes of E2M1 uses where there is no prescale.
+    """
+    if norm is None:
+        norm = float(norm_factor(n)) if n else 1.0
+    # An element of 16 bits is a multiple of 2^-133, and so are sums of them: a norm that is a power of two from 1/8
+    # on is exact then, and rounds nothing when it is multiplied with the scale first. Float32 may lose bits here.
+    folds = kind != "float32" and n in (4, 16, 64) and output is not Output.TRANSFORMED
+    block = spec.format
+    assert isinstance(block, BlockFormat)  # checked when the quantization was planned
+    element, nibbles = block.element, block.element is E2M1
+    return Treatment(
+        kind=kind,
+        element=element,
+        k=block.k,
+        carry=MANTISSA_MASK - bump_above(spec.scale_rule, element),
+        zero=spec.zero_scale,
+        constant=_RANDOM_CONSTANT[spec.rounding],
+        random_bits=spec.sr_bits if spec.rounding is Rounding.SR else 0,
+        prescale=element.prescale if spec.prescale else 1.0,
+        saturates=not spec.prescale and _saturates(spec.scale_rule, element),
+        n=n,
+        signed=signed,
+        norm=1.0 if folds else norm,
+        folded_norm=norm if folds else 1.0,
+        square=spec.block is BlockShape.TILE,
+        native=nibbles and spec.rounding in native and not spec.prescale,
+        packed=packed
+        and nibbles
+        and spec.rounding is Rounding.RNE
+        and not spec.prescale
+        and output is Output.CODES,
+        output=output,
+    )
+
+
+def _saturates(rule: ScaleRule, element: ElementFormat) -> bool:
+    """Return whether an element under a rule's scale may be rounded, to nearest even, beyond the largest one."""
+    largest = math.ldexp(1 + bump_above(rule, element) / (MANTISSA_MASK + 1), element.max_exponent)
+    half_a_step = math.ldexp(1.0, element.max_exponent - element.mantissa_bits - 1)
+    return largest >= element.max_value + half_a_step

@@ -1,0 +1,1 @@
+"""Scaled matrix products: `ordered`, `bounded`, and the ways that each target multiplies."""

@@ -1,0 +1,335 @@
+"""Scaled GEMM: which kernels answer which profile, and where `bounded` at FP8 rate ends."""
+
+from __future__ import annotations
+
+import math
+import os
+from enum import StrEnum
+from functools import cache
+
+import torch
+
+from mxref.errors import RecipeError, UnsupportedError
+from mxref.formats import MXFP4
+from mxref.mxarray import MXArray, PreparedArray
+from mxref.recipe import GemmProfile
+from mxref_triton.lane.gfx950 import is_gfx950
+from mxref_triton.launch import DEVICE, INTERPRETED, check_device
+from mxref_triton.memory import asking
+from mxref_triton.operands import rows_of, unprescale
+from mxref_triton.products.by_block import multiply_blocks
+from mxref_triton.products.fold import Folded, fold
+from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
+from mxref_triton.products.ordered import multiply_misfits, ordered
+from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
+from mxref_triton.products.scale_range import flag_scales
+from mxref_triton.quantizer.decode import dequantize
+
+
+class BoundedWay(StrEnum):
+    """How `bounded` GEMMs are computed."""
+
+    FP8 = "fp8"
+    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
+
+    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`: a whole product, or single rows.
+    Products with an operand in MXFP8 go through BF16.
+    """
+    BF16 = "bf16"
+    """Operands decoded to BF16, multiplied into float32: class `fp32`."""
+    MFMA = "mfma"
+    """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.products.matrix_cores`."""
+    ORDERED = "ordered"
+    """By the kernels of the profile `ordered`, whose result is a member of every class; any scale.
+
+    Products with an operand in MXFP8 are multiplied block by block; see `mxref_triton.products.by_block`.
+    """
+
+
+CLASSES = {
+    BoundedWay.FP8: "fp8-hopper",
+    BoundedWay.BF16: "fp32",
+    BoundedWay.MFMA: "fp32",
+    BoundedWay.ORDERED: "fp32",
+}
+"""Error class of `bounded`."""
+
+MAX_SCALES = {
+    BoundedWay.FP8: 254,
+    BoundedWay.BF16: MAX_SCALE,
+    BoundedWay.MFMA: MAX_SCALE,
+    BoundedWay.ORDERED: 254,
+}
+"""Largest scale code of `bounded` for MXFP4. FP8 and `ordered` have none; BF16 has to hold every element, 6 * 2^125.
+
+What MXFP8 exceeds is flagged by its own limits: of `max_scale` for the matrix cores, by each decoded value for BF16."""
+
+BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
+"""How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
+
+_DECODED = 2
+"""Arrays of a layout that holds decoded values; one that holds folded operands has three."""
+
+_FP8_UNIT = 16
+"""What cuBLAS wants N and K to be multiples of in FP8."""
+
+SHORTEST_FP8 = 512
+"""Smallest K multiplied in FP8: on less, folding takes as long as it saves."""
+
+LEAST_FOLDED_WORK = 1 if os.environ.get("MXREF_TRITON_FOLD") == "1" else 1 << 30
+"""Multiplications from which `ordered` gains by folding its operands first; with MXREF_TRITON_FOLD=1 it always does."""
+
+MOST_FOLDED_ROWS = 1 << 26
+"""From so many rows on a kernel's offset to the next block would need more than 32 bits."""
+
+
+class RangeFlag:
+    """Whether an operand of a `bounded` GEMM was outside its range: one word per device, written by kernels."""
+
+    def __init__(self) -> None:
+        self._words: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Return the device's word, int32 [1]."""
+        if device not in self._words:
+            self._words[device] = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._words[device]
+
+    def take(self) -> bool:
+        """Return whether any word was set, after all work in flight, and clear them."""
+        found = False
+        for device, word in self._words.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            found |= bool(word.item())
+            word.zero_()
+        return found
+
+
+def bounded_way(name: str) -> tuple[BoundedWay, str]:
+    """Return how `bounded` is computed, and what to say about it.
+
+    `auto` is FP8 where the current GPU is a Hopper and BF16 on others, but on gfx950 MFMA if its scaled matrix
+    instruction gives the reference's bits for every scale byte, and `ordered` if not. A name is taken at its word.
+
+    Raises:
+        RecipeError: neither a way nor `auto`.
+        UnsupportedError: MFMA on another GPU than gfx950.
+    """
+    gpu = torch.device("cuda")
+    if name == "auto":
+        if INTERPRETED:
+            way = BoundedWay.BF16
+        elif is_gfx950(gpu):
+            return _way_of_gfx950(gpu)
+        else:
+            way = BoundedWay.FP8 if _is_hopper(gpu) else BoundedWay.BF16
+        return way, way
+    try:
+        way = BoundedWay(name)
+    except ValueError:
+        raise RecipeError(
+            f"bounded = {name!r} is not one of auto, {', '.join(BoundedWay)} (MXREF_TRITON_BOUNDED sets it)"
+        ) from None
+    if way is BoundedWay.MFMA and not (INTERPRETED or is_gfx950(gpu)):
+        raise UnsupportedError("bounded = 'mfma' needs a gfx950 GPU, and this is none; take bounded = 'auto'")
+    return way, way
+
+
+def _way_of_gfx950(gpu: torch.device) -> tuple[BoundedWay, str]:
+    if (wrong := first_wrong_scale(on_device(gpu))) is None:
+        return BoundedWay.MFMA, f"{BoundedWay.MFMA}, whose scale bytes gave the reference's bits at start-up"
+    return (
+        BoundedWay.ORDERED,
+        f"{BoundedWay.ORDERED}: the scaled matrix instruction is not as specified, {wrong}",
+    )
+
+
+def scaled_gemm(
+    a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str, way: BoundedWay, flag: RangeFlag, name: str
+) -> torch.Tensor:
+    """Return A B^T of A [M, K] and B [N, K], checked operands, under `ordered` or `bounded`.
+
+    Args:
+        a: left operand.
+        b: right operand, perhaps with a layout from `prepare`.
+        profile: one of the two.
+        out_dtype: `float32` or `bfloat16`.
+        way: how `bounded` is computed.
+        flag: is set where `bounded` meets an operand outside its range.
+        name: of the backend whose layouts these are.
+    """
+    _check_devices(a, b)
+    layout = b.layout_for(name, profile) if isinstance(b, PreparedArray) else ()
+    if not is_mxfp4(a, b):
+        return _eight_bit(a, b, out_dtype, way, flag, layout)
+    fp8 = way is BoundedWay.FP8
+    if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
+        folded = None
+        if _folds_ordered(a, b):
+            folded = _folded(a), Folded.of(layout) if layout else _folded(b)
+        return ordered(a, b, out_dtype, folded)
+    if fp8:
+        return _fp8(a, b, fold(a), Folded.of(layout) if layout else fold(b), out_dtype)
+    word = flag.on(a.codes.device)
+    if layout:
+        # What was out of range when B was prepared is so in each of its GEMMs.
+        torch.maximum(word, layout[-1], out=word)
+    flag_scales(MAX_SCALES[way], word, a.scales, None if layout else b.scales)
+    if way is BoundedWay.MFMA:
+        return multiply(a, b, out_dtype)
+    return _bf16(_decoded(a), layout[0] if layout else _decoded(b), unprescale(a, b), out_dtype)
+
+
+def is_mxfp4(*operands: MXArray) -> bool:
+    """Return whether all operands are in MXFP4, for which there are kernels of every way and profile."""
+    return all(q.format is MXFP4 for q in operands)
+
+
+def _eight_bit(
+    a: MXArray, b: MXArray, out_dtype: str, way: BoundedWay, flag: RangeFlag, layout: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """Return A B^T under `bounded` where an operand is in MXFP8; arguments as in `scaled_gemm`."""
+    if way is BoundedWay.ORDERED:
+        return multiply_blocks(a, b, out_dtype)
+    word = flag.on(a.codes.device)
+    if way is BoundedWay.MFMA:
+        _flag_by_format(word, a, b)
+        return multiply(a, b, out_dtype)
+    left = _decoded_flagging(a, word)
+    if len(layout) == _DECODED:
+        # What was out of range when B was prepared is so in each of its GEMMs.
+        torch.maximum(word, layout[-1], out=word)
+        right = layout[0]
+    else:
+        right = _decoded_flagging(b, word)
+    out = _bf16(left, right, unprescale(a, b), out_dtype)
+    return out.masked_fill_(out.isnan(), math.nan)  # the canonical one
+
+
+def _flag_by_format(word: torch.Tensor, a: MXArray, b: MXArray) -> None:
+    """Set a word if an operand has a scale code beyond what the matrix cores are promised for in its format."""
+    limits = [max_scale(q.format.element) for q in (a, b)]
+    if limits[0] == limits[1]:
+        flag_scales(limits[0], word, a.scales, b.scales)
+    else:
+        for limit, q in zip(limits, (a, b), strict=True):
+            flag_scales(limit, word, q.scales)
+
+
+def add_by_mfma(a: MXArray, b: MXArray, onto: torch.Tensor, flag: RangeFlag) -> None:
+    """Add A B^T of checked operands under `bounded` to a float32 array, where the matrix cores' kernel stores it."""
+    _check_devices(a, b)
+    _flag_by_format(flag.on(onto.device), a, b)
+    multiply_onto(a, b, onto)
+
+
+def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
+    """Raise UnsupportedError unless an array lies where the operands of the product that it takes lie."""
+    if onto.device != a.codes.device:
+        raise UnsupportedError(
+            f"backend 'triton' adds products where their operands lie, got an array on {onto.device} for operands "
+            f"on {a.codes.device}; move it: onto.to({str(a.codes.device)!r})"
+        )
+
+
+def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
+    """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
+    bounded, mxfp4 = profile is GemmProfile.BOUNDED, is_mxfp4(q)
+    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not mxfp4)):
+        exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
+        return _decoded_flagging(q, exceeded), exceeded
+    reads_codes = not mxfp4 or (bounded and way is BoundedWay.MFMA)
+    if reads_codes or not _multiplies_folded(q.codes.device):
+        return ()
+    return _folded(q).layout
+
+
+def _check_devices(a: MXArray, b: MXArray) -> None:
+    """Raise UnsupportedError unless all four arrays lie together where kernels run."""
+    device = a.codes.device
+    for t in (a.codes, a.scales, b.codes, b.scales):
+        check_device(t)
+        if t.device != device:
+            raise UnsupportedError(
+                f"backend 'triton' multiplies operands of one device, got {device} and {t.device}; "
+                f"move them together: codes.to({str(device)!r}), scales.to({str(device)!r})"
+            )
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )
+
+
+def _multiplies_folded(device: torch.device) -> bool:
+    """Return whether a GPU multiplies E4M3 such that each block is a sum of its own."""
+    return device.type == DEVICE and (_is_hopper(device) or is_gfx950(device))
+
+
+def _folds_ordered(a: MXArray, b: MXArray) -> bool:
+    m, n = a.scales.shape[0], b.scales.shape[0]
+    few = max(m, n) < MOST_FOLDED_ROWS
+    return few and m * n * a.length >= LEAST_FOLDED_WORK and _multiplies_folded(a.codes.device)
+
+
+def _folded(q: MXArray) -> Folded:
+    """Return an operand folded as this GPU reads it; see `fold`."""
+    return fold(q, by_block=is_gfx950(q.codes.device))
+
+
+def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
+    m, n = a.scales.shape[0], b.scales.shape[0]
+    whole = m > 0 and n > 0 and n % _FP8_UNIT == 0
+    return whole and a.length >= SHORTEST_FP8 and _is_hopper(a.codes.device)
+
+
+def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) -> torch.Tensor:
+    factor = unprescale(a, b)
+    scale = left.scale * factor if factor != 1 else left.scale
+    dtype: torch.dtype = getattr(torch, out_dtype)
+    m, n = left.values.shape[0], right.values.shape[0]
+    with asking(m * n * dtype.itemsize, left.values.device):
+        # Fast accumulation would keep 14 bits of the sum for all of K.
+        out = torch._scaled_mm(
+            left.values, right.values.t(), scale_a=scale, scale_b=right.scale.view(1, n),
+            out_dtype=dtype, use_fast_accum=False,
+        )  # fmt: skip
+    multiply_misfits(a, b, left, right, out)
+    return out
+
+
+def _decoded(q: MXArray, exceeded: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the values of an operand in bfloat16 [rows, K]; in MXFP4 they are exact for scale codes up to 252.
+
+    Args:
+        q: the operand.
+        exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of MXFP8.
+    """
+    codes, scales = rows_of(q)
+    rows = MXArray(codes, scales, (codes.shape[0], q.length), 1, format=q.format)
+    return dequantize(rows, "bfloat16", exceeded)
+
+
+def _decoded_flagging(q: MXArray, word: torch.Tensor) -> torch.Tensor:
+    """Return the same for an operand of any format, and set a word if bfloat16 does not hold it."""
+    if is_mxfp4(q):
+        flag_scales(MAX_SCALES[BoundedWay.BF16], word, q.scales)
+        return _decoded(q)
+    return _decoded(q, word)
+
+
+def _bf16(left: torch.Tensor, right: torch.Tensor, factor: float, out_dtype: str) -> torch.Tensor:
+    """Return the product of two matrices in bfloat16 along K, times a factor."""
+    with asking(left.shape[0] * right.shape[0] * 4, left.device):
+        if left.device.type == "cpu":  # torch's CPU has no product of BF16 with float32 output
+            out = left.float() @ right.float().T
+        else:
+            out = torch.mm(left, right.T, out_dtype=torch.float32)
+    if factor != 1:
+        out *= factor
+    return out.to(getattr(torch, out_dtype))

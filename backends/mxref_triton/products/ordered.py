@@ -1,0 +1,339 @@
+"""The profile `ordered`: acc = RN32(acc + dot * 2^(ea + eb)), block after block in ascending order.
+
+Three kernels give the same bits. One reads packed codes and takes any scale. The others read folded operands: each
+32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside the
+tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing leaves
+the normal numbers, which `fold` guarantees for rows that fit. What rows that do not fit take part in is then done
+again from their codes.
+
+Of gfx950's matrix cores one thing is taken for granted that nobody documents: that a dot of 32 products on an addend
+of 0 is exact if it and its parts are small multiples of one power of two, here below 2^13. Conformance decides it.
+"""
+
+# Triton infers the types of kernels.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mxref.formats import CANONICAL_NAN
+from mxref.mxarray import MXArray
+from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
+from mxref_triton.memory import empty
+from mxref_triton.operands import rows_of, unprescale
+from mxref_triton.products.fold import Folded
+from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
+
+_BLOCK = 32
+"""Elements of a block of MXFP4, the format of these kernels."""
+_DEPTH = _BLOCK if INTERPRETED else 128
+"""Elements that the folded kernel loads at a time; the interpreter sums all of them at once, so only one block."""
+_MISFIT_TILE = 256 if INTERPRETED else 64
+_MISFIT_PROGRAMS = 1 if INTERPRETED else 528
+_GROUP = 8
+"""Tiles along M that share their columns of B in the second-level cache."""
+
+# Counted for gfx950 with Triton 3.7.1, vector instructions per matrix instruction in the loop, additions among them:
+# 128x128 takes 2.8 at two waves per SIMD, of two programs, so that one may wait for memory while the other multiplies;
+# 64x64 takes 3.4 at five, and reads each operand from LDS twice as often.
+TILES = (Tile(128, 128, 64, 4, waves=2), Tile(64, 64, 128, 4))
+"""Tiles of the kernel for gfx950 by size; the first that gives every compute unit work is taken."""
+
+
+@triton.jit
+def place_tile(rows, columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Return the first row and column of this program's tile; programs run down groups of rows of tiles."""
+    program = tl.program_id(0)
+    down, across = tl.cdiv(rows, BM), tl.cdiv(columns, BN)
+    first = program // (GROUP * across) * GROUP
+    height = tl.minimum(down - first, GROUP)
+    within = program % (GROUP * across)
+    return (first + within % height) * BM, within // height * BN
+
+
+@triton.jit
+def power_of_two(exponent):
+    """Return 2^exponent in float32, -149 to 127."""
+    normal = (exponent + 127) << 23
+    subnormal = 1 << tl.maximum(exponent + 149, 0)
+    return tl.where(exponent < -126, subnormal, normal).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def wide_power(exponent):
+    """Return 2^exponent in float64."""
+    return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def element(nibble, EMULATED: tl.constexpr):
+    """Return P * 2^-14 in float16: an E2M1 code is the top of a float16 with a small exponent."""
+    bits = ((nibble & 7).to(tl.int16) << 9) | ((nibble & 8).to(tl.int16) << 12)
+    value = bits.to(tl.float16, bitcast=True)
+    return value.to(tl.float32) if EMULATED else value
+
+
+@triton.jit
+def store_tile(
+    acc, out, row, column, rows, columns, factor, NAN: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr
+):
+    """Undo the prescale, make every NaN the canonical one, narrow if asked, and store a tile."""
+    if SCALED:
+        acc = acc * factor
+    bits = tl.where(acc != acc, NAN, acc.to(tl.int32, bitcast=True))
+    at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+    here = (row < rows)[:, None] & (column < columns)[None, :]
+    if HALF:
+        wide = bits.to(tl.uint32, bitcast=True)
+        narrow = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).to(tl.uint16)
+        narrow = tl.where(acc != acc, NAN >> 16, narrow)
+        tl.store(at, narrow.to(tl.int16, bitcast=True), here)
+    else:
+        tl.store(at, bits, here)
+
+
+@triton.jit
+def _ordered_tile(
+    a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr, SHAPE: tl.constexpr,
+):  # fmt: skip
+    """Multiply packed rows `row` of A with rows `column` of B; those from `rows` or `columns` on do not exist."""
+    here_a, here_b = row < rows, column < columns
+    byte = tl.arange(0, 16)
+    a_line = a_codes + row.to(tl.int64)[:, None] * (blocks * 16) + byte[None, :]
+    b_line = b_codes + column.to(tl.int64)[None, :] * (blocks * 16) + byte[:, None]
+    a_scale, b_scale = a_scales + row.to(tl.int64) * blocks, b_scales + column.to(tl.int64) * blocks
+    acc = tl.zeros(SHAPE, tl.float32)
+    for block in range(0, blocks):
+        a = tl.load(a_line + block * 16, here_a[:, None], 0)
+        b = tl.load(b_line + block * 16, here_b[None, :], 0)
+        code_a = tl.load(a_scale + block, here_a, 127).to(tl.int32)
+        code_b = tl.load(b_scale + block, here_b, 127).to(tl.int32)
+        # Two dots of 16: elements with even and with odd index. Their sum is exact, as is any part of it.
+        dot = tl.dot(element(a & 15, EMULATED), element(b & 15, EMULATED), out_dtype=tl.float32)
+        dot = tl.dot(element(a >> 4, EMULATED), element(b >> 4, EMULATED), dot, out_dtype=tl.float32)
+        nan_a, nan_b = code_a == 255, code_b == 255
+        if (
+            EMULATED
+        ):  # the interpreter's fma may round twice; float64 holds enough of the sum to round it once
+            power_a = tl.where(nan_a, float("nan"), wide_power(code_a - 127 + 28))
+            term = dot.to(tl.float64) * power_a[:, None] * wide_power(code_b - 127)[None, :]
+            acc = (acc.to(tl.float64) + tl.where(nan_b[None, :], float("nan"), term)).to(tl.float32)
+        else:
+            # dot * 2^28 is below 2^10.2 and a multiple of 1/4, so its product with 2^-127 .. 2^117 is exact. What
+            # is left of ea goes to B's power; where that overflows so does every term but zero, at 2^127 too.
+            near = tl.minimum(code_a, 244)
+            power_a = tl.where(nan_a, float("nan"), power_of_two(near - 127))
+            far_a = power_of_two(code_a - near)
+            power_b = tl.where(nan_b, float("nan"), power_of_two(code_b - 127))
+            power_ab = tl.minimum(
+                far_a[:, None] * power_b[None, :], 1.7014118346046923e38, tl.PropagateNan.ALL
+            )
+            acc = tl.fma((dot * 268435456.0) * power_a[:, None], power_ab, acc)
+    store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
+
+
+@triton.jit
+def _ordered(
+    a_codes, a_scales, b_codes, b_scales, out, rows, columns, blocks, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    _ordered_tile(
+        a_codes, a_scales, b_codes, b_scales, out, top + tl.arange(0, BM), left + tl.arange(0, BN),
+        rows, columns, blocks, factor, SCALED, HALF, EMULATED, NAN, (BM, BN),
+    )  # fmt: skip
+
+
+@triton.jit
+def _ordered_misfits(
+    a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, out, rows, columns, blocks, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Do again what a row of A or of B that does not fit E4M3 takes part in: how much, the lists of them say."""
+    a_count, b_count = tl.load(a_misfits), tl.load(b_misfits)
+    across, down = tl.cdiv(columns, BN), tl.cdiv(rows, BM)
+    a_tasks = tl.cdiv(a_count, BM) * across
+    tasks = a_tasks + tl.cdiv(b_count, BN) * down
+    for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
+        of_a = task < a_tasks
+        other = task - a_tasks
+        row = tl.where(of_a, task // across, other % down) * BM + tl.arange(0, BM)
+        column = tl.where(of_a, task % across, other // down) * BN + tl.arange(0, BN)
+        listed_row = tl.load(a_misfits + 1 + row, of_a & (row < a_count), rows)
+        listed_column = tl.load(b_misfits + 1 + column, (task >= a_tasks) & (column < b_count), columns)
+        row, column = tl.where(of_a, listed_row, row), tl.where(of_a, column, listed_column)
+        _ordered_tile(
+            a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
+            SCALED, HALF, EMULATED, NAN, (BM, BN),
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_folded(
+    acc, a_scale, b_scale, out, row, column, rows, columns, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
+):  # fmt: skip
+    """Multiply a tile by its rows' and its columns' powers of two, and store it."""
+    power_a = tl.load(a_scale + row, row < rows, 1.0)
+    power_b = tl.load(b_scale + column, column < columns, 1.0)
+    acc = acc * power_a[:, None] * power_b[None, :]
+    store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
+
+
+@triton.jit
+def _ordered_folded(
+    a_scale, b_scale, a, b, out, rows, columns, length, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiply folded operands, given as descriptors that read zeros beyond their edges."""
+    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, length, BK):
+        # Each 32 elements, and no more, are summed in the tensor core and then added to acc in float32.
+        acc = tl.dot(a.load([top, start]), b.load([left, start]).T, acc, max_num_imprecise_acc=32)
+    _store_folded(
+        acc, a_scale, b_scale, out, top + tl.arange(0, BM), left + tl.arange(0, BN), rows, columns, factor,
+        SCALED, HALF, NAN,
+    )  # fmt: skip
+
+
+@triton.jit
+def _ordered_by_block(
+    a_scale, b_scale, a, b, out, rows, columns, blocks, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiply operands folded by block, AT_ONCE blocks, a divisor of their number, in each turn of the loop."""
+    top, left = place_tile(rows, columns, BM, BN, GROUP)
+    row, column, element = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
+    # Past the edge the last row is read again: nothing of it is stored.
+    a_at = (tl.minimum(row, rows - 1 - top) * 32)[:, None] + element[None, :]
+    b_at = (tl.minimum(column, columns - 1 - left) * 32)[None, :] + element[:, None]
+    a += top * 32
+    b += left * 32
+    acc = tl.zeros((BM, BN), tl.float32)
+    for _ in range(0, blocks, AT_ONCE):
+        for _ in tl.static_range(AT_ONCE):
+            # The limit of 32 keeps the compiler from making acc the addend of the matrix instruction, whose
+            # rounding is not documented.
+            acc += tl.dot(tl.load(a + a_at), tl.load(b + b_at), max_num_imprecise_acc=32)
+            a += rows * 32
+            b += columns * 32
+    _store_folded(
+        acc, a_scale, b_scale, out, top + row, left + column, rows, columns, factor, SCALED, HALF, NAN
+    )
+
+
+def _treatment(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
+    """Return the constants that all kernels share, and the factor that undoes prescaled operands."""
+    factor = unprescale(a, b)
+    constants = {"SCALED": factor != 1, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
+    return constants, factor
+
+
+def _bits(out: torch.Tensor) -> torch.Tensor:
+    return out.view(torch.int16 if out.dtype == torch.bfloat16 else torch.int32)
+
+
+def ordered(
+    a: MXArray, b: MXArray, out_dtype: str, folded: tuple[Folded, Folded] | None = None
+) -> torch.Tensor:
+    """Return A B^T of A [M, K] and B [N, K], checked operands, bit for bit as `ordered` wants it.
+
+    Args:
+        a: left operand.
+        b: right operand.
+        out_dtype: `float32` or `bfloat16`.
+        folded: both operands folded, by row for a Hopper GPU, by block for a gfx950.
+    """
+    (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
+    m, n, blocks = a_scales.shape[0], b_scales.shape[0], a_scales.shape[1]
+    out = empty((m, n), getattr(torch, out_dtype), a_codes.device)
+    if not out.numel():
+        return out
+    treatment, factor = _treatment(a, b, out)
+    size = m, n, blocks, factor
+    if folded is None:
+        tile = _tile(m, 64), _tile(n, 128)
+        launch(
+            _ordered, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
+            a_codes, a_scales, b_codes, b_scales, _bits(out), *size,
+            EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2, **treatment,
+        )  # fmt: skip
+        return out
+    left, right = folded
+    if left.by_block:
+        _multiply_by_block(left, right, _bits(out), size, treatment)
+    else:
+        _multiply_by_row(left, right, _bits(out), (m, n, a.length, factor), treatment)
+    multiply_misfits(a, b, left, right, out)
+    return out
+
+
+def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
+    """Write over what rows that do not fit E4M3 take part in: the same from packed codes.
+
+    Args:
+        a: left operand [M, K].
+        b: right operand [N, K].
+        left: the first, folded.
+        right: the second, folded.
+        out: their product [M, N], float32 or bfloat16.
+    """
+    (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
+    treatment, factor = _treatment(a, b, out)
+    # Fewer warps spill scalar registers on gfx950.
+    options: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
+    if left.by_block:
+        options = {"num_warps": 8, "num_stages": 2} | MATRIX_SIDE
+    launch(
+        _ordered_misfits, (_MISFIT_PROGRAMS,),
+        a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, _bits(out), *out.shape,
+        a_scales.shape[1], factor,
+        EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
+    )  # fmt: skip
+
+
+def _multiply_by_row(
+    left: Folded, right: Folded, bits: torch.Tensor, size: tuple[Any, ...], treatment: dict[str, Any]
+) -> None:
+    """Multiply on a Hopper GPU; `size` is M, N, K and the factor."""
+    tile = 128, 64
+    readers = (
+        TensorDescriptor.from_tensor(f.values, [height, _DEPTH])
+        for f, height in zip((left, right), tile, strict=True)
+    )
+    launch(
+        _ordered_folded, (tiles_of(size[0], tile[0]) * tiles_of(size[1], tile[1]),),
+        left.scale, right.scale, *readers, bits, *size,
+        BM=tile[0], BN=tile[1], BK=_DEPTH, GROUP=_GROUP, num_warps=4, num_stages=3, **treatment,
+    )  # fmt: skip
+
+
+def _multiply_by_block(
+    left: Folded, right: Folded, bits: torch.Tensor, size: tuple[Any, ...], treatment: dict[str, Any]
+) -> None:
+    """Multiply on a gfx950; `size` is M, N, the number of blocks and the factor."""
+    m, n, blocks, _ = size
+    tile = largest_busy(TILES, m, n)
+    launch(
+        _ordered_by_block, (tiles_of(m, tile.rows) * tiles_of(n, tile.columns),),
+        left.scale, right.scale, left.values, right.values, bits, *size,
+        BM=tile.rows, BN=tile.columns, AT_ONCE=math.gcd(blocks, tile.depth // _BLOCK), GROUP=_GROUP,
+        **treatment, **tile.options,
+    )  # fmt: skip
+
+
+def _tile(length: int, largest: int) -> int:
+    return max(16, power_of_two_from(length, 512 if INTERPRETED else largest))

@@ -1,0 +1,1 @@
+"""Quantization kernels by orientation: along rows, along columns, or both from one read; and decoding."""

@@ -1,0 +1,112 @@
+"""Values from packed codes: one thread decodes a word of eight elements, or of four."""
+
+# Triton infers the types of kernels; their tuples grow.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code="assignment,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from mxref.formats import CANONICAL_NAN, E2M1, E8M0
+from mxref.mxarray import MXArray
+from mxref_triton.lane.eight_bit import decode_byte, to_half
+from mxref_triton.lane.registers import join_last
+from mxref_triton.lane.rounding import decode_element, scale_or_nan, value_scale
+from mxref_triton.launch import INTERPRETED, check_device, launch, tiles_of
+from mxref_triton.operands import rows_of
+
+_WORDS = 1 << 16 if INTERPRETED else 512
+_NAN = tl.constexpr(CANONICAL_NAN)
+_NAN_CODE = tl.constexpr(E8M0.nan_code)
+
+
+@triton.jit(do_not_specialize=["words"])
+def _dequantize(codes, scales, out, words, HALF: tl.constexpr, WORDS: tl.constexpr):
+    """Decode WORDS words per program into float32 bits, or into bfloat16 bits two to a word."""
+    base = tl.program_id(0).to(tl.int64) * WORDS
+    i = tl.arange(0, WORDS)
+    mask = base + i < words
+    word = tl.load(codes + base + i, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    code = tl.load(scales + base // 4 + i // 4, mask=mask, other=0).to(tl.int32)
+    scale = value_scale(code)
+    out_words = ()
+    for e in tl.static_range(8):
+        bits = tl.where(code == _NAN_CODE, _NAN, decode_element(word, e, scale)).to(tl.uint32)
+        out_words = out_words + (bits,)
+    if HALF:
+        pairs = ()
+        for e in tl.static_range(4):
+            pairs = pairs + ((out_words[2 * e] >> 16) | (out_words[2 * e + 1] & 0xFFFF0000),)
+        out_words = pairs
+    COUNT: tl.constexpr = 4 if HALF else 8
+    lanes = tl.arange(0, COUNT)[None, :]
+    target = out + base * COUNT + (i[:, None] * COUNT + lanes)
+    tl.store(target, join_last(out_words).to(tl.int32, bitcast=True), mask=mask[:, None])
+
+
+@triton.jit(do_not_specialize=["words"])
+def _dequantize_bytes(
+    codes, scales, out, exceeded, words,
+    E: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, CHECKED: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Decode words of four codes like `_dequantize`; CHECKED sets a word where bfloat16 is not exact."""
+    base = tl.program_id(0).to(tl.int64) * WORDS
+    i = tl.arange(0, WORDS)
+    mask = base + i < words
+    word = tl.load(codes + base + i, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    PER_BLOCK: tl.constexpr = K // 4
+    code = tl.load(scales + base // PER_BLOCK + i // PER_BLOCK, mask=mask, other=0).to(tl.int32)
+    scale = scale_or_nan(code)
+    out_words = ()
+    for e in tl.static_range(4):
+        out_words = out_words + (decode_byte(word, e, scale, E),)
+    if HALF:
+        rounded = ()
+        for e in tl.static_range(4):
+            # What is not exact is not used where it is checked.
+            rounded = rounded + (out_words[e] >> 16 if CHECKED else to_half(out_words[e]),)
+        if CHECKED:
+            lost = mask != mask
+            for e in tl.static_range(4):
+                magnitude = (word >> (8 * e)) & 0x7F
+                overflowed = ((rounded[e] & 0x7FFF) == 0x7F80) & (magnitude <= E.max_code)
+                lost = lost | overflowed | ((out_words[e] & 0xFFFF) != 0)
+            # Every program that stores stores the same.
+            tl.store(exceeded, 1, tl.max(lost.to(tl.int32), 0) != 0)
+        out_words = (rounded[0] | (rounded[1] << 16), rounded[2] | (rounded[3] << 16))
+    COUNT: tl.constexpr = 2 if HALF else 4
+    lanes = tl.arange(0, COUNT)[None, :]
+    target = out + base * COUNT + (i[:, None] * COUNT + lanes)
+    tl.store(target, join_last(out_words).to(tl.int32, bitcast=True), mask=mask[:, None])
+
+
+def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the values of an MXArray in its own shape; in memory the block axis is the last.
+
+    Args:
+        q: codes and scales of any strides.
+        dtype: `float32` or `bfloat16`.
+        exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of elements of 8 bits; it overflows, or
+            lies below bfloat16's smallest step.
+    """
+    codes, scales = rows_of(q)
+    check_device(codes)
+    kind = torch.float32 if dtype == "float32" else torch.bfloat16
+    out = torch.empty((*q.rows_shape, q.length), dtype=kind, device=codes.device)
+    words = codes.numel() // 4
+    half = dtype == "bfloat16"
+    if words and q.format.element is E2M1:
+        launch(
+            _dequantize, (tiles_of(words, _WORDS),), codes.view(torch.int32), scales, out.view(torch.int32), words,
+            HALF=half, WORDS=_WORDS,
+        )  # fmt: skip
+    elif words:
+        launch(
+            _dequantize_bytes, (tiles_of(words, _WORDS),),
+            codes.view(torch.int32), scales, out.view(torch.int32), scales if exceeded is None else exceeded, words,
+            E=q.format.element, K=q.format.k, HALF=half, CHECKED=exceeded is not None, WORDS=_WORDS,
+        )  # fmt: skip
+    return out[..., : q.shape[q.axis]].movedim(-1, q.axis)

@@ -1,0 +1,178 @@
+"""Quantization in one pass: which kernel reads an input, over which tiles, and where its random bits begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mxref.formats import BlockShape
+from mxref.plan import QuantPlan, dtype_name
+from mxref.steps.hadamard import Rotation
+from mxref.steps.random import elements_per_call
+from mxref.steps.rounding import Rounding
+from mxref_triton.lane.hopper import packs_bfloat16
+from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, treatment
+from mxref_triton.launch import check_device, signed_word
+from mxref_triton.quantizer.inputs import Matrix, matrices
+from mxref_triton.quantizer.launches import launch_both, launch_columns, launch_rows
+from mxref_triton.quantizer.transform import hadamard
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Arguments of kernels that say which signs and random integers an operand gets."""
+
+    signs: tuple[int, int]
+    """Bits 0 to 31 and 32 to 63 of the Hadamard signs, as int32."""
+    first: int
+    """Number of the Philox call of the first element of the input."""
+    groups: int
+    """Philox calls per row of the global tensor."""
+    key: tuple[int, int, int, int]
+    """Seed and stream, as int32."""
+
+    def from_row(self, row: int) -> tuple[int, ...]:
+        """Return the arguments for a kernel whose first row is `row`."""
+        return (*self.signs, self.first + row * self.groups, self.groups, *self.key)
+
+
+def _randomness(plan: QuantPlan, rotation: Rotation | None) -> Randomness:
+    signs = rotation.signs if rotation else 0
+    words = signed_word(signs), signed_word(signs >> 32)
+    if plan.stream is None:
+        return Randomness(words, 0, 0, (0, 0, 0, 0))
+    per_call = elements_per_call(plan.spec.sr_bits)
+    groups = plan.global_length // per_call
+    seed, stream = plan.stream.seed, plan.stream.word
+    key = signed_word(seed), signed_word(seed >> 32), signed_word(stream), signed_word(stream >> 32)
+    return Randomness(words, plan.first // per_call, groups, key)
+
+
+class Storage:
+    """Memory for what a plan stores: packed codes or bfloat16 values, and scale codes."""
+
+    def __init__(self, plan: QuantPlan, device: torch.device, output: Output) -> None:
+        made = plan.format
+        words = plan.length // 2 if output is Output.VALUES else made.code_bytes(plan.length) // 4
+        self.words = torch.empty((plan.rows, words), dtype=torch.int32, device=device)
+        self.scales = torch.empty((plan.rows, plan.length // made.k), dtype=torch.uint8, device=device)
+        self._plan = plan
+
+    def codes_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / k]."""
+        shape = self._plan.rows_shape
+        codes, scales = self.words.view(torch.uint8), self.scales
+        if len(shape) == 1:
+            return codes, scales
+        return codes.view(*shape, codes.shape[-1]), scales.view(*shape, scales.shape[-1])
+
+    def values(self) -> torch.Tensor:
+        """Return bfloat16 values in the shape of the input; in memory the block axis is the last."""
+        plan = self._plan
+        values = self.words.view(torch.bfloat16).view(*plan.rows_shape, plan.length)
+        return values[..., : plan.shape[plan.axis]].movedim(-1, plan.axis)
+
+
+def quantize(
+    x: torch.Tensor, plan: QuantPlan, output: Output = Output.CODES, native: frozenset[Rounding] = frozenset()
+) -> Storage:
+    """Return a planned quantization of a tensor, as codes or as bfloat16 values; `native` as in `treatment`."""
+    check_device(x)
+    out = Storage(plan, x.device, output)
+    if not out.scales.numel():
+        return out
+    rotation = plan.rotation
+    if rotation is not None and rotation.n > MAX_FUSED_HADAMARD:
+        x, rotation = hadamard(padded(x, plan), rotation, plan.axis), None
+    how = _treatment(x, plan, rotation, output, native)
+    random = _randomness(plan, rotation)
+    for m in matrices(x, plan.axis, joined=_rows_are_even(plan)):
+        words, scales = out.words, out.scales
+        if m.first_row:
+            words, scales = words[m.first_row :], scales[m.first_row :]
+        arguments = random.from_row(_global_row(plan, m.first_row))
+        if m.reads_words() and m.tensor.shape[1] == plan.length:
+            launch_rows(m, words, scales, how, arguments, one_row=_is_whole(plan))
+        else:
+            launch_columns(m, words, scales, how, arguments, plan.length)
+    return out
+
+
+def quantize_dual(
+    x: torch.Tensor,
+    row: QuantPlan,
+    column: QuantPlan,
+    output: Output = Output.CODES,
+    native: frozenset[Rounding] = frozenset(),
+) -> tuple[Storage, Storage]:
+    """Return both plans of a matrix: from one read of memory where that gains something, else one after the other.
+
+    SR and transforms beyond a block are bound by arithmetic, which one read does not save (measured on an
+    H200: 597 us together and alone for SR), and both at once take a compiler up to a minute.
+    """
+    m = Matrix(x, 0)
+    gains = all(
+        plan.spec.rounding is not Rounding.SR and (plan.rotation is None or plan.rotation.n <= plan.format.k)
+        for plan in (row, column)
+    )
+    if not (gains and m.reads_words() and x.shape == (column.length, row.length) and x.numel()):
+        return quantize(x, row, output, native), quantize(x, column, output, native)
+    check_device(x)
+    outs = Storage(row, x.device, output), Storage(column, x.device, output)
+    arguments = [
+        (out.words, out.scales, _randomness(plan, plan.rotation).from_row(_global_row(plan, 0)))
+        for out, plan in zip(outs, (row, column), strict=True)
+    ]
+    hows = (
+        _treatment(x, row, row.rotation, output, native),
+        _treatment(x, column, column.rotation, output, native),
+    )
+    launch_both(m, arguments[0], arguments[1], hows)
+    return outs
+
+
+def padded(x: torch.Tensor, plan: QuantPlan) -> torch.Tensor:
+    """Return a tensor with zeros appended along the block axis as a plan says."""
+    missing = plan.length - plan.shape[plan.axis]
+    if not missing:
+        return x
+    zeros = x.new_zeros((*plan.shape[: plan.axis], missing, *plan.shape[plan.axis + 1 :]))
+    return torch.cat((x, zeros), plan.axis)
+
+
+def _treatment(
+    x: torch.Tensor, plan: QuantPlan, rotation: Rotation | None, output: Output, native: frozenset[Rounding]
+) -> Treatment:
+    n = rotation.n if rotation else 0
+    return treatment(
+        plan.spec, dtype_name(x), n, bool(rotation and rotation.signs), output,
+        native=native, packed=packs_bfloat16(x.device),
+    )  # fmt: skip
+
+
+def _rows_are_even(plan: QuantPlan) -> bool:
+    """Return whether stored rows lie as far apart in the global tensor as in the input, or nothing depends on it."""
+    ends = (plan.axis, 0 if plan.axis else 1)  # the first of the other axes may be a part of the global one
+    pairs = zip(plan.shape, plan.global_shape, strict=True)
+    return plan.stream is None or all(own == whole for i, (own, whole) in enumerate(pairs) if i not in ends)
+
+
+def _is_whole(plan: QuantPlan) -> bool:
+    """Return whether a contiguous input may be read as one long row: nothing in it depends on where rows end."""
+    if plan.spec.block is BlockShape.TILE:
+        return False
+    return plan.stream is None or (plan.first == 0 and plan.global_length == plan.length)
+
+
+def _global_row(plan: QuantPlan, row: int) -> int:
+    """Return the index in the global tensor of a stored row; 0 where no random bits depend on it."""
+    if plan.stream is None:
+        return 0
+    others = [i for i in range(len(plan.shape)) if i != plan.axis]
+    index, place = 0, 1
+    for i in reversed(others):
+        row, own = divmod(row, plan.shape[i])
+        index += (plan.origin[i] + own) * place
+        place *= plan.global_shape[i]
+    return index

@@ -1,0 +1,39 @@
+"""Sphinx extension: tables and plots of measurements, written from docs/records when the documentation is built.
+
+A page includes `/_measured/NAME`. The folder is not kept: a number is stored once, as data in docs/records.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+FOLDER = "_measured"
+STUDIES = (
+    "bench.render",
+    "bench.render_gpu",
+    "bench.render_aot",
+    "projection.page",
+    "peers.render",
+    "exhaustive.table",
+)
+"""Modules with a function `parts()` that returns the text of each file by its name."""
+
+
+def write(app: Sphinx) -> None:
+    """Write every part whose text is new; an equal one keeps its time, so that no page is read again for it."""
+    folder = Path(app.srcdir) / FOLDER
+    folder.mkdir(exist_ok=True)
+    for study in STUDIES:
+        for name, text in import_module(study).parts().items():
+            path = folder / name
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Write the parts before the pages are read."""
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

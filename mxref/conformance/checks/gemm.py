@@ -1,0 +1,296 @@
+"""Checks of the scaled GEMM, in every declared profile and output type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product as combinations
+
+import numpy as np
+
+from mxref.conformance.compare import product_check
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
+from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, drawn_codes, given
+from mxref.conformance.requests.product import Product
+from mxref.errors import ShapeError
+from mxref.formats import BlockFormat, ElementFormat
+from mxref.gemm import OUT_DTYPES
+from mxref.layouts.packed import pack
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import Rotation
+from mxref.vectors.draft import code_of
+
+_EDGES = (0, 1, 2, 63, 126, 127, 128, 190, 251, 252, 253, 254)
+
+Row = list[tuple[int, list[float]]]
+"""Blocks of a row: a scale code, and the first elements; the rest are zero."""
+Question = tuple[str, str, MXArray, MXArray]
+"""A clause, a title, and the operands."""
+_HALF_FLOAT32 = 12
+"""Half the bits of a float32's significand: products of elements that span more do not fit in one."""
+
+
+def checks(plan: Plan) -> Iterator[Check]:
+    """Yield the checks of gemm.*."""
+    rng = np.random.default_rng(plan.seed)
+    made = plan.format
+    for profile in (GemmProfile.ORDERED, GemmProfile.EXACT, GemmProfile.BOUNDED):
+        for title, a, b in _narrowed(rng, made):
+            # `exact` rounds the real sum once, to either type: it narrows nothing.
+            clause = "gemm.exact" if profile is GemmProfile.EXACT else "gemm.output"
+            yield product_check(clause, f"{profile.value}: {title}", Product(a, b, profile, "bfloat16"), 130)
+        if plan.full and profile is not GemmProfile.EXACT:  # beyond 8 MiB, and beyond 512 rows of both
+            a, b = (drawn_array(rng, (rows, 64), 1, 64, (126, 129), made=made) for rows in (1543, 1447))
+            yield product_check(
+                "gemm.operands", f"{profile.value}: 8 MiB of results", Product(a, b, profile), 130
+            )
+        for out in OUT_DTYPES:
+            for clause, title, a, b in _questions(rng, plan):
+                top = max((int(q.scales[q.scales < 255].max(initial=0)) for q in (a, b)), default=0)
+                if clause in ("gemm.exact", "gemm.ordered") and clause != f"gemm.{profile.value}":
+                    clause = f"gemm.{profile.value}"
+                name = f"{profile.value}, {out}: {title}"
+                layout = title if title in LAYOUTS else ""
+                yield product_check(clause, name, Product(a, b, profile, out, layout), top)
+    for out in OUT_DTYPES:
+        for top, k, prescale in combinations((252, 254), (512, 4096), (False, True)):
+            a, b = (replace(tailed(rng, rows, k, top, made), prescale=prescale) for rows in (9, 11))
+            name = f"bounded, {out}: heavy tails, K = {k}, scales to {top}{', prescaled' if prescale else ''}"
+            yield product_check("gemm.bounded", name, Product(a, b, GemmProfile.BOUNDED, out), top)
+    yield from _refused(made)
+
+
+def _nearest(value: float, element: ElementFormat) -> float:
+    """Return the value, or the nearest value of the element: a format without mantissa has neither 1.5 nor 3."""
+    if value in element.values:
+        return value
+    return math.copysign(min(element.magnitudes, key=lambda m: abs(m - abs(value))), value)
+
+
+def matrix(rows: list[Row], made: BlockFormat, prescale: bool = False) -> MXArray:
+    """Return the MXArray [len(rows), k * blocks] of rows of blocks."""
+    element, k = made.element, made.k
+    values = [[v for _, block in row for v in (block + [0.0] * k)[:k]] for row in rows]
+    codes = np.array([[code_of(_nearest(v, element), element) for v in row] for row in values], np.uint8)
+    scales = np.array([[scale for scale, _ in row] for row in rows], np.uint8)
+    shape = (len(rows), k * len(rows[0]))
+    packed = pack(codes.reshape(shape), element)
+    return MXArray(packed, scales.reshape(len(rows), -1), shape, 1, prescale=prescale, format=made)
+
+
+def every_code(made: BlockFormat, special: bool = False) -> MXArray:
+    """Return a row of blocks of one code for each code that is a number, or for each that is none."""
+    element = made.element
+    codes = np.flatnonzero(np.isfinite(element.values) != special).astype(np.uint8)
+    rows = pack(np.repeat(codes[:, None], made.k, axis=1), element)
+    return MXArray(rows, np.full((len(codes), 1), 127, np.uint8), (len(codes), made.k), 1, format=made)
+
+
+def _questions(rng: np.random.Generator, plan: Plan) -> list[Question]:
+    made = plan.format
+    asked = [*_structure(rng, plan.full, made), *_hostile(rng, plan.full, made)]
+    return [*asked, *special(made), *_wide(made)]
+
+
+def _structure(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterator[Question]:
+    """Which numbers meet: shapes, axes, padding, strides; every pair of codes; NaN blocks."""
+
+    def operand(shape: tuple[int, int], axis: int, length: int) -> MXArray:
+        return drawn_array(rng, shape, axis, length, (126, 129), made=made)
+
+    sizes = (
+        ((1, 1, 32), (3, 5, 64), (33, 17, 96), (130, 65, 32), (2, 300, 160), (1030, 3, 64), (3, 1030, 64))
+        if full
+        else ((1, 1, 32), (3, 5, 64), (33, 17, 96))
+    )
+    for m, n, k in sizes:
+        yield "gemm.operands", f"M, N, K = {m}, {n}, {k}", operand((m, k), 1, k), operand((n, k), 1, k)
+    yield "gemm.operands", "both along axis 0", operand((64, 5), 0, 64), operand((64, 3), 0, 64)
+    yield "gemm.operands", "along axis 0 and axis 1", operand((64, 5), 0, 64), operand((3, 64), 1, 64)
+    yield "gemm.operands", "padded", operand((4, 40), 1, 64), operand((40, 6), 0, 64)
+    for layout in LAYOUTS:
+        yield "gemm.operands", layout, operand((8, 64), 1, 64), operand((6, 64), 1, 64)
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        a, b = (operand((rows, 64), 1, 64) for rows in shape)
+        yield "gemm.operands", f"empty {shape}", a, b
+    yield "gemm.operands", "K = 0", operand((2, 0), 1, 0), operand((3, 0), 1, 0)
+    pairs = every_code(made)
+    yield "gemm.block_dot", "every pair of codes", pairs, pairs
+    largest, k = made.element.max_value, made.k
+    rows = matrix([[(scale, [largest])] for scale in _EDGES], made)
+    columns = matrix([[(scale, [largest, -0.5])] for scale in _EDGES], made)
+    yield "gemm.block_dot", "every pair of extreme scales", rows, columns
+    one = [1.0] * k
+    spoiled = matrix([[(127, one), (255, [0])], [(127, one), (127, one)], [(255, one), (127, one)]], made)
+    plain = matrix([[(127, one), (127, one)], [(127, [0]), (0, [0])], [(255, [0]), (127, one)]], made)
+    yield "gemm.nan", "NaN blocks in A and B, zeros against them", spoiled, plain
+    full_block = (254, [largest] * k)
+    huge = matrix([[(255, [0]), full_block], [full_block, (127, [1])]], made)
+    yield "gemm.nan", "NaN block before an overflow", huge, matrix([[full_block] * 2], made)
+
+
+def _narrowed(rng: np.random.Generator, made: BlockFormat) -> Iterator[tuple[str, MXArray, MXArray]]:
+    """Sums that float32 holds and bfloat16 does not: 257 and 259 are ties."""
+    unit: Row = [(127, [1])] * 2
+    sums: list[Row] = [[(127, [1]), (135, [1])], [(128, [1.5]), (135, [1])]]
+    yield "257 and 259", matrix(sums, made), matrix([unit], made)
+    a, b = (drawn_array(rng, (rows, 96), 1, 96, (126, 129), made=made) for rows in (33, 17))
+    yield "drawn sums", a, b
+
+
+def _hostile(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterator[Question]:
+    """Sums that show how they were rounded; clauses gemm.exact and gemm.ordered stand for the profile's own."""
+    unit: Row = [(127, [1])]
+    largest, k = made.element.max_value, made.k
+
+    def times_one(*blocks: tuple[int, list[float]]) -> tuple[MXArray, MXArray]:
+        return matrix([list(blocks)], made), matrix([unit * len(blocks)], made)
+
+    big, minus, small = (157, [1.0]), (157, [-1.0]), (117, [1.0])
+    yield "gemm.ordered", "2^30 - 2^30 + 2^-10", *times_one(big, minus, small)
+    yield "gemm.ordered", "2^30 + 2^-10 - 2^30", *times_one(big, small, minus)
+    yield "gemm.ordered", "2^-10 + 2^30 - 2^30", *times_one(small, big, minus)
+    half_ulp = (103, [1.0])
+    yield "gemm.ordered", "1 and sixteen half ulps", *times_one((127, [1.0]), *[half_ulp] * 16)
+    yield (
+        "gemm.ordered",
+        "3 half ulps and 1, both ways",
+        *times_one(*[half_ulp] * 3, (127, [1.0]), (127, [-1.0])),
+    )
+    yield "gemm.exact", "double rounding: 257 + 2^-40", *times_one((135, [1.0]), (127, [1.0]), (87, [1.0]))
+    yield (
+        "gemm.exact",
+        "double rounding: 2^24 + 1 + 2^-40",
+        *times_one((151, [1.0]), (127, [1.0]), (87, [1.0])),
+    )
+    top, bottom = (254, [largest] * k), (254, [-largest] * k)
+    yield (
+        "gemm.ordered",
+        "overflow stays Inf",
+        matrix([[top, bottom, bottom], [top, top, bottom]], made),
+        matrix([[top] * 3], made),
+    )
+    yield "gemm.ordered", "negative underflow", matrix([[(0, [-0.5])]], made), matrix([[(0, [0.5])]], made)
+    yield (
+        "gemm.ordered",
+        "zero after a negative underflow",
+        matrix([[(0, [-0.5]), (127, [-0.0] * k)]], made),
+        matrix([[(0, [0.5]), (127, [1.0] * k)]], made),
+    )
+    yield (
+        "gemm.ordered",
+        "subnormal sums",
+        matrix([[(0, [0.5, -0.5, 1.5])] * 3], made),
+        matrix([[(0, [largest]), (1, [largest]), (2, [3.0])]], made),
+    )
+    for name, lowest in (("float32", -149), ("bfloat16", -133)):
+        # Half units of the last place and a little more or less: rounded to the precision of normal numbers first,
+        # each is a tie. B's scale is 2^-75.
+        low = lowest - 1 + 127 + 75
+        for half, elements, little in ((1, [1.0], 1.0), (3, [3.0], -1.0), (5, [4.0, 1.0], 1.0)):
+            a = matrix([[(low, elements), (low - 30, [little])]], made)
+            b = matrix([[(52, [1.0] * 2)] * 2], made)
+            yield "gemm.exact", f"double rounding: {half} halves of {name}'s least, and a little", a, b
+    for prescaled in ((True, False), (False, True), (True, True)):
+        a, b = (
+            replace(tailed(rng, rows, 256, 140, made), prescale=p)
+            for rows, p in zip((7, 6), prescaled, strict=True)
+        )
+        yield "gemm.prescale", f"prescaled {prescaled}", a, b
+        exact = matrix([[(127, [1, 1.5])], [(127, [3])], [(254, [largest] * k)]], made, prescaled[0])
+        yield (
+            "gemm.prescale",
+            f"prescaled {prescaled}, short sums",
+            exact,
+            matrix([unit, [(128, [3.0])]], made, prescaled[1]),
+        )
+    for i in range(6 if full else 2):
+        a, b = (tailed(rng, rows, k * (3 + 5 * i), 160, made) for rows in (8, 9))
+        yield "gemm.ordered", f"heavy tails {i}", a, b
+        a, b = (adversarial(rng, rows, 4 + i, made) for rows in (6, 7))
+        yield "gemm.ordered", f"adversarial scales {i}", a, b
+
+
+def special(made: BlockFormat, other: BlockFormat | None = None) -> Iterator[Question]:
+    """NaN and Inf codes, which quantization never makes, against every number and against each other."""
+    element = made.element
+    if np.isfinite(element.values).all():
+        return
+    codes = every_code(made, special=True)
+    yield "gemm.special", "codes of NaN and Inf against every number", codes, every_code(other or made)
+    others = every_code(other or made, special=True)
+    if len(others.codes):
+        yield "gemm.special", "codes of NaN and Inf against each other", codes, others
+    infinity = element.values.index(np.inf) if np.inf in element.values else None
+    nan = int(np.flatnonzero(np.isnan(element.values))[0])
+    one = code_of(1.0, element)
+    rows = [[nan, one, one], [one, one, nan]]
+    if infinity is not None:
+        minus = infinity | element.sign
+        rows += [[infinity, one, one], [one, minus, one], [infinity, minus, one], [infinity, one, infinity]]
+    blocks = np.zeros((len(rows), 3, made.k), np.uint8)
+    blocks[:, :, 5] = rows  # a special code among zeros
+    packed = pack(blocks.reshape(len(rows), -1), element)
+    scales = np.full((len(rows), 3), 127, np.uint8)
+    a = MXArray(packed, scales, (len(rows), 3 * made.k), 1, format=made)
+    units: list[Row] = [[(127, [1.0] * made.k)] * 3, [(127, [-1.0] * made.k)] * 3, [(0, [1.0] * made.k)] * 3]
+    yield "gemm.special", "one code of NaN or Inf in a row", a, matrix(units, other or made)
+
+
+def _wide(made: BlockFormat) -> Iterator[Question]:
+    """Dot products that no float32, and for the widest elements no float64, holds: each is rounded once."""
+    element = made.element
+    least, largest = element.magnitudes[1], element.max_value
+    if element.max_exponent + 1 - element.unit_exponent <= _HALF_FLOAT32:
+        return
+    a: list[Row] = [[(127, [largest, least, -largest])], [(127, [-largest, largest, least])]]
+    b: list[Row] = [[(127, [largest, least, largest])], [(127, [largest, largest, -least])]]
+    yield "gemm.block_dot", "a small product between large ones that cancel", matrix(a, made), matrix(b, made)
+    power = min(_HALF_FLOAT32, element.max_exponent)
+    high, low = 2.0**power, 2.0 ** (power - _HALF_FLOAT32)
+    a = [[(127, [high, low, sign * least])] for sign in (1, -1)]
+    b = [[(127, [high, odd * low, least])] for odd in (1, 3)]
+    yield "gemm.block_dot", "half a unit, and a little more or less", matrix(a, made), matrix(b, made)
+
+
+def tailed(rng: np.random.Generator, rows: int, k: int, top: int, made: BlockFormat) -> MXArray:
+    """Return drawn codes under scales whose logarithms have heavy tails, none above `top`."""
+    codes = drawn_codes(rng, (rows,), k, made)
+    scales = np.clip(120 + rng.standard_t(2, (rows, k // made.k)) * 4, 0, min(top, 160))
+    scales[rng.random(scales.shape) < 0.02] = top
+    return MXArray(codes, scales.astype(np.uint8), (rows, k), 1, format=made)
+
+
+def adversarial(rng: np.random.Generator, rows: int, blocks: int, made: BlockFormat) -> MXArray:
+    """Return drawn codes under extreme scales, a twentieth of them NaN."""
+    codes = drawn_codes(rng, (rows,), made.k * blocks, made)
+    scales = rng.choice(_EDGES, (rows, blocks)).astype(np.uint8)
+    scales[rng.random(scales.shape) < 0.05] = 255
+    return MXArray(codes, scales, (rows, made.k * blocks), 1, format=made)
+
+
+def _refused(made: BlockFormat) -> Iterator[Check]:
+    row, other = matrix([[(127, [1.0])]], made), matrix([[(127, [1.0])] * 2], made)
+    turned = replace(row, rotation=Rotation(16))
+    cases = {"contraction lengths 32 and 64": (row, other), "different Hadamard transforms": (row, turned)}
+    for title, (a, b) in cases.items():
+
+        def run(subject: Subject, title: str = title, a: MXArray = a, b: MXArray = b) -> CheckResult:
+            operands = [given(subject, q) for q in (a, b)]
+            for profile in subject.capabilities.profiles(made, made):
+                try:
+                    subject.backend.scaled_gemm(*operands, profile=profile, out_dtype=out_dtype(subject))
+                except ShapeError:
+                    continue
+                message = f"{title}: accepted under {profile.value}; ShapeError expected"
+                return CheckResult(1, Failure("gemm.operands", title, message))
+            return CheckResult(1)
+
+        yield Check("gemm.operands", title, Op.GEMM, (), run)
+
+
+def out_dtype(subject: Subject) -> str:
+    """Return an output type that the backend declares."""
+    return next((out for out in OUT_DTYPES if out in subject.capabilities.gemm_dtypes), OUT_DTYPES[0])

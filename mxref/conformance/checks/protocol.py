@@ -1,0 +1,177 @@
+"""Checks of the protocol itself: what is declared is meant, what is not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from mxref.backend import Capabilities, declared_words
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, declares
+from mxref.conformance.requests.crafted import any_bits
+from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
+from mxref.errors import DtypeError, UnsupportedError
+from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape
+from mxref.gemm import OUT_DTYPES
+from mxref.mxarray import MXArray
+from mxref.placement import Placement
+from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import SIZES
+from mxref.steps.random import Stream
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
+
+STREAM = Stream(8, step=1, layer=3, operand=4)
+MEMBERS: dict[str, tuple[Any, ...]] = {
+    "formats": tuple(BLOCK_FORMATS.values()), "scale_rules": tuple(ScaleRule),
+    "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
+    "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DTYPES,
+    "gemms": tuple(
+        (profile, a, b)
+        for profile, a, b in product(GemmProfile, BLOCK_FORMATS.values(), BLOCK_FORMATS.values())
+        if a.k == b.k
+    ),
+    "gemm_dtypes": OUT_DTYPES,
+}  # fmt: skip
+"""Everything that a set of the capabilities can hold."""
+
+
+def checks(plan: Plan) -> Iterator[Check]:
+    """Yield the checks of conformance.* and of refused input types."""
+    yield Check("conformance.capabilities", "values that mean something", Op.QUANTIZE, (), _capabilities)
+    yield Check("conformance.arrays", "from_numpy and to_numpy", Op.QUANTIZE, (), partial(_arrays, plan))
+    for name, op, value in _requests():
+        title = f"{name} without {declared_words(value)}"
+        yield Check("conformance.unsupported", title, op, (), _refusal(plan, name, op, value))
+    for name in ("float64", "int32"):
+        yield _refused_type(plan, name)
+
+
+def _capabilities(subject: Subject) -> CheckResult:
+    caps, problem = subject.capabilities, ""
+    if not isinstance(caps, Capabilities) or not isinstance(getattr(subject.backend, "name", None), str):
+        problem = "a backend needs a name, which is a string, and capabilities, an instance of Capabilities"
+    else:
+        for name, members in MEMBERS.items():
+            value = getattr(caps, name)
+            if not isinstance(value, frozenset) or not value <= set(members):
+                problem = (
+                    f"{name} = {value!r} is not a frozenset of members of {', '.join(map(str, members))}"
+                )
+        if not 1 <= caps.max_sr_bits <= MAX_SR_BITS:
+            problem = f"max_sr_bits = {caps.max_sr_bits} is outside 1 .. {MAX_SR_BITS}"
+        if not 0 <= caps.bounded_max_scale <= 254 or caps.bounded_class not in ("fp32", "fp8-hopper"):
+            problem = f"bounded_class = {caps.bounded_class!r}, bounded_max_scale = {caps.bounded_max_scale}"
+        if caps.arrays not in ("numpy", "torch"):
+            problem = f"arrays = {caps.arrays!r} is neither 'numpy' nor 'torch'"
+    failure = Failure("conformance.capabilities", "declared values", problem) if problem else None
+    return CheckResult(len(fields(Capabilities)), failure)
+
+
+def _arrays(plan: Plan, subject: Subject) -> CheckResult:
+    x = any_bits(np.random.default_rng(4), (8, 64), element=plan.element)
+    compared, problem = 0, ""
+    codes = np.arange(256, dtype=np.uint8)
+    for array in (codes, *(cast(x, name) for name in INPUT_DTYPES if name in subject.capabilities.in_dtypes)):
+        back = subject.take(subject.give(array.copy()))
+        compared += array.size
+        if back.dtype != array.dtype or back.shape != array.shape or back.tobytes() != array.tobytes():
+            problem = f"from_numpy and to_numpy change an array of {array.dtype}"
+    failure = Failure("conformance.arrays", "there and back", problem) if problem else None
+    return CheckResult(compared, failure)
+
+
+def _requests() -> Iterator[tuple[str, Op, Any]]:
+    """Yield every value of every capability, with the operation that asks for it."""
+    ops = {
+        "formats": (Op.QUANTIZE, Op.DEQUANTIZE), "scale_rules": (Op.QUANTIZE,),
+        "roundings": (Op.QUANTIZE,), "blocks": (Op.QUANTIZE,),
+        "hadamard_sizes": (Op.QUANTIZE, Op.HADAMARD), "in_dtypes": (Op.QUANTIZE, Op.HADAMARD),
+        "dequantize_dtypes": (Op.DEQUANTIZE,), "gemms": (Op.GEMM,), "gemm_dtypes": (Op.GEMM,),
+    }  # fmt: skip
+    for name, members in MEMBERS.items():
+        for op in ops[name]:
+            yield from ((name, op, member) for member in members)
+    yield "prescale", Op.QUANTIZE, True
+    for bits in (17, MAX_SR_BITS):
+        yield "max_sr_bits", Op.QUANTIZE, bits
+
+
+def _refusal(plan: Plan, name: str, op: Op, value: Any) -> Callable[[Subject], CheckResult]:
+    undeclared = f"{name} does not declare {declared_words(value)}"
+
+    def run(subject: Subject) -> CheckResult:
+        caps = subject.capabilities
+        if declares(caps, name, value) or not _reachable(caps, op, name):
+            return CheckResult(0)
+        try:
+            _ask(subject, plan, name, op, value)
+        except UnsupportedError as err:
+            if name in str(err):
+                return CheckResult(1)
+            problem = f"{undeclared}, and the UnsupportedError does not name the field: {err}"
+        except Exception as err:  # anything else is the wrong refusal
+            problem = f"{undeclared}: raised {type(err).__name__} instead of UnsupportedError"
+        else:
+            problem = f"{undeclared}, and {op.value} did it all the same"
+        return CheckResult(1, Failure("conformance.unsupported", f"{op.value}, {name}", problem))
+
+    return run
+
+
+def _reachable(caps: Capabilities, op: Op, name: str) -> bool:
+    """Return whether the rest of a request for `name` can be declared."""
+    if op is Op.GEMM:
+        return bool(caps.gemms if name == "gemm_dtypes" else caps.gemm_dtypes)
+    if op is Op.HADAMARD:
+        return bool(caps.hadamard_sizes) or name == "hadamard_sizes"
+    if op is Op.DEQUANTIZE:
+        return bool(caps.formats if name == "dequantize_dtypes" else caps.dequantize_dtypes)
+    return name != "max_sr_bits" or Rounding.SR in caps.roundings
+
+
+def _ask(subject: Subject, plan: Plan, name: str, op: Op, value: Any) -> None:
+    backend, caps = subject.backend, subject.capabilities
+    dtype = value if name == "in_dtypes" else plan.dtype
+    x = subject.give(cast(np.ones((32, 256), np.float32), dtype))
+    if op is Op.QUANTIZE:
+        keys = {
+            "formats": {"format": value}, "scale_rules": {"scale_rule": value}, "roundings": {"rounding": value},
+            "blocks": {"block": value},
+            "hadamard_sizes": {"hadamard": value}, "prescale": {"prescale": True}, "in_dtypes": {},
+            "max_sr_bits": {"rounding": Rounding.SR, "sr_bits": value},
+        }[name]  # fmt: skip
+        backend.quantize(x, replace(plan.base, **keys), placement=Placement(STREAM))
+    elif op is Op.HADAMARD:
+        backend.hadamard(x, value if name == "hadamard_sizes" else min(caps.hadamard_sizes))
+    elif op is Op.DEQUANTIZE:
+        made = value if name == "formats" else plan.format
+        backend.dequantize(
+            _stored(subject, made), min(caps.dequantize_dtypes) if name == "formats" else value
+        )
+    else:
+        profile, *formats = value if name == "gemms" else min(caps.gemms, key=str)
+        a, b = (_stored(subject, made) for made in formats)
+        out = value if name == "gemm_dtypes" else max(caps.gemm_dtypes)
+        backend.scaled_gemm(a, b, profile=profile, out_dtype=out)
+
+
+def _stored(subject: Subject, made: BlockFormat) -> MXArray:
+    return given(subject, drawn_array(np.random.default_rng(1), (4, 64), 1, 64, made=made))
+
+
+def _refused_type(plan: Plan, name: str) -> Check:
+    def run(subject: Subject) -> CheckResult:
+        try:
+            x = subject.give(np.ones((2, 32), name))
+            subject.backend.quantize(x, plan.base, placement=Placement(STREAM))
+        except (DtypeError, UnsupportedError):
+            return CheckResult(1)
+        message = f"an input of {name} was narrowed silently: DtypeError expected"
+        return CheckResult(1, Failure("conventions.inputs", f"{name} refused", message))
+
+    return Check("conventions.inputs", f"{name} refused", Op.QUANTIZE, (), run)

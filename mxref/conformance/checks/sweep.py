@@ -1,0 +1,146 @@
+"""Sweeps: every crafted block under every scale rule, rounding and policy, each bit compared under its clause.
+
+One answer is judged for several clauses: its scales by the kind of block, its signs, and its magnitudes, where
+the scale is right, by what decides them. So a wrong scale is not also reported as a wrong rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.conformance.compare import controlled_check, quantize_check
+from mxref.conformance.model import Check, Plan, block_format
+from mxref.conformance.requests.crafted import crafted_blocks, tame
+from mxref.conformance.requests.quantization import Request, scales_only
+from mxref.conformance.shrink.blame import deciders
+from mxref.dialects import DIALECTS
+from mxref.formats import BlockShape
+from mxref.recipe import OperandSpec
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
+
+STREAM = Stream(2026, step=3, layer=7, operand=2)
+
+
+def checks(plan: Plan) -> Iterator[Check]:
+    """Yield the sweeps over crafted blocks, and the checks of amax, blocks, tiles and dialects."""
+    full = plan.full
+    x = plan.cast(crafted_blocks(plan.format, full).x)
+    yield from _amax_places(plan)
+    for spec in _sweep_specs(plan):
+        request = Request(x, spec, rng=STREAM)
+        name = f"{spec.scale_rule.value} {spec.rounding.value}{_prescale(spec)}, crafted blocks"
+        for clause, judge in deciders(request):
+            yield quantize_check(clause, name, request, judge)
+    if full:
+        yield from _every_bfloat16(plan)
+    yield from _block_shapes(plan)
+    for name, dialect in DIALECTS.items():
+        yield from _dialect(name, dialect.spec, plan)
+
+
+def _sweep_specs(plan: Plan) -> Iterator[OperandSpec]:
+    base = plan.base
+    if not plan.full:
+        for i, rule in enumerate(ScaleRule):
+            yield replace(base, scale_rule=rule, zero_scale=127 * (i % 2))
+        for rounding in Rounding:
+            if rounding is not base.rounding:
+                yield replace(base, rounding=rounding)
+            yield replace(base, rounding=rounding, prescale=True, zero_scale=127)
+        return
+    for rule, rounding, prescale in product(ScaleRule, Rounding, (False, True)):
+        yield replace(base, scale_rule=rule, rounding=rounding, prescale=prescale)
+        if not prescale:
+            yield replace(base, scale_rule=rule, rounding=rounding, zero_scale=127)
+
+
+def _prescale(spec: OperandSpec) -> str:
+    """Return the prescale of a treatment as its checks are named."""
+    return f" {Fraction(block_format(spec).element.prescale)}" if spec.prescale else ""
+
+
+def _every_bfloat16(plan: Plan) -> Iterator[Check]:
+    """Every bfloat16 from 0 to M as an element under X = 1, with either sign."""
+    k, largest = plan.format.k, int(np.float32(plan.element.max_value).view(np.uint32))
+    words = np.arange((largest >> 16) + 1, dtype=np.uint32) << np.uint32(16)
+    per_block = k - 1
+    blocks = np.full((-(-words.size // per_block), k), np.uint32(largest))
+    blocks[:, 1:].flat[: words.size] = words
+    x = plan.cast(np.concatenate([blocks, blocks | np.uint32(1 << 31)]).view(np.float32))
+    for rounding, prescale in product(Rounding, (False, True)):
+        request = Request(x, replace(plan.base, rounding=rounding, prescale=prescale), rng=STREAM)
+        name = f"{rounding.value}{_prescale(request.spec)}, every bfloat16 to {plan.element.max_value:g}"
+        for clause, judge in deciders(request):
+            yield quantize_check(clause, name, request, judge)
+
+
+def _amax_places(plan: Plan) -> Iterator[Check]:
+    """The largest magnitude at each position of a block, with each sign."""
+    k = plan.format.k
+    x = tame(np.random.default_rng(1), (2 * k, k), made=plan.format) / 64
+    # 1.25 times a power of two is on the same side of every rule's turn, whichever way it is off by one.
+    x[np.arange(2 * k), np.arange(2 * k) % k] = np.where(np.arange(2 * k) < k, 5120.0, -5120.0)
+    for rule in ScaleRule:
+        yield quantize_check(
+            "scale.amax", f"{rule.value}, amax at every position with either sign",
+            Request(plan.cast(x), replace(plan.base, scale_rule=rule), rng=STREAM), scales_only,
+        )  # fmt: skip
+
+
+def _block_shapes(plan: Plan) -> Iterator[Check]:
+    rng = np.random.default_rng(2)
+    for rule in ScaleRule:
+        x = plan.cast(tame(rng, (5, 7 * plan.format.k), made=plan.format) * 1.25)
+        spec = replace(plan.base, scale_rule=rule)
+        title = f"{rule.value}, blocks of different sizes side by side"
+        yield quantize_check("scale.block.row", title, Request(x, spec, rng=STREAM), scales_only)
+    for rule, rounding in product(ScaleRule, Rounding):
+        if not plan.full and (rule is not plan.base.scale_rule) and rounding is not plan.base.rounding:
+            continue
+        for shape, axis in (((96, 64), 1), ((64, 96), 0), ((2, 32, 64), -1), ((64, 2, 32), 0)):
+            spec = replace(
+                plan.base, scale_rule=rule, rounding=rounding, block=BlockShape.TILE, zero_scale=127
+            )
+            request = Request(plan.cast(_tiles(rng, shape, axis, plan.format.k)), spec, axis=axis, rng=STREAM)
+            title = f"{rule.value} {rounding.value}, tiles of shape {shape} along axis {axis}"
+            rows = replace(request, spec=replace(spec, block=BlockShape.ROW))
+            yield controlled_check("scale.block.tile", title, request, [rows])
+
+
+def _tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k: int) -> NDArray[np.float64]:
+    """Return tiles of grid points whose amax is in one row only; one tile with NaN or Inf, one of zeros."""
+    lengths = [*shape]
+    length = lengths.pop(axis)
+    tiles = (
+        *lengths[:-1],
+        lengths[-1] // k,
+        k,
+        length // k,
+        k,
+    )  # rows' last axis and block axis, each in tiles
+    x = rng.choice([0.5, 1.0, 1.5, 2.0, -0.5, -2.0], tiles)
+    x[..., int(rng.integers(k)), :, 17] = -4.0
+    x *= np.exp2(rng.integers(-9, 10, (*tiles[:-3], 1, tiles[-2], 1)))
+    flat = x.reshape(-1, *tiles[-4:])
+    flat[0, 0, 9, -1, 5] = rng.choice([np.nan, np.inf, -np.inf])
+    flat[-1, -1, :, 0] = 0.0
+    return np.moveaxis(x.reshape(*lengths, length), -1, axis)
+
+
+def _dialect(name: str, spec: OperandSpec, plan: Plan) -> Iterator[Check]:
+    x = plan.cast(crafted_blocks(plan.format, plan.full).x)
+    spec = replace(spec, format=plan.format)
+    k = plan.format.k
+    unit = max(spec.hadamard, k)
+    rows = x[: len(x) // (unit // k) * (unit // k)].reshape(-1, unit)
+    drawn = plan.cast(np.random.default_rng(plan.seed).standard_normal((64, 4 * unit)))
+    for what, values in (("crafted blocks", rows), ("normal draws", drawn)):
+        yield quantize_check(f"dialect.{name}", f"{name}, {what}", Request(values, spec, rng=STREAM))

@@ -1,0 +1,142 @@
+"""The golden vectors as checks: a record counts for the clause that it is most about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, by_rank
+from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
+from mxref.conformance.shrink.blame import blame
+from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.formats import BlockFormat
+from mxref.plan import dtype_name
+from mxref.recipe import GemmProfile
+from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
+from mxref.vectors.run import (
+    record_format,
+    record_operand,
+    record_spec,
+    record_stream,
+    record_tensor,
+    run_record,
+)
+
+_OPS = {
+    RecordOp.SCALE: Op.QUANTIZE, RecordOp.QUANTIZE: Op.QUANTIZE, RecordOp.DEQUANTIZE: Op.DEQUANTIZE,
+    RecordOp.HADAMARD: Op.HADAMARD, RecordOp.SCALED_GEMM: Op.GEMM,
+}  # fmt: skip
+_GENERATED = ("x_seed", "operand_seed")
+_FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
+"""Vectors asked under a second clause too: it has no other check of rows that are padded to Hadamard groups."""
+
+
+def checks(plan: Plan) -> Iterator[Check]:
+    """Yield a check per golden vector of a backend's operation; the large ones, made from seeds, under `full` only."""
+    for record in load_vectors():
+        if _format(record) is not plan.format:
+            continue
+        if record.op in BACKEND_OPS and (plan.full or not any(key in record.inputs for key in _GENERATED)):
+            yield _check(record, _clause(record))
+            if record.id in _FILED_TWICE:
+                yield _check(record, _FILED_TWICE[record.id])
+
+
+def _format(record: Record) -> BlockFormat:
+    """Return the format that a record counts for: of a product of two, the one that is not the default."""
+    both = [record_format(record, key) for key in ("format", "a_format", "b_format")]
+    return next((made for made in both if made.name != DEFAULT), both[0])
+
+
+def _check(record: Record, clause: str) -> Check:
+    title = f"vector {record.id}"
+
+    def run(subject: Subject) -> CheckResult:
+        mismatch = run_record(record, subject.backend)
+        count = max(len(text) for text in record.expected.values())
+        if mismatch is None:
+            return CheckResult(count)
+        request = _request(record)
+        if request is not None:
+            got = Blocks.of(request.answer(subject))
+            wrong, _ = all_of_it(got, request.expected_blocks)
+            if wrong.any():
+                row, block = plainest(wrong, request.expected_blocks, request.element)
+                blamed = _blamed(record, blame(request, got, row, block))
+                failure = shrink_quantize(subject, request, row, block, blamed, title, int(wrong.sum()))
+                return CheckResult(count, failure)
+        failure = Failure(
+            clause, title, str(mismatch), _inputs(record), expected=mismatch.want, got=mismatch.got
+        )
+        return CheckResult(count, failure)
+
+    spec = record_spec(record) if record.op is RecordOp.QUANTIZE else None
+    needs = tuple(_needs(record))
+    return Check(clause, title, _OPS[record.op], needs, run, spec, lambda: _inputs(record))
+
+
+def _clause(record: Record) -> str:
+    """Return the one of a record's clauses that it is most about, and that its failure is counted under."""
+    if record.op is RecordOp.DEQUANTIZE:
+        return by_rank(record.clauses)[-1]
+    preferred = {
+        RecordOp.HADAMARD: ("hadamard.nonfinite", "hadamard.order"),
+        RecordOp.SCALED_GEMM: ("gemm.nan", f"gemm.{record.inputs.get('profile')}"),
+    }.get(record.op, ())
+    return next((clause for clause in preferred if clause in record.clauses), record.clauses[0])
+
+
+def _blamed(record: Record, decided: str | None) -> str:
+    """Return the clause of a quantization's failure: what decides the wrong bit, unless that only shows it."""
+    first = record.clauses[0]
+    if decided is None or first.startswith(("quantize.", "dialect.")):
+        return first
+    if record.inputs.get("hadamard"):  # a transform changes what every later step sees
+        joined = (c for c in record.clauses if c.startswith("hadamard.") and c != "hadamard.size")
+        return "quantize.order" if "quantize.order" in record.clauses else next(joined, first)
+    if decided.startswith("scale.") and "scale.block.tile" in record.clauses:
+        return "scale.block.tile"
+    exact = decided.startswith("scale.") or decided in (
+        "rounding.sign",
+        "rounding.saturate",
+        "rounding.scaled",
+    )
+    return decided if exact or decided in record.clauses else first
+
+
+def _inputs(record: Record) -> dict[str, str]:
+    return {k: str(v) if len(str(v)) < 300 else f"{str(v)[:300]}..." for k, v in record.inputs.items()}
+
+
+def _request(record: Record) -> Request | None:
+    """Return the quantization that a record asks for."""
+    if record.op is not RecordOp.QUANTIZE or "error" in record.expected:
+        return None
+    i = record.inputs
+    origin, shape = i.get("origin"), i.get("global_shape")
+    return Request(
+        record_tensor(record), record_spec(record), i.get("axis", -1), record_stream(record),
+        tuple(origin) if origin else None, tuple(shape) if shape else None, i.get("pad", False),
+    )  # fmt: skip
+
+
+def _needs(record: Record) -> Iterator[tuple[str, Any]]:
+    i = record.inputs
+    if record.op is RecordOp.SCALE:
+        yield from Request(np.zeros(1, np.float32), record_spec(record)).needs
+    elif record.op is RecordOp.QUANTIZE:
+        yield from Request(record_tensor(record), record_spec(record)).needs
+    elif record.op is RecordOp.DEQUANTIZE:
+        yield from (("formats", record_format(record)), ("dequantize_dtypes", i["out"]))
+    elif record.op is RecordOp.HADAMARD:
+        yield from (("in_dtypes", dtype_name(record_tensor(record))), ("hadamard_sizes", i["n"]))
+    else:
+        formats = (record_operand(record, name).format for name in "ab")
+        yield from (("gemms", (GemmProfile(i["profile"]), *formats)), ("gemm_dtypes", i["out"]))
+        if i.get("a_prescale") or i.get("b_prescale"):
+            yield "prescale", True
+        if i["profile"] == GemmProfile.BOUNDED:
+            scales = [record_operand(record, name).scales for name in "ab"]
+            yield "bounded_max_scale", max(int(s[s < 255].max(initial=0)) for s in scales)

@@ -1,0 +1,103 @@
+"""A request made into a check: the backend's answer compared with the reference's, and a failure shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Subject, declares
+from mxref.conformance.requests.decoding import shown
+from mxref.conformance.requests.product import Product, decided
+from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, plainest
+from mxref.conformance.shrink.product import shrunk
+from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile
+
+_MAX_SHRINK_BLOCKS = 64
+_FEW_ROWS = 4
+
+
+def quantize_check(clause: str, title: str, request: Request, judge: Judge = all_of_it) -> Check:
+    """Return the check that a backend answers a request as the reference does, as far as `judge` looks."""
+
+    def run(subject: Subject) -> CheckResult:
+        want = request.expected_blocks
+        got = subject.once(request, lambda: Blocks.of(request.answer(subject)))
+        wrong, compared = judge(got, want)
+        if not wrong.any():
+            return CheckResult(compared)
+        row, block = plainest(wrong, want, request.element)
+        return CheckResult(
+            compared, shrink_quantize(subject, request, row, block, clause, title, int(wrong.sum()), judge)
+        )
+
+    return Check(clause, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
+
+
+def controlled_check(clause: str, title: str, request: Request, controls: Sequence[Request]) -> Check:
+    """Return a check that blames its clause only where the backend answers each control rightly.
+
+    A control is a request that needs all that `request` needs but for the clause; one that is not declared is not
+    asked. Where a control comes out wrong too, the failure counts under `quantize.order`, which joins all clauses.
+    """
+    check = quantize_check(clause, title, request)
+
+    def run(subject: Subject) -> CheckResult:
+        verdict = check.run(subject)
+        if verdict.failure is None or all(_right(subject, control) for control in controls):
+            return verdict
+        return replace(verdict, failure=replace(verdict.failure, clause="quantize.order"))
+
+    return replace(check, run=run)
+
+
+def _right(subject: Subject, control: Request) -> bool:
+    if not all(declares(subject.capabilities, name, value) for name, value in control.needs):
+        return True
+    return not all_of_it(Blocks.of(control.answer(subject)), control.expected_blocks)[0].any()
+
+
+def product_check(clause: str, title: str, product: Product, max_scale: int = 0) -> Check:
+    """Return the check that a backend's GEMM gives what it must, or under `bounded` what it may."""
+
+    def run(subject: Subject) -> CheckResult:
+        asked = replace(product, error_class=subject.capabilities.bounded_class) if bounded else product
+        wrong, got = asked.wrong(subject)
+        blamed, wrong = decided(subject, clause, asked, wrong)
+        if not wrong.any():
+            return CheckResult(wrong.size)
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        small, here = shrunk(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
+        if subject.shrink:
+            _, got = small.wrong(subject)
+        expected = shown(small.expected[here])
+        if bounded:
+            total, tolerance = small.bound
+            expected = f"{total[here]:.9g} within {tolerance[here]:.3g}"
+        inputs = {
+            name: tuple(_blocks(q, range(len(q.scales)) if len(q.scales) <= _FEW_ROWS else [here[i]]))
+            for i, (name, q) in enumerate((("A", small.a), ("B", small.b)))
+            if q.scales.size <= _MAX_SHRINK_BLOCKS
+        }
+        message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
+        return CheckResult(
+            wrong.size, Failure(blamed, title, message, small.describe(), inputs, expected, shown(got[here]))
+        )
+
+    bounded = product.profile is GemmProfile.BOUNDED
+    needs: list[tuple[str, Any]] = [("gemms", product.gemm), ("gemm_dtypes", product.out)]
+    if product.a.prescale or product.b.prescale:
+        needs.append(("prescale", True))
+    if bounded:
+        needs.append(("bounded_max_scale", max_scale))
+    return Check(clause, title, Op.GEMM, tuple(needs), run, describe=product.describe)
+
+
+def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:
+    for row in rows:
+        for scale, codes in zip(q.scales[row], q.codes[row].reshape(len(q.scales[row]), -1), strict=True):
+            yield f"{int(scale):02x}:{bytes(codes).hex()}"

@@ -1,0 +1,1 @@
+"""Checks answered in processes of their own."""

@@ -1,0 +1,260 @@
+"""Checks answered in other processes, so that whatever a backend does to its process is a finding, not an end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
+from functools import cached_property
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import Any
+
+from mxref.conformance.model import Check, CheckResult, Failure
+from mxref.conformance.process.worker import Loaded, Refused
+from mxref.conformance.suite import Choice, Outline
+from mxref.cores import on_a_share
+from mxref.errors import BackendError, LoadError
+
+_Task = tuple[list[int], bool]
+"""Numbers of checks, and whether to shrink what fails."""
+
+TIME_LIMIT = 300.0
+"""Seconds for a check: far more than the slowest takes in an interpreter of GPU kernels."""
+LEAST_TO_LOAD = 60.0
+"""Seconds that loading may take where a check may take less: compilers and GPU drivers start slowly."""
+MOST_ENDED, MOST_HUNG = 40, 3
+"""Checks that may end their process, or hang, before no more are asked: a whole run of them would take hours."""
+_POLL = 0.5  # seconds: a copy of a process can hold its connection open after the process has ended
+_GRACE = 10.0  # seconds
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from mxref.conformance.process.worker import main; main(*map(int, sys.argv[2:]))"
+)
+
+
+class Processes:
+    """Processes that load a backend by its name and answer checks of it, at most `jobs` at a time."""
+
+    def __init__(self, backend: str, choice: Choice, jobs: int = 1, time_limit: float = TIME_LIMIT) -> None:
+        self._backend, self._choice, self._jobs, self._limit = backend, choice, jobs, time_limit
+        self._workers: list[_Worker] = []
+        self._ended = self._hung = 0
+        self.lost: set[int] = set()
+        """Numbers of the checks that ended their process or hung."""
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The backend's name and the outline of its checks, as the first process found them.
+
+        Raises:
+            LoadError: the backend's own code failed while it was loaded, ended its process, or took too long.
+            BackendError: there is no such backend.
+        """
+        worker = self._start()
+        while True:
+            wait([worker.pipe], min(_POLL, worker.left))
+            message, end = worker.hear()
+            if isinstance(message, Loaded):
+                worker.ready()
+                return message
+            if isinstance(message, Refused):
+                raise (LoadError if message.its_fault else BackendError)(message.text)
+            if end:
+                raise LoadError(f"backend {self._backend!r}: the process that loaded it {end}")
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.loaded.name
+
+    @property
+    def outline(self) -> Outline:
+        """The outline of its checks."""
+        return self.loaded.outline
+
+    def verdicts(
+        self, groups: Iterable[Iterable[int]], shrink: bool = False
+    ) -> Iterator[tuple[int, CheckResult]]:
+        """Yield the number and the verdict of each check of the groups, in the order in which they come.
+
+        Args:
+            groups: numbers of checks; a group is answered in one process.
+            shrink: whether what fails is shrunk; a check whose process is lost meanwhile has no verdict then.
+
+        Raises:
+            BackendError: a process cannot load the backend, or finds other checks for it.
+        """
+        waiting: deque[_Task] = deque((list(group), shrink) for group in groups)
+        while waiting or any(worker.busy for worker in self._workers):
+            if self._ended >= MOST_ENDED or self._hung >= MOST_HUNG:
+                yield from self._given_up(waiting)
+                if not any(worker.busy for worker in self._workers):
+                    return
+            while len(waiting) > sum(not w.busy for w in self._workers) and len(self._workers) < self._jobs:
+                self._start()
+            for worker in self._workers:
+                if waiting and not worker.busy:
+                    worker.give(waiting.popleft(), self._limit)
+            wait([worker.pipe for worker in self._workers], min(_POLL, *(w.left for w in self._workers)))
+            for worker in list(self._workers):
+                message, end = worker.hear()
+                if isinstance(message, Loaded):
+                    self._agreed(message)
+                    worker.ready()
+                elif isinstance(message, Refused):
+                    raise BackendError(message.text)
+                elif message is not None:
+                    worker.answered()
+                    yield message
+                elif end:
+                    yield from self._lost(worker, end, waiting, shrink)
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+    def _start(self) -> _Worker:
+        with on_a_share(self._jobs) if self._jobs > 1 else nullcontext():
+            worker = _Worker(self._backend, self._choice, max(LEAST_TO_LOAD, self._limit))
+        self._workers.append(worker)
+        return worker
+
+    def _agreed(self, found: Loaded) -> None:
+        if found.outline != self.outline:
+            raise BackendError(
+                f"backend {self._backend!r} declares something else each time that it is loaded, so processes "
+                "cannot share its checks; run them in one process"
+            )
+
+    def _lost(
+        self, worker: _Worker, end: str, waiting: deque[_Task], shrink: bool
+    ) -> Iterator[tuple[int, CheckResult]]:
+        """Yield a failure of the check that a process ended at; what it has not begun waits again."""
+        self._workers.remove(worker)
+        worker.end()
+        if not worker.loaded:
+            raise BackendError(
+                f"a process that loads backend {self._backend!r} {end} before its first check; what it "
+                "printed tells why, and fewer processes need less memory"
+            )
+        if not worker.busy:
+            return  # between two tasks, so nothing is lost
+        at, *rest = worker.busy
+        if rest:
+            waiting.append((rest, shrink))
+        if worker.overdue:
+            self._hung += 1
+        else:
+            self._ended += 1
+        if not shrink:
+            yield self._failed(at, f"the process {end}")
+
+    def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, CheckResult]]:
+        """Yield a verdict that gives the reason for every check that waits, which is asked no more."""
+        while waiting:
+            numbers, shrink = waiting.popleft()
+            if not shrink:
+                reason = f"{self._ended} checks ended their process and {self._hung} took too long"
+                yield from ((i, CheckResult(0, unasked=reason)) for i in numbers)
+
+    def _failed(self, i: int, message: str) -> tuple[int, CheckResult]:
+        self.lost.add(i)
+        check = self._described[i]
+        return i, CheckResult(0, Failure(check.clause, check.title, message, check.describe(), lost=True))
+
+    @cached_property
+    def _described(self) -> list[Check]:
+        return self._choice.checks(self.loaded.capabilities)
+
+
+class _Worker:
+    """A process, and what it is at."""
+
+    def __init__(self, backend: str, choice: Choice, to_load: float) -> None:
+        self.busy: deque[int] = deque()
+        """Numbers of the checks that it has not answered, the one it is at first."""
+        self.loaded = False
+        self._limit, self._per_check, self._since = to_load, to_load, time.monotonic()
+        self.pipe, other = Pipe()
+        alive, self._alive = os.pipe()
+        descriptors = (other.fileno(), alive)
+        # A session of its own, so that what the backend starts ends with it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path), *map(str, descriptors)],
+            stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True,
+        )  # fmt: skip
+        other.close()
+        os.close(alive)
+        self._send((backend, choice))
+
+    @property
+    def left(self) -> float:
+        """Seconds that it may still take."""
+        if self.loaded and not self.busy:
+            return math.inf
+        return max(0.0, self._since + self._limit - time.monotonic())
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it took longer than it may."""
+        return self.left == 0.0
+
+    def give(self, task: _Task, limit: float) -> None:
+        """Send it a task, each of whose checks may take `limit` seconds."""
+        self.busy.extend(task[0])
+        self._per_check = limit
+        self._send(task)
+        if self.loaded:
+            self.ready()
+
+    def ready(self) -> None:
+        """Begin to count the time of a check."""
+        self.loaded = True
+        self._limit, self._since = self._per_check, time.monotonic()
+
+    def answered(self) -> None:
+        """Go on to the next check."""
+        self.busy.popleft()
+        self._since = time.monotonic()
+
+    def hear(self) -> tuple[Any, str | None]:
+        """Return what it sent, or how it ended, or neither."""
+        ended = self._process.poll() is not None  # asked first: what it sent before it ended is heard
+        try:
+            if self.pipe.poll():
+                return self.pipe.recv(), None
+        except Exception:  # the end of the connection, or what cannot be read: either way no more is heard
+            return None, self._how()
+        if ended:
+            return None, self._how()
+        return None, f"took longer than {self._limit:g} s" if self.overdue else None
+
+    def end(self) -> None:
+        """End it, and what it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.pipe.close()
+        os.close(self._alive)
+
+    def _send(self, message: Any) -> None:
+        with suppress(BrokenPipeError):  # it has died, which is seen when it is heard
+            self.pipe.send(message)
+
+    def _how(self) -> str:
+        """Return how it ended; its connection closes a moment before it has an exit code."""
+        try:
+            code = self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,82 @@
+"""The process that loads a backend and answers its checks; `processes` starts it and hears what it says.
+
+It is a fresh interpreter, since the driver of a GPU does not live through a fork. What it sends is `Loaded` or
+`Refused` once, and then the number and the verdict of every check that it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection
+
+from mxref.backend import Capabilities
+from mxref.conformance.model import Subject
+from mxref.conformance.suite import Outline, outline, result_of
+from mxref.conformance.watch.copies import Copies
+from mxref.discovery import get_backend
+from mxref.errors import LoadError, MxrefError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backend was loaded: its name, and what is to be asked of it."""
+
+    name: str
+    capabilities: Capabilities
+    outline: Outline
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A backend was not loaded: why, and whether its own code is to blame."""
+
+    text: str
+    its_fault: bool
+
+
+def main(channel: int, alive: int) -> None:
+    """Answer checks until the channel ends.
+
+    Args:
+        channel: file descriptor of the connection to the parent.
+        alive: file descriptor of a pipe that ends when the parent does.
+    """
+    for descriptor in (channel, alive):
+        os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that ends this one
+    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
+    pipe = Connection(channel)
+    name, choice = pipe.recv()
+    try:
+        with Copies() as copies:
+            backend = get_backend(name)
+            checks = choice.checks(backend.capabilities)
+        if copies.returned:
+            raise LoadError(
+                f"backend {name!r} forked the process while it was loaded, and the copy went on as well"
+            )
+        # A copy, because a class of the backend's own could not be read where its file is not loaded.
+        plain = {f.name: getattr(backend.capabilities, f.name) for f in fields(Capabilities)}
+        loaded = Loaded(str(backend.name), Capabilities(**plain), outline(checks, backend.capabilities))
+    except MxrefError as err:
+        pipe.send(Refused(str(err), isinstance(err, LoadError)))
+        return
+    pipe.send(loaded)
+    subject = Subject(backend)
+    while True:
+        try:
+            numbers, subject.shrink = pipe.recv()
+        except EOFError:
+            return
+        subject.watched.forget()
+        for i in numbers:
+            pipe.send((i, result_of(checks[i], subject)))
+
+
+def _end_with_parent(alive: int) -> None:
+    """End this process and what it started once the parent has ended, however it did."""
+    os.read(alive, 1)
+    os.killpg(0, signal.SIGKILL)

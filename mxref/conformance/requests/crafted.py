@@ -1,0 +1,270 @@
+"""Crafted blocks: inputs at which quantizers are known to go wrong, the same on every run.
+
+Drawn data hits a tie once in millions of elements. These blocks hold every tie and its neighbours at many
+shared scales, every exponent of amax with the mantissas at which a scale rule turns, zeros, subnormals, NaN,
+Inf and the largest finite values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.formats import BlockFormat, ElementFormat
+from mxref.steps.scale import INFINITY_BITS, MANTISSA_MASK, ScaleRule, bump_above
+
+SIGN = 0x80000000
+FLT_MAX = 0x7F7FFFFF
+NAN_PAYLOADS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFC00000, 0xFF800001, 0xFFFFFFFF)
+
+Bits = NDArray[np.uint32]
+Rows = list[tuple[str, Bits]]
+
+
+@dataclass(frozen=True)
+class Crafted:
+    """Named blocks."""
+
+    names: tuple[str, ...]
+    x: NDArray[np.float32]
+    """[N, k], read-only."""
+
+
+@cache
+def turns(element: ElementFormat) -> tuple[int, ...]:
+    """Return the mantissas of amax at or beside which a scale rule turns, in ascending order.
+
+    At 0x7ffff0 a float32 log2 still rounds up.
+    """
+    bounds = {rule: bump_above(rule, element) for rule in ScaleRule}
+    found = {m for bound in bounds.values() for m in (bound, bound + 1)} | {
+        bounds[ScaleRule.RCEIL] - 1,
+        0x7FFFF0,
+    }
+    return tuple(sorted(m for m in found if 0 <= m <= MANTISSA_MASK))
+
+
+@cache
+def ties(element: ElementFormat) -> tuple[float, ...]:
+    """Return the midpoints of the grid, in ascending order."""
+    grid = np.array(element.magnitudes)
+    return tuple(((grid[:-1] + grid[1:]) / 2).tolist())
+
+
+@cache
+def crafted_blocks(made: BlockFormat, full: bool = True) -> Crafted:
+    """Return the crafted blocks; without `full`, those at every sixteenth exponent and at all the edges."""
+    rng = np.random.default_rng(31)
+    last = 127 - made.element.max_exponent  # of a scale under which the largest elements are still finite
+    few = (-127, -126, -125, -110, -64, -1, 0, 1, 64, 100, last - 1, last)
+    exponents = range(-127, last + 1) if full else few
+    biased = (
+        range(255) if full else sorted({*range(4), *range(7, 255, 16), 126, 127, 128, 129, 252, 253, 254})
+    )
+    rows = [
+        *_special(rng, made.k), *_ties(rng, made, exponents), *_saturating(rng, made, exponents),
+        *_amax(rng, made, biased),
+    ]  # fmt: skip
+    x = np.stack([bits for _, bits in rows]).view(np.float32)
+    x.flags.writeable = False
+    return Crafted(tuple(name for name, _ in rows), x)
+
+
+def near(values: NDArray[np.float64], distance: int = 1) -> Bits:
+    """Return the float32 bits of positive values and of their neighbours up to `distance` ulps away."""
+    steps = np.arange(-distance, distance + 1)
+    with np.errstate(over="ignore"):  # Inf, whose neighbour below is the largest finite value
+        bits = values.astype(np.float32).view(np.uint32).astype(np.int64)[:, None] + steps
+    out: Bits = np.clip(bits, 0, FLT_MAX).astype(np.uint32).ravel()
+    return out
+
+
+def fill(rng: np.random.Generator, members: Bits, k: int) -> Bits:
+    """Return a block of all `members` (k at most) and draws from them, shuffled, with random signs."""
+    row = np.concatenate([members, rng.choice(members, k - members.size)])
+    rng.shuffle(row)
+    out: Bits = row | rng.integers(0, 2, k).astype(np.uint32) << np.uint32(31)
+    return out
+
+
+def _with(base: Bits, position: int, value: int) -> Bits:
+    row = base.copy()
+    row[position] = value
+    return row
+
+
+def _special(rng: np.random.Generator, k: int) -> Rows:
+    zeros = np.tile(np.array([0, SIGN], np.uint32), k // 2)
+    normal = rng.standard_normal(k).astype(np.float32).view(np.uint32)
+    rows: Rows = [
+        ("all +0", np.zeros(k, np.uint32)),
+        ("all -0", np.full(k, SIGN, np.uint32)),
+        ("zeros of both signs", zeros),
+        ("one -0 among ones", _with(np.full(k, 0x3F800000, np.uint32), 5, SIGN)),
+    ]
+    for value in (
+        1,
+        2,
+        3,
+        0x3FFFFF,
+        0x400000,
+        0x7FFFFF,
+        0x800000,
+        0x800001,
+        0x7F000000,
+        FLT_MAX - 1,
+        FLT_MAX,
+    ):
+        rows += [
+            (f"all {value:#010x}", np.full(k, value, np.uint32)),
+            (f"all negative {value:#010x}", np.full(k, value | SIGN, np.uint32)),
+            (f"zeros and one {value:#010x}", _with(zeros, 7, value)),
+            (f"normals and one {value:#010x}", _with(normal, 19, value)),
+        ]
+    for value in (*NAN_PAYLOADS, INFINITY_BITS, INFINITY_BITS | SIGN):
+        rows += [(f"{value:#010x} at {at}", _with(normal, at, value)) for at in (0, 13, 31)]
+        rows += [
+            (f"all {value:#010x}", np.full(k, value, np.uint32)),
+            (f"zeros and one {value:#010x}", _with(zeros, 16, value)),
+        ]
+    rows.append(("both infinities", _with(_with(normal, 3, INFINITY_BITS), 28, INFINITY_BITS | SIGN)))
+    rows.append(("NaN and infinity", _with(_with(normal, 30, INFINITY_BITS), 1, NAN_PAYLOADS[0])))
+    for exponent in range(4):  # where the scale is clamped, and just above
+        row = rng.integers(1, (exponent + 1) << 23, k).astype(np.uint32)
+        rows.append((f"biased exponents to {exponent}", _with(row, 5, (exponent << 23) + 0x7FFFFF) | zeros))
+    binades = np.linspace(0, 254, k).astype(np.uint32) << np.uint32(23) | np.uint32(0x2AAAAA)
+    rows.append(("every magnitude, rising", binades))
+    rows.append(("every magnitude, falling, signs alternate", binades[::-1] | zeros))
+    rows += [
+        (f"negative underflow below {big:#010x}", _with(np.full(k, SIGN | 1, np.uint32), 11, big))
+        for big in (0x3F800000, FLT_MAX)
+    ]
+    return rows
+
+
+def _ties(rng: np.random.Generator, made: BlockFormat, exponents: Sequence[int]) -> Rows:
+    """Ties and their neighbours under amax = 2^emax X and M X, of which every rule but CEIL makes X.
+
+    Where the grid has more ties than a block holds, an exponent has some of them, and the next has the next.
+    """
+    rows: Rows = []
+    element, k = made.element, made.k
+    largest, middles = element.max_value, np.array(ties(element))
+    power = 2.0**element.max_exponent
+    tied, points = _parts(middles, k // 3 - 1), _parts(np.array(element.magnitudes), k - 1)
+    for number in range(max(len(exponents), len(tied))):
+        e = exponents[number % len(exponents)]
+        scale, where = 2.0**e, f"X=2^{e}" + (" again" if number >= len(exponents) else "")
+        some = tied[number % len(tied)]
+        for top in (power, largest):
+            members = near(some[some < top] * scale)
+            members = np.append(members, near(np.array([top]) * scale, 0))
+            rows.append((f"ties {where} amax={top:g}X", fill(rng, members, k)))
+        held = points[number % len(points)]
+        top_too = held if held[-1] >= power else np.append(held, largest)
+        rows.append((f"grid {where}", fill(rng, near(top_too * scale, 0), k)))
+        undone = near(some / element.prescale * scale)
+        rows.append((f"ties of {Fraction(element.prescale)} {where}",
+                     fill(rng, np.concatenate([undone, near(np.array([largest]) * scale, 0)]), k)))  # fmt: skip
+    return rows
+
+
+def _parts(values: NDArray[np.float64], most: int) -> list[NDArray[np.float64]]:
+    """Return ascending values in groups of at most `most`, each group from the whole range."""
+    count = -(-len(values) // most)
+    return [values[i::count] for i in range(count)]
+
+
+def _saturating(rng: np.random.Generator, made: BlockFormat, exponents: Sequence[int]) -> Rows:
+    """Amax just below 2^(emax + 1) X: what lies above M X saturates under FLOOR and EVEN."""
+    rows: Rows = []
+    element = made.element
+    largest, turn = element.max_value, 2.0 ** (element.max_exponent + 1)
+    step = largest - element.magnitudes[-2]
+    # Half a step above M, rounding to nearest would leave the grid; a whole step above it is the first code beyond.
+    beyond = sorted({largest + step / 2, (largest + turn) / 2, (largest + 3 * turn) / 4})
+    members = np.array([ties(element)[-1], largest, *beyond])
+    for e in exponents:
+        scale = 2.0**e
+        bits = np.concatenate([near(members * scale), near(np.array([turn]) * scale)[:1]])
+        rows.append((f"saturating X=2^{e}", fill(rng, bits, made.k)))
+    return rows
+
+
+def _amax(rng: np.random.Generator, made: BlockFormat, biased: range | list[int]) -> Rows:
+    """Amax at every turn of every rule, the rest spread over six binades below."""
+    k = made.k
+    rows: Rows = []
+    for exponent in biased:
+        for mantissa in turns(made.element):
+            amax = exponent << 23 | mantissa
+            row = np.maximum(amax - rng.integers(0, 6 << 23, k), 0).astype(np.uint32)
+            row |= rng.integers(0, 2, k).astype(np.uint32) << np.uint32(31)
+            row[rng.integers(k)] = amax | int(rng.integers(2)) << 31
+            rows.append((f"amax E={exponent} m={mantissa:#08x}", row))
+    return rows
+
+
+def heavy_tailed(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return Student-t draws of 2 degrees of freedom, their rows spread over many binades."""
+    spread = np.exp2(rng.integers(-30, 30, (*shape[:-1], 1)))
+    x: NDArray[np.float32] = (rng.standard_t(2, shape) * spread).astype(np.float32)
+    return x
+
+
+def any_bits(
+    rng: np.random.Generator, shape: tuple[int, ...], finite: bool = False, *, element: ElementFormat
+) -> NDArray[np.float32]:
+    """Return float32 drawn by bit pattern within 8 binades of one exponent per row, rarely NaN or Inf."""
+    centre = rng.integers(0, 255, (*shape[:-1], 1))
+    exponent = np.clip(centre + rng.integers(-8, 9, shape), 0, 254)
+    mantissa = np.where(
+        rng.random(shape) < 0.5, rng.choice(turns(element), shape), rng.integers(0, 1 << 23, shape)
+    )
+    bits = exponent << 23 | mantissa | rng.integers(0, 2, shape) << 31
+    if not finite:
+        bits = np.where(rng.random(shape) < 0.002, rng.choice(NAN_PAYLOADS, shape), bits)
+        bits = np.where(rng.random(shape) < 0.002, INFINITY_BITS | rng.integers(0, 2, shape) << 31, bits)
+    x: NDArray[np.float32] = bits.astype(np.uint32).view(np.float32)
+    return x
+
+
+def cancelling(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return values whose sums cancel to their last bits, so that the order of additions shows."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    even = x[..., 0::2][..., : shape[-1] // 2]
+    x[..., 1::2] = -even * (1 + rng.integers(-4, 5, even.shape).astype(np.float32) * 2.0**-22)
+    out: NDArray[np.float32] = (x * np.exp2(rng.integers(-12, 12, shape))).astype(np.float32)
+    return out
+
+
+def tame(
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    axis: int = -1,
+    spread: bool = True,
+    *,
+    made: BlockFormat,
+) -> NDArray[np.float32]:
+    """Return grid points, 4 the largest of each block along `axis`, each block times a power of two if `spread`.
+
+    Every scale rule and every rounding keeps them as they are, so a quantizer that gets those wrong still
+    gets these right, unless it puts them in the wrong place. The scale makes the 4 the largest power of two
+    on the grid, and no value is less than a 64th of it, so that narrow input types hold them all.
+    """
+    lengths = [*shape]
+    length = lengths.pop(axis)
+    power = 2.0**made.element.max_exponent
+    points = [4 * m / power for m in made.element.magnitudes if power / 64 <= m <= power]
+    x = rng.choice(points, (*lengths, length))
+    x *= rng.choice([-1.0, 1.0], x.shape)
+    x[..., ::8] = 4.0
+    blocks = -(-length // made.k)
+    if spread:
+        x *= np.repeat(np.exp2(rng.integers(-9, 10, (*lengths, blocks))), made.k, axis=-1)[..., :length]
+    return np.ascontiguousarray(np.moveaxis(x, -1, axis), np.float32)

@@ -1,0 +1,147 @@
+"""A scaled GEMM to be asked of a backend: what it must or may give, and the smallest operands that still fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.backend import Gemm, within_range
+from mxref.block_dots import block_dots
+from mxref.conformance.model import Subject
+from mxref.conformance.requests.decoding import differs, given
+from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
+from mxref.mxarray import MXArray
+from mxref.recipe import GemmProfile, OperandSpec
+
+_MAX_SHRINK_BLOCKS = 64
+_FEW_ROWS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Arguments of a scaled GEMM; `error_class` is that of the profile `bounded`.
+
+    `operands`, if given, changes what is passed for A and B, and must not change what comes of it.
+    """
+
+    a: MXArray
+    b: MXArray
+    profile: GemmProfile
+    out: str = "float32"
+    layout: str = ""
+    """How codes and scales lie in memory: one of `LAYOUTS` of the module `decode`, or nothing."""
+    error_class: str = "fp32"
+    operands: Operands | None = None
+
+    @property
+    def gemm(self) -> Gemm:
+        """The profile and the formats, as `Capabilities.gemms` has them."""
+        return self.profile, self.a.format, self.b.format
+
+    @cached_property
+    def expected(self) -> NDArray[Any]:
+        """The reference's answer; for `bounded`, one of the answers allowed."""
+        return scaled_gemm(self.a, self.b, profile=self.profile, out_dtype=self.out)
+
+    @cached_property
+    def bound(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """For `bounded`: the real sums, to 2^-52 of the sum of magnitudes, and how far from them is allowed."""
+        total = np.zeros(self.expected.shape)
+        with np.errstate(invalid="ignore"):
+            for dot in block_dots(self.a, self.b):
+                total += dot.approximate()
+        total /= float(prescale_product(self.a, self.b))
+        return total, bounded_tolerance(self.a, self.b, self.error_class, self.out)
+
+    @property
+    def _nan_scales(self) -> NDArray[np.bool_]:
+        """Where a row of A or of B has a block that is NaN."""
+        a, b = ((q.scales == q.format.scale.nan_code).any(axis=1) for q in (self.a, self.b))
+        spoiled: NDArray[np.bool_] = a[:, None] | b
+        return spoiled
+
+    def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """Return where the backend's answer is not allowed, and the answer.
+
+        Raises:
+            ValueError: the result has another shape or type than it should.
+        """
+        a, b = (given(subject, q, self.layout) for q in (self.a, self.b))
+        if self.operands:
+            a, b = self.operands(subject, self, a, b)
+        backend = subject.backend
+        got = subject.take(
+            within_range(backend, lambda: backend.scaled_gemm(a, b, profile=self.profile, out_dtype=self.out))
+        )
+        want = self.expected
+        if got.shape != want.shape or got.dtype != want.dtype:
+            raise ValueError(f"the result is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}")
+        if self.profile is not GemmProfile.BOUNDED:
+            return differs(got, want), got
+        total, tolerance = self.bound
+        value = got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            # Infinities of one sign are equal, and their difference is NaN.
+            allowed = (np.abs(value - total) <= tolerance) | (value == total) | np.isinf(tolerance)
+        nan = self._nan_scales | (np.isnan(total) & np.isfinite(tolerance))
+        return ~np.where(nan, np.isnan(value), allowed), got
+
+    def describe(self) -> dict[str, str]:
+        """Return the request in words."""
+        (m, k), (n, _) = rows_of(self.a).shape, rows_of(self.b).shape
+        out = {"profile": self.profile.value, "out_dtype": self.out, "M, N, K": f"{m}, {n}, {k}"}
+        if {self.a.format, self.b.format} != {OperandSpec().format}:
+            out["formats"] = f"{self.a.format} x {self.b.format}"
+        if self.a.prescale or self.b.prescale:
+            out["prescaled"] = " and ".join(name for name, q in (("A", self.a), ("B", self.b)) if q.prescale)
+        if self.layout:
+            out["layout"] = self.layout
+        return out
+
+
+Operands = Callable[[Subject, Product, MXArray, MXArray], tuple[MXArray, MXArray]]
+
+
+def rows_of(q: MXArray) -> MXArray:
+    """Return an operand as [rows, K] with the block axis last, padding made part of it."""
+    return MXArray(
+        q.codes, q.scales, (q.scales.shape[0], q.length), 1, q.block, q.prescale, q.rotation, q.format
+    )
+
+
+def decided(
+    subject: Subject, clause: str, product: Product, wrong: NDArray[np.bool_]
+) -> tuple[str, NDArray[np.bool_]]:
+    """Return the clause that decides wrong results of a check of `clause`, and those of them that it decides.
+
+    Each step is held against the plainer product that lacks it: where that is wrong too, the step is not to blame.
+    """
+    plain = _plainer(subject, clause, product) if wrong.any() else None
+    if plain is None:
+        return clause, wrong
+    before = wrong & plain.wrong(subject)[0]
+    profile = f"gemm.{product.profile.value}"
+    if clause in ("gemm.operands", "gemm.block_dot"):
+        if before.any():
+            return clause, before
+        # `exact` rounds the real sum to the output type, and narrows nothing.
+        return (profile if product.profile is GemmProfile.EXACT else "gemm.output"), wrong
+    return (profile, wrong) if (before == wrong).all() else (clause, wrong & ~before)
+
+
+def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
+    """Return the product without the step that a clause is about, None where there is none."""
+    if product.operands:
+        return replace(product, operands=None)
+    if clause == "gemm.prescale":
+        a, b = (replace(q, prescale=False) for q in (product.a, product.b))
+        return replace(product, a=a, b=b)
+    narrow = clause in ("gemm.output", "gemm.operands", "gemm.block_dot") and product.out != "float32"
+    return (
+        replace(product, out="float32") if narrow and "float32" in subject.capabilities.gemm_dtypes else None
+    )

@@ -1,0 +1,211 @@
+"""A quantization to be asked of a backend: its expected blocks, and where an answer differs from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.conformance.model import Subject, block_format
+from mxref.formats import BlockFormat, BlockShape, ElementFormat
+from mxref.layouts.packed import unpack
+from mxref.mxarray import MXArray
+from mxref.placement import Placement
+from mxref.plan import QuantPlan, dtype_name, plan_quantize
+from mxref.quantization import quantize
+from mxref.recipe import OperandSpec
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+
+
+class Blocks(NamedTuple):
+    """Codes and scales by row and block."""
+
+    codes: NDArray[np.uint8]
+    """Element codes [R, B, k]."""
+    scales: NDArray[np.uint8]
+    """E8M0 codes [R, B]."""
+
+    @classmethod
+    def of(cls, q: MXArray) -> Blocks:
+        """Return the blocks of an MXArray of NumPy arrays."""
+        element, k = q.format.element, q.format.k
+        blocks = q.length // k
+        codes = (
+            unpack(np.asarray(q.codes), element).reshape(-1, blocks, k)
+            if blocks
+            else np.empty((0, 0, k), np.uint8)
+        )
+        return cls(codes, np.asarray(q.scales).reshape(codes.shape[:2]))
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Arguments of a quantization; `view` makes the array that is passed out of a copy of `x`."""
+
+    x: NDArray[Any]
+    spec: OperandSpec
+    axis: int = -1
+    rng: Stream | None = None
+    origin: tuple[int, ...] | None = None
+    global_shape: tuple[int, ...] | None = None
+    pad: bool = False
+    view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    layout: str = ""
+    """What `view` does, in words."""
+
+    @property
+    def format(self) -> BlockFormat:
+        """The block format that is made."""
+        return block_format(self.spec)
+
+    @property
+    def element(self) -> ElementFormat:
+        """Its element."""
+        return self.format.element
+
+    def array(self) -> NDArray[Any]:
+        """Return the input: a fresh array, so that a backend that writes to it spoils no other check."""
+        x = self.x.copy()
+        return self.view(x) if self.view else x
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `quantize`."""
+        return {
+            "axis": self.axis, "placement": Placement(self.rng, self.origin, self.global_shape), "pad": self.pad,
+        }  # fmt: skip
+
+    @cached_property
+    def plan(self) -> QuantPlan:
+        """The plan of the quantization."""
+        arguments = self.arguments
+        return plan_quantize(self.array().shape, self.spec, arguments.pop("axis"), **arguments)
+
+    @cached_property
+    def expected(self) -> MXArray:
+        """The reference's answer."""
+        return quantize(self.array(), self.spec, **self.arguments)
+
+    @cached_property
+    def expected_blocks(self) -> Blocks:
+        """The reference's answer, block by block."""
+        return Blocks.of(self.expected)
+
+    @property
+    def needs(self) -> tuple[tuple[str, Any], ...]:
+        """The capabilities that the request uses."""
+        spec = self.spec
+        needs: list[tuple[str, Any]] = [
+            ("formats", spec.format), ("in_dtypes", dtype_name(self.x)), ("scale_rules", spec.scale_rule),
+            ("roundings", spec.rounding), ("blocks", spec.block),
+        ]  # fmt: skip
+        if spec.hadamard:
+            needs.append(("hadamard_sizes", spec.hadamard))
+        if spec.prescale:
+            needs.append(("prescale", True))
+        if spec.rounding is Rounding.SR:
+            needs += [("native_sr", False), ("max_sr_bits", spec.sr_bits)]
+        return tuple(needs)
+
+    def answer(self, subject: Subject) -> MXArray:
+        """Return the backend's answer, codes and scales in NumPy.
+
+        Raises:
+            MalformedAnswer: the answer says something else about itself than it should.
+        """
+        q = subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
+        got = as_numpy(subject, q)
+        want = self.expected
+        for name in ("shape", "axis", "block", "prescale", "rotation", "format"):
+            if getattr(got, name) != getattr(want, name):
+                raise MalformedAnswer(
+                    f"{name} of the MXArray is {getattr(got, name)}, expected {getattr(want, name)}"
+                )
+        return got
+
+    def describe(self) -> dict[str, str]:
+        """Return the request in words: what differs from the defaults, and the array."""
+        default = OperandSpec()
+        out = {
+            name: str(getattr(self.spec, name))
+            for name in OperandSpec.__dataclass_fields__
+            if getattr(self.spec, name) != getattr(default, name) or name in ("scale_rule", "rounding")
+        }
+        x = self.array()
+        out |= {"dtype": dtype_name(x), "shape": str(x.shape), "axis": str(self.axis)}
+        if self.layout:
+            out["layout"] = self.layout
+        uses_random = self.spec.rounding is Rounding.SR or self.spec.signs != default.signs
+        for name in ("origin", "global_shape", *(("rng",) if uses_random else ())):
+            if getattr(self, name) is not None:
+                out[name] = str(getattr(self, name))
+        if self.pad:
+            out["pad"] = "True"
+        return out
+
+
+class MalformedAnswer(Exception):
+    """An answer that cannot be compared block by block, or contradicts itself."""
+
+
+Judge = Callable[[Blocks, Blocks], tuple[NDArray[np.bool_], int]]
+"""Given got and want: which blocks [R, B] are wrong, and how many were looked at."""
+
+
+def all_of_it(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
+    """Judge every bit of every block."""
+    wrong = (got.scales != want.scales) | (got.codes != want.codes).any(axis=-1)
+    return wrong, wrong.size
+
+
+def scales_only(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
+    """Judge the shared scales."""
+    wrong = got.scales != want.scales
+    return wrong, wrong.size
+
+
+def as_numpy(subject: Subject, q: MXArray) -> MXArray:
+    """Return an MXArray with NumPy arrays inside."""
+    return MXArray(
+        subject.take(q.codes),
+        subject.take(q.scales),
+        q.shape,
+        q.axis,
+        q.block,
+        q.prescale,
+        q.rotation,
+        q.format,
+    )
+
+
+def plainest(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> tuple[int, int]:
+    """Return the row and block of a wrong block: one that is not all zeros, its scale nearest to 1, the first."""
+    places = np.argwhere(wrong)
+    distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
+    zero = ~(want.codes[wrong] & (element.sign - 1)).any(axis=-1)  # a block of zeros shows least
+    row, block = places[int(np.lexsort((distance, zero))[0])]
+    return int(row), int(block)
+
+
+def tile_rows(request: Request, row: int) -> range:
+    """Return the rows that share the scale of a row's blocks."""
+    if request.spec.block is not BlockShape.TILE:
+        return range(row, row + 1)
+    k = request.format.k
+    # The axis before the block axis is the last of the rows, so a tile's rows are consecutive.
+    return range(row // k * k, row // k * k + k)
+
+
+def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
+    """Return what the block depends on: its Hadamard group, over all rows of a tile, block axis last."""
+    plan = request.plan
+    rows = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)
+    rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
+    start = block * request.format.k // plan.unit * plan.unit
+    tile = tile_rows(request, row)
+    return rows[tile.start : tile.stop, start : start + plan.unit]

@@ -1,0 +1,1 @@
+"""From a wrong answer to the clause that it breaks and the smallest request that still shows the fault."""

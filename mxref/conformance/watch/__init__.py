@@ -1,0 +1,1 @@
+"""What a backend does beside its answers: to memory, and to the process that it runs in."""

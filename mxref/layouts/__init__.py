@@ -1,0 +1,1 @@
+"""How codes lie in memory: mxref's own packed storage, and exchange with other libraries."""

@@ -1,0 +1,335 @@
+"""The GEMM of the Numba backend, with every set of kernels that the CPU can run, bit for bit."""
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from numpy.typing import NDArray
+
+from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
+from mxref.formats import CANONICAL_NAN, E2M1
+from mxref.gemm import bounded_tolerance
+from mxref.layouts.packed import pack
+from mxref.mxarray import PreparedArray
+from strategies import Block, K, gemm_operands
+
+pytest.importorskip("numba")
+
+from mxref_numba.backend import NumbaBackend
+from mxref_numba.gemm import avx512
+from mxref_numba.path import KernelPath, available
+
+REFERENCE = get_backend("reference")
+BACKENDS = {path: NumbaBackend(path) for path in available()}
+SIZES = (1, 5, 6, 7, 31, 32, 33, 65)
+
+Bits = NDArray[Any]
+
+vectors_only = pytest.mark.skipif(
+    KernelPath.AVX512 not in BACKENDS, reason="the CPU, as Numba sees it, has no AVX-512 VNNI"
+)
+
+
+@pytest.fixture(params=list(KernelPath))
+def backend(request: pytest.FixtureRequest) -> NumbaBackend:
+    if request.param not in BACKENDS:
+        pytest.skip("the CPU, as Numba sees it, has no AVX-512 VNNI")
+    return BACKENDS[request.param]
+
+
+def operand(rows: int, length: int, low: int, high: int, seed: int, **fields: Any) -> MXArray:
+    """Any codes, one block in ten all zeros of either sign, under scale bytes drawn from [low, high]."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (rows, length // K, K // 2), np.uint8)
+    codes[rng.random(codes.shape[:2]) < 0.1] &= 0x88
+    scales = rng.integers(low, high + 1, codes.shape[:2]).astype(np.uint8)
+    return MXArray(codes.reshape(rows, length // 2), scales, (rows, length), 1, **fields)
+
+
+def of(elements: NDArray[np.uint8], scales: NDArray[np.uint8]) -> MXArray:
+    return MXArray(pack(elements, E2M1), scales, elements.shape, 1)
+
+
+def bits(out: NDArray[Any]) -> Bits:
+    return out.view(f"u{out.itemsize}")
+
+
+def check(
+    backend: NumbaBackend, a: MXArray, b: MXArray, dtypes: tuple[str, ...] = ("float32", "bfloat16")
+) -> Bits:
+    """Return the float32 result after comparison with the reference."""
+    for dtype in dtypes:
+        got, expected = (one.scaled_gemm(a, b, out_dtype=dtype) for one in (backend, REFERENCE))
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(bits(got), bits(expected))
+    return backend.scaled_gemm(a, b)
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.output", "gemm.block_dot")
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("scales", [(120, 134), (0, 255)])
+def test_every_edge_of_a_tile(backend: NumbaBackend, m: int, scales: tuple[int, int]) -> None:
+    lengths = itertools.cycle((K, 2 * K, 5 * K))
+    for n, k in zip(SIZES, lengths, strict=False):
+        check(backend, operand(m, k, *scales, seed=1), operand(n, k, *scales, seed=2))
+
+
+@pytest.mark.clause("gemm.nan", "gemm.ordered")
+@pytest.mark.parametrize("scales", [(0, 0), (0, 3), (253, 254), (253, 255), (0, 255), (60, 70), (185, 195)])
+def test_extreme_scales(backend: NumbaBackend, scales: tuple[int, int]) -> None:
+    a, b = operand(13, 256, *scales, seed=3), operand(37, 256, 0, 255, seed=4)
+    check(backend, a, operand(37, 256, *scales, seed=5))
+    check(backend, a, b)
+    check(backend, b, a)
+
+
+def test_every_sum_of_scales_around_the_limits_of_a_power(backend: NumbaBackend) -> None:
+    """Where 2^(eA + eB - 2) leaves the normal numbers: largest, smallest and cancelling dots, and sums of them."""
+    ones = np.tile(np.uint8([7] * K + [1] + [0] * (K - 1) + [9] * K + [15] * K), (6, 1))
+    ones[3:] ^= 8
+    a_codes = np.uint8([0, 1, 64, 65, 127, 253, 254])
+    for total in [*range(125, 136), *range(226, 236), *range(370, 390), 0, 1, 507, 508]:
+        pairs = [(int(code), total - int(code)) for code in a_codes if 0 <= total - int(code) <= 254]
+        for left, right in pairs:
+            a = of(ones, np.full((6, 4), left, np.uint8))
+            b = of(ones[::-1].copy(), np.full((6, 4), right, np.uint8))
+            check(backend, a, b, ("float32",))
+
+
+@pytest.mark.parametrize("total", [382, 383, 384, 385])
+def test_terms_beyond_float32_that_cancel_or_are_zero(backend: NumbaBackend, total: int) -> None:
+    """1.5 * 2^127 and then -1/4 * 2^(total - 254), or a block whose products cancel under that scale."""
+    a_elements, b_elements = np.zeros((2, 2 * K), np.uint8), np.zeros((1, 2 * K), np.uint8)
+    a_elements[:, 0], b_elements[0, 0] = 7, 6  # 6 * 4
+    a_elements[0, K], b_elements[0, K] = 1, 9  # 1/2 * -1/2
+    a_elements[1, K : K + 2], b_elements[0, K + 1] = (1, 1), 1  # 1/2 * -1/2 + 1/2 * 1/2
+    a = of(a_elements, np.array([[250, 254]] * 2, np.uint8))
+    out = check(backend, a, of(b_elements, np.array([[127, total - 254]], np.uint8)), ("float32",))
+    assert out[1, 0] == np.float32(1.5 * 2.0**127)
+    assert np.isfinite(out[0, 0]) == (total <= 384)
+
+
+def test_one_row_that_needs_wide_sums_among_others(backend: NumbaBackend) -> None:
+    a, b = operand(40, 128, 110, 140, seed=6), operand(70, 128, 110, 140, seed=7)
+    for row, code in ((0, 1), (17, 254), (39, 0)):
+        a.scales[row] = code
+    b.scales[5, 2], b.scales[69, 0] = 2, 253
+    check(backend, a, b)
+
+
+def test_scales_of_blocks_that_are_nothing_do_not_count(backend: NumbaBackend) -> None:
+    a, b = operand(9, 160, 120, 130, seed=8), operand(35, 160, 120, 130, seed=9)
+    expected = check(backend, a, b).copy()
+    for q in (a, b):
+        zero = ~(q.codes.reshape(*q.scales.shape, -1) & 0x77).any(axis=-1)
+        assert zero.any()
+        q.scales[zero] = np.resize(np.uint8([0, 254]), zero.sum())
+    np.testing.assert_array_equal(bits(check(backend, a, b)), bits(expected))
+
+
+@pytest.mark.clause("gemm.nan")
+@pytest.mark.parametrize("where", ["a", "b", "both"])
+def test_nan_blocks(backend: NumbaBackend, where: str) -> None:
+    a, b = operand(50, 96, 120, 130, seed=10), operand(70, 96, 120, 130, seed=11)
+    a.codes[3], b.codes[40] = 0, 0x88  # NaN whatever the elements are
+    if where != "b":
+        a.scales[[0, 3, 48], [0, 2, 1]] = 255
+    if where != "a":
+        b.scales[[15, 16, 40, 69], [0, 1, 2, 0]] = 255
+    out = check(backend, a, b)
+    nan = np.zeros((50, 70), bool)
+    nan[[0, 3, 48]] |= where != "b"
+    nan[:, [15, 16, 40, 69]] |= where != "a"
+    np.testing.assert_array_equal(bits(out) == CANONICAL_NAN, nan)
+
+
+def test_infinity_stays_and_negative_underflow_keeps_its_sign(backend: NumbaBackend) -> None:
+    one, minus = np.uint8([2] + [0] * (K - 1)), np.uint8([10] + [0] * (K - 1))
+    up_down, down_up = np.tile(np.r_[one, minus], (7, 1)), np.tile(np.r_[minus, one], (7, 1))
+    huge, unit = np.full((7, 2), 254, np.uint8), np.full((7, 2), 255 - 127, np.uint8)
+    ones = np.tile(one, (7, 2))
+    for elements, sign in ((up_down, 1), (down_up, -1)):
+        out = check(backend, of(elements, huge), of(ones, unit))
+        assert (out == sign * np.inf).all()
+    tiny = np.zeros((7, 1), np.uint8)
+    assert (bits(check(backend, of(up_down[:, K:], tiny), of(up_down[:, :K], tiny))) == 1 << 31).all()
+    assert not bits(check(backend, of(np.tile(minus, (7, 2)) & 8, huge), of(ones, huge))).any()
+
+
+@pytest.mark.clause("gemm.prescale")
+@pytest.mark.parametrize("prescaled", [(True, False), (False, True), (True, True)])
+def test_prescale_is_undone(backend: NumbaBackend, prescaled: tuple[bool, bool]) -> None:
+    for scales in ((110, 140), (0, 255)):
+        a, b = (operand(33, 128, *scales, seed=12 + i, prescale=p) for i, p in enumerate(prescaled))
+        check(backend, a, b)
+
+
+def test_heavy_tailed_values_of_every_gemm_of_training(backend: NumbaBackend) -> None:
+    rng = np.random.default_rng(14)
+    x, w, dy = (rng.standard_t(1, shape).astype(np.float32) for shape in ((96, 64), (160, 64), (96, 160)))
+    quantized = {name: [REFERENCE.quantize(v, OperandSpec(), axis=axis) for axis in (0, 1)]
+                 for name, v in (("x", x), ("w", w), ("dy", dy))}  # fmt: skip
+    check(backend, quantized["x"][1], quantized["w"][1])
+    check(backend, quantized["dy"][1], quantized["w"][0])
+    check(backend, quantized["dy"][0], quantized["x"][0])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, K), (4, 0, K), (4, 3, 0), (0, 0, 0)])
+def test_empty(backend: NumbaBackend, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = operand(m, k, 1, 2, seed=1, prescale=True), operand(n, k, 1, 2, seed=2)
+    for other in (b, backend.prepare(b)):
+        assert not check(backend, a, other).any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(gemm_operands())
+def test_drawn_rows(operands: tuple[list[Block], list[Block]]) -> None:
+    a, b = (
+        of(
+            np.array([block[1] for block in blocks], np.uint8).reshape(1, -1),
+            np.array([block[0] for block in blocks], np.uint8).reshape(1, -1),
+        )
+        for blocks in operands
+    )
+    for one in BACKENDS.values():
+        check(one, a, b)
+
+
+# ---- where operands lie ----
+
+
+@pytest.mark.clause("conformance.arrays")
+def test_operands_of_any_strides(backend: NumbaBackend) -> None:
+    a, b = operand(65, 128, 100, 255, seed=15), operand(67, 128, 100, 140, seed=16)
+
+    def strided(q: MXArray, how: str) -> MXArray:
+        codes, scales = q.codes, q.scales
+        if how == "every other row, from the last":
+            codes, scales = codes[::-2], scales[::-2]
+        elif how == "columns of a longer row":
+            codes, scales = (np.tile(x, 2)[:, : x.shape[1]] for x in (codes, scales))
+        else:
+            codes, scales = (np.asfortranarray(x) for x in (codes, scales))
+        return MXArray(codes, scales, (len(codes), q.length), 1)
+
+    for how in ("every other row, from the last", "columns of a longer row", "columns first"):
+        check(backend, strided(a, how), strided(b, how))
+    for q in (a, b):
+        q.codes.flags.writeable = q.scales.flags.writeable = False
+    check(backend, a, b)
+
+
+@vectors_only
+def test_rows_far_apart_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = operand(64, 128, 100, 140, seed=17)
+    q = MXArray(whole.codes[::3], whole.scales[::3], (22, 128), 1)
+    expected = REFERENCE.scaled_gemm(q, q)
+    monkeypatch.delattr(np, "ascontiguousarray")
+    np.testing.assert_array_equal(bits(BACKENDS[KernelPath.AVX512].scaled_gemm(q, q)), bits(expected))
+
+
+@vectors_only
+@pytest.mark.parametrize("records", [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_parts_that_caches_hold(records: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups and ranges of few panels, the last ones cut off."""
+    a, b = operand(45, 96, 0, 255, seed=18), operand(170, 96, 100, 140, seed=19)
+    group, reach = records
+    monkeypatch.setattr(avx512, "_GROUP_BYTES", group * 3 * avx512.LEFT_RECORD)
+    monkeypatch.setattr(avx512, "_RANGE_BYTES", reach * 3 * avx512.RIGHT_RECORD)
+    check(BACKENDS[KernelPath.AVX512], a, b)
+
+
+# ---- prepared operands ----
+
+
+@pytest.mark.clause("conformance.dual")
+@pytest.mark.parametrize("profile", [GemmProfile.ORDERED, GemmProfile.BOUNDED])
+def test_a_prepared_operand_gives_the_same_bits(backend: NumbaBackend, profile: GemmProfile) -> None:
+    for n, scales in ((1, (100, 140)), (33, (0, 252)), (70, (120, 130))):
+        a, b = operand(23, 96, *scales, seed=20), operand(n, 96, *scales, seed=21, prescale=True)
+        b.scales[0, 1] = 255
+        prepared = backend.prepare(b, profile=profile)
+        for dtype in ("float32", "bfloat16"):
+            plain, quick = (
+                backend.scaled_gemm(a, q, profile=profile, out_dtype=dtype) for q in (b, prepared)
+            )
+            np.testing.assert_array_equal(bits(plain), bits(quick))
+
+
+@pytest.mark.parametrize("profile", [GemmProfile.ORDERED, GemmProfile.BOUNDED])
+def test_a_layout_is_read_in_place_of_codes(backend: NumbaBackend, profile: GemmProfile) -> None:
+    a, b = operand(23, 96, 110, 130, seed=22), operand(40, 96, 110, 130, seed=23)
+    layout = backend.prepare(b, profile=profile).layout
+    hollow = PreparedArray.of(replace(b, codes=np.zeros_like(b.codes)), backend.name, profile, layout)
+    full, got = (backend.scaled_gemm(a, q, profile=profile) for q in (b, hollow))
+    np.testing.assert_array_equal(bits(got), bits(full))
+
+
+def test_each_path_has_its_own_name(backend: NumbaBackend) -> None:
+    """Or one would read the other's layout."""
+    assert [one.name for one in BACKENDS.values()].count(backend.name) == 1
+
+
+# ---- bounded ----
+
+
+@pytest.mark.clause("gemm.bounded", "conformance.capabilities")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scales", [(120, 134), (60, 190), (0, 252), (240, 252)])
+def test_bounded(backend: NumbaBackend, scales: tuple[int, int], dtype: str) -> None:
+    a, b = operand(35, 1024, *scales, seed=24, prescale=True), operand(21, 1024, *scales, seed=25)
+    a.scales[3, 0] = 255
+    got = backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED, out_dtype=dtype)
+    exact = REFERENCE.scaled_gemm(a, b, profile=GemmProfile.EXACT)
+    bound = bounded_tolerance(a, b, backend.capabilities.bounded_class, dtype)
+    assert got.dtype == dtype
+    assert (bits(got[3]) == CANONICAL_NAN >> (32 - 8 * got.itemsize)).all()
+    rows = np.arange(35) != 3
+    with np.errstate(invalid="ignore"):  # Inf - Inf, where anything goes
+        error = np.abs(got[rows].astype(np.float64) - exact[rows])
+    # The exact profile rounds once itself, by half a unit in the last place.
+    assert ((error <= bound[rows] + np.abs(exact[rows]) * 2.0**-24) | np.isinf(bound[rows])).all()
+
+
+@pytest.mark.parametrize("byte", [253, 254])
+def test_bounded_refuses_scales_beyond_what_is_declared(backend: NumbaBackend, byte: int) -> None:
+    fine, large = operand(4, 64, 100, 252, seed=26), operand(4, 64, byte, byte, seed=27)
+    for a, b, name in ((fine, large, "B"), (large, fine, "A")):
+        with pytest.raises(
+            UnsupportedError, match=f"bounded_max_scale = 252.*{name} has a scale code {byte}"
+        ):
+            backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED)
+
+
+# ---- threads ----
+
+
+def test_two_threads_give_the_bits_of_one() -> None:
+    code = """
+import itertools, numba
+from test_numba_gemm import BACKENDS, bits, operand
+a, b = operand(521, 256, 90, 160, seed=28), operand(263, 256, 90, 160, seed=29)
+a.scales[400, 3] = 255
+for backend in BACKENDS.values():
+    results = []
+    for threads in (1, 2):
+        numba.set_num_threads(threads)
+        variants = itertools.product((b, backend.prepare(b)), ("float32", "bfloat16"))
+        results.append([bits(backend.scaled_gemm(a, q, out_dtype=dtype)) for q, dtype in variants])
+    assert all((one == two).all() for one, two in zip(*results, strict=True)), backend.name
+    print(backend.name, results[1][0].size)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=os.path.dirname(__file__),
+        env=os.environ | {"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [part for one in BACKENDS.values() for part in (one.name, str(521 * 263))]

@@ -1,0 +1,357 @@
+"""The GEMM kernels in Triton's interpreter: folding against ml_dtypes, `ordered` against the reference."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import mxref
+from interpreted.gemm_operands import bits, drawn, extreme, hostile, matrix, on
+from mxref import GemmProfile, MXArray
+from mxref.conformance import check
+from mxref.conformance.report import failure_text
+from mxref.errors import RecipeError, ShapeError
+from mxref.formats import E2M1
+from mxref.gemm import bounded_tolerance, scaled_gemm
+from mxref.layouts.packed import pack, unpack
+from mxref_triton import TritonBackend
+from mxref_triton.products import fold as folding
+from mxref_triton.products.fold import HIGHEST_TOP, LOWEST_TOP, fold
+from mxref_triton.products.ordered import ordered
+
+VALUES = np.array([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
+ORDER = [*range(0, 32, 2), *range(1, 32, 2)]
+DEVICE = "cpu"
+
+# The interpreter computes in NumPy, which warns of what a GPU does silently.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value|underflow) encountered:RuntimeWarning"
+)
+
+OUTS = ("float32", "bfloat16")
+
+
+def as_folded(q: MXArray, tops: np.ndarray) -> np.ndarray:
+    """The values that folding wants, float64: elements in the folded order, over 2^(top - 133) of their row."""
+    codes = unpack(q.codes, E2M1)
+    values = VALUES[codes] * np.exp2(np.repeat(q.scales.astype(np.float64), 32, axis=1) - 127)
+    values = values / np.exp2(tops.astype(np.float64) - 133)[:, None]
+    return values.reshape(*codes.shape[:-1], -1, 32)[..., ORDER].reshape(codes.shape)
+
+
+def check_fold(q: MXArray) -> np.ndarray:
+    """Hold a folded operand to ml_dtypes' E4M3; return which rows fit."""
+    f = fold(on(DEVICE, q))
+    live = (unpack(q.codes, E2M1).reshape(*q.scales.shape, 32) & 7).any(axis=2) & (q.scales != 255)
+    tops = np.where(live, q.scales.astype(int), -1).max(axis=1, initial=-1)
+    above = tops > HIGHEST_TOP
+    tops = np.where(tops < 0, 127, np.clip(tops, LOWEST_TOP, HIGHEST_TOP))
+    spoiled = np.repeat(q.scales == 255, 32, axis=1)
+    scale = np.where(above | spoiled.any(axis=1), np.nan, np.exp2(tops - 133.0))
+    np.testing.assert_array_equal(f.scale.numpy()[:, 0].astype(np.float64), scale)
+    want = as_folded(q, tops)
+    rounded = want.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
+    plain = ~spoiled & ~above[:, None]
+    differ = plain & (f.values.view(torch.uint8).numpy() != rounded.view(np.uint8))
+    assert not differ.any(), f"the first at {np.argwhere(differ)[0]}"
+    exact = ((rounded.astype(np.float64) == want) | spoiled).all(axis=1) & ~above
+    count = int(f.misfits[0])
+    assert sorted(f.misfits[1 : 1 + count].tolist()) == np.flatnonzero(~exact).tolist()
+    check_fold_by_block(q, f)
+    return exact
+
+
+def check_fold_by_block(q: MXArray, f: folding.Folded) -> None:
+    """Hold an operand folded by block to the same folded by row."""
+    g = fold(on(DEVICE, q), by_block=True)
+    rows, blocks = q.scales.shape
+    assert tuple(g.values.shape) == (blocks, rows, 32)
+    want = f.values.view(torch.uint8).view(rows, blocks, 32).transpose(0, 1)
+    assert torch.equal(g.values.view(torch.uint8), want)
+    assert torch.equal(g.scale.view(torch.int32), f.scale.view(torch.int32))
+    count = int(f.misfits[0])
+    assert int(g.misfits[0]) == count
+    assert sorted(g.misfits[1 : 1 + count].tolist()) == sorted(f.misfits[1 : 1 + count].tolist())
+    layout = folding.Folded.of(g.layout)
+    assert layout.by_block
+    assert not folding.Folded.of(f.layout).by_block
+
+
+# ---- folding ----
+
+
+def test_every_code_at_every_gap():
+    """One at scale 140 sets the top; all codes, twice, lie a gap below it."""
+    q = matrix([[(140, [2] + [0] * 31), (140 - gap, [*range(16), *range(16)])] for gap in range(141)])
+    exact = check_fold(q)
+    assert exact.tolist() == [gap <= 14 for gap in range(141)]
+
+
+def test_a_gap_beyond_14_fits_where_the_elements_do():
+    """A row fits as long as it holds no element with bits below the smallest step."""
+    cases = [(gap, code) for gap in range(12, 20) for code in range(16)]
+    exact = check_fold(matrix([[(140, [2] + [0] * 31), (140 - gap, [code] * 32)] for gap, code in cases]))
+    steps = [E2M1.magnitudes[code & 7] * 2.0 ** (15 - gap) for gap, code in cases]
+    assert exact.tolist() == [step == int(step) for step in steps]
+
+
+def test_zero_blocks_set_no_top_and_stay_zero():
+    zeros = [8, 0] * 16
+    q = matrix([[(254, zeros), (100, [1] * 32), (0, zeros)], [(254, zeros), (13, zeros), (3, zeros)]])
+    assert check_fold(q).tolist() == [True, True]
+    f = fold(on(DEVICE, q))
+    got = f.values.view(torch.uint8).numpy()
+    assert set(got[0, :32].tolist()) == {0, 0x80}
+    assert set(got[0, 64:].tolist()) == {0, 0x80}
+    assert f.scale.numpy()[1, 0] == 2.0**-6  # nothing live: that of scale 1
+
+
+def test_tops_beyond_the_limits():
+    tops = [*range(0, 255)]
+    q = matrix([[(top, [7, 1, 15, 9] * 8), (max(top - 3, 0), [1, 2, 3, 4] * 8)] for top in tops])
+    exact = check_fold(q)
+    assert exact.tolist() == [LOWEST_TOP - 14 + 3 <= top <= HIGHEST_TOP for top in tops]
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "tile"),
+    [(1, 1, 1 << 14), (5, 3, 1 << 14), (70, 4, 1 << 14), (33, 9, 1 << 14), (4, 9, 4)],
+)
+def test_drawn_operands_fold(rows, blocks, tile, monkeypatch):
+    monkeypatch.setattr(folding, "_TILE", tile)  # a longer row is read in pieces
+    monkeypatch.setattr(folding, "_WIDEST_BY_BLOCK", tile)
+    rng = np.random.default_rng(rows * blocks)
+    for low, high in ((126, 133), (110, 140)):
+        check_fold(drawn(rng, rows, 32 * blocks, low, high, nan=0.02))
+    check_fold(extreme(rng, rows, 32 * blocks))
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0, 0)])
+def test_nothing_to_fold(shape):
+    codes, scales = (np.zeros((shape[0], shape[1] // per), np.uint8) for per in (2, 32))
+    f = fold(on(DEVICE, MXArray(codes, scales, shape, 1)))
+    assert tuple(f.values.shape) == shape
+    assert f.misfits[0] == 0
+    g = fold(on(DEVICE, MXArray(codes, scales, shape, 1)), by_block=True)
+    assert tuple(g.values.shape) == (shape[1] // 32, shape[0], 32)
+    assert g.misfits[0] == 0
+
+
+# ---- ordered ----
+
+
+PACKED, BY_ROW, BY_BLOCK = "packed", "by_row", "by_block"
+
+
+def folded_pair(a: MXArray, b: MXArray, way: str) -> tuple[folding.Folded, folding.Folded] | None:
+    """What `ordered` takes besides its operands: nothing, or both of them folded for Hopper or for gfx950."""
+    if way == PACKED:
+        return None
+    return fold(a, by_block=way == BY_BLOCK), fold(b, by_block=way == BY_BLOCK)
+
+
+def check_ordered(a: MXArray, b: MXArray, way: str) -> None:
+    for out in OUTS:
+        want = scaled_gemm(a, b, profile="ordered", out_dtype=out)
+        left, right = on(DEVICE, a), on(DEVICE, b)
+        got = ordered(left, right, out, folded_pair(left, right, way))
+        differ = bits(got) != bits(want)
+        assert not differ.any(), f"{out}: {differ.sum()} differ, the first at {np.argwhere(differ)[0]}"
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.block_dot", "gemm.nan", "gemm.output", "gemm.prescale")
+@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
+@pytest.mark.parametrize("prescaled", [0, 1, 2])
+def test_hostile_rows_are_the_references(prescaled, way):
+    rng = np.random.default_rng(prescaled)
+    a, b = (replace(hostile(rng, rows, 6), prescale=prescaled > i) for i, rows in enumerate((100, 90)))
+    check_ordered(a, b, way)
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.operands")
+@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 32), (33, 17, 96), (130, 65, 64), (3, 200, 480)])
+def test_shapes(m, n, k, way):
+    rng = np.random.default_rng(m)
+    check_ordered(drawn(rng, m, k, nan=0.01), drawn(rng, n, k, 120, 134), way)
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.nan")
+@pytest.mark.parametrize("way", [PACKED, BY_ROW, BY_BLOCK])
+def test_scales_at_every_border(way):
+    rng = np.random.default_rng(0)
+    check_ordered(extreme(rng, 80, 256), extreme(rng, 60, 256), way)
+
+
+@pytest.mark.clause("gemm.ordered")
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(LOWEST_TOP - 14, LOWEST_TOP), (LOWEST_TOP, 93), (161, HIGHEST_TOP), (240, 254)],
+)
+@pytest.mark.parametrize("way", [BY_ROW, BY_BLOCK])
+def test_folding_at_its_limits_moves_no_rounding(low, high, way):
+    rng = np.random.default_rng(low)
+    a, b = (drawn(rng, rows, 512, low, high) for rows in (20, 24))
+    check_ordered(a, b, way)
+
+
+@pytest.mark.clause("gemm.ordered")
+@pytest.mark.parametrize("by_block", [False, True])
+def test_only_rows_that_do_not_fit_are_done_twice(by_block):
+    """Elsewhere the answer of the folded kernel stays: here it is made to be zero."""
+    rng = np.random.default_rng(0)
+    a, b = (on(DEVICE, drawn(rng, rows, 64, 120, 130)) for rows in (200, 150))
+    left, right = (fold(q, by_block=by_block) for q in (a, b))
+    left.values.view(torch.uint8).zero_()
+    left.misfits[:4] = torch.tensor([3, 170, 2, 64])
+    right.misfits[:67] = torch.tensor([66, *range(140, 74, -1)])
+    got = bits(ordered(a, b, "float32", (left, right)))
+    want = bits(ordered(a, b, "float32"))
+    again = np.zeros((200, 150), bool)
+    again[[170, 2, 64]] = True
+    again[:, 75:141] = True
+    assert (got[~again] == 0).all()
+    assert (got[again] == want[again]).all()
+    assert (want[again] != 0).mean() > 0.9
+
+
+@pytest.mark.clause("gemm.operands", "quantize.strides")
+def test_operands_that_are_not_contiguous_or_not_aligned():
+    rng = np.random.default_rng(0)
+    a, b = (drawn(rng, rows, 128) for rows in (7, 9))
+    want = bits(scaled_gemm(a, b, profile="ordered"))
+    wide = [torch.from_numpy(np.repeat(np.repeat(t, 2, 0), 2, 1)) for t in (a.codes, a.scales)]
+    strided = replace(a, codes=wide[0][::2, ::2], scales=wide[1][::2, ::2])
+    assert not strided.codes.is_contiguous()
+    memory = torch.empty(9 * 64 + 3, dtype=torch.uint8)
+    shifted = memory[3:].view(9, 64)
+    shifted.copy_(torch.from_numpy(b.codes))
+    crooked = replace(on(DEVICE, b), codes=shifted)
+    assert (bits(ordered(strided, crooked, "float32")) == want).all()
+    columns = [
+        replace(on(DEVICE, q), **{part: torch.from_numpy(np.asfortranarray(getattr(q, part)))})
+        for part in ("codes", "scales")
+        for q in (a, b)
+    ]
+    for left, right in (columns[:2], columns[2:]):
+        assert (bits(ordered(left, right, "float32")) == want).all()
+        profiles = {
+            profile: TritonBackend().scaled_gemm(left, right, profile=profile)
+            for profile in ("ordered", "bounded")
+        }
+        assert (bits(profiles["ordered"]) == want).all()
+        plain = TritonBackend().scaled_gemm(on(DEVICE, a), on(DEVICE, b), profile="bounded")
+        assert (bits(profiles["bounded"]) == bits(plain)).all()
+    for way in (BY_ROW, BY_BLOCK):
+        got = ordered(strided, crooked, "float32", folded_pair(strided, crooked, way))
+        assert (bits(got) == want).all()
+
+
+@pytest.mark.clause("gemm.operands")
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("profile", ["ordered", "bounded"])
+def test_empty(shape, profile):
+    backend = TritonBackend()
+    a, b = (on(DEVICE, drawn(np.random.default_rng(0), rows, 64)) for rows in shape)
+    assert tuple(backend.scaled_gemm(a, b, profile=profile).shape) == shape
+    k0 = on(DEVICE, MXArray(np.zeros((2, 0), np.uint8), np.zeros((2, 0), np.uint8), (2, 0), 1))
+    assert bits(backend.scaled_gemm(k0, k0, profile=profile)).tolist() == [[0, 0]] * 2
+
+
+# ---- bounded, and what leaves its range ----
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.prescale", "gemm.nan")
+@pytest.mark.parametrize("prescaled", [0, 1, 2])
+@pytest.mark.parametrize("out", OUTS)
+def test_bounded_is_within_its_class(out, prescaled):
+    backend = TritonBackend(bounded="bf16")
+    rng = np.random.default_rng(prescaled)
+    a, b = (replace(drawn(rng, rows, 512, 0, 160), prescale=prescaled > i) for i, rows in enumerate((19, 22)))
+    exact = scaled_gemm(a, b, profile="exact").astype(np.float64)
+    got = backend.to_numpy(
+        backend.scaled_gemm(on(DEVICE, a), on(DEVICE, b), profile="bounded", out_dtype=out)
+    )
+    assert (np.abs(got.astype(np.float64) - exact) <= bounded_tolerance(a, b, "fp32", out)).all()
+    assert not backend.range_exceeded()
+    a.scales[3, 2] = 255
+    spoiled = backend.scaled_gemm(on(DEVICE, a), on(DEVICE, b), profile="bounded", out_dtype=out)
+    assert torch.isnan(spoiled).sum(dim=1).tolist() == [22 if row == 3 else 0 for row in range(19)]
+    assert not backend.range_exceeded()
+
+
+@pytest.mark.clause("gemm.bounded")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_an_operand_beyond_the_range_is_noticed_once_and_widened_has_no_range(prepared):
+    backend = TritonBackend(bounded="bf16")
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 4, 64, 100, 110), drawn(rng, 5, 64, 100, 110)
+    b.scales[2, 1] = 253
+    b.codes[2, 16:] = 0x77
+    left, right = on(DEVICE, a), on(DEVICE, b)
+    if prepared:
+        right = backend.prepare(right, profile="bounded")
+        assert not backend.range_exceeded()  # nothing was multiplied yet
+    for _ in range(2):
+        backend.scaled_gemm(left, right, profile="bounded")
+        assert backend.range_exceeded()
+        assert not backend.range_exceeded()
+    with backend.widened():
+        got = backend.scaled_gemm(left, right, profile="bounded")
+        with backend.widened():
+            pass
+        again = backend.scaled_gemm(left, right, profile="bounded")
+    want = bits(scaled_gemm(a, b, profile="ordered"))
+    assert (bits(got) == want).all()
+    assert (bits(again) == want).all()
+    assert not backend.range_exceeded()
+
+
+@pytest.mark.clause("conformance.dual")
+@pytest.mark.parametrize("profile", [GemmProfile.ORDERED, GemmProfile.BOUNDED])
+def test_a_prepared_weight_changes_no_bit(profile):
+    backend = TritonBackend(bounded="bf16")
+    rng = np.random.default_rng(0)
+    a, b = (on(DEVICE, drawn(rng, rows, 128)) for rows in (30, 20))
+    plain = bits(backend.scaled_gemm(a, b, profile=profile))
+    made = backend.prepare(b, profile=profile)
+    assert (bits(backend.scaled_gemm(a, made, profile=profile)) == plain).all()
+    other = backend.prepare(made, profile=GemmProfile.ORDERED)
+    assert (bits(backend.scaled_gemm(a, other, profile=profile)) == plain).all()
+
+
+@pytest.mark.clause("conformance.capabilities")
+def test_ways_of_bounded():
+    assert TritonBackend().capabilities.bounded_class == "fp32"  # no Hopper here
+    assert TritonBackend(bounded="fp8").capabilities.bounded_class == "fp8-hopper"
+    with pytest.raises(RecipeError, match="bounded = 'int8' is not one of auto, fp8, bf16"):
+        TritonBackend(bounded="int8")
+
+
+@pytest.mark.clause("gemm.operands")
+def test_operands_that_do_not_fit():
+    backend = TritonBackend()
+    rng = np.random.default_rng(0)
+    with pytest.raises(ShapeError, match="contraction lengths differ"):
+        backend.scaled_gemm(on(DEVICE, drawn(rng, 2, 64)), on(DEVICE, drawn(rng, 2, 96)))
+
+
+def test_the_reference_range_is_never_exceeded():
+    reference = mxref.get_backend("reference")
+    with reference.widened():
+        assert not reference.range_exceeded()
+
+
+def test_packing_of_the_helpers():
+    q = matrix([[(127, [*range(16), *range(16)])]])
+    assert (unpack(q.codes, E2M1) == np.tile(np.arange(16), 2)).all()
+    assert (pack(unpack(q.codes, E2M1), E2M1) == q.codes).all()
+
+
+@pytest.mark.clause("conformance.capabilities", "conformance.dual")
+def test_conformance_of_the_gemm():
+    report = check(TritonBackend(), ops=["gemm"], level="quick", shrink=False)
+    assert report.ok, "\n\n".join(failure_text(f) for f in report.failures)
+    assert report.total("passed") > 100

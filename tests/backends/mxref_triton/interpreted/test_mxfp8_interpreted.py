@@ -1,0 +1,248 @@
+"""MXFP8 in Triton's interpreter: quantization against the reference, products against their error class."""
+
+import itertools
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from gfx950.inputs import corners
+from interpreted.gemm_operands import bits, on
+from interpreted.test_quantize_interpreted import BACKEND, OTHER, REFERENCE, STREAM, assert_same, bits_of
+from mxref import MXArray, OperandSpec
+from mxref.backend import within_range
+from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
+from mxref.gemm import bounded_tolerance, scaled_gemm
+from mxref.layouts.packed import unpack
+from mxref.placement import Placement
+from mxref.steps.scale import ScaleRule
+from mxref_triton import TritonBackend
+
+# The interpreter computes in NumPy, which warns of what a GPU does silently.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value|underflow|divide by zero) encountered:RuntimeWarning"
+)
+FORMATS = (MXFP8_E4M3, MXFP8_E5M2)
+PAIRS = [pair for pair in itertools.product(BLOCK_FORMATS.values(), repeat=2) if pair != (MXFP4, MXFP4)]
+by_name = pytest.mark.parametrize("made", FORMATS, ids=str)
+
+
+def as_rows(blocks, length=64):
+    """The blocks as rows, a multiple of 32 of them."""
+    return np.resize(blocks, -(-blocks.size // (32 * length)) * 32 * length).reshape(-1, length)
+
+
+def check(x, spec, **how):
+    how = {"placement": Placement(STREAM), **how}
+    assert_same(BACKEND.quantize(BACKEND.from_numpy(x), spec, **how), REFERENCE.quantize(x, spec, **how))
+
+
+# ---- quantization ----
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", "rounding.rne"
+)
+@pytest.mark.parametrize("rule", ScaleRule)
+@by_name
+def test_scale_rules_at_their_bounds(made, rule):
+    blocks = as_rows(corners(made, rule, (0, 1, 5, 9, 17, 127, 254)))
+    for axis, prescale in ((1, False), (0, True)):
+        check(blocks, OperandSpec(made, rule, prescale=prescale), axis=axis)
+
+
+@pytest.mark.clause("rounding.rna", "rounding.rtz", "rounding.sr", "random.elements")
+@pytest.mark.parametrize(("rounding", "size"), [("rna", 16), ("rtz", 16), ("sr", 1), ("sr", 16), ("sr", 22)])
+@by_name
+def test_roundings(made, rounding, size):
+    blocks = as_rows(corners(made, ScaleRule.FLOOR, (3, 120)))
+    spec = OperandSpec(made, rounding=rounding, sr_bits=size)
+    check(blocks, spec)
+    check(blocks.astype(ml_dtypes.bfloat16), replace(spec, scale_rule="even", prescale=True), axis=0)
+
+
+@pytest.mark.clause("quantize.order", "scale.zero", "scale.nonfinite", "scale.block.tile", "hadamard.order")
+@by_name
+def test_other_treatments(made):
+    x = as_rows(corners(made, ScaleRule.RCEIL, (100, 101)))[:64]
+    x[3, 5], x[9, 40], x[17] = np.nan, -np.inf, -0.0
+    for dtype, axis, how in (
+        (np.float32, 1, {"zero_scale": 127}),
+        (ml_dtypes.bfloat16, 0, {"hadamard": 16, "signs": "per_step"}),
+        (np.float16, 1, {"block": "32x32"}),
+        (ml_dtypes.bfloat16, 1, {"hadamard": 64, "scale_rule": "rceil"}),
+        (np.float32, 0, {"hadamard": 128, "rounding": "sr"}),
+    ):
+        values = np.resize(x, (128, 64) if axis == 0 else (64, 128)).astype(dtype)
+        check(values, OperandSpec(made, **how), axis=axis)
+    check(x[:40, :50], OperandSpec(made), axis=0, pad=True)
+
+
+@pytest.mark.clause("conformance.dual")
+@by_name
+def test_both_orientations_and_values_at_once(made):
+    x = np.resize(as_rows(corners(made, ScaleRule.CEIL, (120,))), (96, 64)).astype(ml_dtypes.bfloat16)
+    specs = OperandSpec(made, "rceil"), OperandSpec(made, hadamard=16)
+    mixed = OperandSpec(MXFP4), OperandSpec(made, rounding="sr")
+    how = {"placements": (Placement(STREAM), Placement(OTHER))}
+    for pair in (specs, mixed, mixed[::-1]):
+        got = BACKEND.quantize_dual(BACKEND.from_numpy(x), pair, **how)
+        for g, w in zip(got, REFERENCE.quantize_dual(x, pair, **how), strict=True):
+            assert_same(g, w)
+    tiny = corners(made, ScaleRule.FLOOR, (0, 1, 2, 254))[:64]
+    for values in (x, tiny):
+        arguments = {"axis": 0, "dtype": "bfloat16", "pad": True}
+        got = BACKEND.to_numpy(BACKEND.fake_quantize(BACKEND.from_numpy(values), specs[0], **arguments))
+        assert np.array_equal(bits_of(got), bits_of(REFERENCE.fake_quantize(values, specs[0], **arguments)))
+
+
+@pytest.mark.clause("dequantize.value", "dequantize.overflow", "dequantize.nan", "formats.fp8")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@by_name
+def test_every_code_under_every_scale(made, dtype):
+    codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
+    q = MXArray(codes, scales, (256, 256), 1, format=made)
+    got = BACKEND.to_numpy(BACKEND.dequantize(on("cpu", q), dtype))
+    want = REFERENCE.dequantize(q, dtype)
+    assert np.array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"))
+
+
+# ---- products ----
+
+
+def drawn(made, rows, k, low, high, seed, special=False):
+    """An operand of drawn codes, finite ones unless `special`, under scale codes from `low` to `high`."""
+    rng, element = np.random.default_rng(seed), made.element
+    codes = rng.integers(0, element.max_code + 1, (rows, k)) | element.sign * rng.integers(0, 2, (rows, k))
+    if special:
+        codes = rng.integers(0, 1 << element.bits, (rows, k))
+    codes = codes.astype(np.uint8)
+    if element is E2M1:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    scales = rng.integers(low, high + 1, (rows, k // 32)).astype(np.uint8)
+    return MXArray(codes, scales, (rows, k), 1, format=made)
+
+
+def values(q):
+    """Its values in float64."""
+    grid, exponent = np.array(q.format.element.values), np.repeat(q.scales, 32, axis=1).astype(int) - 127
+    return np.where(exponent == 128, np.nan, np.ldexp(grid[unpack(q.codes, q.format.element)], exponent))
+
+
+def multiplied(backend, a, b, out="float32", prepared=False):
+    """The product by a backend, done over if it left its range, and whether it did."""
+    left, right = on("cpu", a), on("cpu", b)
+    if prepared:
+        right = backend.prepare(right, profile="bounded")
+    runs = []
+
+    def work():
+        runs.append(None)
+        return backend.scaled_gemm(left, right, profile="bounded", out_dtype=out)
+
+    return backend.to_numpy(within_range(backend, work)), len(runs) > 1
+
+
+def assert_within_class(got, a, b, out):
+    total = values(a) @ values(b).T / np.prod([q.format.element.prescale for q in (a, b) if q.prescale])
+    tolerance = bounded_tolerance(a, b, "fp32", out)
+    wide = got.astype(np.float64)
+    near = np.abs(wide - total) <= tolerance
+    assert (near | ~np.isfinite(tolerance) | np.isnan(wide) & np.isnan(total)).all()
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.prescale", "gemm.output", "conformance.dual")
+@pytest.mark.parametrize("way", ["bf16", "mfma", "ordered"])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+def test_products_are_of_their_class(pair, way):
+    backend = TritonBackend(bounded=way)
+    for low, high, out, prescale in (
+        (100, 150, "float32", True),
+        (0, 254, "float32", False),
+        (60, 70, "bfloat16", False),
+    ):
+        a = replace(drawn(pair[0], 17, 96, low, high, 1), prescale=prescale)
+        b = drawn(pair[1], 40, 96, low, high, 2)
+        a.scales[3, 1], b.scales[5, 2] = 255, 255
+        got, widened = multiplied(backend, a, b, out, prepared=low == 100)
+        assert_within_class(got, a, b, out)
+        assert np.isnan(got[3].astype(np.float32)).all()
+        assert widened == (high == 254 and way != "ordered")
+
+
+@pytest.mark.clause("gemm.nan")
+@pytest.mark.parametrize("way", ["bf16", "mfma", "ordered"])
+@pytest.mark.parametrize(
+    "pair", [(MXFP8_E5M2, MXFP8_E5M2), (MXFP8_E4M3, MXFP8_E5M2), (MXFP4, MXFP8_E5M2)], ids=str
+)
+def test_nan_and_inf_codes_give_what_their_values_give(pair, way):
+    backend = TritonBackend(bounded=way)
+    a, b = (drawn(made, rows, 32, 120, 130, rows) for made, rows in zip(pair, (24, 40), strict=True))
+    for q in (a, b):
+        largest, sign = q.format.element.max_code, q.format.element.sign
+        if q.format is not MXFP4:
+            beyond = np.arange(largest + 1, sign)
+            q.codes[np.arange(8), 3] = np.resize(np.concatenate([beyond, beyond | sign]), 8)
+    got, _ = multiplied(backend, a, b)
+    want = scaled_gemm(a, b, profile="exact")
+    finite = np.isfinite(want)
+    assert 0 < finite.sum() < want.size
+    assert np.isinf(want).any()
+    assert np.array_equal(got[~finite].view(np.uint32), want[~finite].view(np.uint32))
+    assert (got[np.isnan(want)].view(np.uint32) == CANONICAL_NAN).all()
+
+
+@pytest.mark.clause("gemm.bounded")
+def test_what_bfloat16_does_not_hold_is_seen_and_nothing_else():
+    """By scale code: the largest element overflows from the first limit on, the smallest is lost below the second."""
+    backend = TritonBackend(bounded="bf16")
+    one = on(
+        "cpu",
+        MXArray(
+            np.zeros((16, 32), np.uint8), np.full((16, 1), 127, np.uint8), (16, 32), 1, format=MXFP8_E4M3
+        ),
+    )
+    for made, largest, smallest in ((MXFP8_E4M3, 246, 3), (MXFP8_E5M2, 239, 10)):
+        for code, scale, wanted in (
+            (made.element.max_code, largest, False), (made.element.max_code, largest + 1, True),
+            (1, smallest, False), (1, smallest - 1, True), (0, 0, False), (0, 254, False), (0x80, 255, False),
+            (made.element.max_code + 1, 127, False),
+        ):  # fmt: skip
+            codes = np.zeros((16, 32), np.uint8)
+            codes[7, 9] = code
+            q = on("cpu", MXArray(codes, np.full((16, 1), scale, np.uint8), (16, 32), 1, format=made))
+            for left, right in ((q, one), (one, backend.prepare(q, profile="bounded"))):
+                backend.scaled_gemm(left, right, profile="bounded")
+                assert backend.range_exceeded() == wanted, (made, code, scale)
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_prepared_weight_is_read_in_place_of_its_codes(monkeypatch):
+    backend = TritonBackend(bounded="bf16")
+    a, b = (on("cpu", drawn(MXFP8_E4M3, rows, 64, 120, 130, rows)) for rows in (16, 24))
+    want = backend.scaled_gemm(a, b, profile="bounded")
+    made = backend.prepare(b, profile="bounded")
+    decoded = []
+    dequantize = "mxref_triton.products.bounded.dequantize"
+    from mxref_triton.products import bounded
+
+    kept = bounded.dequantize
+    monkeypatch.setattr(dequantize, lambda q, *rest: (decoded.append(q.shape), kept(q, *rest))[1])
+    assert np.array_equal(bits(backend.scaled_gemm(a, made, profile="bounded")), bits(want))
+    assert decoded == [(16, 64)]
+
+
+@pytest.mark.clause("conformance.dual")
+def test_matrix_cores_add_where_they_store():
+    backend = TritonBackend(bounded="mfma")
+    a, b = (
+        on("cpu", drawn(made, rows, 64, 120, 130, rows))
+        for made, rows in ((MXFP8_E5M2, 16), (MXFP8_E4M3, 24))
+    )
+    onto = torch.linspace(-1e9, 1e9, 16 * 24).reshape(16, 24)
+    want = onto + backend.scaled_gemm(a, b, profile="bounded")
+    backend.add_product(a, b, onto, profile="bounded")
+    assert torch.equal(onto, want)

@@ -1,0 +1,426 @@
+"""Kernels compiled for machines that are not here, counted, and held to their budgets; nothing is run."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from bench import render_aot
+from bench.records import RECORDS
+from mxref.errors import RecipeError
+from mxref.formats import E2M1
+from mxref.steps.rounding import Rounding, round_magnitude
+from mxref_triton.aot import amdgcn
+from mxref_triton.aot.__main__ import main
+from mxref_triton.aot.absent import MACHINES
+from mxref_triton.aot.budgets import Budget, check, read_budgets
+from mxref_triton.aot.counts import loop_of
+from mxref_triton.aot.table import cases
+from mxref_triton.quantizer.native import DIVISORS, first_difference
+
+whole_table = pytest.mark.timeout(1200)
+"""For tests that may be the first to compile the table: minutes of CPU time."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The table compiled for all machines, once for all tests."""
+
+    folder: Path
+    """Of the machine code."""
+    done: subprocess.CompletedProcess[str]
+    document: dict[str, Any]
+    """What --json wrote."""
+
+    def records(self, target):
+        return [r for r in self.document["records"] if r["target"] == target]
+
+    def text(self, kernel, kind="amdgcn"):
+        return (self.folder / f"{kernel}.gfx950.{kind}").read_text()
+
+
+@pytest.fixture(scope="session")
+def compiled(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("aot")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    # Triton's cache knows what a kernel was compiled from. The model's tests keep theirs in the same folder.
+    if request.config.pluginmanager.hasplugin("cacheprovider"):
+        environment["TRITON_CACHE_DIR"] = str(request.config.cache.mkdir("triton-gfx950"))
+    else:
+        environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    command = [sys.executable, "-m", "mxref_triton.aot", "--check", "--jobs", "2"]
+    command += ["--json", folder / "counts.json", "--keep", folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (folder / "counts.json").exists(), done.stdout + done.stderr
+    return Compiled(folder, done, json.loads((folder / "counts.json").read_text()))
+
+
+@whole_table
+def test_every_kernel_is_within_its_goals_and_budgets(compiled):
+    assert compiled.done.returncode == 0, compiled.done.stdout + compiled.done.stderr
+    assert compiled.done.stdout.count("never run there") == 2
+
+
+@whole_table
+@pytest.mark.parametrize("target", ["gfx950", "sm_90"])
+def test_every_case_is_compiled_and_nothing_spills(compiled, target):
+    records = compiled.records(target)
+    assert {r["case"] for r in records} == {name for name, case in cases().items() if target in case.targets}
+    assert {(r["spills"], r["scratch"]) for r in records} == {(0, 0)}
+    assert target == "gfx950" or all(r["pipes"]["alu"] for r in records)
+
+
+@whole_table
+@pytest.mark.parametrize("target", ["gfx950", "sm_90"])
+def test_recorded_counts_are_those_of_the_code(compiled, target):
+    recorded = {d["triton"]: d["records"] for d in render_aot.documents(target)}
+    if compiled.document["triton"] not in recorded:
+        pytest.skip(f"no counts of Triton {compiled.document['triton']} are recorded")
+    fresh, old = compiled.records(target), recorded[compiled.document["triton"]]
+    stale = [f"{r['case']} {r['kernel']}" for r in fresh if r not in old]
+    stale += [f"{r['case']} {r['kernel']}" for r in old if r not in fresh]
+    assert not stale, "renew them: make aot RECORD=1"
+
+
+@whole_table
+def test_goals_of_gfx950(compiled):
+    """The goals as numbers of this file, so that one that is raised in the other file is seen."""
+    counts = {r["case"]: r["alu_per_element"] for r in compiled.records("gfx950")}
+    assert counts["row.rne"] <= 16
+    assert counts["row.rne.h16"] <= 24
+    assert counts["native.row.rne.h16"] <= 12
+
+
+@whole_table
+def test_conversions_wait_between_bytes_of_a_register(compiled):
+    for name, per_thread in (("native.row.rne.quantize_rows", 64), ("native.row.sr16.h16.quantize_rows", 32)):
+        lines = amdgcn.lines_of(compiled.text(name))
+        found = [i for i, (m, _) in enumerate(lines) if m.startswith("v_cvt_scalef32")]
+        assert len(found) == per_thread / 2  # an instruction converts two elements
+        for i, j in itertools.pairwise(found):
+            before, after = (lines[k][1].split(",")[0] for k in (i, j))
+            assert before != after or "s_nop" in {m for m, _ in lines[i + 1 : j]}
+        selects = [re.search(r"op_sel:\[0,0,(\d),(\d)\]", lines[i][1]).groups() for i in found]
+        assert selects == [("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")] * (len(found) // 4)
+
+
+@whole_table
+def test_scales_lie_where_the_matrix_cores_read_them(compiled):
+    """Lane l of 16x16x128 holds the scale of row l % 16 and block l // 16, for the right operand as for the left."""
+    text = compiled.text("gemm.bounded.bfloat16._multiply", "ttgir")
+    layouts = dict(re.findall(r"^(#linear\d*) = #ttg\.linear<\{(.*)\}>", text, re.MULTILINE))
+    dots = [line for line in text.splitlines() if "tt.dot_scaled" in line]
+    assert dots
+    for line in dots:
+        scales = re.findall(r"tensor<\d+x4xi8, (#linear\d*)>", line)
+        assert len(scales) == 2
+        for name in scales:
+            assert "lane = [[1, 0], [2, 0], [4, 0], [8, 0], [0, 1], [0, 2]]" in layouts[name]
+    assembly = amdgcn.lines_of(compiled.text("gemm.bounded.bfloat16._multiply"))
+    matrix = [o for m, o in assembly if m.startswith("v_mfma_scale")]
+    # Both operands are E2M1: format 4.
+    assert matrix
+    assert all("cbsz:4" in o and "blgp:4" in o for o in matrix)
+
+
+@whole_table
+@pytest.mark.parametrize(
+    ("case", "formats"),
+    [("e4m3", (0, 0)), ("e5m2.e4m3", (1, 0)), ("e4m3.mxfp4", (0, 4)), ("e4m3.onto", (0, 0))],
+)
+def test_matrix_instructions_of_mxfp8_name_the_formats_of_both_operands(compiled, case, formats):
+    """The compiler multiplies the transposed product, so its first operand is the right one."""
+    text = compiled.text(f"gemm.mxfp8.{case}._multiply")
+    matrix = [o for m, o in amdgcn.lines_of(text) if m == "v_mfma_scale_f32_16x16x128_f8f6f4"]
+    assert matrix
+    for operands in matrix:
+        found = (int((re.search(rf"{name}:(\d)", operands) or [0, 0])[1]) for name in ("blgp", "cbsz"))
+        assert tuple(found) == formats
+
+
+@whole_table
+@pytest.mark.parametrize("case", ["gemm.ordered.float32", "gemm.ordered.odd"])
+def test_ordered_blocks_are_added_by_the_vector_alu(compiled, case):
+    """A matrix instruction multiplies one block onto 0; four additions follow, and little else is in the loop."""
+    records = compiled.records("gfx950")
+    (record,) = (r for r in records if (r["case"], r["kernel"]) == (case, "_ordered_by_block"))
+    loop = loop_of(amdgcn.lines_of(compiled.text(f"{case}._ordered_by_block")), ("s_cbranch", "s_branch"))
+    matrix = [o for m, o in loop if m == "v_mfma_f32_16x16x32_fp8_fp8"]
+    assert len(matrix) == record["loop_matrix"] >= 16
+    assert all(o.rpartition(", ")[2] == "0" for o in matrix)
+    added = sum(1 + m.startswith("v_pk") for m, _ in loop if m.startswith(("v_add_f32", "v_pk_add_f32")))
+    assert added == 4 * len(matrix)
+    others = sum(amdgcn.is_valu(m) and not m.startswith(("v_add_f32", "v_pk_add_f32")) for m, _ in loop)
+    assert others <= len(matrix) / 2
+    assert record["occupancy"] >= 2
+
+
+def test_addends_of_matrix_instructions_are_told_apart():
+    assert not amdgcn.is_chained("v[0:3], v[4:5], v[6:7], 0")
+    assert not amdgcn.is_chained("v[0:3], v[4:11], v[12:19], 0, v20, v21 op_sel_hi:[0,0,0] cbsz:4 blgp:4")
+    assert amdgcn.is_chained("a[0:3], v[4:5], v[6:7], a[0:3]")
+    assert amdgcn.is_chained("v[0:3], v[4:5], v[6:7], 1.0")
+    assert amdgcn.is_chained("v[0:3], v[4:5], v[6:7], v[0:3] cbsz:4 blgp:4")
+
+
+def test_table_is_of_a_reviewable_size():
+    """A case is one operation in one configuration; that some launch several kernels does not count."""
+    amd, nvidia = (sum(target in case.targets for case in cases().values()) for target in MACHINES)
+    assert 0 < nvidia <= amd <= 75
+    words = " ".join((RECORDS.parent / "explanation" / "gfx950.rst").read_text().split())
+    assert f"{amd} of them for gfx950, of which {nvidia} are compiled for sm_90 too" in words
+
+
+RECORD = {
+    "case": "row.rne", "kernel": "quantize_rows", "target": "gfx950", "elements_per_thread": 32.0,
+    "registers": {"vgpr": 60, "agpr": 4, "sgpr": 20}, "shared": 512, "spills": 0, "scratch": 0, "occupancy": 5,
+    "alu": 320, "loop_alu": 0, "loop_matrix": 0, "chained": 3, "mnemonics": {"v_add_f32": 320}, "loop_mnemonics": {},
+    "notable": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limits", "excess"),
+    [
+        ({"max_alu": 10.0}, None),
+        ({"max_alu": 9.9}, "alu 10 > 9.9"),
+        ({"max_vgpr": 63}, "vgpr 64 > 63"),
+        ({"max_shared": 511}, "shared 512 > 511"),
+        ({"min_occupancy": 6}, "occupancy 5 < 6"),
+        ({"max_chained": 3}, None),
+        ({"max_chained": 0}, "chained 3 > 0"),
+        ({"required": ("v_add",)}, None),
+        ({"required": ("v_mfma",)}, "no v_mfma in the code"),
+        ({"forbidden": ("v_add",)}, "v_add_f32 is there"),
+    ],
+)
+def test_what_exceeds_a_budget_is_named(limits, excess):
+    found = check([RECORD], [Budget("row.*", **limits)])
+    assert found == ([f"gfx950 row.rne quantize_rows: {excess}"] if excess else [])
+
+
+def test_what_is_not_counted_exceeds_any_budget():
+    found = check([RECORD | {"chained": None}], [Budget("row.*", max_chained=9)])
+    assert found == ["gfx950 row.rne quantize_rows: chained is not counted"]
+
+
+GOALS = [
+    (RECORD | {"spills": 3, "scratch": 12}, ["spills 3 > 0", "scratch 12 > 0"]),
+    (RECORD | {"case": "gemm.any", "target": "sm_90", "spills": 3, "scratch": 12}, ["spills 3 > 2", "scratch 12 > 8"]),
+    (RECORD | {"alu": 16 * 32}, []),
+    (RECORD | {"alu": 16 * 32 + 1}, ["alu 16.03 > 16"]),
+    (RECORD | {"case": "row.rne.h16", "alu": 24 * 32 + 1}, ["alu 24.03 > 24"]),
+    (
+        RECORD | {"case": "native.row.rne.h16", "alu": 12 * 32 + 1},
+        ["alu 12.03 > 12", "no v_cvt_scalef32_pk_fp4_f32 in the code"],
+    ),
+    (
+        RECORD | {"case": "gemm.bounded.odd", "kernel": "_multiply", "loop_mnemonics": {"v_add_f32": 1}}
+        | {"mnemonics": {"v_mfma_scale_f32_16x16x128_f8f6f4": 1}},
+        ["no v_mfma_scale_f32_16x16x128_f8f6f4 in the loop"],
+    ),
+    (
+        RECORD | {"case": "gemm.ordered.odd", "kernel": "_ordered_by_block", "chained": 1}
+        | {"mnemonics": {"v_mfma_f32_16x16x32_fp8_fp8": 1, "v_pk_add_f32": 2}},
+        ["chained 1 > 0"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "excesses"), GOALS)
+def test_the_goals_are_those_that_were_set(record, excesses):
+    found = check([record], read_budgets().goal, whole=False)
+    assert [line.split(": ")[1] for line in found] == excesses
+
+
+def test_goals_hold_under_every_release_and_budgets_under_one():
+    limits = read_budgets()
+    for release in ("3.6.0", "3.9.0", f"{limits.counted_with}+git0"):
+        assert limits.enforced(release) == limits.goal
+        assert limits.waived(release) == limits.budget
+    assert limits.enforced(limits.counted_with) == limits.goal + limits.budget
+    assert limits.waived(limits.counted_with) == ()
+
+
+def test_budgets_are_those_of_the_pinned_and_recorded_release():
+    release = read_budgets().counted_with
+    assert f"triton=={release}" in (RECORDS.parents[1] / "constraints.txt").read_text().splitlines()
+    for target in MACHINES:
+        assert release in [d["triton"] for d in render_aot.documents(target)]
+
+
+def checked(monkeypatch, tmp_path, release, **counts):
+    """Return what `--check` says of one kernel that costs something, under a release of Triton."""
+    result = {"case": "row.rne", "target": "gfx950", "records": [RECORD | counts]}
+    monkeypatch.setattr("mxref_triton.aot.__main__.compile_cases", lambda *_: iter([result]))
+    monkeypatch.setattr("triton.__version__", release)
+    path = tmp_path / "counts.json"
+    command = ["--target", "gfx950", "--only", "row.rne", "--check", "--json", str(path)]
+    done = CliRunner().invoke(main, command)
+    assert json.loads(path.read_text())["triton"] == release
+    return done
+
+
+def test_budgets_are_enforced_under_their_release_only(monkeypatch, tmp_path):
+    dear = {"alu": 15 * 32}  # above the budget, within the goal
+    release = read_budgets().counted_with
+    done = checked(monkeypatch, tmp_path, release, **dear)
+    assert done.exit_code == 1
+    assert "✗ gfx950 row.rne quantize_rows: alu 15 > 10\n" in done.stdout
+    assert "not enforced" not in done.stdout
+    done = checked(monkeypatch, tmp_path, "3.6.0", **dear)
+    assert done.exit_code == 0, done.output
+    assert "- gfx950 row.rne quantize_rows: alu 15 > 10 (not enforced)\n" in done.stdout
+    assert f"not enforced: counted with Triton {release}, this is 3.6.0\n" in done.stdout
+    assert "✓ 1 kernels are within their goals\n" in done.stdout
+    assert checked(monkeypatch, tmp_path, "3.6.0", alu=17 * 32).exit_code == 1
+    done = checked(monkeypatch, tmp_path, release)
+    assert done.exit_code == 0, done.output
+    assert "✓ 1 kernels are within their goals and budgets\n" in done.stdout
+
+
+def test_what_a_loop_needs_must_be_in_the_loop():
+    record = RECORD | {"mnemonics": {"v_mfma_scale": 2}, "loop_mnemonics": {"v_add_f32": 3}, "loop_alu": 3}
+    assert check([record], [Budget("*", required=("v_mfma",))]) == [
+        "gfx950 row.rne quantize_rows: no v_mfma in the loop"
+    ]
+
+
+def test_a_budget_for_nothing_is_an_error():
+    with pytest.raises(RecipeError, match="no kernel matches case 'colum"):
+        check([RECORD], [Budget("colum.*", max_alu=1.0)])
+
+
+def test_a_misspelt_limit_is_an_error(tmp_path):
+    path = tmp_path / "budgets.toml"
+    path.write_text('counted_with = "3.7.1"\ngoal = []\n[[budget]]\ncase = "*"\nmax_spils = 0\n')
+    with pytest.raises(RecipeError, match=r"budgets.toml.*max_spils.*max_spills"):
+        read_budgets(path)
+
+
+def test_the_longest_innermost_loop_is_found():
+    lines = amdgcn.lines_of(
+        "k:\n.LBB0_1:\n\tv_a v0\n.LBB0_2:\n\tv_b v0\n\tv_c v1\n\ts_cbranch_scc1 .LBB0_2\n\tv_d v0\n"
+        "\ts_cbranch_scc0 .LBB0_1\n.LBB0_3:\nv_e v0\n\ts_branch .LBB0_4\n.LBB0_4:\n\ts_endpgm\n.Lfunc_end0:\n\tv_f v0\n"
+    )
+    assert [m for m, _ in loop_of(lines, ("s_cbranch", "s_branch")) if m] == ["v_b", "v_c", "s_cbranch_scc1"]
+    # Inline assembly may begin a line without space; what follows the end is no code.
+    assert [m for m, _ in lines if m.startswith("v_")] == ["v_a", "v_b", "v_c", "v_d", "v_e"]
+
+
+def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text(
+        "import os, torch\n"
+        "torch.version.hip = 'ahead of time'\n"
+        "from mxref_triton.aot import absent, table, worker\n"
+        "absent.become(absent.MACHINES['gfx950'])\n"
+        "bad = table.Case('bad', lambda backend: os.abort(), 1)\n"
+        "wrong = table.Case('wrong', lambda backend: 1 / 0, 1)\n"
+        "good = table.cases()['dequantize.bfloat16']\n"
+        "for r in worker.results([bad, wrong, good], absent.MACHINES['gfx950'], 1, None):\n"
+        "    print(r['case'], r.get('error', len(r.get('records', ()))))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "OPENBLAS_NUM_THREADS": "1"
+    }
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
+    bad, wrong, good = done.stdout.splitlines()
+    assert bad.startswith("bad the compiler ended with exit code -6")
+    assert wrong == "wrong ZeroDivisionError: division by zero"
+    assert good == "dequantize.bfloat16 1"
+
+
+def words_of(values, factors, spoil=None):
+    """Return what conversions give that are the reference's, but for `spoil`."""
+    with np.errstate(all="ignore"):
+        wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
+    magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)
+    codes = round_magnitude(magnitude.ravel(), Rounding.RNE, E2M1).reshape(magnitude.shape)
+    codes |= np.signbit(values).astype(np.uint8) << 3
+    if spoil is not None:
+        codes = spoil(values, magnitude, codes.copy())
+    return (codes.astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
+
+
+def spoiled(where, code):
+    def spoil(values, magnitude, codes):
+        return np.where(where(values, magnitude), code(codes), codes).astype(np.uint8)
+
+    return lambda values, factors: words_of(values, factors, spoil)
+
+
+def test_the_check_of_the_conversions_passes_the_reference():
+    assert first_difference(words_of) is None
+    assert first_difference(words_of, stochastic=True) is None
+    assert {0, 127, 253} <= set(DIVISORS)
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        (lambda v, m: (v == 0) & np.signbit(v), lambda c: c & 7),
+        (lambda v, m: m == 2.5, lambda c: (c & 8) | 5),
+        (lambda v, m: (np.abs(v) < 2.0**-126) & (v != 0), lambda c: c & 8),
+        (lambda v, m: m == np.nextafter(np.float32(0.25), np.float32(1)), lambda c: c & 8),
+        (lambda v, m: m == 8, lambda c: c ^ 1),
+        (lambda v, m: (v.view(np.uint32) == 0xC0FF0000) & (m == 3.984375), lambda c: c ^ 8),
+    ],
+    ids=["-0", "tie", "subnormal", "above a tie", "saturation", "one pattern under one divisor"],
+)
+def test_the_check_of_the_conversions_finds_one_wrong_bit(where, code):
+    difference = first_difference(spoiled(where, code))
+    assert difference is not None
+    assert difference.got not in difference.wanted
+    assert "became code" in str(difference)
+
+
+def test_stochastic_conversions_must_stay_at_the_neighbours():
+    up = spoiled(lambda v, m: m < 0.25, lambda c: (c & 8) | 1)
+    assert str(first_difference(up, stochastic=True)).endswith("became code 1, not 0")
+    past = spoiled(lambda v, m: m == 2.5, lambda c: (c & 8) | 6)
+    assert first_difference(past, stochastic=True).wanted in ((4, 5), (12, 13))
+
+
+@pytest.mark.parametrize("target", ["gfx950", "sm_90"])
+def test_the_recorded_counts_are_of_the_whole_table(target):
+    recorded = render_aot.documents(target)
+    assert [d["triton"] for d in recorded] == ["3.6.0", "3.7.1", "3.9.0"]
+    for document in recorded:
+        found = document["records"]
+        assert {r["case"] for r in found} == {n for n, case in cases().items() if target in case.targets}
+        spilling = {r["case"] for r in found if r["spills"] or r["scratch"]}
+        assert spilling == ({"row.sr16.h16"} if (target, document["triton"]) == ("sm_90", "3.9.0") else set())
+
+
+def test_the_page_has_the_recorded_counts():
+    assert render_aot.parts()["gfx950.inc"] == render_aot.render(render_aot.documents("gfx950"))
+
+
+def test_recording_replaces_the_counts_of_a_release(tmp_path):
+    short = RECORD | {"alu_per_element": 10.04, "notable": ["v_mfma"]}
+    for alu in (10.04, 8.0):
+        document = {"triton": "3.10.0", "date": "2026-01-02", "records": [short | {"alu_per_element": alu}]}
+        document["records"].append(short | {"target": "sm_90"})
+        (tmp_path / "counts.json").write_text(json.dumps(document))
+        render_aot.keep(tmp_path / "counts.json", tmp_path)
+    assert [d["records"][0]["target"] for d in render_aot.documents("sm_90", tmp_path)] == ["sm_90"]
+    text = render_aot.parts(tmp_path)["gfx950.inc"]
+    assert text.startswith("1 cases, 1 kernels, counted with Triton 3.10.0 on 2026-01-02.")
+    assert text.count("`row.rne`") == 1
+    assert "- 8.0, 64, 5\n" in text
+    assert "- 10.0, " not in text

@@ -1,0 +1,176 @@
+"""The benchmark: it times what it says, refuses a backend that is wrong, and its page is what it measured."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from bench import machine, operations, render, timing
+from bench.goals import COPY_RATIO, MM_RATIO
+from bench.plot import plot
+from bench.records import newest, read
+from mxref import get_backend
+from mxref.placement import Placement
+from mxref.reference import ReferenceBackend
+from places import ROOT
+
+TINY = ["--sizes=64", "--gemm-sizes=64", "--threads=1", "--seconds=0.01", "--no-peers"]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench.bench_cpu", *arguments],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def test_in_turns_tells_slow_from_fast_and_waiting_from_working() -> None:
+    order = []
+
+    def wait() -> None:
+        order.append("wait")
+        time.sleep(0.02)
+
+    slow, fast = timing.in_turns(0.1, wait, lambda: order.append("go"))
+    assert 20 <= slow.min_ms <= slow.median_ms
+    assert slow.cpu_ms < 10
+    assert fast.min_ms < 10
+    assert slow.repeats == fast.repeats >= timing.LEAST_REPEATS
+    assert order == ["wait", "go"] * (slow.repeats + 1)
+
+
+class _OneCode(ReferenceBackend):
+    """The reference but for one code, in a place that moves."""
+
+    name = "one-code"
+    place = 0
+
+    def _quantize(self, x: Any, plan: Any) -> tuple[Any, Any]:
+        codes, scales = super()._quantize(x, plan)
+        codes.reshape(-1)[self.place] ^= 1
+        return codes, scales
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "quantize float32",
+        "quantize SR",
+        "quantize axis 0",
+        "quantize_dual",
+        "fake_quantize",
+        "quantize MXFP8 E4M3",
+    ],
+)
+def test_one_wrong_code_at_either_end_is_found(place: int, label: str) -> None:
+    operation = next(op for op in operations.OPERATIONS if op.label == label)
+    x = operations.inputs(128)[operation.dtype]
+    right, wrong = get_backend("reference"), _OneCode()
+    wrong.place = place
+    q = right.quantize(x, operations.PLAIN)
+    operations.check_bits("right", operation, operation.run(right, x, q), x)
+    with pytest.raises(operations.BitsDiffer, match=f"one-code: {label}"):
+        operations.check_bits("one-code", operation, operation.run(wrong, x, q), x)
+
+
+def test_every_operation_passes_on_the_reference_and_checks_all_of_a_small_matrix() -> None:
+    reference = get_backend("reference")
+    for row in operations.measure(reference, 64, 0.0, 1):
+        assert row["min_ms"] > 0
+        assert row["ratio"] == pytest.approx(row["copy_ms"] / row["min_ms"])
+
+
+WRONG = """
+from mxref.reference import ReferenceBackend
+
+class OneCode(ReferenceBackend):
+    name = "one-code"
+
+    def _quantize(self, x, plan):
+        codes, scales = super()._quantize(x, plan)
+        codes.reshape(-1)[-1] ^= 1
+        return codes, scales
+
+backend = OneCode()
+"""
+
+
+def test_a_wrong_backend_is_not_timed(tmp_path: Path) -> None:
+    out, wrong = tmp_path / "out.json", tmp_path / "wrong.py"
+    wrong.write_text(WRONG)
+    done = bench(*TINY, f"--backend={wrong}:backend", f"--json={out}")
+    assert done.returncode == 1
+    assert "one-code: quantize float32 differs from the reference; nothing is timed" in done.stderr
+    assert not out.exists()
+
+
+def test_a_whole_run_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench(*TINY, f"--json={out}")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    kinds = {row["kind"] for row in results["rows"]}
+    assert kinds == {"operation", "gemm", "overhead", "first call"}
+    measured = {row["operation"] for row in results["rows"]}
+    assert measured >= COPY_RATIO.keys()
+    assert measured >= MM_RATIO.keys()
+    assert results["machine"]["cores"] >= 1
+    assert "quantize float32" in done.stdout
+
+
+def test_bad_arguments_are_named() -> None:
+    done = bench("--sizes=64,big")
+    assert done.returncode == 2
+    assert "64,big" in done.stderr
+
+
+def test_a_busy_machine_is_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            assert machine.busy_share(0.5) > 0.5 / (machine.describe()["cores"] + 1)
+        finally:
+            other.kill()
+
+
+def test_the_page_is_written_from_the_recorded_numbers() -> None:
+    parts = render.parts()
+    assert set(parts) == {"performance.inc", "performance.svg"}
+    results = read(newest("bench_cpu"))
+    assert parts["performance.inc"].startswith(results["machine"]["processor"])
+    page = (ROOT / "docs/explanation/performance.rst").read_text(encoding="utf-8")
+    assert [name for name in parts if f":: /_measured/{name}" not in page] == []
+
+
+def test_the_plot_has_every_operation_and_goal() -> None:
+    rows = [
+        {"kind": "operation", "operation": label, "backend": backend, "size": 8, "threads": 1, "ratio": 1.37}
+        for backend in ("numba", "numba-portable")
+        for label in COPY_RATIO
+    ]
+    svg = plot({"rows": rows}, 8)
+    assert all(label in svg for label in COPY_RATIO)
+    assert svg.count(">1.37<") == len(rows)
+    assert svg == plot({"rows": rows}, 8)
+
+
+def test_quantized_slabs_lie_where_the_matrix_has_them() -> None:
+    x = operations.inputs(128)["float32"]
+    q = get_backend("reference").quantize(x, operations.SR, placement=Placement(operations.STREAM))
+    codes, scales = operations._expected(x, operations.SR, 1, slice(64, 128))
+    assert np.array_equal(q.codes[64:], codes)
+    assert np.array_equal(q.scales[64:], scales)

@@ -1,0 +1,153 @@
+"""The rooms of the architecture page are those of the code; no import points upward, and none runs in a circle."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from places import ROOT, TESTS
+
+FOLDERS = {
+    "mxref": ROOT,
+    "mxref_numba": ROOT / "backends",
+    "mxref_triton": ROOT / "backends",
+    "mxref_torch": ROOT / "training",
+    "mxref_training": ROOT / "training",
+}
+BELOW = {
+    "mxref": set(),
+    "mxref_numba": {"mxref"},
+    "mxref_triton": {"mxref"},
+    "mxref_torch": {"mxref"},
+    "mxref_training": {"mxref", "mxref_torch"},
+}
+PAGE = (ROOT / "docs" / "explanation" / "architecture.rst").read_text(encoding="utf-8")
+packages = pytest.mark.parametrize("package", FOLDERS)
+
+
+def rooms_of_the_page(package: str) -> list[str]:
+    section = re.search(rf"^{package}\n~+\n(.*?)(?=^\w+\n[~-]+\n|\Z)", PAGE, re.M | re.S)
+    assert section, f"the page has no section {package}"
+    return re.findall(r"^   \* - `(\w+)`$", section[1], re.M)
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Return the package's modules by their dotted names; a folder is named as its `__init__` is."""
+    found = {}
+    for path in sorted((FOLDERS[package] / package).rglob("*.py")):
+        parts = path.relative_to(FOLDERS[package]).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(name: str, path: Path, known: set[str]) -> Iterator[str]:
+    """Yield every module that a module imports, wherever in the file and for type checking too.
+
+    An import from a package counts as one of its module if the name is a module, else of the package itself.
+    """
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} has a relative import; name the package"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in known else str(node.module)
+
+
+def room(package: str, module: str) -> str:
+    """Return the room of a module; the package's own `__init__` is above every room."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+@packages
+def test_the_page_lists_the_rooms_of_the_code(package):
+    listed = rooms_of_the_page(package)
+    assert len(listed) == len(set(listed))
+    rooms = {room(package, module) for module in modules(package)} - {"__init__"}
+    assert set(listed) == rooms
+
+
+@packages
+def test_no_import_points_upward(package):
+    known = modules(package)
+    order = rooms_of_the_page(package)
+    height = {name: number for number, name in enumerate([*order, "__init__"])}
+    # A version number is no way of data: `from mxref import __version__` may stand anywhere.
+    wrong = [
+        f"{name} imports {target}"
+        for name, path in known.items()
+        for target in imported(name, path, set(known))
+        if target.split(".")[0] == package
+        and height[room(package, target)] > height[room(package, name)]
+        and not (target == package and takes_only_the_version(path))
+    ]
+    assert not wrong
+
+
+def takes_only_the_version(path: Path) -> bool:
+    taken = re.findall(r"^\s*from mxref import (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return set(taken) <= {"__version__"} and not re.search(
+        r"^import mxref$", path.read_text(encoding="utf-8"), re.M
+    )
+
+
+@packages
+def test_no_module_imports_itself_through_others(package):
+    known = modules(package)
+    edges = {
+        name: set(imported(name, path, set(known))) & set(known) - {name} for name, path in known.items()
+    }
+    while free := [name for name, targets in edges.items() if not targets & set(edges)]:
+        for name in free:
+            del edges[name]
+    assert not edges, f"circles among {sorted(edges)}"
+
+
+@packages
+def test_packages_import_only_packages_below_them(package):
+    known = modules(package)
+    targets = {
+        target.split(".")[0] for name, path in known.items() for target in imported(name, path, set(known))
+    }
+    assert targets & set(FOLDERS) <= BELOW[package] | {package}
+    assert not targets & {path.stem for path in TESTS.iterdir() if path.stem not in FOLDERS | {"torch": 0}}
+
+
+def test_tests_are_found_without_changing_the_path():
+    changed = re.compile(r"\bsys\.path\.(?:insert|append)\(|\bsys\.path\[")
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in TESTS.rglob("test_*.py")
+        if changed.search(path.read_text(encoding="utf-8").replace("assert sys.path[-1]", ""))
+    ]
+    assert not found
+
+
+def test_every_folder_of_the_tests_is_on_the_page():
+    folders = {path.name for path in TESTS.iterdir() if any(path.glob("**/*.py")) and path.is_dir()}
+    section = PAGE.partition("\nTests\n-----\n")[2]
+    assert folders == set(re.findall(r"`tests/(\w+)`", section))
+
+
+def test_an_upward_import_and_a_circle_are_noticed(tmp_path, monkeypatch):
+    folder = tmp_path / "mxref_numba"
+    folder.mkdir()
+    for name, text in {
+        "path": "from mxref_numba import backend",
+        "backend": "import mxref_numba.path",
+        "__init__": "",
+    }.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.setitem(FOLDERS, "mxref_numba", tmp_path)
+    with pytest.raises(AssertionError, match="path imports mxref_numba.backend"):
+        test_no_import_points_upward("mxref_numba")
+    with pytest.raises(AssertionError, match="circles among"):
+        test_no_module_imports_itself_through_others("mxref_numba")
+    (folder / "backend.py").write_text("import mxref_triton")
+    with pytest.raises(AssertionError):
+        test_packages_import_only_packages_below_them("mxref_numba")

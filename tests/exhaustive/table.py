@@ -1,0 +1,36 @@
+"""The records of the sweeps as rows of text, and as the tables of docs/explanation/exhaustive.rst."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from bench.records import RECORDS, newest, read
+
+COLUMNS = ("part", "function", "domain", "cases", "faults", "seconds")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """The row of the table, as text."""
+    return [
+        f"{row[c]:,}" if c in ("cases", "faults") else f"{row[c]:.0f}" if c == "seconds" else row[c]
+        for c in COLUMNS
+    ]
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """The table as the documentation includes it."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([COLUMNS, *map(cells, rows)])
+    return out.getvalue()
+
+
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return the table of each family's newest record by the name under which the page includes it."""
+    families = sorted({path.stem.split("_")[1] for path in records.glob("exhaustive_*_*.json")})
+    return {
+        f"exhaustive_{family}.csv": as_csv(read(newest(f"exhaustive_{family}", records))["rows"])
+        for family in families
+    }

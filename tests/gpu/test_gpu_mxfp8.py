@@ -1,0 +1,115 @@
+"""MXFP8 on the GPU: products of every pair of formats against their class, at every scale, and what is flagged."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu.operands_torch import DEVICE, tolerance
+from mxref import MXArray
+from mxref.backend import within_range
+from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref_triton import TritonBackend
+
+PAIRS = [pair for pair in product(BLOCK_FORMATS.values(), repeat=2) if pair != (MXFP4, MXFP4)]
+every_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+
+
+def drawn(made: BlockFormat, rows: int, k: int, low: int, high: int, seed: int) -> MXArray:
+    """Return drawn finite codes under scale codes from `low` to `high`."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, device=DEVICE, generator=generator)
+
+    element = made.element
+    codes = integers(0, element.max_code + 1, rows, k) | integers(0, 2, rows, k) * element.sign
+    if element.bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    return MXArray(codes, integers(low, high + 1, rows, k // made.k), (rows, k), 1, format=made)
+
+
+def values(q: MXArray) -> torch.Tensor:
+    """Return the values of an operand in float64 [rows, K]."""
+    grid = torch.tensor(q.format.element.values, dtype=torch.float64, device=DEVICE)
+    codes = (
+        q.codes if q.format.element.bits == 8 else torch.stack([q.codes & 15, q.codes >> 4], -1).flatten(-2)
+    )
+    powers = torch.where(q.scales == 255, torch.nan, torch.exp2(q.scales.double() - 127))
+    return grid[codes.long()] * powers.repeat_interleave(q.format.k, 1)
+
+
+def check(
+    backend: TritonBackend, a: MXArray, b: MXArray, out: str = "float32", prepared: bool = False
+) -> int:
+    """Hold a product to its class, done over where it left its range; return how often it was computed."""
+    runs = []
+    right = backend.prepare(b, profile="bounded") if prepared else b
+
+    def work() -> torch.Tensor:
+        runs.append(None)
+        return backend.scaled_gemm(a, right, profile="bounded", out_dtype=out)
+
+    got = within_range(backend, work).double()
+    va, vb = values(a), values(b)
+    want, magnitude = va @ vb.T, va.abs() @ vb.abs().T
+    bound = tolerance(a.length, magnitude, backend.capabilities.bounded_class, out)
+    right_or_nan = ((got - want).abs() <= bound) | (got.isnan() & want.isnan())
+    assert (right_or_nan | (magnitude >= 2.0**127)).all()
+    return len(runs)
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.output", "conformance.dual")
+@pytest.mark.parametrize("k", [32, 512, 4096, 16384])
+@every_pair
+def test_products_are_of_their_class(pair, k, cases):
+    a, b = (drawn(made, rows, k, 116, 126, rows) for made, rows in zip(pair, (256, 272), strict=True))
+    for bounded in ("auto", "bf16", "ordered"):
+        backend = TritonBackend(bounded=bounded)
+        for out, prepared in (("float32", False), ("bfloat16", True)):
+            assert check(backend, a, b, out, prepared) == 1
+            cases(256 * 272)
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.nan")
+@every_pair
+def test_products_at_every_scale(pair, cases):
+    """Scale codes of 0 to 254 side by side, some NaN: out of the range of BF16, and computed block by block."""
+    backend = TritonBackend()
+    a, b = (drawn(made, rows, 1024, 0, 254, rows) for made, rows in zip(pair, (96, 112), strict=True))
+    a.scales[3, 1], b.scales[5, 2] = 255, 255
+    assert check(backend, a, b) == 2
+    cases(96 * 112)
+
+
+@pytest.mark.clause("gemm.bounded")
+@pytest.mark.parametrize(("made", "lowest", "highest"), [(MXFP8_E4M3, 3, 246), (MXFP8_E5M2, 10, 239)])
+def test_bf16_at_the_ends_of_its_range(made, lowest, highest):
+    """Elements of bfloat16's smallest step, and of its largest binade: exact, and neither flushed nor flagged."""
+    backend = TritonBackend(bounded="bf16")
+    for scale, other in ((lowest, 230), (highest, 2 + lowest), (lowest, 127)):
+        a, b = drawn(made, 64, 512, scale, scale, 1), drawn(made, 64, 512, other, other, 2)
+        assert check(backend, a, b) == 1
+    for scale in (lowest - 1, highest + 1):
+        a, b = drawn(made, 64, 512, scale, scale, 1), drawn(made, 64, 512, 20, 20, 2)
+        assert check(backend, a, b) == 2
+
+
+@pytest.mark.clause("gemm.nan")
+@pytest.mark.parametrize("bounded", ["auto", "ordered"])
+def test_nan_and_inf_codes_give_what_their_values_give(bounded):
+    a, b = (drawn(MXFP8_E5M2, rows, 64, 120, 130, rows) for rows in (40, 48))
+    beyond = torch.tensor([0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF], dtype=torch.uint8, device=DEVICE)
+    a.codes[:8, 3], b.codes[:8, 3] = beyond, beyond
+    got = TritonBackend(bounded=bounded).scaled_gemm(a, b, profile="bounded")
+    # A sum of products with one Inf or NaN among the terms does not depend on their order.
+    want = (values(a)[:, None] * values(b)[None]).sum(-1)
+    finite = want.isfinite()
+    assert bool(want.isinf().any())
+    assert bool(want.isnan().any())
+    assert torch.equal(got.isfinite(), finite)
+    assert torch.equal(got[want.isinf()].double(), want[want.isinf()])
+    assert (got[want.isnan()].view(torch.int32) == CANONICAL_NAN).all()

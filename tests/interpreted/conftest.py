@@ -1,8 +1,0 @@
-"""Kernels are interpreted or compiled for a whole process, so these tests have one of their own.
-
-`tests/test_triton.py` starts it; by hand it is `TRITON_INTERPRET=1 pytest tests/interpreted`.
-"""
-
-import os
-
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["*"]

@@ -1,0 +1,209 @@
+"""The reference in stages, each of which a planted fault may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mxref import BlockShape, Capabilities, GemmProfile, MXArray
+from mxref import hadamard as transform
+from mxref.block_dots import block_dots
+from mxref.formats import E2M1, MXFP4
+from mxref.gemm import prescale_product
+from mxref.layouts.packed import pack
+from mxref.reference import ReferenceBackend
+from mxref.steps.hadamard import Rotation
+from mxref.steps.random import random_integers
+from mxref.steps.rounding import apply_prescale, round_magnitude
+from mxref.steps.scale import magnitude_bits, scale_code, scale_exponent
+
+GRID = np.array(E2M1.magnitudes)
+
+TIES = (GRID[1:] + GRID[:-1]) / 2
+
+INF = 0x7F800000
+
+VALUES = np.array([*GRID, *-GRID], np.float32)
+
+
+class Staged(ReferenceBackend):
+    """The reference, stage by stage, in any block format."""
+
+    name = "mutant"
+
+    def _quantize(self, x, plan):
+        self.plan_now, self.dtype_now, spec = plan, x.dtype, plan.spec
+        v = np.moveaxis(x, plan.axis, -1)
+        v = self.rows(self.widen(v), plan)
+        bits = magnitude_bits(v).reshape(len(v), plan.length // 32, 32)
+        amax = self.amax(bits, v, spec)  # [rows, blocks]
+        spoiled = self.spoiled(amax, bits, spec)
+        scales = self.scale(np.where(spoiled, np.uint32(0), amax), spec)
+        scales = np.where(amax == 0, self.zero(spec), scales).astype(np.uint8)
+        magnitude = np.where(spoiled[..., None], 0, bits).astype(np.uint32).view(np.float32)
+        with np.errstate(under="ignore", over="ignore", invalid="ignore"):
+            scaled = self.scaled(magnitude, scales)
+            if spec.prescale:
+                scaled = self.prescale(scaled)
+        random = self.integers(plan).reshape(bits.shape) if plan.stream else None
+        codes = self.round(scaled, spec, random).astype(np.uint8)
+        codes = self.sign(codes, np.signbit(v).reshape(bits.shape))
+        codes, scales = self.nan(codes, scales, spoiled, v.reshape(bits.shape))
+        shape = (*plan.rows_shape, plan.length)
+        return self.pack(codes.reshape(shape)), scales.reshape(*shape[:-1], plan.length // 32)
+
+    @property
+    def element(self):
+        return self.plan_now.format.element
+
+    def widen(self, x):
+        return x.astype(np.float32)
+
+    def rows(self, v, plan):
+        v = np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, plan.length - v.shape[-1])]).reshape(
+            plan.rows, plan.length
+        )
+        return self.rotate(v, plan.rotation) if plan.rotation else v
+
+    def rotate(self, v, rotation):
+        return transform(v, rotation)
+
+    def amax(self, bits, v, spec):
+        amax = bits.max(axis=-1)
+        if spec.block is BlockShape.TILE:
+            tiles = amax.reshape(len(amax) // 32, 32, amax.shape[-1]).max(axis=1)
+            amax = np.repeat(tiles, 32, axis=0)
+        return amax
+
+    def spoiled(self, amax, bits, spec):
+        return amax >= INF
+
+    def scale(self, amax, spec):
+        return scale_code(amax, spec.scale_rule, spec.format.element)
+
+    def zero(self, spec):
+        return spec.zero_scale
+
+    def scaled(self, magnitude, scales):
+        return np.ldexp(magnitude.astype(np.float64), -scale_exponent(scales)[..., None]).astype(np.float32)
+
+    def prescale(self, v):
+        return apply_prescale(v, self.element)
+
+    def stream(self, plan):
+        return plan.stream
+
+    def integers(self, plan):
+        return random_integers(
+            self.rows_index(plan),
+            plan.first,
+            plan.length,
+            plan.global_length,
+            self.stream(plan),
+            plan.spec.sr_bits,
+        )
+
+    def rows_index(self, plan):
+        return plan.global_rows()
+
+    def round(self, v, spec, random):
+        return round_magnitude(v, spec.rounding, spec.format.element, random, spec.sr_bits)
+
+    def sign(self, codes, negative):
+        return codes | negative.astype(np.uint8) * np.uint8(self.element.sign)
+
+    def nan(self, codes, scales, spoiled, v):
+        return np.where(spoiled[..., None], 0, codes).astype(np.uint8), np.where(spoiled, 255, scales).astype(
+            np.uint8
+        )
+
+    def pack(self, codes):
+        return pack(codes, self.element)
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        if profile is GemmProfile.EXACT:
+            return super()._scaled_gemm(a, b, profile, out_dtype)
+        with np.errstate(all="ignore"):
+            acc = self.accumulate(a, b) * self.undo_of(a, b)
+            out = self.narrow(acc.astype(np.float32), out_dtype)
+        spoiled = self.nan_rows(a, b)
+        out[spoiled] = np.nan
+        return out
+
+    def accumulate(self, a, b):
+        acc = np.zeros((len(a.scales), len(b.scales)), np.float32)
+        for dot in block_dots(a, b):
+            acc = self.add_dot(acc, dot, a, b)
+        return acc
+
+    def add_dot(self, acc, dot, a, b):
+        if {a.format, b.format} == {MXFP4}:  # float64 holds every sum that decides
+            return self.add(acc, dot.approximate())
+        return dot.added_to(acc)
+
+    def add(self, acc, term):
+        return (acc.astype(np.float64) + term).astype(np.float32)
+
+    def undo_of(self, a, b):
+        if {a.format, b.format} == {MXFP4}:
+            return self.undo(int(a.prescale) + int(b.prescale))
+        return np.float32(1 / prescale_product(a, b))
+
+    def undo(self, prescaled):
+        return (np.float32(1), np.float32(4 / 3), np.float32(16 / 9))[prescaled]
+
+    def narrow(self, acc, out_dtype):
+        return acc if out_dtype == "float32" else acc.astype(ml_dtypes.bfloat16)
+
+    def nan_rows(self, a, b):
+        return (a.scales == 255).any(axis=1)[:, None] | (b.scales == 255).any(axis=1)
+
+
+def staged(**stages: Any) -> Callable[[], ReferenceBackend]:
+    """A backend with some stages replaced by functions of (self, ...)."""
+    return lambda: type("Mutant", (Staged,), stages)()
+
+
+def with_capabilities(**fields: Any) -> Capabilities:
+    return replace(ReferenceBackend.capabilities, **fields)
+
+
+def rotating(actual: Callable[[Any, Rotation], Any]):
+    """A fault in both the transform alone and the one inside a quantization."""
+
+    def make():
+        class Rotating(Staged):
+            def rotate(self, v, rotation):
+                return actual(v, rotation)
+
+            def _hadamard(self, x, rotation, axis):
+                v = np.moveaxis(x, axis, -1).astype(np.float32)
+                return np.moveaxis(actual(v, rotation), -1, axis)
+
+        return Rotating()
+
+    return make
+
+
+def decoding(actual: Callable[[MXArray, str], Any]):
+    class Decoding(Staged):
+        def _dequantize(self, q, dtype):
+            with np.errstate(all="ignore"):
+                return actual(q, dtype)
+
+    return Decoding
+
+
+class ExactBy(Staged):
+    def __init__(self, change: Callable[..., Any]) -> None:
+        self.change = change
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        if profile is not GemmProfile.EXACT:
+            return super()._scaled_gemm(a, b, profile, out_dtype)
+        with np.errstate(all="ignore"):
+            return self.change(self, a, b, out_dtype)

@@ -1,0 +1,315 @@
+"""Conformance: which backends pass, and what is asked of them."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mutants import BY_NAME
+from mutants.staged import Staged, with_capabilities
+from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
+from mxref.backend import Capabilities
+from mxref.conformance import CLAUSES, check, checks_of
+from mxref.conformance.model import Level, Op, Plan
+from mxref.conformance.requests.crafted import crafted_blocks, tame, ties
+from mxref.discovery import get_backend
+from mxref.errors import RecipeError
+from mxref.formats import BLOCK_FORMATS, MXFP4
+from mxref.placement import Placement
+from mxref.reference import ReferenceBackend
+from mxref.reference import backend as reference
+from mxref.steps.scale import ScaleRule
+from places import ROOT
+
+TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
+
+
+@pytest.mark.clause("conformance.capabilities")
+@pytest.mark.parametrize("level", Level)
+def test_the_reference_passes_all_that_it_declares(level):
+    report = check(reference, level=level)
+    assert report.ok, report.failing
+    assert {c.clause for c in report.clauses} == set(CLAUSES)
+    assert {reason for c in report.clauses for reason in c.reasons} == {"native_sr"}
+
+
+def test_numba_passes_and_skips_only_what_it_does_not_declare():
+    pytest.importorskip("numba")
+    report = check(get_backend("numba"))
+    assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
+    skipped = {c.clause: set(c.reasons) for c in report.clauses if c.reasons}
+    undeclared = {
+        "native_sr", "gemms: exact of mxfp4 x mxfp4", "dequantize_dtypes: float64", "bounded_max_scale: 254",
+        "bounded_max_scale: 253",
+    }  # fmt: skip
+    assert set.union(*skipped.values()) <= undeclared
+    assert [c.clause for c in report.clauses if c.outcome == "skipped"] == [
+        "rounding.native_sr",
+        "gemm.exact",
+    ]
+
+
+@pytest.mark.clause("conformance.unsupported")
+def test_the_toy_backend_passes_what_it_declares():
+    report = check(get_backend(TOY))
+    assert report.ok, report.failing
+    outcomes = {c.clause: c.outcome for c in report.clauses}
+    assert outcomes["scale.rule.floor"] == outcomes["rounding.rne"] == outcomes["gemm.ordered"] == "passed"
+    assert outcomes["scale.rule.even"] == outcomes["hadamard.order"] == outcomes["random.index"] == "skipped"
+    assert outcomes["conformance.unsupported"] == outcomes["quantize.order"] == "passed"
+    (drawn,) = [c for c in report.clauses if c.clause == "quantize.order"]
+    assert drawn.passed >= 3000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"in_dtypes": frozenset({"bfloat16"})},
+        {"scale_rules": frozenset({ScaleRule.EVEN}), "roundings": frozenset({Rounding.SR})},
+        {"max_sr_bits": 16, "hadamard_sizes": frozenset({16, 64}), "gemm_dtypes": frozenset({"bfloat16"})},
+        {"gemms": frozenset(), "dequantize_dtypes": frozenset()},
+    ],
+)
+def test_narrow_declarations_are_asked_for_what_they_hold(fields):
+    narrow = type("Narrow", (ReferenceBackend,), {"capabilities": with_capabilities(**fields)})()
+    report = check(narrow, level="quick")
+    assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
+    passed = {c.clause for c in report.clauses if c.passed}
+    assert {"scale.amax", "rounding.sign", "quantize.axis", "conformance.unsupported"} <= passed
+    assert next(c for c in report.clauses if c.clause == "quantize.order").passed >= 60
+    if "roundings" in fields:
+        assert "random.index" in passed
+
+
+def _spread(array):
+    """Return the same array with a gap after every element in memory, and its rows in reverse."""
+    if array.size == 0:
+        return array
+    wide = np.full((*array.shape, 2), array.reshape(-1)[0])[::-1]
+    wide[..., 0] = array
+    return wide[..., 0]
+
+
+class Strided(ReferenceBackend):
+    name = "strided"
+
+    def _quantize(self, x, plan):
+        codes, scales = super()._quantize(x, plan)
+        return _spread(codes), _spread(scales)
+
+    def _dequantize(self, q, dtype):
+        return _spread(super()._dequantize(q, dtype))
+
+    def _hadamard(self, x, rotation, axis):
+        return _spread(super()._hadamard(x, rotation, axis))
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        return _spread(super()._scaled_gemm(a, b, profile, out_dtype))
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_fault_of_one_orientation_says_which_and_where():
+    failure = check(
+        BY_NAME["dual without padding"].make(), level="quick", clauses={"conformance.dual"}
+    ).failures[0]
+    assert re.fullmatch(
+        r"along axis 0: not what quantize gives in \d+ of \d+ blocks, the first in stored row \d+, block \d+",
+        failure.message,
+    )
+    assert "True" in failure.request["pads"]
+    assert failure.request["along axis 0"].startswith("scale_rule=floor, rounding=rne")
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_fault_of_a_layout_is_not_one_of_the_gemm():
+    report = check(BY_NAME["layout loses NaN"].make(), level="quick", ops=["gemm"])
+    assert report.failing == ("conformance.dual",)
+    assert "B prepared" in report.failures[0].check
+    # A GEMM that is wrong by itself is not blamed on the layout as well.
+    assert (
+        "conformance.dual"
+        not in check(BY_NAME["NaN rows dropped"].make(), level="quick", ops=["gemm"]).failing
+    )
+
+
+@pytest.mark.clause("conformance.protocol")
+def test_results_may_have_any_strides():
+    assert not _spread(np.ones((2, 3))).flags.c_contiguous
+    assert check(Strided(), level="quick").failing == ()
+
+
+class HardwareRandom(Staged):
+    capabilities = with_capabilities(native_sr=True)
+    bias = 0.0
+
+    def integers(self, plan):
+        rng = np.random.default_rng(int(np.random.default_rng().integers(1 << 60)))
+        r = rng.random((plan.rows, plan.length)) ** (1 + self.bias)
+        return (r * 2**plan.spec.sr_bits).astype(np.uint32)
+
+
+@pytest.mark.clause("rounding.native_sr")
+def test_native_sr_is_asked_for_statistics_only():
+    good, biased = HardwareRandom(), HardwareRandom()
+    biased.bias = 1.0
+    report = check(good, level="quick", ops=["quantize"])
+    assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
+    outcomes = {c.clause: c.outcome for c in report.clauses}
+    assert outcomes["rounding.native_sr"] == "passed"
+    assert outcomes["rounding.sr"] == outcomes["random.philox"] == "skipped"
+    assert check(biased, level="quick", ops=["quantize"]).failing == ("rounding.native_sr",)
+
+
+@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+def test_crafted_blocks_hold_what_they_promise(made):
+    crafted = crafted_blocks(made)
+    bits = crafted.x.view(np.uint32)
+    assert len(set(crafted.names)) == len(crafted.names) == len(crafted.x)
+    amax = (bits & 0x7FFFFFFF).max(axis=1)
+    finite = amax[amax < 0x7F800000]
+    assert set(range(255)) <= set((finite >> 23).tolist())
+    values = np.abs(crafted.x[amax < 0x7F800000].astype(np.float64))
+    # A block holds ten ties, so those of a finer grid are spread over the exponents; every tie is held somewhere.
+    every = (0,) if len(ties(made.element)) > 10 else (-127, -126, 0, 100)
+    for e in every:
+        around = range(e - 13, e + 14) if len(every) == 1 else (e,)
+        found = {v for scale in around for v in (values / 2.0**scale).ravel().tolist()}
+        assert set(ties(made.element)) <= found
+    largest = made.element.max_value
+    for above in (largest, largest + (largest - made.element.magnitudes[-2]) / 2):
+        assert (values == above).any()
+    for special in (0x80000000, 1, 0x7FFFFF, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001):
+        assert (bits == special).any(), hex(special)
+    assert np.isin(crafted_blocks(made, False).x.view(np.uint32), bits).mean() > 0.2
+    assert not crafted.x.flags.writeable
+
+
+@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_tame_values_are_exact_under_every_rounding(rule, made):
+    x = tame(np.random.default_rng(0), (50, 96), made=made)
+    first, *others = (
+        quantize(x, OperandSpec(format=made, scale_rule=rule, rounding=r), placement=Placement(Stream(1)))
+        for r in Rounding
+    )
+    assert all(first == other for other in others)
+
+
+def test_filters():
+    caps = Capabilities()
+    checks = checks_of(caps, ops=["hadamard"], level="quick")
+    assert {c.op for c in checks} == {Op.HADAMARD}
+    checks = checks_of(caps, dialects=["nvidia"], ops=["quantize"], level="quick")
+    specs = {c.spec for c in checks if c.spec}
+    assert {s.scale_rule for s in specs} == {ScaleRule.RCEIL}
+    assert {s.rounding for s in specs} == {Rounding.RNE}
+    assert len([c for c in checks if c.clause == "quantize.order"]) >= 60
+    checks = checks_of(caps, clauses=["gemm.nan"], level="quick")
+    assert {c.clause for c in checks} == {"gemm.nan"}
+    for bad in (
+        {"ops": ["quantise"]},
+        {"dialects": ["intel"]},
+        {"clauses": ["scale.rul"]},
+        {"level": "some"},
+    ):
+        with pytest.raises(RecipeError, match=next(iter(next(iter(bad.values()))))[:1]):
+            checks_of(caps, **bad)
+    with pytest.raises(RecipeError, match="seed = -1 is negative"):
+        checks_of(caps, seed=-1)
+
+
+def test_the_seed_changes_the_draws_and_nothing_else():
+    first, again, other = (
+        [c for c in checks_of(Capabilities(), seed=s, level="quick") if c.title == "drawn combination 3"]
+        for s in (0, 0, 1)
+    )
+    assert first[0].spec == again[0].spec
+    assert first[0].describe() == again[0].describe()
+    assert first[0].describe() != other[0].describe()
+    assert check(reference, seed=7, level="quick").ok
+
+
+def test_plan_takes_the_plainest_that_is_declared():
+    plan = Plan.of(
+        Level.QUICK,
+        3,
+        with_capabilities(scale_rules=frozenset({ScaleRule.EVEN}), in_dtypes=frozenset({"float16"})),
+        MXFP4,
+    )
+    assert (plan.base.scale_rule, plan.base.rounding, plan.dtype) == (ScaleRule.EVEN, Rounding.RNE, "float16")
+
+
+def test_a_backend_of_torch_tensors_is_asked_with_tensors():
+    torch = pytest.importorskip("torch")
+
+    class Tensors(ReferenceBackend):
+        capabilities = with_capabilities(arrays="torch")
+
+        def from_numpy(self, array):
+            if array.dtype == ml_dtypes.bfloat16:
+                return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+            return torch.from_numpy(array)
+
+        def to_numpy(self, array):
+            if array.dtype == torch.bfloat16:
+                return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+            return array.numpy()
+
+        def _quantize(self, x, plan):
+            assert isinstance(x, torch.Tensor)
+            return tuple(map(self.from_numpy, super()._quantize(self.to_numpy(x), plan)))
+
+        def _on(self, q):
+            return replace(q, codes=self.to_numpy(q.codes), scales=self.to_numpy(q.scales))
+
+        def _dequantize(self, q, dtype):
+            return self.from_numpy(np.ascontiguousarray(super()._dequantize(self._on(q), dtype)))
+
+        def _hadamard(self, x, rotation, axis):
+            return self.from_numpy(np.ascontiguousarray(super()._hadamard(self.to_numpy(x), rotation, axis)))
+
+        def _scaled_gemm(self, a, b, profile, out_dtype):
+            return self.from_numpy(super()._scaled_gemm(self._on(a), self._on(b), profile, out_dtype))
+
+    report = check(Tensors(), level="quick")
+    assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
+    (strides,) = [c for c in report.clauses if c.clause == "quantize.strides"]
+    assert strides.reasons == {"arrays: numpy": 3}
+
+
+class Narrow(ReferenceBackend):
+    """Gives wrong `bounded` products unless it is widened, and admits it or not."""
+
+    def __init__(self, honest):
+        self.honest, self.wide, self.flag = honest, False, False
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        out = super()._scaled_gemm(a, b, profile, out_dtype)
+        if profile is not GemmProfile.BOUNDED or self.wide:
+            return out
+        self.flag = self.honest
+        return np.where(np.isnan(out), out, 1).astype(out.dtype)
+
+    def range_exceeded(self):
+        found, self.flag = self.flag, False
+        return found
+
+    @contextmanager
+    def widened(self):
+        self.wide = True
+        yield
+        self.wide = False
+
+
+@pytest.mark.clause("gemm.bounded")
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_result_out_of_range_counts_only_if_the_backend_did_not_say_so(honest):
+    report = check(Narrow(honest), ops=["gemm"], clauses=["gemm.bounded"], level="quick")
+    assert report.total("passed") + report.total("failed") > 10
+    assert report.ok is honest

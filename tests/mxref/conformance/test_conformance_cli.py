@@ -1,0 +1,195 @@
+"""The command `mxref conform`, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from mxref.cli import main
+from mxref.conformance import CLAUSES, check
+from mxref.conformance.report import to_json, to_junit
+from mxref.discovery import get_backend
+from mxref.formats import E2M1
+from mxref.layouts.packed import unpack
+from places import ROOT
+
+TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
+
+
+def run(*args: str, width: int = 100) -> Result:
+    return CliRunner().invoke(main, args, env={"COLUMNS": str(width), "MXREF_BACKEND": ""})
+
+
+def explained(command: str) -> str:
+    """What the command prints, in the form of a failure's expected side."""
+    words = shlex.split(command)
+    assert words[:2] == ["mxref", "explain"]
+    index = int(words[words.index("--block") + 1])
+    (block,) = json.loads(run(*words[1:], "--json").stdout)["blocks"]
+    assert block["index"] == index
+    packed = bytes.fromhex(block["packed"])
+    return f"scale {block['scale']['byte']:02x}  codes {packed.hex(' ')}"
+
+
+@pytest.fixture(scope="module")
+def failing_report():
+    return check(get_backend(PLANTED), level="quick")
+
+
+def test_json_holds_every_clause_and_the_shrunk_failure(failing_report):
+    table = json.loads(to_json(failing_report))
+    assert table["format"] == "mxref.conformance.1"
+    assert (table["backend"], table["level"], table["seed"], table["ok"]) == ("planted", "quick", 0, False)
+    assert set(table["totals"]) == {"passed", "failed", "skipped", "compared"}
+    assert table["totals"]["failed"] == sum(c["failed"] for c in table["clauses"])
+    assert [c["clause"] for c in table["clauses"]] == [
+        c for c in CLAUSES if c in {d["clause"] for d in table["clauses"]}
+    ]
+    for clause in table["clauses"]:
+        assert set(clause) == {
+            "clause",
+            "outcome",
+            "passed",
+            "failed",
+            "skipped",
+            "compared",
+            "reasons",
+            "failures",
+        }
+        assert clause["outcome"] in ("passed", "failed", "skipped")
+        assert bool(clause["failures"]) == (clause["outcome"] == "failed")
+        assert sum(clause["reasons"].values()) == clause["skipped"]
+    (rne,) = [c for c in table["clauses"] if c["clause"] == "rounding.rne"]
+    failure = rne["failures"][0]
+    assert set(failure) == {
+        "check", "message", "request", "inputs", "expected", "got", "differing", "command",
+    }  # fmt: skip
+    assert len(failure["inputs"]["x"]) == 32
+
+
+def test_junit_has_a_case_per_clause(failing_report):
+    root = ElementTree.fromstring(to_junit(failing_report))
+    (suite,) = root
+    cases = {case.get("name"): case for case in suite}
+    assert int(suite.get("tests")) == len(cases) == len(failing_report.clauses)
+    assert int(suite.get("failures")) == len(failing_report.failing)
+    assert "explain   mxref explain" in cases["rounding.rne"].find("failure").text
+    assert "scale_rules" in cases["scale.rule.even"].find("skipped").get("message")
+    assert len(cases["scale.rule.floor"]) == 0
+    assert suite.get("errors") == "0"
+
+
+def test_command_passes_fails_and_refuses(tmp_path):
+    junit, table = tmp_path / "c.xml", tmp_path / "c.json"
+    files = ("--junit", str(junit), "--json", str(table))
+    good = run("conform", "--backend", "reference", "--quick", "--op", "dequantize", *files)
+    assert good.exit_code == 0, good.output
+    assert "reference conforms (quick, seed 0)" in good.output
+    assert json.loads(table.read_text())["ops"] == ["dequantize"]
+    assert ElementTree.parse(junit).getroot().tag == "testsuites"
+    bad = run("conform", "--backend", PLANTED, "--quick", "--clause", "rounding.rne", *files)
+    assert bad.exit_code == 1
+    assert "broken, likely causes first: rounding.rne" in bad.output
+    assert json.loads(table.read_text())["ok"] is False
+    nothing = run("conform", "--backend", PLANTED, "--op", "gemm", "--clause", "gemm.exact", "--quick")
+    assert nothing.exit_code == 1
+    assert "declares nothing that was asked for" in " ".join(nothing.output.split())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "c.xml"]
+
+
+def test_a_log_is_told_how_far_the_run_is(monkeypatch):
+    words = ("conform", "--backend", "reference", "--quick", "--clause", "gemm.nan")
+    assert run(*words).stderr == ""
+    monkeypatch.setattr("mxref.cli.conform._INTERVAL", 0.0)
+    lines = run(*words).stderr.splitlines()
+    total = len(lines)
+    assert total > 3
+    assert lines == [f"{done} of {total} checks" for done in range(1, total + 1)]
+
+
+def test_a_screen_holds_the_output_and_verbose_has_every_clause():
+    few, all_of_it = (
+        run("conform", "--backend", PLANTED, "--quick", *more).stdout.splitlines() for more in ((), ("-v",))
+    )
+    assert len(few) < 36
+    assert any(line.startswith("rounding     FAILED") for line in few)
+    assert any(line.startswith("-v prints the other 2 failures") for line in few)
+    clauses = [line.split()[0] for line in all_of_it if re.search(r"(passed|FAILED|skipped) ", line)]
+    assert set(CLAUSES) <= set(clauses)
+    assert sum(line.startswith("  expected ") for line in few) == 1
+    assert sum(line.startswith("  expected ") for line in all_of_it) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--backend", "numbr"), "unknown backend 'numbr'"),
+        (("--backend", "reference", "--dialect", "intel"), "unknown dialect 'intel'"),
+        (("--backend", "reference", "--clause", "scale.rule.flor"), "did you mean 'scale.rule.floor'"),
+        (("--backend", "reference", "--op", "divide"), "Invalid value for '--op'"),
+        (("--backend", "reference", "--seed", "-1"), "Invalid value for '--seed'"),
+        (
+            ("--backend", "reference", "--json", "/no/such/folder/x.json"),
+            "cannot write /no/such/folder/x.json",
+        ),
+    ],
+)
+def test_bad_usage_ends_with_two(args, message):
+    result = run("conform", "--quick", *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_tiles_are_explained_from_saved_files(tmp_path):
+    (tmp_path / "faulty.py").write_text(
+        "from mutants import MUTANTS\n"
+        "backend = next(m for m in MUTANTS if m.name == 'tile amax by row').make\n"
+    )
+    folder = tmp_path / "blocks"
+    result = run(
+        "conform", "--backend", f"{tmp_path}/faulty.py:backend", "--quick", "--clause", "scale.block.tile",
+        "--save", str(folder), "--json", str(tmp_path / "c.json"),
+    )  # fmt: skip
+    assert result.exit_code == 1, result.output
+    (clause,) = json.loads((tmp_path / "c.json").read_text())["clauses"]
+    failure = clause["failures"][0]
+    assert "--tile --file" in failure["command"]
+    assert explained(failure["command"]) == failure["expected"]
+    assert [p.name for p in folder.iterdir()] == ["scale.block.tile.npy"]
+
+
+def test_output_of_the_documentation_is_what_the_command_prints(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "conformance.rst").read_text(encoding="utf-8")
+    shown = re.search(r"   \$ (mxref conform .*--clause rounding.rne)\n((?:   .*\n|\n)+?)\nThe block", page)
+    words = shlex.split(shown[1])[1:]
+    printed = [line.rstrip() for line in run(*words, width=80).stdout.rstrip().splitlines()]
+    written = [line.removeprefix("   ") for line in shown[2].rstrip().splitlines()]
+
+    def steady(lines: list[str]) -> list[str]:
+        """Without the counts and the time, which grow with the vectors."""
+        at = next(i for i, line in enumerate(lines) if line.startswith("planted does not"))
+        return [re.sub(r"[\d,.]+|\s+", " ", line) for line in lines[:4]] + lines[4:at] + lines[-1:]
+
+    assert steady(written) == steady(printed)
+    command = re.search(r"explain   (mxref .*)", shown[2])[1]
+    assert f"   $ {command}\n" in page
+    (expected,) = re.findall(r"expected  (scale .*)", shown[2])
+    assert explained(command) == expected
+
+
+def test_codes_of_every_failure_are_readable(failing_report):
+    for failure in failing_report.failures:
+        assert re.fullmatch(r"scale [0-9a-f]{2}  codes( [0-9a-f]{2}){16}", failure.expected), failure
+        want, got = (
+            np.frombuffer(bytes.fromhex(t.split("codes ")[1]), np.uint8)
+            for t in (failure.expected, failure.got)
+        )
+        assert tuple(np.flatnonzero(unpack(want, E2M1) != unpack(got, E2M1)).tolist()) == failure.differing

@@ -1,0 +1,160 @@
+"""What a failure shows: the smallest request that still fails, and the command that explains it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from mutants import BY_NAME
+from mutants.staged import staged
+from mutants.stored import Loose
+from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, quantize, scaled_gemm
+from mxref.cli import main
+from mxref.conformance import check
+from mxref.conformance.model import Subject
+from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.quantization import Request
+from mxref.conformance.shrink.quantization import explain_command, shrink_quantize
+from mxref.formats import E2M1
+from mxref.layouts.packed import pack
+from mxref.reference import ReferenceBackend
+from mxref.reference import backend as reference
+from places import ROOT
+
+TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
+
+
+def run(*args: str, width: int = 100) -> Result:
+    return CliRunner().invoke(main, args, env={"COLUMNS": str(width), "MXREF_BACKEND": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("ties away", 1), ("EVEN at 1.5", 1), ("underflow to +0", 2), ("negative exponents wrap", 1),
+        ("applied scale clamped", 1), ("NaN keeps the rest", 2), ("RTZ to nearest", 2), ("prescale missing", 2),
+    ],
+)  # fmt: skip
+def test_a_failure_is_shrunk_to_few_elements_in_the_plainest_treatment(name, most):
+    mutant = BY_NAME[name]
+    report = check(mutant.make(), ops=["quantize"], level="quick")
+    failure = next(f for f in report.failures if f.clause == mutant.clause)
+    live = [w for w in failure.inputs["x"] if int(w, 16)]
+    assert len(live) <= most, live
+    assert failure.request["shape"] == "(1, 32)"
+    assert "hadamard" not in failure.request
+    assert failure.differing or failure.expected.split()[1] != failure.got.split()[1]
+
+
+def explained(command: str) -> str:
+    """What the command prints, in the form of a failure's expected side."""
+    words = shlex.split(command)
+    assert words[:2] == ["mxref", "explain"]
+    index = int(words[words.index("--block") + 1])
+    (block,) = json.loads(run(*words[1:], "--json").stdout)["blocks"]
+    assert block["index"] == index
+    packed = bytes.fromhex(block["packed"])
+    return f"scale {block['scale']['byte']:02x}  codes {packed.hex(' ')}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ties away", "low bits of the half", "seed cut to 32 bits", "operand ignored", "prescale in bfloat16",
+        "transform rounded to bfloat16", "halves swapped", "local columns", "zero byte swapped", "blocks of 64",
+        "padding after the transform", "Inf to 6", "unpadded length", "axis guessed",
+    ],
+)  # fmt: skip
+def test_the_command_explains_the_expected_side(name):
+    mutant = BY_NAME[name]
+    report = check(mutant.make(), ops=["quantize"], level="quick")
+    commands = [f for f in report.failures if f.command]
+    assert commands
+    assert any(f.clause == mutant.clause for f in commands)
+    for failure in commands:
+        assert explained(failure.command) == failure.expected, failure
+
+
+@pytest.mark.parametrize("hadamard", [0, 16, 64])
+@pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.SR])
+def test_any_block_can_be_explained_where_it_is(hadamard, rounding):
+    spec = OperandSpec(
+        rounding=rounding, hadamard=hadamard, signs="per_step" if hadamard else "none", zero_scale=127
+    )
+    x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+    request = Request(x, spec, axis=0, rng=Stream(5, 6, 7, 3))
+    subject = Subject(staged(pack=lambda self, codes: pack(codes, E2M1) ^ 1)(), shrink=False)
+    for row, block in ((0, 0), (1, 1), (2, 0)):
+        failure = shrink_quantize(subject, request, row, block, "c", "t", 1)
+        want = request.expected_blocks
+        codes = pack(want.codes[row, block], E2M1).tobytes().hex(" ")
+        assert failure.expected == f"scale {want.scales[row, block]:02x}  codes {codes}"
+        assert explained(failure.command) == failure.expected
+
+
+def test_a_place_that_words_cannot_reach_has_no_command():
+    spec = OperandSpec(rounding=Rounding.SR)
+    x = np.ones((1, 32), np.float32)
+    far = Request(x, spec, rng=Stream(1), origin=(1 << 30, 0), global_shape=(1 << 31, 32))
+    assert explain_command(far, 0, 0) is None
+    assert explain_command(replace(far, spec=OperandSpec()), 0, 0) is not None
+
+
+def test_a_failing_product_is_shrunk_to_one_row_and_few_blocks():
+    report = check(BY_NAME["blocks descending"].make(), ops=["gemm"], level="quick")
+    failure = next(f for f in report.failures if f.clause == "gemm.ordered")
+    assert failure.request["M, N, K"].startswith("1, 1, ")
+    assert len(failure.inputs["A"]) == len(failure.inputs["B"]) <= 3
+    rows = []
+    for name in "AB":
+        scales, codes = zip(*(block.split(":") for block in failure.inputs[name]), strict=True)
+        packed = np.frombuffer(bytes.fromhex("".join(codes)), np.uint8)[None]
+        scale = np.array([[int(s, 16) for s in scales]], np.uint8)
+        rows.append(MXArray(packed, scale, (1, 2 * packed.size), 1))
+    want = scaled_gemm(*rows, profile=GemmProfile.ORDERED, out_dtype=failure.request["out_dtype"])
+    assert f"{float(want[0, 0]):g}" == failure.expected.split()[0]
+
+
+def test_a_failing_transform_is_shrunk_to_one_group():
+    report = check(BY_NAME["stages swapped"].make(), ops=["hadamard"], level="quick")
+    failure = report.failures[0]
+    assert failure.clause == "hadamard.order"
+    assert len(failure.inputs["x"]) == int(failure.request["n"])
+    assert failure.expected != failure.got
+
+
+@pytest.mark.clause("gemm.bounded")
+def test_bounded_is_a_tolerance_and_not_a_bit():
+    rng = np.random.default_rng(0)
+    a, b = (quantize(rng.standard_t(2, (5, 512)).astype(np.float32)) for _ in range(2))
+    product = Product(a, b, GemmProfile.BOUNDED)
+    assert not product.wrong(Subject(reference))[0].any()
+    assert product.wrong(Subject(Loose()))[0].any()
+
+
+def test_exceptions_and_refusals_are_findings():
+    class Raises(ReferenceBackend):
+        def _quantize(self, x, plan):
+            if plan.axis == 0 and len(plan.shape) == 3:
+                raise IndexError("out\nof range")
+            return super()._quantize(x, plan)
+
+    report = check(Raises(), ops=["quantize"], level="quick")
+    failure = next(f for f in report.failures if f.clause == "quantize.axis")
+    assert failure.message == "raised IndexError: out of range"
+    assert "(64, 2, 3)" in failure.request["shape"]
+
+
+def test_wrong_metadata_is_a_finding():
+    class Forgets(ReferenceBackend):
+        def quantize(self, x, spec, **arguments):
+            return replace(super().quantize(x, spec, **arguments), prescale=False)
+
+    report = check(Forgets(), ops=["quantize"], level="quick")
+    assert "prescale of the MXArray is False, expected True" in {f.message for f in report.failures}

@@ -1,0 +1,80 @@
+"""The pytest plugin: a test for each clause."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from places import ROOT
+
+TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
+
+
+def run_pytest(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "MXREF_BACKEND": ""}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "mxref.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-rs",
+        *args,
+    ]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_plugin_makes_a_test_of_every_clause(tmp_path):
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    done = run_pytest(tmp_path, "--mxref-backend", PLANTED, "-v")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "test_own.py::test_own PASSED" in done.stdout
+    assert re.search(r"scale\.rule\.floor PASSED", done.stdout)
+    assert re.search(r"rounding\.rne FAILED", done.stdout)
+    assert re.search(r"scale\.rule\.even SKIPPED", done.stdout)
+    assert "explain   mxref explain --block 0" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "not declared: scale_rules even" in done.stdout
+
+
+def test_plugin_leaves_the_choice_of_clauses_to_pytest(tmp_path):
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    done = run_pytest(tmp_path, "--mxref-backend", PLANTED, "-k", "scale.rule and not even", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"scale\.rule\.floor PASSED", done.stdout)
+    assert re.search(r"1 passed, 2 skipped, \d+ deselected", done.stdout)
+    assert "test_own PASSED" not in done.stdout
+
+
+def test_plugin_survives_a_backend_that_ends_its_process(tmp_path):
+    (tmp_path / "faulty.py").write_text("import os\nos._exit(0)\n")
+    done = run_pytest(tmp_path, "--mxref-backend", f"{tmp_path}/faulty.py:backend")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "its code raised SystemExit: os._exit(0)" in done.stderr
+
+
+def test_plugin_passes_a_good_backend_and_refuses_an_unknown_one(tmp_path):
+    done = run_pytest(tmp_path, "--mxref-backend", TOY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed, \d+ skipped", done.stdout)
+    done = run_pytest(tmp_path, "--mxref-backend", "numbr")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "unknown backend 'numbr'" in done.stderr
+
+
+def test_plugin_does_nothing_without_its_option(tmp_path):
+    (tmp_path / "test_own.py").write_text(
+        "import sys\n\ndef test_own():\n"
+        "    assert not [m for m in sys.modules if m.startswith('mxref.conform') or m in ('rich', 'numba', 'torch')]\n"
+    )
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout

@@ -1,0 +1,60 @@
+"""What a conformance report shows of names with control codes, of hanging checks, and of a backend lost meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from mxref.cli.conform_text import show
+from mxref.conformance import check
+from mxref.conformance.report import to_junit
+from places import ROOT
+
+PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
+CODES = "x\x1b[31m\x00\ufffe<b>"
+SPELLED = r"x\x1b[31m\x00\ufffe<b>"
+
+
+def test_a_backend_that_loads_only_once_fails_the_tests_of_the_plugin(tmp_path):
+    (tmp_path / "once.py").write_text(
+        "from pathlib import Path\n"
+        "from mxref.reference import backend\n"
+        "mark = Path(__file__).with_name('mark')\n"
+        "if mark.exists():\n    raise ValueError('no device is left')\n"
+        "mark.touch()\n"
+    )
+    words = ["-p", "mxref.pytest_plugin", "-p", "no:cacheprovider", "-k", "gemm.nan or scale.clamp"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--mxref-backend", f"{tmp_path}/once.py:backend"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed" in done.stdout
+    assert "conformance.protocol: the backend is loaded" in done.stdout
+    assert "its code raised ValueError: no device is left" in done.stdout
+    assert "KeyError" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def failing_report():
+    return check(PLANTED, level="quick", clauses=["rounding.rne"], shrink=False)
+
+
+def test_control_codes_are_spelled_out_in_junit(failing_report):
+    failure = replace(failing_report.failures[0], message=CODES)
+    clause = replace(failing_report.clauses[0], failures=[failure])
+    root = ElementTree.fromstring(to_junit(replace(failing_report, backend=CODES, clauses=(clause,))))
+    assert root[0].get("name") == f"mxref conform {SPELLED}"
+    assert root[0][0].get("classname") == f"mxref.{SPELLED}"
+    assert root[0][0][0].get("message") == SPELLED
+
+
+def test_a_name_with_control_codes_cuts_nothing_off_the_summary(failing_report, capsys):
+    expected = f"{failing_report.total('failed')} failed, {failing_report.total('skipped')} skipped as"
+    for width in range(40):  # so that lines break at every place
+        show(replace(failing_report, backend="n" * width + CODES), verbose=False)
+        assert expected in " ".join(capsys.readouterr().out.split())

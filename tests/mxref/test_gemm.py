@@ -1,0 +1,205 @@
+"""Scaled GEMM: the exact and ordered profiles against the oracle, and the bound of the bounded one."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from differential import bits_of
+from mxref import MXArray, OperandSpec, quantize, scaled_gemm
+from mxref.block_dots import block_dots
+from mxref.errors import DtypeError, RecipeError, ShapeError
+from mxref.formats import E2M1
+from mxref.gemm import bounded_tolerance
+from mxref.layouts.packed import pack, unpack
+from strategies import gemm_operands
+
+
+def matrix(rows, prescale=False):
+    """The MXArray whose rows are lists of (scale byte, 32 codes)."""
+    k = 32 * len(rows[0])
+    codes = np.array([[c for _, block in row for c in block] for row in rows], np.uint8).reshape(len(rows), k)
+    scales = np.array([[byte for byte, _ in row] for row in rows], np.uint8).reshape(len(rows), k // 32)
+    return MXArray(pack(codes, E2M1), scales, (len(rows), k), 1, prescale=prescale)
+
+
+@pytest.mark.clause(
+    "gemm.block_dot", "gemm.exact", "gemm.ordered", "gemm.nan", "gemm.prescale", "gemm.output"
+)
+@settings(max_examples=300, deadline=None)
+@given(gemm_operands(), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 2))
+def test_drawn_operands_match_the_oracle(operands, out, prescaled):
+    a, b = operands
+    qa, qb = matrix([a], prescale=prescaled > 0), matrix([b], prescale=prescaled > 1)
+    exact = scaled_gemm(qa, qb, profile="exact", out_dtype=out)
+    assert bits_of(exact).tolist() == [[oracle.gemm_exact(a, b, out, prescaled)]]
+    ordered = scaled_gemm(qa, qb, profile="ordered", out_dtype=out)
+    want = oracle.gemm_ordered(a, b, prescaled)
+    want = want if out == "float32" else oracle.f32_bits_to_bf16_bits(want)
+    assert bits_of(ordered).tolist() == [[want]]
+
+
+@pytest.mark.clause("gemm.exact", "gemm.ordered", "gemm.operands")
+@pytest.mark.parametrize("profile", ["exact", "ordered"])
+def test_matrices_match_the_oracle_element_by_element(profile):
+    rng = np.random.default_rng(0)
+
+    def draw(rows):
+        return [
+            [(int(rng.integers(90, 165)), rng.integers(0, 16, 32).tolist()) for _ in range(5)]
+            for _ in range(rows)
+        ]
+
+    a, b = draw(4), draw(3)
+    compute = oracle.gemm_exact if profile == "exact" else oracle.gemm_ordered
+    want = [[compute(row, column) for column in b] for row in a]
+    assert scaled_gemm(matrix(a), matrix(b), profile=profile).view(np.uint32).tolist() == want
+
+
+@pytest.mark.clause("gemm.block_dot", evidence="known answer")
+def test_exponents_are_combined_before_anything_is_multiplied():
+    """A product that dequantizing first would turn into Inf times 0."""
+    a = matrix([[(0, [7] + [0] * 31)]])
+    b = matrix([[(254, [7] + [0] * 31)]])
+    for profile in ("exact", "ordered"):
+        assert scaled_gemm(a, b, profile=profile).tolist() == [[36 * 2.0**0]]
+
+
+@pytest.mark.clause("gemm.nan", "conventions.nan", evidence="known answer")
+@pytest.mark.parametrize("profile", ["exact", "ordered"])
+def test_a_nan_block_spoils_its_row(profile):
+    zero, one = [0] * 32, [2] * 32
+    a = matrix([[(127, one), (255, zero)], [(127, one), (127, zero)]])
+    out = scaled_gemm(a, matrix([[(127, one), (0, zero)]]), profile=profile)
+    assert out.view(np.uint32).tolist() == [[0x7FC00000], [0x42000000]]
+    half = scaled_gemm(a, matrix([[(127, one), (0, zero)]]), profile=profile, out_dtype="bfloat16")
+    assert half.view(np.uint16).tolist() == [[0x7FC0], [0x4200]]
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.exact", evidence="known answer")
+def test_order_of_blocks_matters_to_ordered_and_not_to_exact():
+    def block(byte, code):
+        return (byte, [code] + [0] * 31)
+
+    big, small, minus = block(127 + 30, 2), block(127 - 10, 2), block(127 + 30, 10)
+    one = [block(127, 2)] * 3
+    first, last = matrix([[big, minus, small]]), matrix([[big, small, minus]])
+    assert scaled_gemm(first, matrix([one]), profile="ordered")[0, 0] == 2.0**-10
+    assert scaled_gemm(last, matrix([one]), profile="ordered")[0, 0] == 0
+    assert scaled_gemm(last, matrix([one]), profile="exact")[0, 0] == 2.0**-10
+
+
+@pytest.mark.clause("gemm.ordered", evidence="known answer")
+def test_infinity_stays():
+    big, minus = (254, [7] * 32), (254, [15] * 32)
+    out = scaled_gemm(matrix([[big, minus, minus]]), matrix([[big, big, big]]), profile="ordered")
+    assert out[0, 0] == np.inf
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.block_dot", evidence="known answer")
+def test_a_zero_dot_is_positive_even_after_a_negative_underflow():
+    a = matrix([[(0, [9] + [0] * 31), (127, [8] * 32)]])
+    b = matrix([[(0, [1] + [0] * 31), (127, [2] * 32)]])
+    assert scaled_gemm(a, b, profile="ordered").view(np.uint32).tolist() == [[0]]
+
+
+@pytest.mark.clause("gemm.exact", evidence="known answer")
+def test_underflow_keeps_its_sign_and_zero_is_positive():
+    a = matrix([[(0, [9] + [0] * 31)], [(0, [8] * 32)]])
+    b = matrix([[(0, [1] + [0] * 31)]])
+    assert scaled_gemm(a, b, profile="exact").view(np.uint32).tolist() == [[0x80000000], [0]]
+
+
+@pytest.mark.clause("gemm.exact", evidence="known answer")
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_empty(shape):
+    a, b = (quantize(np.zeros((n, 64), np.float32)) for n in shape)
+    for profile in ("exact", "ordered"):
+        assert scaled_gemm(a, b, profile=profile).shape == shape
+    k0 = quantize(np.zeros((2, 0), np.float32))
+    assert scaled_gemm(k0, k0, profile="exact").view(np.uint32).tolist() == [[0, 0]] * 2
+
+
+@pytest.mark.clause("gemm.bounded")
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+@pytest.mark.parametrize("prescale", [False, True])
+def test_ordered_is_a_member_of_bounded(out, prescale):
+    rng = np.random.default_rng(0)
+    spec = OperandSpec(prescale=prescale)
+    a, b = (quantize((rng.standard_t(2, (n, 512))).astype(np.float32), spec) for n in (17, 9))
+    exact = scaled_gemm(a, b, profile="exact").astype(np.float64)
+    ordered = scaled_gemm(a, b, profile="ordered", out_dtype=out).astype(np.float64)
+    tolerance = bounded_tolerance(a, b, "fp32", out)
+    assert (np.abs(ordered - exact) <= tolerance).all()
+    assert (tolerance < 0.05 * np.abs(exact).max()).all()
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.prescale")
+@pytest.mark.parametrize(
+    ("error_class", "eps"),
+    [("fp32", lambda p: Fraction(98 if p else 96, 2**24)), ("fp8-hopper", lambda _: Fraction(1, 2**6))],
+)
+@pytest.mark.parametrize("prescaled", [0, 1, 2])
+def test_the_bound_is_the_formula(error_class, eps, prescaled):
+    rng = np.random.default_rng(0)
+    rows = [
+        [(int(rng.integers(0, 255)), rng.integers(0, 16, 32).tolist()) for _ in range(3)] for _ in range(24)
+    ]
+    a, b = rows[:12], rows[12:]
+    got = bounded_tolerance(matrix(a, prescaled > 0), matrix(b, prescaled > 1), error_class)
+    anything = 0
+    for i, j in np.ndindex(got.shape):
+        total = Fraction(4, 3) ** prescaled * sum(
+            abs(oracle.element_value(x) * oracle.element_value(y))
+            * oracle.scale_value(p)
+            * oracle.scale_value(q)
+            for (p, xs), (q, ys) in zip(a[i], b[j], strict=True)
+            for x, y in zip(xs, ys, strict=True)
+        )
+        if total >= 2**127:
+            anything += 1
+            assert got[i, j] == np.inf
+        else:
+            assert got[i, j] == pytest.approx(
+                float(eps(prescaled) * total + 96 * Fraction(1, 2**149)), rel=1e-12
+            )
+    assert 0 < anything < got.size
+
+
+@pytest.mark.clause("gemm.block_dot")
+def test_dots_are_exact_multiples_of_a_quarter():
+    codes = np.arange(256, dtype=np.uint8)
+    a = matrix([[(127, [int(c) & 15] * 32)] for c in codes[:16]])
+    (dot,) = block_dots(a, a)
+    want = [[float(oracle.block_dot([i] * 32, [j] * 32)) for j in range(16)] for i in range(16)]
+    (exact,) = dot.parts
+    assert exact.tolist() == want
+    assert abs(exact).max() == 1152
+
+
+@pytest.mark.clause("gemm.operands", "gemm.output", evidence="known answer")
+def test_operands_that_do_not_fit():
+    x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
+    q = quantize(x)
+    with pytest.raises(ShapeError, match="contraction lengths differ: 96"):
+        scaled_gemm(q, quantize(x, axis=0))
+    with pytest.raises(ShapeError, match="different Hadamard transforms"):
+        scaled_gemm(q, quantize(x, OperandSpec(hadamard=16)))
+    with pytest.raises(ShapeError, match="must have two axes"):
+        scaled_gemm(quantize(x[None]), q)
+    with pytest.raises(DtypeError, match="not float16"):
+        scaled_gemm(q, q, out_dtype="float16")
+    with pytest.raises(RecipeError, match="'fast' is not one of exact, ordered, bounded"):
+        scaled_gemm(q, q, profile="fast")
+
+
+@pytest.mark.clause("quantize.padding")
+def test_padding_of_both_operands_adds_nothing():
+    x = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
+    q = quantize(x, pad=True)
+    assert (unpack(q.codes, E2M1)[:, 40:] == 0).all()
+    wide = quantize(np.pad(x, [(0, 0), (0, 24)]))
+    np.testing.assert_array_equal(scaled_gemm(q, q), scaled_gemm(wide, wide))

@@ -1,0 +1,113 @@
+"""Shared scales against the oracle and ml_dtypes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import oracle
+from mxref.formats import E2M1, E4M3, E5M2
+from mxref.steps.scale import ScaleRule, bump_above, magnitude_bits, scale_code, scale_exponent, scale_value
+
+MANTISSAS = (0, 1, 2, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFE, 0x7FFFFF)
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", "scale.clamp"
+)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_every_exponent_and_turning_mantissa_matches_the_oracle(rule):
+    bits = [e << 23 | m for e in range(255) for m in MANTISSAS if e or m]
+    got = scale_code(np.array(bits, np.uint32), rule, E2M1)
+    assert got.dtype == np.uint8
+    assert got.tolist() == [oracle.shared_scale(b, rule.value) for b in bits]
+
+
+@pytest.mark.clause("scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even")
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_every_positive_bfloat16_matches_the_oracle(rule):
+    bits = np.arange(1, 0x7F80, dtype=np.uint32) << 16
+    want = [oracle.shared_scale(b, rule.value) for b in bits.tolist()]
+    assert scale_code(bits, rule, E2M1).tolist() == want
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", evidence="known answer"
+)
+@pytest.mark.parametrize(
+    ("rule", "low", "high", "low_allowed"),
+    [("floor", 4, 8, True), ("ceil", 2, 4, False), ("rceil", 3, 6, False), ("even", 3.5, 7, True)],
+)
+def test_amax_lands_in_the_documented_range(rule, low, high, low_allowed):
+    bits = np.random.default_rng(0).integers(2 << 23, 0x7F800000, 20000, dtype=np.uint32)
+    ratio = bits.view(np.float32).astype(np.float64) / scale_value(scale_code(bits, ScaleRule(rule), E2M1))
+    inside = (ratio >= low) & (ratio < high) if low_allowed else (ratio > low) & (ratio <= high)
+    assert inside.all()
+
+
+@pytest.mark.clause("scale.clamp", evidence="known answer")
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_the_two_lowest_exponents_give_byte_0_and_254_is_never_made(rule):
+    low = np.arange(0, 2 << 23, 4097, dtype=np.uint32)
+    assert not scale_code(low, rule, E2M1).any()
+    assert scale_code(np.array([0x7F7FFFFF], np.uint32), rule, E2M1)[0] == (252 if rule == "floor" else 253)
+
+
+@pytest.mark.clause("formats.e8m0", evidence="peer")
+def test_all_256_codes_decode_as_ml_dtypes_does():
+    codes = np.arange(256, dtype=np.uint8)
+    want = codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
+    np.testing.assert_array_equal(scale_value(codes), want)
+    assert scale_value(codes)[0] == 2.0**-127
+    assert scale_exponent(codes)[[0, 127, 254]].tolist() == [-127, 0, 127]
+
+
+@pytest.mark.clause("scale.amax", evidence="known answer")
+def test_magnitude_bits_put_nan_above_infinity():
+    x = np.array([-np.inf, np.nan, -0.0, -1.0], np.float32)
+    assert magnitude_bits(x).tolist() == [0x7F800000, 0x7FC00000, 0, 0x3F800000]
+
+
+@pytest.mark.clause("scale.rule.rceil", "scale.rule.even", evidence="known answer")
+@pytest.mark.parametrize(
+    ("element", "rceil", "even"),
+    [(E2M1, 0x400000, 0x5FFFFF), (E4M3, 0x600000, 0x77FFFF), (E5M2, 0x600000, 0x6FFFFF)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_mantissas_above_which_the_rules_go_up(element, rceil, even):
+    """The thresholds published for each element: RCEIL at its largest value, EVEN at half of its last place."""
+    want = {ScaleRule.FLOOR: 0x7FFFFF, ScaleRule.CEIL: 0, ScaleRule.RCEIL: rceil, ScaleRule.EVEN: even}
+    assert {rule: bump_above(rule, element) for rule in ScaleRule} == want
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", "scale.clamp"
+)
+@pytest.mark.parametrize("element", [E4M3, E5M2], ids=lambda element: element.name)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_mxfp8_matches_the_oracle_at_every_exponent_and_turn(rule, element):
+    turns = {0, 1, 0x400000, 0x600000, 0x6FFFFF, 0x77FFFF, 0x7FFFFF}
+    mantissas = {m + d for m in turns for d in (-1, 0, 1)} & set(range(1 << 23))
+    exponents = (*range(24), *range(24, 232, 16), *range(232, 255))
+    bits = [e << 23 | m for e in exponents for m in sorted(mantissas) if e or m]
+    want = [oracle.shared_scale(b, rule.value, oracle.ELEMENTS[element.name]) for b in bits]
+    assert scale_code(np.array(bits, np.uint32), rule, element).tolist() == want
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", evidence="known answer"
+)
+@pytest.mark.parametrize(
+    ("element", "rule", "low", "high", "low_allowed"),
+    [
+        (E4M3, "floor", 256, 512, True), (E4M3, "ceil", 128, 256, False), (E4M3, "rceil", 224, 448, False),
+        (E4M3, "even", 248, 496, True), (E5M2, "floor", 2**15, 2**16, True),
+        (E5M2, "ceil", 2**14, 2**15, False), (E5M2, "rceil", 28672, 57344, False),
+        (E5M2, "even", 30720, 61440, True),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)  # fmt: skip
+def test_amax_of_mxfp8_lands_in_the_documented_range(element, rule, low, high, low_allowed):
+    bits = np.random.default_rng(0).integers(20 << 23, 0x7F800000, 20000, dtype=np.uint32)
+    ratio = bits.view(np.float32).astype(np.float64) / scale_value(scale_code(bits, ScaleRule(rule), element))
+    inside = (ratio >= low) & (ratio < high) if low_allowed else (ratio > low) & (ratio <= high)
+    assert inside.all()

@@ -1,0 +1,116 @@
+"""docs/explanation/projection.rst: its tables as reStructuredText, and its plot as SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from bench.records import RECORDS, newest, read
+from mxref_training.lab.report.plots import COLOURS, GRID, INK, MUTED
+from projection.__main__ import projection_of
+from projection.assumptions import Level
+from projection.compare import Projection
+from projection.published import PUBLISHED
+from projection.step import ARMS, Part, by_part, total
+from projection.tables import Table, tables
+
+TABLES, PLOT = "projection.inc", "projection.svg"
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "projection",
+}
+_COLOUR = {
+    Part.FPROP: COLOURS[0], Part.DGRAD: "#3d94c9", Part.WGRAD: COLOURS[1],
+    Part.QUANTIZE_X: COLOURS[3], Part.QUANTIZE_W: "#eb8a3d", Part.QUANTIZE_DY: COLOURS[5],
+    Part.ATTENTION: COLOURS[2], Part.HEAD: "#7cc4ab",
+    Part.LAYERS: "#8a94a1", Part.REST: "#b3bac3", Part.COMMUNICATION: COLOURS[4],
+}  # fmt: skip
+
+
+def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
+    """Return the tables of the page as reStructuredText.
+
+    Args:
+        projection: what is shown.
+        document: the counts, with their date and Triton's version.
+    """
+    head = f"Instructions counted on {document['date']} in what Triton {document['triton']} compiles for gfx950.\n"
+    return "\n".join([head, *(_section(table) for table in tables(projection))])
+
+
+def _section(table: Table) -> str:
+    lines = [table.title, "-" * len(table.title), "", table.note, "", ".. list-table::", "   :header-rows: 1"]
+    lines += ["   :class: performance", ""]
+    for row in (table.headings, *table.rows):
+        lines += [f"   {'  -' if i else '* -'} {_power(cell)}".rstrip() for i, cell in enumerate(row)]
+    return _power("\n".join(lines)) + "\n"
+
+
+def _power(text: str) -> str:
+    return text.replace("10^9", r"10\ :sup:`9`").replace("2^40", r"2\ :sup:`40`")
+
+
+def plot(projection: Projection) -> str:
+    """Return an SVG of the step's parts, one bar per arm, with the bounds and what was published."""
+    published = {p.key.removesuffix(" samples/s"): p.value for p in PUBLISHED if p.key.endswith(" samples/s")}
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9.4, 4.3), layout="constrained")
+        axes = figure.subplots()
+        for place, arm in enumerate(ARMS):
+            times = projection.times(arm)
+            left = 0.0
+            for part, seconds in by_part(times).items():
+                label = part.value if place == 0 else None
+                width = seconds * 1e3
+                axes.barh(
+                    place,
+                    width,
+                    0.56,
+                    left,
+                    color=_COLOUR[part],
+                    label=label,
+                    edgecolor="white",
+                    linewidth=0.4,
+                )
+                left += width
+            ends = [total(projection.at(level).times(arm)) * 1e3 for level in (Level.HIGH, Level.LOW)]
+            axes.plot(ends, (place + 0.40, place + 0.40), color=MUTED, linewidth=1, marker="|", markersize=6)
+            axes.text(left + 12, place, f"{left:.0f} ms", va="center", fontweight="bold")
+            if arm.key in published:
+                where = projection.work.batch / published[arm.key] * 1e3
+                label = None if any(t.get_label() == "published" for t in axes.lines) else "published"
+                axes.plot(
+                    [where], [place - 0.36], marker="v", color=INK, linestyle="", markersize=7, label=label
+                )
+        axes.plot([], [], color=MUTED, linewidth=1, marker="|", label="all assumptions at one end")
+        axes.set_yticks(range(len(ARMS)), [arm.label for arm in ARMS])
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("milliseconds of one optimizer step, computed, not measured")
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return the tables and the plot of the newest counts, by the names under which the page includes them."""
+    document = read(newest("projection", records))
+    projection = projection_of(document)
+    return {TABLES: tables_text(projection, document), PLOT: plot(projection)}

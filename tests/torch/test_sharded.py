@@ -1,0 +1,72 @@
+"""FSDP2 on the CPU: the bits of an unsharded training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mxref import get_backend
+from mxref.errors import DtypeError, MxrefError
+from mxref_torch.bridge import to_backend
+from mxref_torch.errors import LayerError
+
+CASES = ["reference:mxfp4", "reference:tseng", "reference:fp8", "reference:bf16"]
+with suppress(MxrefError):  # where numba is not installed
+    CASES += [f"{get_backend('numba').name}:{recipe}" for recipe in ("mxfp4_h16", "tseng")]
+
+
+def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("sharded.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "store"), *CASES],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        for rank, process in enumerate(ranks):
+            output, _ = process.communicate(timeout=240)
+            assert process.returncode == 0, output
+            assert output.split("\n")[:-1] == [f"{rank} {case} equal" for case in CASES]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
+def test_memory_is_shared_and_its_storage_can_still_be_resized(dtype: torch.dtype) -> None:
+    backend = get_backend("reference")
+    for shape in ((4, 6), (3, 0), (0, 3), (5,), ()):
+        tensor = torch.ones(shape).to(dtype)
+        for view in (tensor, tensor.t() if len(shape) == 2 else tensor, tensor[1:] if shape else tensor):
+            array = to_backend(view, backend)
+            assert array.shape == tuple(view.shape)
+            assert array.flags.writeable
+            np.testing.assert_array_equal(array.astype(np.float32), view.float().numpy())
+            array[...] = 2
+            assert (view == 2).all()
+    tensor = torch.ones(4, 6).to(dtype)
+    to_backend(tensor, backend)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(LayerError, match="shape .4, 6. has no memory: sharded training has freed it"):
+        to_backend(tensor, backend)
+
+
+def test_an_array_keeps_its_tensor_and_other_types_are_refused() -> None:
+    backend = get_backend("reference")
+    array = to_backend(torch.arange(1000.0), backend)
+    torch.full((1000,), -1.0)  # takes the memory, were it free
+    np.testing.assert_array_equal(array, np.arange(1000))
+    with pytest.raises(DtypeError, match="NumPy has no type for torch.complex64"):
+        to_backend(torch.ones(2, dtype=torch.complex64), backend)

@@ -1,0 +1,279 @@
+"""A step whose number was not moved on is refused, and layers that never ran are named."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mxref import get_backend
+from mxref.errors import MxrefError
+from mxref.recipe_files import recipe_from_table
+from mxref_torch import advance, check_census, convert, restart
+from mxref_torch.errors import LayerError, StepError
+
+SR = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "wgrad": {"dy": {"rounding": "sr"}}})
+SIGNS = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "per_step"}})
+FIXED = recipe_from_table({"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "fixed"}})
+
+BF16 = recipe_from_table({"keep_bf16": [], "all": {"format": "bf16"}})
+FP8 = recipe_from_table({"keep_bf16": [], "all": {"format": "fp8"}})
+
+
+class Loop:
+    """Somebody's own training loop."""
+
+    def __init__(self, recipe: Any = SR) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
+        self.context = convert(self.model, recipe, backend=get_backend("reference"), seed=1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.run: Callable[[torch.Tensor], torch.Tensor] = self.model
+        self.x = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
+
+    def gradients(self) -> None:
+        self.run(self.x).square().mean().backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("recipe", [SR, SIGNS], ids=["SR", "signs"])
+def test_a_forgotten_step_is_refused(recipe: Any) -> None:
+    loop = Loop(recipe)
+    loop.gradients()
+    loop.update()
+    with pytest.raises(
+        StepError, match=r"context.step = 0 has not.*: set context.step to .*restart\(model\) first"
+    ) as found:
+        loop.gradients()
+    assert isinstance(found.value, MxrefError)
+    advance(loop.model)
+    loop.context.step = 1
+    loop.gradients()
+
+
+def test_without_random_bits_the_number_does_not_matter() -> None:
+    loop = Loop(FIXED)
+    for _ in range(3):
+        loop.gradients()
+        loop.update()
+        advance(loop.model)
+
+
+def accumulation(loop: Loop) -> None:
+    for loop.context.token_origin in (0, 32, 64):
+        loop.gradients()
+    loop.update()
+
+
+def evaluation(loop: Loop) -> None:
+    loop.gradients()
+    loop.update()
+    with torch.no_grad():
+        loop.model(loop.x)
+
+
+def recomputation(loop: Loop) -> None:
+    loop.run = lambda x: checkpoint(loop.model, x, use_reentrant=False)
+    loop.gradients()
+    loop.update()
+
+
+def done_over(loop: Loop) -> None:
+    before = copy.deepcopy(loop.model.state_dict())
+    loop.gradients()
+    loop.update()
+    with torch.no_grad():
+        for name, parameter in loop.model.named_parameters():
+            parameter.copy_(before[name])
+    restart(loop.model)
+    loop.gradients()
+    loop.update()
+
+
+def done_over_after_it_was_closed(loop: Loop) -> None:
+    loop.gradients()
+    loop.update()
+    advance(loop.model)
+    restart(loop.model)
+    loop.gradients()
+    loop.update()
+
+
+def skipped(loop: Loop) -> None:
+    loop.gradients()
+    loop.optimizer.zero_grad()
+    loop.gradients()
+    loop.update()
+
+
+def loaded(loop: Loop) -> None:
+    before = copy.deepcopy(loop.model.state_dict())
+    loop.gradients()
+    loop.update()
+    advance(loop.model)
+    loop.model.load_state_dict(before)
+    loop.gradients()
+    loop.update()
+
+
+def replaced(loop: Loop) -> None:
+    loop.gradients()
+    for layer in (loop.model[0], loop.model[2]):
+        layer.weight = nn.Parameter(layer.weight.detach() + 1)
+    loop.gradients()
+
+
+def test_a_skipped_update_is_not_called_a_change_of_weights() -> None:
+    loop = Loop()
+    loop.gradients()
+    advance(loop.model)
+    loop.gradients()
+    with pytest.raises(
+        StepError,
+        match=r"^a training step with the number context.step = 0 was closed .* skipped.*restart\(model\)",
+    ):
+        advance(loop.model)
+    restart(loop.model)
+    loop.gradients()
+    loop.update()
+    advance(loop.model)
+
+
+@pytest.mark.parametrize("recipe", [SR, FIXED, FP8], ids=["SR", "fixed", "fp8"])
+def test_a_loop_that_never_closes_a_step_is_warned_once(recipe: Any) -> None:
+    loop = Loop(recipe)
+    loop.gradients()
+    loop.update()
+    loop.context.step = 1
+    with pytest.warns(UserWarning, match=r"linear.advance\(model\) was never called: call it"):
+        loop.gradients()
+    loop.update()
+    loop.context.step = 2
+    loop.gradients()  # a second warning would be an error
+
+
+def test_without_low_precision_there_is_nothing_to_close() -> None:
+    loop = Loop(BF16)
+    for loop.context.step in range(3):
+        loop.gradients()
+        loop.update()
+
+
+def tried(loop: Loop) -> None:
+    """The loop runs once before training, under another number, and no weight changes."""
+    number, loop.context.step = loop.context.step, 99
+    loop.gradients()
+    loop.context.step = number
+    loop.gradients()
+    loop.update()
+
+
+def initialised_again(loop: Loop) -> None:
+    """Weights change between two forward passes, and nothing was trained."""
+    number, loop.context.step = loop.context.step, 99
+    loop.model(loop.x)
+    with torch.no_grad():
+        for parameter in loop.model.parameters():
+            parameter.add_(1)
+    loop.context.step = number
+    loop.gradients()
+    loop.update()
+
+
+LEGAL = [
+    tried, initialised_again,
+    accumulation, evaluation, recomputation, done_over, done_over_after_it_was_closed, skipped, loaded, replaced,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("act", LEGAL)
+def test_what_is_done_within_a_step_is_not_refused(act: Callable[[Loop], None]) -> None:
+    loop = Loop()
+    for loop.context.step in range(2):
+        loop.context.token_origin, loop.context.global_tokens = 0, 96
+        act(loop)
+        advance(loop.model)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer
+def test_compiled_it_is_refused_when_the_step_is_closed() -> None:
+    torch._dynamo.reset()
+    loop = Loop()
+    loop.run = torch.compile(loop.model, backend="aot_eager", fullgraph=True)
+    loop.gradients()
+    loop.update()
+    advance(loop.model)
+    advance(loop.model)  # nothing was trained since
+    loop.gradients()
+    loop.update()
+    with pytest.raises(StepError, match="the number context.step = 0 was closed by advance before"):
+        advance(loop.model)
+    loop.context.step = 1
+    advance(loop.model)
+
+
+def test_a_copy_and_a_pickle_start_with_nothing_kept() -> None:
+    loop = Loop()
+    loop.gradients()
+    for again in (copy.deepcopy(loop.model[0]), pickle.loads(pickle.dumps(loop.model[0]))):
+        assert again._weights == {}
+        assert again._has_own_weight(again.weight)
+        assert not again._has_own_weight(loop.model[0].weight)
+        assert torch.equal(again(loop.x), loop.model[0](loop.x))
+
+
+class Past(nn.Module):
+    """Reads a layer's weight past it, and never runs another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.good, self.past, self.unused = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.good(x), self.past.weight)
+
+
+def test_layers_that_never_ran_are_named_after_the_first_step() -> None:
+    model = Past()
+    context = convert(model, SR, backend=get_backend("reference"), seed=0)
+    x = torch.randn(32, 32, requires_grad=True)
+    context.reset_census()
+    model(x).sum().backward()
+    with pytest.raises(
+        LayerError, match=r"fprop in mxfp4: 1 ran, 3 expected.*; never ran: past, unused: a layer"
+    ):
+        check_census(context, model, SR)
+    context.reset_census()
+    with pytest.warns(UserWarning, match="never ran in the first step: past, unused; a module that reads"):
+        advance(model)
+    context.step = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).sum().backward()
+        advance(model)
+
+
+def test_the_census_is_held_to_each_layer() -> None:
+    """One layer runs twice and another not at all: the sums are as they should be."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32))
+    context = convert(model, SR, backend=get_backend("reference"), seed=0)
+    x = torch.randn(32, 32, requires_grad=True)
+    model[0](model[0](model[1](x))).sum().backward()
+    with pytest.raises(LayerError, match=r"not the recipe's; never ran: 2; ran other GEMMs: 0: a layer"):
+        check_census(context, model, SR)
+    model[1] = nn.Linear(32, 32)
+    with pytest.raises(LayerError, match="; not converted: 1; never ran: 2;"):
+        check_census(context, model, SR)

@@ -1,0 +1,427 @@
+"""Several arms at a time: the same numbers as one after another, however a child or the ladder itself ends."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import mxref
+from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from mxref.cli import main
+from mxref.tomlio import build
+from mxref_training.errors import ConfigError
+from mxref_training.lab import processes, worker
+from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.processes import job_count, on_share
+from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_display
+from mxref_training.lab.study import RESULTS, planned, run_ladder
+from mxref_training.lab.worker import PipeProgress
+from training_setup import newest
+
+ARMS = ("fp8", "h16", "plain")
+LADDER = """
+title = "three arms"
+train.preset = "tiny"
+target.high_precision = ""
+recipe = { dialect = "amd", all.format = "fp8" }
+[[arm]]
+name = "fp8"
+label = "FP8"
+[[arm]]
+name = "h16"
+label = "H16"
+recipe.all = { format = "mxfp4", hadamard = 16 }
+[[arm]]
+name = "plain"
+label = "no transform"
+recipe.all = { format = "mxfp4" }
+"""
+SIZES = [
+    "model.layers=1", "model.width=64", "model.heads=2", "model.ffn=64", "model.vocab=300", "model.max_seq=32",
+    "run.seq_len=32", "run.batch=2", "run.micro_batch=0", "run.steps=8", "run.eval_every=2",
+    "run.eval_tokens=64", "run.checkpoint_every=2", "run.threads=1", "optim.warmup=0", "data.max_documents=0",
+]  # fmt: skip
+# The reference, but for what the environment asks it to do once, in a step after the first checkpoint of H16.
+BACKEND = """
+import os, signal, time
+from pathlib import Path
+from mxref.reference import ReferenceBackend
+
+class Backend(ReferenceBackend):
+    name = "moody"
+    calls = 0
+
+    def _quantize(self, x, plan):
+        mood = os.environ.get("MOOD", "")
+        self.calls += bool(plan.rotation)
+        if mood and self.calls == 150:
+            self.calls += 1
+            if mood == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif mood == "raise":
+                names = ("OMP", "NUMBA", "OPENBLAS", "MKL")
+                threads = {os.environ[f"{name}_NUM_THREADS"] for name in names}
+                raise RuntimeError(f"out of order on {threads} threads")
+            elif mood == "hang":
+                Path(os.environ["MOOD_FILE"]).touch()
+                time.sleep(300)
+            else:
+                os.kill(os.getppid(), getattr(signal, mood))
+                time.sleep(1)
+        return super()._quantize(x, plan)
+
+backend = Backend()
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ladder")
+    (folder / "three.toml").write_text(LADDER)
+    (folder / "moody.py").write_text(BACKEND)
+    order = np.random.default_rng(0)
+    words = ["scale", "block", "element", "shared", "code", "value", "round", "stochastic", "gradient"]
+    for side, count in (("train", 200), ("val", 20)):
+        texts = [" ".join(order.choice(words, 60)) for _ in range(count)]
+        (folder / f"{side}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def arguments(files: Path, out: Path, *more: str) -> list[str]:
+    sets = [part for size in SIZES for part in ("--set", size)]
+    data = ["--data", str(files / "train.jsonl"), "--val", str(files / "val.jsonl")]
+    backend = f"{files / 'moody.py'}:backend"
+    return ["ablate", str(files / "three.toml"), *data, *sets, "--backend", backend, "--out", str(out), *more]
+
+
+def environment(files: Path, **more: str) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(files / "cache"), **more}
+
+
+def ablate(files: Path, out: Path, *more: str, **variables: str) -> Result:
+    return CliRunner().invoke(main, arguments(files, out, *more), env=environment(files, **variables))
+
+
+def start(files: Path, out: Path, *more: str, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from mxref.cli import main; main()", *arguments(files, out, *more)]
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment(files, **variables),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken")
+    found = ablate(files, out)
+    assert found.exit_code == 0, found.output
+    return out
+
+
+def copy_without(unbroken: Path, out: Path, *arms: str) -> None:
+    """Leave the ladder with some arms to be trained: a process takes seconds to load."""
+    shutil.copytree(unbroken, out, dirs_exist_ok=True)
+    for arm in arms:
+        shutil.rmtree(out / "arms" / arm)
+
+
+def numbers(out: Path) -> Any:
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            clock = {"seconds", "tokens_per_second", "started"}
+            return {key: timeless(item) for key, item in value.items() if key not in clock}
+        return [timeless(item) for item in value] if isinstance(value, list) else value
+
+    return timeless(json.loads((out / RESULTS).read_text()))
+
+
+def assert_same(out: Path, unbroken: Path) -> None:
+    assert numbers(out) == numbers(unbroken)
+    for arm in ARMS:
+        mine, theirs = ((folder / "arms" / arm / "metrics.jsonl").read_bytes() for folder in (out, unbroken))
+        assert mine == theirs
+
+
+def latest(out: Path, arm: str) -> int:
+    return newest(out / "arms" / arm)
+
+
+def log(out: Path, arm: str) -> str:
+    return (out / "arms" / arm / "log.txt").read_text()
+
+
+def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def test_two_at_a_time_give_the_results_of_one_after_another(
+    files: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    found = ablate(files, tmp_path, "--jobs", "2")
+    assert found.exit_code == 0, found.output
+    assert_same(tmp_path, unbroken)
+    said = found.stderr.splitlines()
+    assert [line for line in said if line.endswith(": starts")] == [
+        f"[{i}/3] {arm}: starts" for i, arm in enumerate(ARMS, 1)
+    ]
+    for i, arm in enumerate(ARMS, 1):
+        assert any(line.startswith(f"[{i}/3] {arm}: validation loss ") for line in said)
+        assert re.fullmatch(r"--- [0-9T:+-]+: process \d+, threads 1\n", log(tmp_path, arm))
+    assert "FP8: step 8/8 loss " in found.stderr
+    hardware = [arm["runs"][0]["environment"]["hardware"] for arm in numbers(tmp_path)["arms"]]
+    assert [facts["threads"] for facts in hardware] == [1, 1, 1]
+    again = ablate(files, tmp_path, "--jobs", "2")
+    assert again.exit_code == 0
+    assert again.stderr.splitlines() == [f"[{i}/3] {a}: finished before, kept" for i, a in enumerate(ARMS, 1)]
+
+
+def test_a_killed_child_is_reported_the_others_finish_and_it_resumes(
+    files: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    copy_without(unbroken, tmp_path, "h16", "plain")
+    found = ablate(files, tmp_path, "--jobs", "2", MOOD="die")
+    assert found.exit_code == 2
+    path = tmp_path / "arms" / "h16" / "log.txt"
+    said = found.stderr.splitlines()
+    assert f"[2/3] h16: failed: killed by SIGKILL (out of memory?); see {path}" in said
+    assert said[-1] == (
+        "error: 1 of 2 runs without a result: h16 failed, for the reasons above and in its log.txt; "
+        "the same command goes on with what is missing, and finished arms are kept"
+    )
+    assert [arm["name"] for arm in numbers(tmp_path)["arms"]] == ["fp8", "plain"]
+    reached = latest(tmp_path, "h16")
+    assert 2 <= reached < 8
+    again = ablate(files, tmp_path, "--jobs", "2")
+    assert again.exit_code == 0, again.output
+    assert "[2/3] h16: resumes where it stopped" in again.stderr
+    assert f"H16: resumed at step {reached} of 8" in again.stderr
+    assert_same(tmp_path, unbroken)
+
+
+def test_a_child_that_fails_is_reported_with_its_last_line(
+    files: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    copy_without(unbroken, tmp_path, "h16")
+    found = ablate(files, tmp_path, "--jobs", "2", MOOD="raise", OMP_NUM_THREADS="7")
+    assert found.exit_code == 2
+    path = tmp_path / "arms" / "h16" / "log.txt"
+    reason = "RuntimeError: out of order on {'1'} threads"
+    assert f"[2/3] h16: failed: {reason}; see {path}" in found.stderr.splitlines()
+    assert "Traceback" not in found.output
+    assert "Traceback" in path.read_text()
+
+
+def test_interrupt_stops_every_child_with_a_checkpoint(files: Path, unbroken: Path, tmp_path: Path) -> None:
+    copy_without(unbroken, tmp_path, "h16", "plain")
+    process = start(files, tmp_path, "--jobs", "2", MOOD="SIGINT")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    last = err.splitlines()[-1]
+    assert re.fullmatch(
+        r"interrupted: SIGINT: \d of 2 runs finished, [a-z0-9, ]*h16[a-z0-9, ]* stopped; "
+        "the same command goes on from there",
+        last,
+    ), err
+    assert "Traceback" not in err
+    assert "H16: SIGINT: stops after this step; the next one ends it at once" in err
+    step = latest(tmp_path, "h16")
+    assert 2 <= step < 8
+    assert f"interrupted: SIGINT after step {step} of 8: saved" in log(tmp_path, "h16")
+    assert ablate(files, tmp_path).exit_code == 0  # one after another goes on where two at a time stopped
+    assert_same(tmp_path, unbroken)
+
+
+def test_children_of_a_killed_ladder_stop_with_a_checkpoint(
+    files: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    copy_without(unbroken, tmp_path, "h16")
+    process = start(files, tmp_path, "--jobs", "2", MOOD="SIGKILL")
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    until(lambda: "interrupted: SIGTERM after step" in log(tmp_path, "h16"))
+    assert "the process that runs the ladder is gone" in log(tmp_path, "h16")
+    assert 2 <= latest(tmp_path, "h16") < 8
+    until(lambda: all(free(folder) for folder in (tmp_path / "arms").iterdir()))
+    assert ablate(files, tmp_path).exit_code == 0
+    assert_same(tmp_path, unbroken)
+
+
+def test_a_second_interrupt_ends_a_child_that_hangs(files: Path, unbroken: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "hangs"
+    copy_without(unbroken, tmp_path / "out", "h16")
+    process = start(files, tmp_path / "out", "--jobs", "2", MOOD="hang", MOOD_FILE=str(mark))
+    try:
+        until(mark.exists, process)
+        child = int(log(tmp_path / "out", "h16").partition("process ")[2].partition(",")[0])
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        # On a machine so busy that it has not seen the first one yet, the second one is the same to it.
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            try:
+                _, err = process.communicate(timeout=10)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def free(folder: Path) -> bool:
+    with (folder / "arm.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_two_processes_never_train_in_one_directory(tmp_path: Path) -> None:
+    ladder = build(Ladder, {"title": "", "train": {"preset": "tiny"}, **TWO}, "test.toml")
+
+    def run(**options: Any) -> Any:
+        options = {"trainer": FakeTrainer(), "corpus": FakeCorpus, "say": lambda line: None, **options}
+        return run_ladder(ladder, tiny(), tmp_path, backend=mxref.get_backend("reference"), **options)
+
+    def twice(label: str) -> None:
+        run()
+
+    with pytest.raises(
+        ConfigError, match=rf"process {os.getpid()} on .* is training in .*arms/fp8: wait until it has"
+    ):
+        run(trainer=FakeTrainer(interrupt=twice))
+    assert run()["unfinished"] == []
+
+
+TWO = {
+    "recipe": {"dialect": "amd", "all": {"format": "fp8"}},
+    "target": {"high_precision": ""},
+    "arm": [{"name": "fp8", "label": "FP8"}, {"name": "again", "label": "FP8 again", "seed_offset": 7}],
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "runs", "expected"),
+    [(1, 4, 13, 1), (3, 4, 13, 3), (30, 4, 13, 13), (None, 4, 13, 4), (None, 64, 13, 8), (None, 64, 3, 3)],
+)
+def test_number_of_jobs(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, cores: int, runs: int, expected: int
+) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: cores)
+    assert job_count(asked, runs) == expected
+
+
+def test_threads_are_a_share_of_the_cores_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: 8)
+    shares = {jobs: on_share(tiny(), jobs).run.threads for jobs in (1, 2, 3, 16)}
+    assert shares == {1: 8, 2: 4, 3: 2, 16: 1}
+    assert on_share(tiny("run.threads=5"), 2).run.threads == 5
+    assert on_share(tiny(), 2).optim == tiny().optim
+
+
+def test_repetitions_of_the_reference_are_planned_once() -> None:
+    ladder = build(Ladder, {"title": "", "train": {"preset": "tiny"}, **TWO}, "test.toml")
+    assert [(arm.name, seed) for arm, seed in planned(ladder, 2)] == [("fp8", 0), ("again", 0), ("fp8", 1)]
+    assert [(arm.name, seed) for arm, seed in planned(ladder, 1, ["fp8"])] == [("fp8", 0)]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", ""])
+def test_wrong_number_of_jobs_is_a_usage_error(value: str) -> None:
+    found = CliRunner().invoke(main, ["ablate", "paper", "--jobs", value])
+    assert found.exit_code == 2
+    assert f"{value!r} is neither a whole number from 1 nor 'auto'" in " ".join(found.stderr.split())
+
+
+def some_run(out: Path, **key: Any) -> ArmRun:
+    ladder = build(Ladder, {"title": "", "train": {"preset": "tiny"}, **TWO}, "test.toml")
+    config = tiny("data.tokenizer=t.json", "run.data_seed=5", "optim.lr=1e-3")
+    return ArmRun(out, ladder.arm[1], 0, config, ladder.resolve(ladder.arm[1]), key)
+
+
+def test_a_run_reaches_its_process_unchanged(tmp_path: Path) -> None:
+    run = some_run(tmp_path, code="abc", run={"steps": 9})
+    assert ArmRun.from_table(json.loads(json.dumps(run.to_table()))) == run
+
+
+def test_a_process_refuses_a_run_that_is_no_longer_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: FakeCorpus())
+    table = some_run(tmp_path, code="0" * 12).to_table()
+    progress = PipeProgress(-1)
+    assert worker._train({"run": table, "backend": "reference"}, progress) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(
+        r"error: .*the code changed while the ladder ran: give the same command again\n", error
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bars_of_the_arms_that_train() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with BarsDisplay(console, 3) as display:
+        bar = display.arm("all-rht16-fixed")
+        bar.start("label", 4, 10, 512)
+        bar.validation(4, 5.5)
+        bar.step(5, 5.25)
+        time.sleep(0.05)  # a pace that fits its column
+        bar.step(6, None)
+        bar.note("step 6 skipped: [loss]")
+        display._bars.refresh()
+        shown = out.getvalue()
+        assert "all-rht16-fixed: step 6 skipped: [loss]" in shown
+        line = next(line for line in reversed(shown.splitlines()) if "6/10" in line)
+        assert "all-rht16-fixed" in line
+        assert "val 5.5000 loss 5.2500" in line
+        assert "tok/s" in line
+        assert len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= 80
+        out.seek(0)
+        out.truncate()
+        bar.stop()
+        display.done()
+        display._bars.refresh()
+        assert "1/3" in out.getvalue()
+        assert "6/10" not in out.getvalue().splitlines()[-1]
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    display = default_display(2, 3)
+    assert isinstance(display, LinesDisplay)
+    with display:
+        sink = display.arm("fp8")
+        sink.start("FP8", 0, 2, 512)
+        sink.step(1, 5.0)
+        sink.step(2, 4.0)
+        display.done()
+    assert re.fullmatch(r"FP8: step 2/2 loss 4.0000 [\d,]+ tokens/s ETA 0:00\n", capsys.readouterr().err)

@@ -1,0 +1,53 @@
+"""The first signal asks a run to stop, the second one acts at once, and a run leaves handlers as it found them."""
+
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mxref_training.run.interrupt import StopRequest
+
+
+@pytest.fixture(params=["default", "ignored"])
+def before(request):
+    """How SIGINT was handled when the process began: shells have it ignored by what they start with `&`."""
+    handler = signal.default_int_handler if request.param == "default" else signal.SIG_IGN
+    found = signal.signal(signal.SIGINT, handler)
+    yield handler
+    signal.signal(signal.SIGINT, found)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_signal_acts_at_once(before):
+    with StopRequest() as request:
+        interrupt()
+        assert request.signal == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_handlers_are_given_back(before):
+    for asked in (False, True):
+        with StopRequest() as request:
+            if asked:
+                interrupt()
+        assert bool(request.signal) == asked
+        assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_requests_within_each_other_take_a_signal_each(before):
+    with StopRequest() as outer, StopRequest() as inner:
+        interrupt()
+        assert (inner.signal, outer.signal) == ("SIGINT", "")
+        interrupt()
+        assert outer.signal == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,139 @@
+"""What a run needs is known before its data are read: a device that is there, and memory that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from mxref.cli import main
+from mxref.discovery import get_backend
+from mxref.errors import MxrefError
+from mxref_training.config import TrainConfig, find_recipe, load_config
+from mxref_training.errors import CheckpointError, ConfigError
+from mxref_training.model.llama import Llama
+from mxref_training.run import device
+from mxref_training.run.device import memory_errors, memory_limit
+from mxref_training.run.estimate import memory, preflight, require_memory
+from training_setup import run
+
+CPU = torch.device("cpu")
+RECIPE = find_recipe("mxfp4")
+
+
+@pytest.fixture(autouse=True)
+def no_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(config: TrainConfig) -> Any:
+        raise AssertionError("the corpus was built")
+
+    monkeypatch.setattr("mxref_training.run.loop.prepare_corpus", made)
+    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", made)
+
+
+def command(*args: str) -> Result:
+    return CliRunner().invoke(main, [*args, "--backend", "reference"])
+
+
+@pytest.mark.parametrize("args", [("train", "tiny"), ("ablate", "paper"), ("ablate", "paper", "--jobs", "2")])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("run.device=cuda", "run.device = 'cuda', but backend 'reference' computes on cpu"),
+        ("run.device=x", "run.device = 'x' is no device"),
+        ("model.vocab=16000000", "a vocabulary of 16,000,000"),
+        ("model.layers=4096", "lower model.layers"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_its_corpus_is_built(
+    args: tuple[str, ...], setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mxref_training.run.estimate.memory_limit", lambda _: 10**8)
+    found = command(*args, "--set", setting, *(["--seeds", "2"] if args[0] == "ablate" else []))
+    assert isinstance(found.exception, SystemExit), found.exception
+    assert found.exit_code == 2
+    assert message in found.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="File name too long; .*choose another --out"):
+        run(tmp_path / ("x" * 5000))
+
+
+def test_from_python_too(tmp_path: Path) -> None:
+    config = load_config("tiny", ["run.device=cuda"])
+    with pytest.raises(ConfigError, match="computes on cpu"):
+        run(tmp_path / "run", config=config, corpus=None)
+    assert preflight(load_config("tiny"), RECIPE, get_backend("reference")) == CPU
+
+
+@pytest.mark.parametrize(
+    ("settings", "way_out"),
+    [
+        (["model.vocab=16000000"], "lower model.layers, model.width, model.ffn or model.vocab"),
+        (["run.batch=100000", "run.micro_batch=0"], "lower run.micro_batch or run.seq_len"),
+        (["run.batch=10000000", "run.micro_batch=1"], "lower run.batch or model.max_seq"),
+        (["model.max_seq=16000000"], "lower run.batch or model.max_seq"),
+    ],
+)
+def test_the_message_says_what_to_lower(settings: list[str], way_out: str) -> None:
+    config = load_config("tiny", settings)
+    need = memory(config, RECIPE).total
+    require_memory(config, RECIPE, need)
+    with pytest.raises(ConfigError, match=f"the run needs about .*B of memory and there are .*; {way_out}"):
+        require_memory(config, RECIPE, 10**9)
+    with pytest.raises(ConfigError, match=f"2 runs at a time need about .*; {way_out}"):
+        require_memory(config, RECIPE, 10**9, runs=2)
+
+
+def test_the_exact_parts_are_those_of_the_model() -> None:
+    config = load_config("tiny")
+    model, need = Llama(config.model), memory(config, RECIPE)
+    assert need.weights == sum(p.numel() * p.element_size() for p in model.parameters())
+    rotary = sum(b.numel() * b.element_size() for b in model.model.rotary_emb.buffers())
+    assert need.tables == rotary + 2 * 8 * config.run.batch * config.run.seq_len
+
+
+def test_the_lowest_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    v2, v1 = tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"
+    monkeypatch.setattr(device, "CGROUP_LIMITS", (v2, v1))
+    whole = memory_limit(CPU)
+    assert whole > 2**28
+    v2.write_text("max\n")
+    assert memory_limit(CPU) == whole
+    v1.write_text("268435456\n")
+    assert memory_limit(CPU) == 2**28
+    monkeypatch.setattr(device.resource, "getrlimit", lambda _: (2**27, 2**30))
+    assert memory_limit(CPU) == 2**27
+
+
+class OwnError(MxrefError, MemoryError):
+    """A typed error that is a MemoryError too."""
+
+
+def test_memory_that_runs_out_is_a_message() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"out of memory \(.*DefaultCPUAllocator.*lower run.micro_batch"),
+        memory_errors(),
+    ):
+        torch.empty(2**60)
+    with pytest.raises(ConfigError, match="out of memory"), memory_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory\nmore")
+    with pytest.raises(ConfigError, match=r"out of memory \(no more memory\)"), memory_errors():
+        raise MemoryError
+    for error in (RuntimeError("another"), OwnError("said already"), KeyError("x")):
+        with pytest.raises(type(error)), memory_errors():
+            raise error
+
+
+def test_dry_run_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mxref_training.run.estimate.memory_limit", lambda _: 1)
+    found = command("train", "llama31_8b", "--dry-run")
+    assert found.exit_code == 0, found.output
+    assert "tables             12.6 MB" in found.output
+    assert replace(memory(load_config("llama31_8b"), RECIPE), tables=0).total > 2**30

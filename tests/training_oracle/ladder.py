@@ -1,0 +1,148 @@
+"""An ablation over curves that are made up, and what has to be reported of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from ablation_fakes import FakeCorpus, FakeResult, tiny
+from mxref.discovery import get_backend
+from mxref.tomlio import build
+from mxref_training.config import TrainConfig
+from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.study import run_ladder
+from training_oracle import study as oracle
+
+SEEDS = 3
+EVERY, STEPS = 10, 100
+CONFIG = tiny(f"run.steps={STEPS}", f"run.eval_every={EVERY}", "run.seed=20", "run.data_seed=70")
+STEP_TOKENS = CONFIG.run.batch * CONFIG.run.seq_len
+
+SLOWER = {"reference": 1.0, "slower": 1.17, "faster": 0.9, "stuck": 1.5, "early": 0.07, "unstable": 1.05}
+"""How many times the reference's tokens an arm takes to any loss."""
+FIXED = 4.1
+
+
+def curve(arm: str, seed: int) -> list[tuple[int, float]]:
+    """Validation losses by step; seeds differ by more than most arms do, and wiggle."""
+    stretch = SLOWER[arm] * (1 + 0.12 * seed + 0.02 * math.sin(7 * seed + len(arm)))
+    points = [(step, 2 + 6 * (step / stretch) ** -0.25) for step in range(EVERY, STEPS + 1, EVERY)]
+    points = [(step, loss + 0.12 * math.sin(step)) for step, loss in points]
+    if arm == "unstable" and seed == 1:
+        points[-1] = (STEPS, points[0][1] + 1)
+    return points
+
+
+@dataclass
+class Study:
+    fixed: dict[str, Any]
+    """Results under a fixed target."""
+    relative: dict[str, Any]
+    """Results under a target at a part of the reference's tokens."""
+    seeds: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
+    """Seeds of weights and of data that each arm was trained with, in the order of the pairs."""
+
+
+def study(folder: Path) -> Study:
+    """Run a ladder of six arms over three seeds, by a trainer that looks its curves up."""
+    trained: dict[str, list[tuple[int, int | None]]] = {}
+
+    def trainer(config: TrainConfig, recipe: Any, out: Path, *, label: str, **_: Any) -> FakeResult:
+        pair = len(trained.setdefault(label, []))
+        trained[label].append((config.run.seed, config.run.data_seed))
+        return FakeResult(curve(label, pair), tokens=STEPS * STEP_TOKENS)
+
+    results = {}
+    for name, target in (("fixed", {"loss": FIXED}), ("relative", {"fraction": 0.65})):
+        trained.clear()
+        arms = [{"name": arm, "label": arm} for arm in SLOWER]
+        against = {"reference": "reference", "high_precision": ""} | target
+        table = {"title": "curves", "train": {"preset": "tiny"}, "arm": arms, "target": against}
+        ladder = build(Ladder, table, "ladder")
+        options: dict[str, Any] = {"trainer": trainer, "corpus": FakeCorpus, "say": lambda line: None}
+        backend = get_backend("reference")
+        results[name] = run_ladder(ladder, CONFIG, folder / name, backend=backend, seeds=SEEDS, **options)
+    return Study(results["fixed"], results["relative"], dict(trained))
+
+
+def _tokens(arm: str, seed: int) -> oracle.Curve:
+    return [(step * STEP_TOKENS, loss) for step, loss in curve(arm, seed)]
+
+
+def _row(results: dict[str, Any], arm: str) -> dict[str, Any]:
+    return next(row for row in results["arms"] if row["name"] == arm)
+
+
+def _compare(results: dict[str, Any], targets: list[float]) -> None:
+    for arm in SLOWER:
+        if arm in ("reference", "unstable"):
+            continue
+        pairs = [(_tokens(arm, seed), _tokens("reference", seed)) for seed in range(SEEDS)]
+        reach, percent = oracle.overhead(pairs, targets)
+        found = _row(results, arm)["overhead"]
+        assert found["reach"] == reach, arm
+        assert math.isclose(found["percent"], percent, rel_tol=1e-9), arm
+
+
+def seeds_of_pairs(s: Study) -> None:
+    """All arms of a pair have one seed of the weights and one of the data, and each pair its own."""
+    expected = [(CONFIG.run.seed + i, 70 + i) for i in range(SEEDS)]
+    assert s.seeds == dict.fromkeys(SLOWER, expected)
+
+
+def crossings(s: Study) -> None:
+    """Each run crosses the fixed target where the straight lines of its own curve first meet it."""
+    for arm in SLOWER:
+        for seed, run in enumerate(_row(s.fixed, arm)["runs"]):
+            if arm == "unstable" and seed == 1:
+                continue
+            reach, tokens = oracle.crossing(_tokens(arm, seed), FIXED)
+            assert run["crossing"]["reach"] == reach, (arm, seed)
+            assert math.isclose(run["crossing"]["tokens"], tokens, rel_tol=1e-12), (arm, seed)
+
+
+def fixed_target(s: Study) -> None:
+    """Under a fixed target every arm is compared with the reference of its own seed."""
+    _compare(s.fixed, [FIXED] * SEEDS)
+
+
+def relative_target(s: Study) -> None:
+    """The target is the reference's own loss at a part of its tokens, for each seed."""
+    at = Fraction(65, 100) * STEPS * STEP_TOKENS
+    targets = [float(oracle.value_at(_tokens("reference", seed), at)) for seed in range(SEEDS)]
+    for seed, target in enumerate(targets):
+        assert math.isclose(s.relative["target"]["losses"][str(seed)], target, rel_tol=1e-12)
+    _compare(s.relative, targets)
+
+
+def intervals(s: Study) -> None:
+    """The interval is Student's over the pairs, and never narrower than half the distance of evaluations."""
+    for arm in ("slower", "faster"):
+        pairs = [(_tokens(arm, seed), _tokens("reference", seed)) for seed in range(SEEDS)]
+        percents = [oracle.overhead([pair], [FIXED])[1] for pair in pairs]
+        resolution = max(
+            50 * EVERY * STEP_TOKENS / oracle.crossing(reference, FIXED)[1] for _, reference in pairs
+        )
+        expected = max(oracle.half_width(percents), float(resolution))
+        found = _row(s.fixed, arm)["overhead"]
+        # The product's table of Student's t has four digits.
+        assert math.isclose(found["half_width"], expected, rel_tol=1e-3), arm
+
+
+def divergence(s: Study) -> None:
+    """An arm is diverged if one of its seeds is, and no mean is made of the others."""
+    for results in (s.fixed, s.relative):
+        found = _row(results, "unstable")["overhead"]
+        assert found["reach"] == "diverged"
+        assert found["percent"] is None
+        assert found["text"] == "DNC (1 of 3)"
+
+
+STUDY: dict[str, Callable[[Study], None]] = {
+    check.__name__: check
+    for check in (seeds_of_pairs, crossings, fixed_target, relative_target, intervals, divergence)
+}

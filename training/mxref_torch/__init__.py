@@ -1,0 +1,28 @@
+"""Linear layers whose three GEMMs run in microscaled formats, for any PyTorch model.
+
+`convert(model, recipe)` replaces every `torch.nn.Linear`. The other functions guard a run: the census counts the
+GEMMs that ran, and the check of stochastic rounding looks at its mean and spread before the first step.
+"""
+
+from mxref_torch.census import check_census, expected_census
+from mxref_torch.context import StepContext
+from mxref_torch.conversion import convert
+from mxref_torch.errors import LayerError, StepError
+from mxref_torch.gradient import sole_uses
+from mxref_torch.layer import MXLinear
+from mxref_torch.steps import advance, restart
+from mxref_torch.stochastic import check_stochastic_rounding
+
+__all__ = [
+    "LayerError",
+    "MXLinear",
+    "StepContext",
+    "StepError",
+    "advance",
+    "check_census",
+    "check_stochastic_rounding",
+    "convert",
+    "expected_census",
+    "restart",
+    "sole_uses",
+]

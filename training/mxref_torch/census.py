@@ -1,0 +1,144 @@
+"""The census: the GEMMs that ran in a step, held to those that the recipe asks for, layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+
+from torch import nn
+
+from mxref.formats import BF16
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import GemmRole
+from mxref_torch import operators
+from mxref_torch.context import StepContext
+from mxref_torch.errors import LayerError
+from mxref_torch.layer import MXLinear
+from mxref_torch.names import named_linears
+
+
+def is_kept(name: str, recipe: Recipe) -> bool:
+    """Return whether a layer of this name, which has no wrappers in it, stays in BF16."""
+    return any(fnmatchcase(name, glob) for glob in recipe.keep_bf16)
+
+
+def expected_census(
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    micro_batches: int = 1,
+    *,
+    without_dgrad: Collection[str] = (),
+    calls: Mapping[str, int] = MappingProxyType({}),
+) -> operators.Census:
+    """Return the GEMMs that forward and backward of one optimizer step run, by role and formats.
+
+    It follows from module names and the recipe alone, not from what `convert` made of them. Activation
+    checkpointing would run Fprop again: take the census without it.
+
+    Args:
+        model: converted or not.
+        recipe: the treatment of the three GEMMs.
+        micro_batches: forward and backward passes of the step.
+        without_dgrad: names of layers whose input needs no gradient, such as a first layer fed with data;
+            Dgrad is not run for them. (In a language model the embedding needs gradients, so there is none.)
+        calls: how often a layer runs in one forward pass, by its first name, for those that do not run once:
+            a block that several depths share runs at each of them.
+
+    Raises:
+        LayerError: a name in `without_dgrad` or `calls` that is no linear layer.
+    """
+    expected = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
+    return sum(expected.values(), Counter())
+
+
+def _expected_by_layer(
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    micro_batches: int,
+    without_dgrad: Collection[str],
+    calls: Mapping[str, int],
+) -> dict[str, operators.Census]:
+    """Return the GEMMs that each layer runs, by its name; arguments and errors as in `expected_census`."""
+    recipe = load_recipe(recipe)
+    linears = named_linears(model)
+    for what, names in (("without_dgrad", without_dgrad), ("calls", calls)):
+        for name in names:
+            if name not in linears:
+                first = next(iter(linears), "")
+                raise LayerError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
+    expected: dict[str, operators.Census] = {}
+    for name, linear in linears.items():
+        expected[name] = Counter()
+        for role in GemmRole:
+            runs = {
+                GemmRole.FPROP: True,
+                GemmRole.DGRAD: name not in without_dgrad,
+                GemmRole.WGRAD: linear.weight.requires_grad,
+            }[role]
+            formats = (BF16, BF16) if is_kept(name, recipe) else recipe.formats(role)
+            expected[name][role, *formats] += micro_batches * calls.get(name, 1) * runs
+    return expected
+
+
+def check_census(
+    context: StepContext,
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    micro_batches: int = 1,
+    *,
+    without_dgrad: Collection[str] = (),
+    calls: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Raise LayerError unless exactly the GEMMs of one optimizer step ran since the census was reset.
+
+    Arguments are those of `expected_census`; the message names every role and format that differs, and the layers.
+    """
+    if not isinstance(context, StepContext):
+        raise LayerError(f"expected the context that convert returned, got {type(context).__name__}")
+    by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls)
+    expected: operators.Census = sum(by_layer.values(), Counter())
+    differences = [
+        f"{operators.gemm_text(gemm)}: {context.census[gemm]} ran, {expected[gemm]} expected"
+        for gemm in operators.in_order({*context.census, *expected})
+        if context.census[gemm] != expected[gemm]
+    ]
+    layers = _differing_layers(model, by_layer)
+    if differences or layers:
+        counts = f" ({'; '.join(differences)})" if differences else ""
+        raise LayerError(
+            f"the GEMMs that ran are not the recipe's{counts}{layers}: a layer that convert has not replaced, or "
+            "whose forward is bypassed, runs in another precision; one that does not run once in a forward pass "
+            "is to be named in `calls`"
+        )
+
+
+def _differing_layers(model: nn.Module, expected: Mapping[str, operators.Census]) -> str:
+    """Return which layers are not converted, never ran, or ran other GEMMs than expected, as part of a sentence."""
+    found: dict[str, list[str]] = {"not converted": [], "never ran": [], "ran other GEMMs": []}
+    for name, linear in named_linears(model).items():
+        if not isinstance(linear, MXLinear):
+            found["not converted"].append(name)
+        elif not linear.census and +expected[name]:
+            found["never ran"].append(name)
+        elif +linear.census != +expected[name]:
+            found["ran other GEMMs"].append(name)
+    return "".join(f"; {what}: {some(names)}" for what, names in found.items() if names)
+
+
+def some(names: Collection[str], shown: int = 8) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(list(names)[:shown]) + more
+
+
+def never_ran(model: nn.Module) -> list[str]:
+    """Return the names of the low-precision layers none of whose GEMMs ever ran."""
+    return [
+        name
+        for name, linear in named_linears(model).items()
+        if isinstance(linear, MXLinear) and linear.low_precision and not linear.census.ran
+    ]

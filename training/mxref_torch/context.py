@@ -1,0 +1,124 @@
+"""What all linear layers of a model share: the place of a micro-batch in training, and the census of GEMMs."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mxref.backend import Backend
+from mxref.steps.random import Stream
+from mxref_torch import operators
+from mxref_torch.errors import StepError
+
+
+@dataclass
+class StepContext:
+    """What every linear layer of a model needs to know about the step; set before each forward."""
+
+    backend: Backend
+    seed: int
+    step: int = 0
+    """Optimizer step, from 0."""
+    token_origin: int = 0
+    """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
+    global_tokens: int | None = None
+    """Tokens of the whole optimizer step; None: those of the tensor itself."""
+    census: operators.Census = field(default_factory=Counter)
+    """GEMMs that ran since `reset_census`."""
+    layers: list[operators.LayerCensus] = field(default_factory=list)
+    """The same for each layer, in the order of layer indices."""
+    sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
+    """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
+
+    def __post_init__(self) -> None:
+        Stream(self.seed)  # checks its range
+        self.backend_key = operators.register_backend(self.backend)
+        self._closed: int | None = None
+        self._warned = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("step", "token_origin", "global_tokens"):
+            # A new tensor each time: a backward pass still to come keeps that of its forward.
+            self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
+
+    def reset_census(self) -> None:
+        """Forget the GEMMs counted so far."""
+        for census in (self.census, *self.layers):
+            census.clear()
+
+    def counted(self) -> list[tuple[operators.Census, bool]]:
+        """Return what was counted so far, for `set_counted`."""
+        return [(Counter(self.census), True), *((Counter(own), own.ran) for own in self.layers)]
+
+    def set_counted(self, counted: list[tuple[operators.Census, bool]]) -> None:
+        """Set the census to what `counted` returned."""
+        for census, (held, ran) in zip((self.census, *self.layers), counted, strict=True):
+            census.clear()
+            census.update(held)
+            if isinstance(census, operators.LayerCensus):
+                census.ran = ran
+
+    def close_step(self, draws: bool) -> bool:
+        """Close an optimizer step; return whether it is the first step that trained anything.
+
+        Args:
+            draws: whether the layers draw random bits.
+
+        Raises:
+            StepError: they do, and the step before it had the same number.
+        """
+        if not any(own.trained for own in self.layers):
+            return False
+        if draws and self._closed == self.step:
+            raise StepError(_closed_before(self.step))
+        for own in self.layers:
+            own.trained = False
+        first, self._closed = self._closed is None, self.step
+        return first
+
+    def note_next_step(self) -> None:
+        """Warn once if another optimizer step begins and `mxref_torch.advance` has closed none before it."""
+        if self._closed is not None or self._warned or not any(own.trained for own in self.layers):
+            return
+        self._warned = True
+        warnings.warn(
+            f"the weights have changed and context.step = {self.step} is another step, but "
+            "mxref_torch.advance(model) was never called: call it after each optimizer step, or FP8's scales stay as "
+            "they are and layers that never run are not reported",
+            stacklevel=2,
+        )
+
+    def reopen_step(self) -> None:
+        """Forget the last optimizer step, so that its number may come again."""
+        self._closed = None
+        for own in self.layers:
+            own.trained = False
+
+
+_WAY_OUT = (
+    "set context.step to the optimizer step's number before each forward, and evaluate within torch.no_grad()"
+)
+
+
+def repeated(step: int) -> str:
+    """Return the message of a step whose number was not moved on though the weights changed."""
+    return (
+        f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
+        f"random bits would be drawn again: {_WAY_OUT}; if the step is done over, or the weights were loaded, call "
+        "mxref_torch.restart(model) first"
+    )
+
+
+def _closed_before(step: int) -> str:
+    """Return the message of a step that is closed a second time under its number."""
+    return (
+        f"a training step with the number context.step = {step} was closed by advance before, and what ran since has "
+        f"drawn its random bits again: {_WAY_OUT}; where an update is skipped, or a step is to be done over, call "
+        "mxref_torch.restart(model) in place of advance"
+    )

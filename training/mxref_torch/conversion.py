@@ -1,0 +1,158 @@
+"""Convert a model: every linear layer is replaced by one that computes by a recipe."""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mxref.backend import Backend
+from mxref.discovery import get_backend
+from mxref.errors import BackendError, UnsupportedError
+from mxref.formats import BlockShape
+from mxref.placement import Placement
+from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import OPERANDS, GemmOperand, GemmRole
+from mxref.steps.random import Stream
+from mxref_torch import operators
+from mxref_torch.census import is_kept
+from mxref_torch.context import StepContext
+from mxref_torch.errors import LayerError
+from mxref_torch.layer import BF16_RECIPE, MXLinear
+from mxref_torch.names import named_linears, named_parameters
+from mxref_torch.replaceable import check_replaceable
+
+
+def convert(
+    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str | None = None, seed: int = 0
+) -> StepContext:
+    """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
+
+    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. Names have no wrappers of
+    compilation, data parallelism and checkpointing in them. A layer's index in the random streams is its index among
+    all linear modules in definition order, kept or not.
+
+    Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
+    starts anew. Copy a model before converting it: the layers of a later copy use a copy of the context.
+
+    Call `advance` after each optimizer step. Only `advance` reports layers that never ran. In a compiled or sharded
+    model, and where weights change through `.data`, only `advance` notices a `step` that was not increased.
+
+    Args:
+        model: holds float32 parameters.
+        recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
+        backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
+        seed: of the random bits, 0 to 2^64 - 1.
+
+    Returns:
+        The context to set before each forward, shared by all layers.
+
+    Raises:
+        LayerError: a parameter that is not float32, a width that blocks do not divide, a glob that
+            matches nothing, or a layer that would not run as converted; the model is then unchanged.
+        UnsupportedError: the recipe asks for what the backend does not declare.
+    """
+    recipe = load_recipe(recipe)
+    backend = get_backend() if backend is None else require_backend(backend)
+    linears = named_linears(model)
+    if not linears or isinstance(model, nn.Linear):
+        raise LayerError("convert replaces the linear layers inside a module, and this model has none inside")
+    for name, parameter in named_parameters(model):
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            raise LayerError(
+                f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
+                "call model.float() before convert"
+            )
+    for glob in recipe.keep_bf16:
+        if glob not in Recipe.keep_bf16 and not any(fnmatchcase(name, glob) for name in linears):
+            raise LayerError(
+                f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
+            )
+    check_replaceable(model)
+    require_supported(backend, recipe, seed)
+    for name, linear in linears.items():
+        if not is_kept(name, recipe):
+            _check_layer(name, linear, recipe)
+    context = StepContext(backend, seed)
+    replacements = {
+        linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
+        for index, (name, linear) in enumerate(linears.items())
+    }
+    for parent in list(model.modules()):
+        # Not named_children, which gives a module that has two names only once.
+        for child_name, child in list(parent._modules.items()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, child_name, replacements[child])
+    return context
+
+
+def require_backend(backend: Any) -> Backend:
+    """Return a backend, or that of a name; BackendError for anything else."""
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str):
+        raise BackendError(f"expected a backend or its name, got {type(backend).__name__}")
+    return get_backend(backend)
+
+
+def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
+    """Raise UnsupportedError unless a backend declares every block format and GEMM that a recipe asks for."""
+    for role in GemmRole:
+        if recipe.kind(role) != "block":
+            continue
+        a, b = (operators.block_format(spec) for spec in recipe.operands(role))
+        profiles = backend.capabilities.profiles(a, b)
+        if profiles and recipe.gemm not in profiles:
+            raise UnsupportedError(
+                f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in "
+                f"gemms, which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another "
+                "backend"
+            )
+        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            unit = _unit(spec)
+            source = torch.empty((unit, unit), device="meta")
+            placement = Placement(Stream(seed, 0, 0, operand.id))
+            backend.plan(source, spec, axis=operand.axis, placement=placement)
+
+
+def _unit(spec: OperandSpec) -> int:
+    """Return the length of which a block axis is a multiple."""
+    return math.lcm(operators.block_format(spec).k, spec.hadamard or 1)
+
+
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks."""
+    for role in GemmRole:
+        if recipe.kind(role) == "block":
+            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+                _check_widths(name, linear, role, operand, spec)
+
+
+_CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
+"""The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
+_WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
+"""The layer's widths that a tensor has."""
+
+
+def _check_widths(
+    name: str, linear: nn.Linear, role: GemmRole, operand: GemmOperand, spec: OperandSpec
+) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks of one operand."""
+    k, unit = operators.block_format(spec).k, _unit(spec)
+    needs = {_CONTRACTION[role]: unit} if role in _CONTRACTION else {}
+    if spec.block is BlockShape.TILE:
+        needs = dict.fromkeys(_WIDTHS[operand.tensor], k) | needs
+    for axis, multiple in needs.items():
+        length = getattr(linear, axis)
+        if length % multiple:
+            raise LayerError(
+                f"{name}: {axis} = {length} is not a multiple of {multiple}, which {role.value} needs "
+                f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                f"add {name!r} to keep_bf16 or change the width"
+            )

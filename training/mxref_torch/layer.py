@@ -1,0 +1,322 @@
+"""The linear layer whose three GEMMs each run in the format that the recipe gives them.
+
+Fprop Y = X W^T, Dgrad dX = dY W and Wgrad dW = dY^T X, each in BF16, FP8 or block formats, in any combination.
+Parameters stay float32 and never change format. Every operand is made from its high-precision source when a GEMM
+needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter of BF16's memory, FP8 half.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mxref.errors import DtypeError, ShapeError
+from mxref.formats import BF16
+from mxref.placement import Placement
+from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.roles import GemmRole
+from mxref_torch import operators
+from mxref_torch.context import StepContext, repeated
+from mxref_torch.errors import LayerError, StepError
+from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.operand import LayerGemm, Operand, Source
+
+_BF16 = OperandSpec(format=BF16)
+BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
+"""The recipe of the layers that `keep_bf16` names."""
+
+WeightKey = tuple[int, int, int]
+"""Step, version and address of a weight, of which an operand was made."""
+
+READERS = {
+    "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
+    "w": ((GemmRole.FPROP, 1), (GemmRole.DGRAD, 1)),
+    "dy": ((GemmRole.DGRAD, 0), (GemmRole.WGRAD, 0)),
+}
+"""The two GEMMs that read a tensor, along axis 1 and along axis 0, and which of their operands it is."""
+
+
+class MXLinear(nn.Linear):
+    """A linear layer that holds the Parameters of the `nn.Linear` it replaces.
+
+    Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type;
+    weight gradients have the weight's type. Raises ShapeError and DtypeError on anything else.
+
+    Implements: fp8.gemm, linear.formats
+    """
+
+    def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:
+        nn.Module.__init__(self)  # nn.Linear's own would allocate new weights
+        self.training = source.training
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self.weight, self.bias = source.weight, source.bias
+        self.recipe, self.context, self.index = recipe, context, index
+        self.census = operators.LayerCensus()
+        self.census.whole = context.census
+        context.layers.append(self.census)
+        kinds = {recipe.kind(role) for role in GemmRole}
+        if "fp8" in kinds:
+            self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
+        self._has_scales = "fp8" in kinds
+        tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
+        self.gemms = {role: LayerGemm.of(recipe, role, index, context, tally, scales) for role in GemmRole}
+        self.regions: dict[str, Sequence[int]] = dict.fromkeys(READERS, operators.WHOLE)
+        self.low_precision = kinds != {"bf16"}
+        self.draws = any(
+            gemm.kind.draws(spec, context.backend)
+            for gemm in self.gemms.values()
+            for spec in recipe.operands(gemm.role)
+        )
+        self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
+        self._converted = weakref.ref(self.weight)
+        self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
+        self._weights: dict[str, tuple[WeightKey, Operand]] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + bias."""
+        if x.dtype not in (torch.float32, torch.bfloat16):
+            raise DtypeError(f"MXLinear takes float32 or bfloat16, got {x.dtype}; cast its input")
+        if x.shape[-1] != self.in_features:
+            raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
+        tokens = x.reshape(-1, self.in_features)  # [tokens, in]
+        place = self.context.place
+        if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
+            if self.low_precision and not torch.compiler.is_compiling():
+                self._check_step()
+            y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
+        else:
+            role = GemmRole.FPROP
+            a = self.operands("x", tokens, place, (role,))[role]
+            w = self.weight_operand(role, self.weight, place, None)
+            y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
+        # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _check_step(self) -> None:
+        """Raise StepError if the weight has changed since the forward before, and the step of random bits has not."""
+        # A weight that is refilled by its owner keeps its version: nothing can be said of it here.
+        if not self._has_own_weight(self.weight):
+            return
+        now = self.context.step, self.weight._version
+        if self._trained is not None and self._trained[1] != now[1]:
+            if self._trained[0] != now[0]:
+                self.context.note_next_step()
+            elif self.draws:
+                raise StepError(repeated(now[0]))
+        self._trained = now
+
+    def _has_own_weight(self, weight: torch.Tensor) -> bool:
+        """Return whether the weight is the Parameter that was converted, whose version tells of every change.
+
+        FSDP2 puts another one in its place and refills it before each forward under an unchanged version.
+        """
+        return self._converted() is weight
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: nothing that was made of the weight, nor a reference to it."""
+        kept = {key: value for key, value in vars(self).items() if key != "_converted"}
+        return kept | {"_weights": {}, "_trained": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of `__getstate__`."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._converted = weakref.ref(self.weight)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._forget()
+        self.context.reopen_step()
+
+    def _forget(self) -> None:
+        """Forget what is known of the weight and of the step that trained it."""
+        self._weights.clear()
+        self._trained = None
+
+    def lies_at(self, tensor: str, placement: Placement) -> None:
+        """Say which part of a larger layer's tensor this layer's is, so that SR draws the bits of that part.
+
+        Args:
+            tensor: `x`, `w` or `dy`.
+            placement: origin and global shape, [outputs, inputs] for `w` and [tokens, features] for the others, whose
+                tokens the context places. The random stream is not read.
+
+        Raises:
+            LayerError: no such tensor.
+            ShapeError: not two axes.
+        """
+        if tensor not in READERS:
+            raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
+        self.regions[tensor] = operators.region_words(placement)
+        self._forget()
+
+    def operands(
+        self,
+        tensor: str,
+        values: torch.Tensor,
+        place: torch.Tensor,
+        roles: Collection[GemmRole],
+        observe: bool = False,
+    ) -> dict[GemmRole, Operand]:
+        """Return X, W or dY as each of the roles reads it.
+
+        Args:
+            tensor: `x`, `w` or `dy`.
+            values: its values, of high precision.
+            place: where the micro-batch lies in training.
+            roles: the GEMMs that will read it.
+            observe: whether FP8's history takes note of it: in training, not in evaluation.
+        """
+        source = Source(tensor, values, place, self.regions[tensor])
+        readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
+        made: dict[GemmRole, Operand] = {}
+        while readers:
+            kind = readers[0][0].kind
+            alike = [reader for reader in readers if reader[0].kind is kind]
+            readers = [reader for reader in readers if reader[0].kind is not kind]
+            operands = kind.make(source, alike)
+            if observe:
+                operands[0].observe(tensor, alike[0][0])
+            made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
+        return made
+
+    def weight_operand(
+        self,
+        role: GemmRole,
+        weight: torch.Tensor,
+        place: torch.Tensor,
+        tokens: int | None,
+        ahead: Collection[GemmRole] = (),
+    ) -> Operand:
+        """Return W as the role reads it, made once per optimizer step and version of the weight.
+
+        Args:
+            role: Fprop or Dgrad.
+            weight: float32 [outputs, inputs].
+            place: where the micro-batch lies in training.
+            tokens: of the micro-batch; None in evaluation, of which FP8's history takes no note.
+            ahead: roles that will read W in this step too; theirs is made from the same read of it.
+        """
+        gemm = self.gemms[role]
+        slot = gemm.kind.slot(role)
+        # A compiled graph cannot ask for a tensor's version, and a sharded weight has none: the operand is made anew.
+        if slot is None or torch.compiler.is_compiling() or not self._has_own_weight(weight):
+            operand = self.operands("w", weight, place, (role,))[role]
+        else:
+            step, _, total = place.tolist()
+            key = step, weight._version, weight.data_ptr()
+            if not self._keeps(slot, key):
+                # One GEMM alone gains nothing from a layout: it would make the same on its way.
+                again = tokens is None or tokens < total
+                self._keep(key, weight, place, self._wanted(role, ahead, key), again)
+            operand = self._weights[slot][1]
+        if tokens is not None:
+            operand.observe("w", gemm)
+        return operand
+
+    def _wanted(self, role: GemmRole, ahead: Collection[GemmRole], key: WeightKey) -> dict[str, GemmRole]:
+        """Return the role and those of `ahead` whose weight has its kind and is not kept yet, by their slots."""
+        kind = self.gemms[role].kind
+        wanted: dict[str, GemmRole] = {}
+        for each in (role, *ahead):
+            slot = kind.slot(each)
+            if slot is not None and self.gemms[each].kind is kind and not self._keeps(slot, key):
+                wanted.setdefault(slot, each)
+        return wanted
+
+    def _keep(
+        self,
+        key: WeightKey,
+        weight: torch.Tensor,
+        place: torch.Tensor,
+        wanted: dict[str, GemmRole],
+        again: bool,
+    ) -> None:
+        """Make W for the wanted roles and keep it; `again` says whether several GEMMs will read it."""
+        made = self.operands("w", weight, place, list(wanted.values()))
+        for slot, role in wanted.items():
+            operand = made[role]
+            if again:
+                operand = operand.prepared(self.gemms[role], self._lengths[role])
+            self._weights[slot] = key, operand
+
+    def _keeps(self, slot: str, key: WeightKey) -> bool:
+        """Return whether what is kept of the weight is of that step and version."""
+        return slot in self._weights and self._weights[slot][0] == key
+
+    def advance(self) -> None:
+        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
+        self._weights.clear()
+        if self._has_scales:
+            self.fp8.advance()
+
+    def restart(self) -> None:
+        """Forget this step's quantized weights and FP8 history: the step is done over."""
+        self._forget()
+        if self._has_scales:
+            self.fp8.restart()
+
+
+class _LinearFunction(torch.autograd.Function):
+    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
+
+    No torch function called here may return one of its own arguments (see `operand.cast`): no cast to the same type,
+    no operation in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
+    ) -> torch.Tensor:
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
+        made = layer.operands("x", x, place, roles, observe=True)
+        kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
+        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
+        ctx.save_for_backward(place, weight if needs_dx else None, *kept)
+        ctx.layer, ctx.dtypes = layer, (x.dtype, weight.dtype)
+        ahead = [GemmRole.DGRAD] if needs_dx else []
+        w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
+        gemm = layer.gemms[GemmRole.FPROP]
+        return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        layer = ctx.layer
+        place, weight, *saved = ctx.saved_tensors
+        x_dtype, w_dtype = ctx.dtypes
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        roles = [*([GemmRole.DGRAD] if needs_dx else []), *([GemmRole.WGRAD] if needs_dw else [])]
+        made = layer.operands("dy", dy, place, roles, observe=True)
+        dx = dw = None
+        if needs_dx:
+            role = GemmRole.DGRAD
+            w = layer.weight_operand(role, weight, place, dy.shape[0])
+            dx = made[role].multiply(w, layer.gemms[role], layer.out_features, x_dtype)
+        if needs_dw:
+            role, gemm = GemmRole.WGRAD, layer.gemms[GemmRole.WGRAD]
+            x = gemm.kind.restored(saved)
+            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer)
+            if gradient is None:
+                dw = made[role].multiply(x, gemm, dy.shape[0], w_dtype)
+            else:
+                made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
+        return dx, dw, None, None
+
+
+def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:
+    """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
+    weight = layer.context.sole_uses.get(node)
+    if weight is None or not layer.gemms[GemmRole.WGRAD].kind.adds_in_place:
+        return None
+    # Hooks need a real gradient.
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return None
+    held = weight.grad
+    if held is None or held.layout is not torch.strided or held.requires_grad:
+        return None
+    return held if held.dtype is torch.float32 and held.is_contiguous() else None

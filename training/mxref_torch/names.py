@@ -1,0 +1,70 @@
+"""The names of a model's modules, whatever wraps the model or its parts.
+
+`torch.compile`, data parallelism and activation checkpointing put a module around another one. Globs over
+names, layer indices and messages are about the model inside, so the wrapper's own attribute is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from mxref_torch.errors import LayerError
+
+# No model has attributes of these names but through torch: compilation, checkpointing and FSDP1.
+_WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+# An attribute `module` is a wrapper's only in these classes.
+_HOLDS_MODULE = (
+    nn.parallel.DistributedDataParallel,
+    nn.DataParallel,
+    torch.optim.swa_utils.AveragedModel,
+)
+
+
+def require_module(model: Any) -> nn.Module:
+    """Return a model; LayerError for anything but a module of PyTorch."""
+    if not isinstance(model, nn.Module):
+        raise LayerError(f"expected a model, which is a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def is_wrapped(parent: nn.Module, child: str) -> bool:
+    """Return whether a child is what its parent wraps, so that the child has no name of its own."""
+    return child in _WRAPPED or (child == "module" and isinstance(parent, _HOLDS_MODULE))
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module once, by its first name without wrappers, in the order of `nn.Module.named_modules`."""
+    seen: set[nn.Module] = set()
+
+    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+        if module in seen:
+            return
+        seen.add(module)
+        yield name, module
+        for child_name, child in module._modules.items():
+            if child is not None:
+                inner = name if is_wrapped(module, child_name) else f"{name}.{child_name}".lstrip(".")
+                yield from walk(child, inner)
+
+    yield from walk(model, "")
+
+
+def named_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return every linear module by its name, converted or not, in definition order."""
+    modules = named_modules(require_module(model))
+    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield every Parameter once, by its first name without wrappers."""
+    seen: set[nn.Parameter] = set()
+    for prefix, module in named_modules(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter not in seen:
+                seen.add(parameter)
+                yield f"{prefix}.{name}".lstrip("."), parameter

@@ -1,0 +1,50 @@
+"""The operations of a backend as torch operators, so that `torch.compile` sees no graph break.
+
+Operators take tensors, integers and strings alone: a backend travels by its name in a table, the
+treatment of an operand as compact JSON. GEMMs are counted where they run, and not where they are
+asked for: a compiled graph that drops or replaces one cannot hide it from the census.
+"""
+
+from mxref_torch.operators.products import add_product, dense_gemm, prepare, scaled_gemm
+from mxref_torch.operators.quantization import quantize, quantize_dual
+from mxref_torch.operators.registry import (
+    WHOLE,
+    Census,
+    Gemm,
+    LayerCensus,
+    block_format,
+    formats_text,
+    gemm_text,
+    in_order,
+    parse_spec,
+    region_words,
+    register_backend,
+    register_census,
+    spec_text,
+    step_place,
+    stream_words,
+)
+
+__all__ = [
+    "WHOLE",
+    "Census",
+    "Gemm",
+    "LayerCensus",
+    "add_product",
+    "block_format",
+    "dense_gemm",
+    "formats_text",
+    "gemm_text",
+    "in_order",
+    "parse_spec",
+    "prepare",
+    "quantize",
+    "quantize_dual",
+    "region_words",
+    "register_backend",
+    "register_census",
+    "scaled_gemm",
+    "spec_text",
+    "step_place",
+    "stream_words",
+]

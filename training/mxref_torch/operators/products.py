@@ -1,0 +1,293 @@
+"""Operators of the GEMMs, each counted where it runs, and of what makes a weight ready for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from mxref.backend import Backend
+from mxref.errors import ShapeError
+from mxref.formats import BF16, FP8
+from mxref.mxarray import MXArray, PreparedArray
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref_torch.bridge import from_backend, to_backend
+from mxref_torch.operators.registry import backend_of, block_format, count, fake, operator, parse_spec
+
+
+@operator
+def prepare(
+    codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
+) -> list[torch.Tensor]:
+    """Return the layout that a backend's GEMM reads in place of B's codes: none where it reads codes.
+
+    Args:
+        codes: uint8 [N, K * bits / 8].
+        scales: uint8 [N, K / k].
+        backend: key from `register_backend`.
+        spec: treatment that made B, from `spec_text`.
+        length: contraction length before padding, at most K.
+        profile: of the GEMMs to come.
+
+    Raises:
+        MxrefError: as `mxref.Backend.prepare`.
+    """
+    impl = backend_of(backend)
+    prepared = impl.prepare(
+        _operand(codes, scales, parse_spec(spec), length, impl), profile=GemmProfile(profile)
+    )
+    if not isinstance(prepared, PreparedArray):
+        return []
+    # An operator's results must not share memory with its arguments or with each other.
+    taken = {t.untyped_storage().data_ptr() for t in (codes, scales)}
+    layout = []
+    for part in prepared.layout:
+        tensor = from_backend(part, impl)
+        start = tensor.untyped_storage().data_ptr()
+        layout.append(tensor.clone() if start in taken else tensor)
+        taken.add(start)
+    return layout
+
+
+@fake(prepare)
+def _(
+    codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
+) -> list[torch.Tensor]:
+    # Only the backend knows the shapes of its layout: it is asked for one of zeros.
+    impl = backend_of(backend)
+    # Its kernels read memory, so it gets some.
+    with unset_fake_temporarily():
+        no_codes, no_scales = (
+            impl.from_numpy(np.zeros([int(n) for n in t.shape], np.uint8)) for t in (codes, scales)
+        )
+        treatment = parse_spec(spec)
+        q = MXArray(
+            no_codes,
+            no_scales,
+            (int(codes.shape[0]), int(length)),
+            1,
+            prescale=treatment.prescale,
+            format=block_format(treatment),
+        )
+        prepared = impl.prepare(q, profile=GemmProfile(profile))
+    layout = prepared.layout if isinstance(prepared, PreparedArray) else ()
+    return [codes.new_empty(t.shape, dtype=t.dtype) for t in (from_backend(part, impl) for part in layout)]
+
+
+@operator
+def scaled_gemm(
+    a_codes: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_codes: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_layout: Sequence[torch.Tensor],
+    backend: str,
+    a_spec: str,
+    b_spec: str,
+    length: int,
+    profile: str,
+    out_dtype: str,
+    role: str,
+    tally: int = 0,
+) -> torch.Tensor:
+    """Return A B^T of two operands quantized along the contraction axis, and count it.
+
+    Args:
+        a_codes: uint8 [M, K * bits / 8].
+        a_scales: uint8 [M, K / k].
+        b_codes: uint8 [N, K * bits / 8].
+        b_scales: uint8 [N, K / k].
+        b_layout: what `prepare` made of B for this backend and profile, or nothing.
+        backend: key from `register_backend`.
+        a_spec: treatment that made A, from `spec_text`.
+        b_spec: treatment that made B.
+        length: contraction length before padding, at most K.
+        profile: the GEMM profile.
+        out_dtype: `float32` or `bfloat16`.
+        role: the linear layer's GEMM that this is.
+        tally: handle from `register_census`; 0 counts nowhere.
+
+    Returns:
+        [M, N] of `out_dtype`.
+
+    Raises:
+        ShapeError: operands that do not fit together.
+        UnsupportedError: a profile or type that the backend does not declare.
+    """
+    impl = backend_of(backend)
+    a, b = _operands(
+        (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
+    )
+    out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
+    count(tally, role, a.format, b.format)
+    return from_backend(out, impl)
+
+
+@fake(scaled_gemm)
+def _(
+    a_codes: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_codes: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_layout: Sequence[torch.Tensor],
+    backend: str,
+    a_spec: str,
+    b_spec: str,
+    length: int,
+    profile: str,
+    out_dtype: str,
+    role: str,
+    tally: int = 0,
+) -> torch.Tensor:
+    return a_codes.new_empty((a_codes.shape[0], b_codes.shape[0]), dtype=getattr(torch, out_dtype))
+
+
+@partial(operator, changes="onto")
+def add_product(
+    onto: torch.Tensor,
+    a_codes: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_codes: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_layout: Sequence[torch.Tensor],
+    backend: str,
+    a_spec: str,
+    b_spec: str,
+    length: int,
+    profile: str,
+    role: str,
+    tally: int = 0,
+) -> None:
+    """Add A B^T to an array in place, and count the GEMM.
+
+    Args:
+        onto: float32 [M, N], contiguous: it becomes fl32(onto + A B^T).
+        a_codes: as in `scaled_gemm`, and so are the others.
+        a_scales: of A.
+        b_codes: of B.
+        b_scales: of B.
+        b_layout: what `prepare` made of B, or nothing.
+        backend: key from `register_backend`.
+        a_spec: treatment that made A.
+        b_spec: treatment that made B.
+        length: contraction length before padding.
+        profile: the GEMM profile.
+        role: the linear layer's GEMM that this is.
+        tally: handle from `register_census`; 0 counts nowhere.
+
+    Raises:
+        MxrefError: as `mxref.Backend.add_product`; `onto` is then as it was.
+    """
+    impl = backend_of(backend)
+    a, b = _operands(
+        (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
+    )
+    impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
+    count(tally, role, a.format, b.format)
+
+
+@fake(add_product)
+def _(
+    onto: torch.Tensor,
+    a_codes: torch.Tensor,
+    a_scales: torch.Tensor,
+    b_codes: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_layout: Sequence[torch.Tensor],
+    backend: str,
+    a_spec: str,
+    b_spec: str,
+    length: int,
+    profile: str,
+    role: str,
+    tally: int = 0,
+) -> None:
+    return None
+
+
+def _operands(
+    a: tuple[torch.Tensor, torch.Tensor],
+    b: tuple[torch.Tensor, torch.Tensor],
+    layout: Sequence[torch.Tensor],
+    impl: Backend,
+    texts: tuple[str, str],
+    length: int,
+    profile: str,
+) -> tuple[MXArray, MXArray]:
+    """Return both operands of a product as the backend takes them; ShapeError if their transforms differ."""
+    specs = parse_spec(texts[0]), parse_spec(texts[1])
+    if (specs[0].hadamard, specs[0].signs) != (specs[1].hadamard, specs[1].signs):
+        raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
+    left, right = _operand(*a, specs[0], length, impl), _operand(*b, specs[1], length, impl)
+    if layout:
+        right = PreparedArray.of(right, impl.name, profile, tuple(to_backend(part, impl) for part in layout))
+    return left, right
+
+
+def _operand(
+    codes: torch.Tensor, scales: torch.Tensor, spec: OperandSpec, length: int, impl: Backend
+) -> MXArray:
+    """Return an operand as the backend takes it.
+
+    The random signs need not travel: one spec and one stream per GEMM role gave both operands the same.
+    """
+    shape = codes.shape[0], length
+    return MXArray(
+        to_backend(codes, impl),
+        to_backend(scales, impl),
+        shape,
+        1,
+        spec.block,
+        spec.prescale,
+        format=block_format(spec),
+    )
+
+
+@lru_cache(maxsize=4)
+def _values(dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of the 256 codes of an FP8 type, float32."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+
+
+def _decode(q: torch.Tensor) -> torch.Tensor:
+    """Return FP8 as float32 by a table: several times faster than torch's own cast of E4M3 on a CPU."""
+    codes = q.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
+    return _values(q.dtype).index_select(0, codes).view(q.shape)
+
+
+@operator
+def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
+    """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
+
+    FP8 operands are decoded and multiplied without rounding: their values have at most 4 significant
+    bits, which every matrix unit multiplies exactly.
+
+    Args:
+        a: [M, K], bfloat16, float8_e4m3fn or float8_e5m2.
+        b: [N, K], likewise.
+        role: the linear layer's GEMM that this is.
+        tally: handle from `register_census`; 0 counts nowhere.
+
+    Returns:
+        [M, N]: bfloat16 (rounded once) from BF16 operands, float32 from FP8.
+    """
+    if a.dtype is torch.bfloat16:
+        out = a @ b.T
+        count(tally, role, BF16, BF16)
+        return out
+    if a.device.type == "cpu":
+        # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
+        out = _decode(a) @ _decode(b).T
+    else:
+        out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
+    count(tally, role, FP8, FP8)
+    return out
+
+
+@fake(dense_gemm)
+def _(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
+    dtype = torch.bfloat16 if a.dtype is torch.bfloat16 else torch.float32
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)

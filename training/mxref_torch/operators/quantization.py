@@ -1,0 +1,173 @@
+"""Operators that make operands of block formats: along one axis of a matrix, or along both in one read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mxref.backend import Backend
+from mxref.mxarray import MXArray
+from mxref.placement import Placement
+from mxref.recipe import OperandSpec
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref_torch.bridge import from_backend, to_backend
+from mxref_torch.operators.registry import backend_of, block_format, fake, operator, parse_spec
+
+
+@operator
+def quantize(
+    x: torch.Tensor,
+    place: torch.Tensor,
+    backend: str,
+    spec: str,
+    axis: int,
+    stream: Sequence[int],
+    region: Sequence[int],
+    tokens: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a matrix in the block format of a spec as packed codes and scale codes, block axis last.
+
+    Args:
+        x: float32, bfloat16 or float16 [M, N], any strides.
+        place: from `step_place`, on the CPU.
+        backend: key from `register_backend`.
+        spec: treatment, from `spec_text`.
+        axis: the block axis, 0 or 1.
+        stream: from `stream_words`.
+        region: where `x` lies in the layer's whole tensor, from `region_words`.
+        tokens: whether axis 0 is tokens, as in activations and gradients. `place` then says where they lie, and
+            blocks along them are filled up with zeros.
+
+    Returns:
+        uint8 [rows, K * bits / 8] and uint8 [rows, K / k], K the padded length of the block axis.
+
+    Raises:
+        MxrefError: as `mxref.Backend.quantize`.
+    """
+    impl, treatment = backend_of(backend), parse_spec(spec)
+    q = impl.quantize(
+        to_backend(x, impl),
+        treatment,
+        axis=axis,
+        placement=_placement(x, place, treatment, stream, region, tokens),
+        pad=tokens and axis == 0,
+    )
+    return _tensors(q, impl)
+
+
+@fake(quantize)
+def _(
+    x: torch.Tensor,
+    place: torch.Tensor,
+    backend: str,
+    spec: str,
+    axis: int,
+    stream: Sequence[int],
+    region: Sequence[int],
+    tokens: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty(x, spec, axis)
+
+
+@operator
+def quantize_dual(
+    x: torch.Tensor,
+    place: torch.Tensor,
+    backend: str,
+    row_spec: str,
+    column_spec: str,
+    row_stream: Sequence[int],
+    column_stream: Sequence[int],
+    region: Sequence[int],
+    tokens: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `quantize` returns along axis 1 and then along axis 0, from one read where the backend has it.
+
+    Args:
+        x: float32, bfloat16 or float16 [M, N], any strides.
+        place: from `step_place`, on the CPU.
+        backend: key from `register_backend`.
+        row_spec: treatment along axis 1, from `spec_text`.
+        column_spec: treatment along axis 0.
+        row_stream: random stream along axis 1, from `stream_words`.
+        column_stream: random stream along axis 0.
+        region: as in `quantize`.
+        tokens: as in `quantize`.
+
+    Returns:
+        Codes and scale codes along axis 1, uint8 with M rows, then those along axis 0, with N rows; each as
+        `quantize` returns them.
+
+    Raises:
+        MxrefError: as `mxref.Backend.quantize_dual`.
+    """
+    impl, specs = backend_of(backend), (parse_spec(row_spec), parse_spec(column_spec))
+    row, column = (
+        _placement(x, place, treatment, stream, region, tokens)
+        for treatment, stream in zip(specs, (row_stream, column_stream), strict=True)
+    )
+    by_row, by_column = impl.quantize_dual(
+        to_backend(x, impl), specs, placements=(row, column), pads=(False, tokens)
+    )
+    return (*_tensors(by_row, impl), *_tensors(by_column, impl))
+
+
+@fake(quantize_dual)
+def _(
+    x: torch.Tensor,
+    place: torch.Tensor,
+    backend: str,
+    row_spec: str,
+    column_spec: str,
+    row_stream: Sequence[int],
+    column_stream: Sequence[int],
+    region: Sequence[int],
+    tokens: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
+
+
+def _placement(
+    x: torch.Tensor,
+    place: torch.Tensor,
+    spec: OperandSpec,
+    words: Sequence[int],
+    region: Sequence[int],
+    tokens: bool,
+) -> Placement:
+    """Return the random stream of an operand and, under SR, where it lies in the global tensor.
+
+    Only SR depends on the place; anything else may be split into parts of any length.
+    """
+    step, first, total = place.tolist()
+    low, high, layer, operand = words
+    stream = Stream(low | high << 32, step, layer, operand)
+    if spec.rounding is not Rounding.SR:
+        return Placement(stream)
+    row, column, rows, columns = region
+    if tokens:
+        row, rows = first, total
+    if rows < 0 and columns < 0:
+        return Placement(stream, (row, column))
+    own = (rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1])
+    return Placement(stream, (row, column), own)
+
+
+def _tensors(q: MXArray, impl: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    return from_backend(q.codes, impl), from_backend(q.scales, impl)
+
+
+def _empty(x: torch.Tensor, spec: str, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scale codes of the right shapes, without values."""
+    treatment = parse_spec(spec)
+    format = block_format(treatment)
+    unit = math.lcm(format.k, treatment.hadamard or 1)
+    rows = x.shape[1 - axis]
+    length = -(-x.shape[axis] // unit) * unit
+    return (
+        x.new_empty((rows, format.code_bytes(length)), dtype=torch.uint8),
+        x.new_empty((rows, length // format.k), dtype=torch.uint8),
+    )

@@ -1,0 +1,1 @@
+"""The commands `mxref train`, `mxref ablate` and `mxref report`."""

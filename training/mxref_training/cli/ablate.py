@@ -1,0 +1,187 @@
+"""The commands `mxref ablate` and `mxref report`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mxref.cli.jobs import jobs_option
+
+if TYPE_CHECKING:
+    from mxref_training.lab.ladder import Ladder
+
+EXIT_INTERRUPTED = 130
+MAX_SEEDS = 1000
+
+
+@click.command()
+@click.argument("ladder")
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of the ladder.  [default: runs/NAME]")
+@click.option("--data", help="Training data, as data.train: builtin, c4, or JSONL files.")
+@click.option("--val", help="Validation data, as data.val.")
+@click.option("--tokenizer", help="A tokenizer.json, as data.tokenizer.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of every arm, as run.steps.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, MAX_SEEDS),
+    default=1,
+    show_default=True,
+    help="Repetitions of every arm; a verdict needs 3.",
+)
+@click.option("--arms", help="Comma-separated names: run these and the reference.")
+@click.option("--without", help="Comma-separated names: leave these out.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any other setting, as run.batch=16."
+)
+@jobs_option("Arms at a time, each in a process on its share of the cores; auto: one per core, 8 at most.")
+@click.option("--backend", "backend_name", help="Backend that computes the block formats.")
+@click.option("--list", "list_arms", is_flag=True, help="Show the arms and their treatment, and stop.")
+def ablate(
+    ladder: str,
+    out: Path | None,
+    data: str | None,
+    val: str | None,
+    tokenizer: str | None,
+    steps: int | None,
+    seeds: int,
+    arms: str | None,
+    without: str | None,
+    overrides: tuple[str, ...],
+    jobs: int | None,
+    backend_name: str | None,
+    list_arms: bool,
+) -> None:
+    """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped (paper).
+
+    Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in
+    report.html and report.md of the directory, every number in results.json.
+
+    \b
+    Examples:
+      mxref ablate paper --list                           the arms, nothing trained
+      mxref ablate paper --seeds 3 --out runs/ladder
+      mxref ablate paper --jobs auto                      an arm on every core
+      mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
+      mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
+    """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
+    from mxref_training.lab.ladder import load_ladder
+
+    loaded = load_ladder(ladder)
+    if list_arms:
+        _list(loaded)
+        return
+    from mxref.discovery import choose, get_backend
+    from mxref.terminal import echo
+
+    _require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
+    from mxref_training.config import load_config
+    from mxref_training.data.corpus import prepare_corpus
+    from mxref_training.lab.processes import ChildProcesses, job_count, on_share
+    from mxref_training.lab.study import planned, run_ladder
+    from mxref_training.run.estimate import preflight
+    from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.loop import train
+
+    paths = {"train": data, "val": val, "tokenizer": tokenizer}
+    given = {
+        "data": {key: value for key, value in paths.items() if value is not None},
+        "run": {"steps": steps} if steps is not None else {},
+    }
+    config = load_config(loaded.train.preset, [loaded.train.overlay(), *overrides, given])
+    folder = out or Path("runs") / Path(ladder).stem
+    names = loaded.names(_names(arms), _names(without))
+    chosen, _ = choose(backend_name)
+    count = job_count(jobs, len(planned(loaded, seeds, names)))
+    config = on_share(config, count) if count > 1 else config
+    backend = get_backend(chosen)
+    for arm in loaded.arm:
+        preflight(config, loaded.resolve(arm), backend, count)
+    try:
+        results = run_ladder(
+            loaded,
+            config,
+            folder,
+            backend=backend,
+            trainer=train,
+            corpus=lambda: prepare_corpus(config),
+            seeds=seeds,
+            arms=names,
+            runner=ChildProcesses(count, chosen) if count > 1 else None,
+            say=lambda line: echo(line, err=True),
+        )
+    except Interrupted as err:
+        echo(f"interrupted: {err}", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    _show(results, folder)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def report(folder: Path) -> None:
+    """Show the results in a ladder's FOLDER again and rewrite its report.html and report.md."""
+    _require("report", "torch", "matplotlib", "jinja2")
+    from mxref_training.lab.study import load_results
+
+    _show(load_results(folder), folder)
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the names of a comma-separated list."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _require(command: str, *packages: str) -> None:
+    """Raise ConfigError that says what to install where a package of the training extra is missing."""
+    import importlib.util
+
+    from mxref_training.errors import ConfigError
+
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"mxref {command} needs {package}, which is not installed: pip install 'mxref[training]'"
+            )
+
+
+def _show(results: dict[str, Any], folder: Path) -> None:
+    from mxref.terminal import console, echo
+    from mxref_training.lab.report.page import WIDE, table, write_report
+
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = max(screen.width, WIDE)  # a file or a pipe has room
+    screen.print(table(results, screen.width))
+    page, _ = write_report(results, folder)
+    echo(f"\n{page}")
+
+
+def _list(ladder: Ladder) -> None:
+    from rich.table import Table
+
+    from mxref.terminal import BOX, HEAD, QUIET, console
+    from mxref_training.run.treatment import describe
+
+    table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))
+    for name in ("arm", "stage", "paper", "treatment"):
+        table.add_column(name, style=QUIET if name == "stage" else "", no_wrap=name != "treatment")
+    for arm in ladder.arm:
+        table.add_row(
+            arm.name,
+            arm.stage,
+            arm.paper.overhead if arm.paper else "",
+            _in_words(describe(ladder.resolve(arm))),
+        )
+    console().print(table)
+
+
+def _in_words(treatment: list[tuple[str, str]]) -> str:
+    """Return the treatment of the three GEMMs, those treated alike named together."""
+    roles: dict[str, list[str]] = {}
+    for role, text in treatment:
+        roles.setdefault(text, []).append(role)
+    if len(roles) == 1:
+        return next(iter(roles))
+    return "; ".join(f"{' + '.join(names)}: {text}" for text, names in roles.items())

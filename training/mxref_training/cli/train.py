@@ -1,0 +1,156 @@
+"""`mxref train`: nothing but click is imported until the command runs, so that its help needs no PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mxref_training.cli.ablate import ablate, report
+
+if TYPE_CHECKING:
+    from mxref.backend import Backend
+    from mxref.recipe import Recipe
+    from mxref_training.config import TrainConfig
+
+__all__ = ["ablate", "report", "train"]
+
+
+@click.command()
+@click.argument("config", default="demo")
+@click.option(
+    "--recipe",
+    default="mxfp4_h16",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
+    "mxfp8, mxfp8_hybrid, nvfp4_style, tseng.",
+)
+@click.option(
+    "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."
+)
+@click.option(
+    "--val", metavar="PATH", help="Validation text. Default: the source's own, or 2 % of the documents."
+)
+@click.option(
+    "--tokenizer", metavar="FILE", help="A tokenizer.json. Default: a BPE trained on the training text."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the run. Default: runs/CONFIG-RECIPE."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; the same as --set run.steps=N.")
+@click.option(
+    "--backend", metavar="NAME", help="Default: see `mxref backends`. Also module:object or file.py:object."
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as in run.batch=16."
+)
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    show_default=True,
+    help="Go on with the run in --out; --no-resume deletes that run and starts over.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
+)
+@click.pass_context
+def train(
+    ctx: click.Context,
+    config: str,
+    recipe: str,
+    data: str | None,
+    val: str | None,
+    tokenizer: str | None,
+    out: Path | None,
+    steps: int | None,
+    backend: str | None,
+    overrides: tuple[str, ...],
+    resume: bool,
+    dry_run: bool,
+) -> None:
+    """Train a Llama from scratch with the GEMMs of a recipe.
+
+    CONFIG is a TOML file or a preset: demo (the default), tiny, llama31_8b. A run that was stopped goes on
+    from its latest checkpoint when the same command is given again, bit for bit as if it had never stopped.
+
+    \b
+    Examples:
+      mxref train                                a small Llama, MXFP4 + H16, text found on this machine
+      mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
+      mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
+      mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
+      mxref train llama31_8b --recipe mxfp4_h16 --dry-run
+    """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
+    _require_torch()
+    from mxref.discovery import choose, get_backend
+    from mxref.terminal import echo
+    from mxref_training.config import find_recipe, load_config
+
+    flags = {"train": data, "val": val, "tokenizer": tokenizer}
+    tables: list[str | dict[str, Any]] = [*overrides]
+    tables.append({"data": {key: value for key, value in flags.items() if value is not None}})
+    tables.append({"run": {"steps": steps}} if steps else {})
+    loaded, treatment = load_config(config, tables), find_recipe(recipe)
+    name, why = choose(backend)
+    chosen = get_backend(name)
+    if dry_run:
+        _print_plan(loaded, treatment, chosen, why)
+        return
+    folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
+    echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
+    ctx.exit(_train(loaded, treatment, folder, chosen, resume))
+
+
+def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool) -> int:
+    """Train, print what it came to, and return the exit code."""
+    from mxref.terminal import echo
+    from mxref_training.run import loop
+    from mxref_training.run.estimate import preflight
+    from mxref_training.run.telemetry import clock
+    from mxref_training.wording import counted
+
+    preflight(config, recipe, backend)
+    corpus = loop.prepare_corpus(config)
+    echo(corpus.report, err=True)
+    try:
+        result = loop.train(config, recipe, folder, backend=backend, corpus=corpus, resume=resume)
+    except loop.Interrupted as err:
+        echo(f"interrupted: {err}", err=True)
+        return 130
+    rate = result.tokens / result.seconds if result.seconds else 0.0
+    skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
+    echo(
+        f"validation loss {result.final_loss:.4f} after {result.tokens:,} tokens in {clock(result.seconds)} "
+        f"({rate:,.0f} tokens/s){skipped}; see {folder / 'metrics.jsonl'}"
+    )
+    return 0
+
+
+def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from mxref.terminal import HEAD, QUIET, console
+    from mxref_training.run.estimate import dry_run
+
+    table = Table.grid(padding=(0, 2))
+    for heading, lines in dry_run(config, recipe, backend, why):
+        table.add_row(Text(heading, style=HEAD), Text(""))
+        for key, text in lines:
+            table.add_row(Text(f"  {key}", style=QUIET), Text(text))
+    console().print(table)
+
+
+def _require_torch() -> None:
+    """Raise ConfigError that says what to install where PyTorch or another package of the extra is missing."""
+    import importlib.util
+
+    from mxref_training.errors import ConfigError
+
+    for package, called in (("torch", "PyTorch"), ("tokenizers", "tokenizers")):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"mxref train needs {called}, which is not installed: pip install 'mxref[training]'"
+            )

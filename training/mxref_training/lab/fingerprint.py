@@ -1,0 +1,61 @@
+"""What a run's result depends on: so that a finished run is kept, and a changed one trained anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mxref
+import mxref_torch
+from mxref.backend import Backend
+from mxref.recipe import Recipe
+from mxref_training.run.backend_code import digest, own_sources
+from mxref_training.run.folder import identity
+
+if TYPE_CHECKING:
+    from mxref_training.config import TrainConfig
+
+
+def fingerprint(
+    config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Any, code: str
+) -> dict[str, Any]:
+    """Return everything that an arm's result depends on, by part, so that a change can be named."""
+    parts = identity(config, recipe, backend, corpus)
+    return parts | {"run": parts["run"] | {"steps": config.run.steps}, "code": code}
+
+
+def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether two fingerprints differ in nothing but more steps, so that the old run can go on."""
+    before, now = old["run"].get("steps", 0), new["run"]["steps"]
+    return before < now and old | {"run": old["run"] | {"steps": now}} == new
+
+
+def code_digest() -> str:
+    """Return 12 hex digits of the SHA-256 over the sources of this project that a result depends on."""
+    packages = Path(mxref.__file__).parent, Path(mxref_torch.__file__).parent, Path(__file__).parents[1]
+    return digest(pair for package in packages for pair in own_sources(package))
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return what differs between two fingerprints, in words."""
+    found = []
+    for part, value in new.items():
+        before = old.get(part)
+        if isinstance(value, dict) and isinstance(before, dict):
+            keys = _differences(before, value)
+            if keys:
+                found.append(f"{part} {', '.join(keys[:3])}{' and more' * (len(keys) > 3)} changed")
+        elif value != before:
+            found.append(f"the {part} changed")
+    return found or ["its fingerprint changed"]
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            keys.append(prefix + key)
+    return keys

@@ -1,0 +1,211 @@
+"""A ladder: arms that differ from one base recipe by an overlay each, all trained alike.
+
+A ladder is a TOML file, and a new arm is a few lines of it. This module reads the file, resolves every
+arm to a full recipe, and refuses what could not be compared; it trains nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mxref.errors import FileFormatError
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
+from mxref.tomlio import build, merge, nearest, read_toml, shown
+from mxref_training.errors import ConfigError
+
+# A table taken as it is: what it is laid over checks its keys. `build` knows plain `dict` alone.
+if TYPE_CHECKING:
+    Table = dict[str, Any]
+else:
+    Table = dict
+
+SHIPPED = Path(__file__).parents[1] / "ladders"
+MAX_NAME = 100
+"""Characters of an arm's name, which becomes the name of a directory."""
+MAX_PERCENT = 1_000_000
+DNC = "DNC"
+"""How a paper's table says that an arm does not converge."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)(?:\s*[-–]\s*(\d+(?:\.\d+)?))?\s*%")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper reports for an arm: an overhead in tokens, or that it does not converge."""
+
+    overhead: str
+    """`"8-9 %"`, `"8 %"` or `"DNC"`."""
+    source: str
+    """The citation, as text."""
+
+    def __post_init__(self) -> None:
+        if self.overhead != DNC and not _PERCENT.fullmatch(self.overhead):
+            raise ConfigError(
+                f"paper.overhead = {shown(self.overhead)} is neither a percentage like '8-9 %' nor 'DNC'"
+            )
+        low, high = self.range or (0.0, 0.0)
+        if high > MAX_PERCENT:
+            raise ConfigError(f"paper.overhead = {shown(self.overhead)} is above {MAX_PERCENT:,} %")
+        if low > high:
+            raise ConfigError(f"paper.overhead = {shown(self.overhead)} begins above its end")
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The reported overhead, lowest and highest, in percent; None for DNC."""
+        found = _PERCENT.fullmatch(self.overhead)
+        return (float(found[1]), float(found[2] or found[1])) if found else None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One treatment: an overlay on the ladder's base recipe."""
+
+    name: str
+    """Names its directory: lower-case letters, digits, `-` and `_`."""
+    label: str
+    stage: str = ""
+    """Which GEMMs it treats, as the table's rows are grouped."""
+    recipe: Table = field(default_factory=dict)
+    seed_offset: int = 0
+    """Added to both seeds: a repetition of the reference arm that shows the noise."""
+    paper: Claim | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The validation loss at which tokens are counted, and what the arms are compared with."""
+
+    reference: str = "fp8"
+    """Name of the arm whose tokens are 0 % overhead."""
+    fraction: float = 0.7
+    """The target is the reference's own validation loss at this fraction of its tokens."""
+    loss: float | None = None
+    """A fixed target in nats per token, in place of the fraction."""
+    high_precision: str = "bf16"
+    """Name of a second arm to which the gap in loss is given; empty is none."""
+
+
+@dataclass(frozen=True)
+class TrainOverlay:
+    """A training preset and what the ladder changes in it, table by table."""
+
+    preset: str
+    model: Table = field(default_factory=dict)
+    data: Table = field(default_factory=dict)
+    optim: Table = field(default_factory=dict)
+    run: Table = field(default_factory=dict)
+
+    def overlay(self) -> dict[str, Any]:
+        """Return the changes as one table."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preset"}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A comparison: the arms, what they share, and the target."""
+
+    title: str
+    train: TrainOverlay
+    arm: tuple[Arm, ...]
+    """In the order in which they run."""
+    description: str = ""
+    recipe: Table = field(default_factory=dict)
+    """The base recipe's table."""
+    target: Target = Target()
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arm]
+        for name in names:
+            if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+                raise ConfigError(
+                    f"arm name {shown(name)} is not made of lower-case letters, digits, '-' and '_' alone, "
+                    f"{MAX_NAME} at most"
+                )
+            if names.count(name) > 1:
+                raise ConfigError(f"two arms are named {name!r}; a name is a directory, so give each its own")
+        for key in ("reference", "high_precision"):
+            name = getattr(self.target, key)
+            if name not in names and (name or key == "reference"):
+                raise ConfigError(
+                    f"target.{key} = {shown(name)} is no arm of the ladder{nearest(name, names)}"
+                )
+        if not 0 < self.target.fraction < 1:
+            raise ConfigError(f"target.fraction = {self.target.fraction} is outside 0 .. 1")
+        if self.reference.seed_offset:
+            raise ConfigError(
+                f"the reference arm {self.reference.name!r} has seed_offset = {self.reference.seed_offset}; "
+                "set it to 0"
+            )
+        base = self.resolve(self.reference)
+        for arm in self.arm:
+            if self.resolve(arm) != base and arm.seed_offset:
+                raise ConfigError(
+                    f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe than "
+                    f"{self.reference.name!r}: arms are compared at equal seeds, so only a repetition of the "
+                    "reference may have an offset"
+                )
+
+    @property
+    def reference(self) -> Arm:
+        """The arm that is 0 % overhead."""
+        return self.named(self.target.reference)
+
+    def named(self, name: str) -> Arm:
+        """Return an arm by name; ConfigError names the nearest."""
+        for arm in self.arm:
+            if arm.name == name:
+                return arm
+        raise ConfigError(f"no arm is named {shown(name)}{nearest(name, [arm.name for arm in self.arm])}")
+
+    def resolve(self, arm: Arm) -> Recipe:
+        """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
+        return recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
+
+    def names(self, arms: list[str], without: list[str]) -> list[str]:
+        """Return the names of some arms, or of all if none is given, less those to leave out.
+
+        Raises:
+            ConfigError: a name that no arm has, or the reference among those to leave out.
+        """
+        left_out = {self.named(name).name for name in without}
+        if self.reference.name in left_out:
+            raise ConfigError(f"{self.reference.name} is the reference of the ladder, and cannot be left out")
+        return [arm.name for arm in (self.select(arms) if arms else self.arm) if arm.name not in left_out]
+
+    def select(self, names: list[str] | None) -> tuple[Arm, ...]:
+        """Return the arms of these names in the ladder's order, and the reference; None is all of them."""
+        if names is None:
+            return self.arm
+        wanted = {self.named(name).name for name in names} | {self.reference.name}
+        return tuple(arm for arm in self.arm if arm.name in wanted)
+
+
+def shipped() -> list[str]:
+    """Return the names of the ladders that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def load_ladder(path_or_name: str | Path) -> Ladder:
+    """Return the ladder of a TOML file, or a shipped one by its name, every arm resolved once.
+
+    Raises:
+        FileFormatError: no such file or name, or no valid TOML.
+        RecipeError: an unknown key (the nearest is named) or a wrong value, in the file or in an arm's recipe.
+        ConfigError: arms that cannot be compared, or a target that names no arm.
+    """
+    name = str(path_or_name)
+    if name in shipped():
+        path = SHIPPED / f"{name}.toml"
+    else:
+        path = Path(name)
+        if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
+            raise FileFormatError(
+                f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
+            )
+    return build(Ladder, read_toml(path), path.name)

@@ -1,0 +1,190 @@
+"""Run a ladder: every arm trained alike, each in its own directory, finished ones never twice.
+
+The runs go one after another in this process, or several at a time in child processes
+(`mxref_training.lab.processes`); one of them is `mxref_training.lab.arm`, in either case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mxref.backend import Backend
+from mxref.errors import FileFormatError, UnsupportedError
+from mxref_torch.conversion import require_supported
+from mxref_training.errors import ConfigError
+from mxref_training.lab.arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
+from mxref_training.lab.fingerprint import code_digest, fingerprint
+from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.results import assemble, summary
+
+if TYPE_CHECKING:
+    from mxref_training.config import TrainConfig
+
+RESULTS = "results.json"
+
+
+def run_ladder(
+    ladder: Ladder,
+    config: TrainConfig,
+    out: Path,
+    *,
+    backend: Backend,
+    trainer: Trainer,
+    corpus: Callable[[], Any],
+    seeds: int = 1,
+    arms: list[str] | None = None,
+    progress: Any = None,
+    runner: Runner | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train the arms that are not finished, and return the results, also written to `out/results.json`.
+
+    Args:
+        ladder: the arms and the target.
+        config: the configuration that they share; its seeds are those of the first repetition.
+        out: directory of the ladder.
+        backend: computes the block formats.
+        trainer: the training loop.
+        corpus: makes the tokens that all arms share, once, after all checks; their `hashes` name them.
+        seeds: repetitions of every arm, each pair at equal seeds.
+        arms: names of the arms to run; default all. The reference is always among them.
+        progress: handed to the trainer.
+        runner: trains the runs in its own way; default one after another, here, by `trainer`.
+        say: prints one line.
+
+    Raises:
+        ConfigError: evaluations too rare to interpolate the target, or an unknown arm.
+        UnsupportedError: the backend does not declare what an arm asks for.
+        Interrupted: from the trainer or the runner; the next call goes on where this one stopped.
+    """
+    selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
+    _check(ladder, ladder.select(arms), config, backend, seeds)
+    code, tokens = code_digest(), corpus()
+
+    def resolved(arm: Arm, seed: int) -> ArmRun:
+        run, recipe = seeded(config, arm, seed), ladder.resolve(arm)
+        return ArmRun(out, arm, seed, run, recipe, fingerprint(run, recipe, backend, tokens, code))
+
+    # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
+    runs = [resolved(arm, seed) for arm, seed in planned(ladder, seeds)]
+    wanted = [run for run in runs if (run.arm.name, run.seed) in selected]
+
+    def results(records: dict[str, Record]) -> dict[str, Any]:
+        by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
+        for run in runs:
+            by_arm[run.arm.name] += [records[run.name]] if run.name in records else []
+        table = assemble(ladder, config, by_arm, seeds=seeds, corpus=tokens, backend=backend.name)
+        written: dict[str, Any] = plain(table)
+        # Without a run of the reference there is nothing to compare with, nor a report.
+        if by_arm[ladder.reference.name]:
+            write_json(out / RESULTS, written)
+        return written
+
+    tally = _Tally(runs, wanted, results, say)
+    (runner or _one_by_one(trainer, backend, tokens, progress))(tally.unfinished(), tally)
+    return results(tally.records)
+
+
+def planned(ladder: Ladder, seeds: int, arms: list[str] | None = None) -> list[tuple[Arm, int]]:
+    """Return the runs of a ladder in order, each as its arm and the number of its repetition.
+
+    An arm with an offset is a repetition itself, and runs once. `arms` are names, with which the reference
+    comes; default all.
+    """
+    selected = ladder.select(arms)
+    return [(arm, seed) for seed in range(seeds) for arm in selected if not (seed and arm.seed_offset)]
+
+
+def load_results(folder: Path) -> dict[str, Any]:
+    """Return the results of a ladder's directory; FileFormatError if there are none, or damaged ones."""
+    path = folder / RESULTS
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise FileFormatError(
+            f"cannot read {path}: {err.strerror or err}; 'mxref ablate LADDER --out {folder}' makes it"
+        ) from err
+    except ValueError as err:
+        raise FileFormatError(
+            f"{path} is damaged ({err}); run the ladder again, finished arms are kept"
+        ) from err
+    if not isinstance(results, dict) or results.get("format") != "mxref-ablation/1":
+        raise FileFormatError(
+            f"{path} holds no results of 'mxref ablate'; run the ladder again, finished arms are kept"
+        )
+    return dict(results)
+
+
+def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
+    """Return the configuration with the seeds of one arm and repetition."""
+    shift = arm.seed_offset + seed
+    run = config.run
+    order = None if run.data_seed is None else run.data_seed + shift
+    return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))
+
+
+def _check(ladder: Ladder, arms: Sequence[Arm], config: TrainConfig, backend: Backend, seeds: int) -> None:
+    if seeds < 1:
+        raise ConfigError(f"seeds = {seeds} is below 1")
+    run = config.run
+    last_first = ladder.target.fraction * run.steps
+    if ladder.target.loss is None and run.eval_every > last_first:
+        raise ConfigError(
+            f"run.eval_every = {run.eval_every} leaves no evaluation before {ladder.target.fraction:.0%} of the "
+            f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
+        )
+    # What a backend cannot do is said before the first arm trains, not hours into the ladder.
+    for arm in arms:
+        try:
+            require_supported(backend, ladder.resolve(arm))
+        except UnsupportedError as err:
+            raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err
+
+
+def _one_by_one(trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Runner:
+    def train(runs: Sequence[ArmRun], watch: Watch) -> None:
+        for run in runs:
+            watch.begin(run)
+            watch.done(run, train_arm(run, trainer, backend, corpus, progress))
+
+    return train
+
+
+class _Tally:
+    """The records so far; says what becomes of each run, and has the results written after it."""
+
+    def __init__(
+        self,
+        runs: list[ArmRun],
+        wanted: list[ArmRun],
+        results: Callable[[dict[str, Record]], Any],
+        say: Callable[[str], None],
+    ) -> None:
+        self.records = {run.name: record for run in runs if (record := run.finished())}
+        self._results, self._say, self._wanted = results, say, wanted
+        self._titles = {run.name: f"[{i}/{len(wanted)}] {run.name}" for i, run in enumerate(wanted, 1)}
+
+    def unfinished(self) -> list[ArmRun]:
+        """Return the runs that are to be trained, having named those that are not."""
+        for run in self._wanted:
+            if run.name in self.records:
+                self.begin(run)
+        return [run for run in self._wanted if run.name not in self.records]
+
+    def begin(self, run: ArmRun) -> None:
+        """Make a run's directory ready."""
+        self._say(f"{self._titles[run.name]}: {run.prepare()}")
+
+    def done(self, run: ArmRun, record: Record) -> None:
+        """Take the record of a finished run."""
+        self.records[run.name] = record
+        self._results(self.records)
+        self._say(f"{self._titles[run.name]}: {summary(record)}")
+
+    def failed(self, run: ArmRun, reason: str) -> None:
+        """Say why a run has no result."""
+        self._say(f"{self._titles[run.name]}: failed: {reason}")

@@ -1,0 +1,100 @@
+"""One run of a ladder in a process of its own: `python -m mxref_training.lab.worker NAME`, for the ladder.
+
+Standard input gives the run as JSON, and NAME shows it in a list of processes. Standard output takes what the
+run reports, one call of `ProgressSink` in a line; anything else that is printed goes to standard error, which
+is the run's log. The exit code is 0 with a result, 130 after a stop, and 2 after an error said in one line.
+"""
+
+# Imports are in the functions: an interrupt that comes while PyTorch loads must end as any other.
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+class PipeProgress:
+    """Hands a run's progress to the process that started this one; a `ProgressSink`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._open = True
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Hand it on."""
+        self._send("start", label, step, steps, step_tokens)
+
+    def step(self, step: int, loss: float | None) -> None:
+        """Hand it on."""
+        self._send("step", step, loss)
+
+    def validation(self, step: int, loss: float) -> None:
+        """Hand it on."""
+        self._send("validation", step, loss)
+
+    def note(self, text: str) -> None:
+        """Hand it on, and keep it in the log."""
+        print(text, file=sys.stderr, flush=True)
+        self._send("note", text)
+
+    def stop(self) -> None:
+        """Take no notice: the end of the process says it."""
+
+    def _send(self, *call: Any) -> None:
+        data = (json.dumps(call) + "\n").encode()
+        try:
+            while data and self._open:
+                data = data[os.write(self._descriptor, data) :]
+        except BrokenPipeError:
+            # The ladder's process is gone, killed perhaps: nobody would end this one, or know of it.
+            self._open = False
+            print("the process that runs the ladder is gone", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    """Train the run that standard input gives, and return the exit code."""
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        return _train(json.load(sys.stdin), PipeProgress(channel))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _train(table: dict[str, Any], progress: PipeProgress) -> int:
+    from mxref.discovery import get_backend
+    from mxref.errors import MxrefError
+    from mxref_training.data.corpus import prepare_corpus
+    from mxref_training.errors import ConfigError
+    from mxref_training.lab.arm import ArmRun, plain, train_arm
+    from mxref_training.lab.fingerprint import changes, code_digest, fingerprint
+    from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.loop import train
+
+    try:
+        run, backend = ArmRun.from_table(table["run"]), get_backend(table["backend"])
+        corpus = prepare_corpus(run.config)
+        key = plain(fingerprint(run.config, run.recipe, backend, corpus, code_digest()))
+        if key != run.key:
+            # The sources may have been edited since the ladder began; its arms would not be alike.
+            changed = ", ".join(changes(run.key, key))
+            raise ConfigError(f"{changed} while the ladder ran: give the same command again")
+        train_arm(run, train, backend, corpus, progress)
+    except Interrupted as err:
+        print(f"interrupted: {err}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except MxrefError as err:
+        print(f"error: {err}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

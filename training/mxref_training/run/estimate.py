@@ -1,0 +1,203 @@
+"""What a run will take, worked out without data and without memory for the model: `mxref train --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import mxref_torch
+from mxref.backend import Backend
+from mxref.formats import BF16
+from mxref.recipe import Recipe
+from mxref.roles import GemmRole
+from mxref_torch import operators
+from mxref_torch.operand import KINDS
+from mxref_torch.operators import Census
+from mxref_training.config import TrainConfig
+from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.errors import ConfigError
+from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.run.device import choose_device, memory_limit
+from mxref_training.run.optim import learning_rate
+from mxref_training.run.treatment import describe
+from mxref_training.wording import counted
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
+
+Section = tuple[str, list[tuple[str, str]]]
+"""A heading and its lines: a name and what there is to say."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that training holds at its peak; activations are an estimate, the rest is exact."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    tables: int
+    """The rotary table, and the token ids of one step's batch."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.tables)
+        return sum(parts)
+
+
+def memory(config: TrainConfig, recipe: Recipe) -> Memory:
+    """Return the memory of one micro-batch's forward and backward pass.
+
+    Activations are what the backward pass reads: the residual stream at both norms (float32), queries, keys,
+    values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each
+    linear layer keeps for Wgrad in the recipe's format, which BF16 layers with one input share.
+    """
+    m, tokens = config.model, config.run.sequences * config.run.seq_len
+    _, kept = recipe.formats(GemmRole.WGRAD)
+    shared = kept is BF16
+    bytes_kept = KINDS[kept.kind].element_bytes(kept)
+    inputs = m.width * ((1 + 1 + 1) if shared else (3 + 1 + 2)) + m.ffn  # into q k v, o, gate up, down
+    attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
+    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn + bytes_kept * inputs
+    parameters = parameter_count(m)
+    return Memory(
+        weights=4 * parameters,
+        gradients=4 * parameters,
+        optimizer=8 * parameters,
+        activations=round(tokens * m.layers * layer),
+        logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # BF16, float32, their log-softmax and its gradient
+        tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
+    )
+
+
+def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: int = 1) -> None:
+    """Refuse a run that cannot fit into memory, before anything is allocated.
+
+    Args:
+        config: the run.
+        recipe: treatment of the linear layers.
+        available: bytes of the device, as `mxref_training.run.device.memory_limit` returns.
+        runs: how many such runs share them.
+
+    Raises:
+        ConfigError: the estimate is above what there is; the message gives both.
+    """
+    need = memory(config, recipe)
+    if need.total * runs <= available:
+        return
+    state, pass_ = need.weights + need.gradients + need.optimizer, need.activations + need.logits
+    if state * runs > available:
+        way_out = "lower model.layers, model.width, model.ffn or model.vocab"
+    elif need.tables * runs > available:
+        way_out = "lower run.batch or model.max_seq"
+    else:
+        way_out = "lower run.micro_batch or run.seq_len"
+    each = " in each" if runs > 1 else ""
+    who = f"{runs} runs at a time need" if runs > 1 else "the run needs"
+    raise ConfigError(
+        f"{who} about {si(need.total * runs)}B of memory and there are {si(available)}B: {si(state)}B for weights, "
+        f"gradients and moments of {parameter_count(config.model):,} parameters, {si(pass_)}B for a micro-batch of "
+        f"{config.run.sequences:,} x {config.run.seq_len:,} tokens and a vocabulary of {config.model.vocab:,}, "
+        f"{si(need.tables)}B for tables{each}; {way_out}"
+    )
+
+
+def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
+    """Return the device of a run, once it is known to be there and to hold the run.
+
+    It needs no data, so a command calls it before it makes a corpus. Of `runs` at a time each has its share.
+
+    Raises:
+        ConfigError: no such device, the backend does not compute on it, or too little memory.
+    """
+    device = choose_device(config.run.device, backend)
+    require_memory(config, recipe, memory_limit(device), runs)
+    return device
+
+
+def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> list[Section]:
+    """Return what a run will do and take, in sections for people to read.
+
+    Args:
+        config: the run.
+        recipe: treatment of the linear layers.
+        backend: computes the block formats.
+        why: why that one was chosen.
+
+    Raises:
+        ConfigError: the recipe does not fit the model's widths, or its stochastic rounding does not work.
+        UnsupportedError: the backend does not declare what the recipe asks for.
+    """
+    mxref_torch.check_stochastic_rounding(backend, recipe)
+    model = Llama(config.model, device="meta")
+    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
+    census = mxref_torch.expected_census(model, recipe, config.run.micro_batches)
+    m, run, need = config.model, config.run, memory(config, recipe)
+    flops = flops_per_token(m, run.seq_len)
+    tokens = run.steps * run.step_tokens
+    end = learning_rate(config.optim, run.steps - 1, run.steps)
+    warmup, schedule = config.optim.warmup, config.optim.schedule.value
+    rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
+    heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
+    own = "its own validation side" if config.data.train in (BUILTIN, C4) else "documents held out of it"
+    return [
+        (
+            "Model",
+            [
+                ("parameters", f"{parameter_count(m):,}"),
+                (
+                    "shape",
+                    f"{counted(m.layers, 'layer')}, width {m.width}, {heads}, SwiGLU {m.ffn}, vocabulary {m.vocab:,}",
+                ),
+            ],
+        ),
+        (
+            "Run",
+            [
+                ("tokens", f"{tokens:,} in {counted(run.steps, 'step')} of {run.batch} x {run.seq_len}"),
+                ("micro-batches", f"{run.micro_batches} of {counted(run.sequences, 'sequence')}"),
+                ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
+                ("learning rate", rate),
+                ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
+                ("data", f"{config.data.train}, validated on {config.data.val or own}"),
+                ("tokenizer", config.data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data"),
+            ],
+        ),
+        (
+            "Memory",
+            [
+                ("weights", f"{si(need.weights)}B, float32"),
+                ("gradients", f"{si(need.gradients)}B, float32"),
+                ("AdamW moments", f"{si(need.optimizer)}B, float32"),
+                ("activations", f"about {si(need.activations)}B for one micro-batch"),
+                ("logits", f"{si(need.logits)}B"),
+                ("tables", f"{si(need.tables)}B, rotary embedding and token ids"),
+                ("in all", f"about {si(need.total)}B"),
+            ],
+        ),
+        (
+            f"Recipe {recipe.digest}",
+            [*describe(recipe), ("in BF16", ", ".join(recipe.keep_bf16) or "nothing")],
+        ),
+        (
+            "GEMMs per step",
+            [(f"{role.value.capitalize()}", _counts(role, census)) for role in GemmRole],
+        ),
+        ("Backend", [(backend.name, why)]),
+    ]
+
+
+def si(value: float) -> str:
+    """Return a number to three digits with a space and the prefix of its size, as in `8.03 G`."""
+    power = 0
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g} {_PREFIXES[power]}"
+
+
+def _counts(role: GemmRole, census: Census) -> str:
+    gemms = [gemm for gemm in operators.in_order(+census) if gemm[0] is role]
+    return ", ".join(f"{census[gemm]} in {operators.formats_text(*gemm[1:])}" for gemm in gemms) or "none"

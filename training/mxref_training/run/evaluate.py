@@ -1,0 +1,139 @@
+"""Looking at a model without touching its training: validation loss, and where a value stopped being finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mxref_torch.names import named_modules, named_parameters
+from mxref_training.data import sequential_batches
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mxref_torch import StepContext
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A validation loss."""
+
+    loss: float
+    """Mean cross-entropy in nats per token, which the literature also calls log-perplexity."""
+    tokens: int
+    """Tokens predicted."""
+
+    @property
+    def perplexity(self) -> float:
+        """The loss exponentiated; infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@contextmanager
+def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
+    """Run the block in evaluation mode without gradients, and leave no trace of it.
+
+    Mode, position in the random streams, GEMM census, PyTorch's generator and every buffer (FP8 scales and
+    amax among them) are as before afterwards.
+    """
+    was_training = model.training
+    place = context.token_origin, context.global_tokens
+    counted = context.counted()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    device = next(model.parameters()).device
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        model.train(was_training)
+        context.token_origin, context.global_tokens = place
+        context.set_counted(counted)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+
+
+def evaluate(
+    model: nn.Module,
+    context: StepContext,
+    tokens: NDArray[np.integer[Any]],
+    *,
+    seq_len: int,
+    batch: int,
+    limit: int,
+) -> Evaluation:
+    """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
+
+    Production evaluates with the GEMMs that it trains with, and so does this.
+
+    Args:
+        model: converted by `mxref_torch.convert`.
+        context: what `convert` returned; its `step` places random rounding, if Fprop has any.
+        tokens: token ids [N].
+        seq_len: tokens per window.
+        batch: windows per forward pass.
+        limit: tokens to predict at most.
+    """
+    total, count = 0.0, 0
+    device = next(model.parameters()).device
+    with undisturbed(model, context):
+        context.global_tokens = limit // seq_len * seq_len
+        for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
+            context.token_origin = count
+            logits = model(torch.from_numpy(inputs).to(device))
+            total += cross_entropy(logits, torch.from_numpy(targets).to(device), reduction="sum").item()
+            count += targets.size
+    return Evaluation(total / count, count)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross-entropy in nats of logits float32 [B, T, V] and targets int64 [B, T]."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def first_nonfinite_output(model: nn.Module, context: StepContext, inputs: Tensor) -> str:
+    """Return the name of the first module in the forward pass whose output or weight is not finite.
+
+    Args:
+        model: as for `evaluate`.
+        context: as for `evaluate`.
+        inputs: the micro-batch that gave the loss, int64 [B, T].
+    """
+    for name, parameter in named_parameters(model):
+        if not bool(torch.isfinite(parameter).all()):
+            return f"the weight {name}"
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            if not found and isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+                found.append(name)
+
+        return hook
+
+    # The hook of an inner module runs before that of the module around it, so the first name is the innermost.
+    handles = [module.register_forward_hook(watch(name)) for name, module in named_modules(model)]
+    try:
+        with undisturbed(model, context):
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the loss"
+
+
+def first_nonfinite_gradient(model: nn.Module) -> str:
+    """Return the name of the first weight, in the order of the backward pass, whose gradient is not finite."""
+    for name, parameter in reversed(list(named_parameters(model))):
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+            return name
+    return "the norm over all gradients"  # each is finite, and their squares overflow

@@ -1,0 +1,90 @@
+"""A run's state is finite, or the run stops: NaN and infinity are never saved, and never trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mxref_training.config import TrainConfig
+from mxref_training.errors import CheckpointError, ConfigError, DivergedError
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.outcome import TrainResult
+
+
+@torch.no_grad()
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity; None where all values are finite.
+
+    Smallest and largest value show both, so each tensor is read once and no mask is made.
+
+    Args:
+        tensors: of any shape, dtype and device; integers and empty tensors are finite.
+    """
+    # All of them are started before the first result is waited for.
+    extremes = {
+        name: torch.aminmax(tensor)
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.numel()
+    }
+    for name, (low, high) in extremes.items():
+        if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+            return name
+    return None
+
+
+def require_finite_start(
+    state: Mapping[str, Tensor], step: int, config: TrainConfig, store: CheckpointStore
+) -> None:
+    """Refuse a state to begin from that is not finite.
+
+    Args:
+        state: weights, FP8 scales and moments of the optimizer, by name.
+        step: of the checkpoint that they came from; 0 for initial weights.
+        config: the run.
+        store: the run's checkpoints.
+
+    Raises:
+        ConfigError: initial weights that are not finite.
+        CheckpointError: a checkpoint that is not finite.
+    """
+    name = first_nonfinite(state)
+    if name is None:
+        return
+    if not step:
+        raise ConfigError(f"the initial {name} is not finite: lower model.init_std = {config.model.init_std}")
+    earlier = [kept for kept in store.steps() if kept < step]
+    delete = f"delete {store.path(step)} to go on from step {earlier[-1]}, or " if earlier else ""
+    raise CheckpointError(
+        f"the checkpoint of step {step} holds {name} that is not finite; {delete}start over with --no-resume"
+    )
+
+
+def require_finite(
+    state: Mapping[str, Tensor], step: int, config: TrainConfig, store: CheckpointStore
+) -> None:
+    """Raise DivergedError, naming the tensor and the last checkpoint, unless the state after a step is finite.
+
+    Args: as for `require_finite_start`.
+    """
+    if name := first_nonfinite(state):
+        kept = store.steps()
+        last = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
+        raise DivergedError(f"{name} is not finite after step {step}: {last}; {way_out(config)}")
+
+
+def require_finite_loss(result: TrainResult, config: TrainConfig, folder: RunFolder) -> None:
+    """Raise DivergedError unless the last validation loss of a finished run is finite."""
+    if not math.isfinite(result.final_loss):
+        raise DivergedError(
+            f"the validation loss after the last step, {config.run.steps}, is not finite: {way_out(config)}; "
+            f"the log is {folder.metrics}"
+        )
+
+
+def way_out(config: TrainConfig) -> str:
+    """Return what to change in a run that diverged."""
+    return f"lower optim.lr = {config.optim.lr}, or take a recipe with more precision"

@@ -1,0 +1,345 @@
+"""The training loop: deterministic, resumable to the bit, and never silent about a value that is not finite."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import mxref_torch
+from mxref.backend import Backend
+from mxref.recipe import Recipe
+from mxref_training.config import TrainConfig
+from mxref_training.data import Loader
+from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
+from mxref_training.errors import CheckpointError, DivergedError, start_over
+from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.run.device import (
+    deterministic,
+    device_name,
+    memory_errors,
+)
+from mxref_training.run.estimate import preflight
+from mxref_training.run.evaluate import (
+    Evaluation,
+    cross_entropy,
+    evaluate,
+    first_nonfinite_gradient,
+    first_nonfinite_output,
+)
+from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
+from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
+from mxref_training.run.interrupt import Interrupted, StopRequest
+from mxref_training.run.metrics_log import Mark, MetricsLog
+from mxref_training.run.optim import (
+    clip_gradients,
+    learning_rate,
+    make_optimizer,
+    require_float32_state,
+    set_learning_rate,
+)
+from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.state import RunState
+from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
+
+__all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
+
+MAX_SKIPPED = 10
+"""Steps in a row that may be skipped before the run counts as diverged."""
+
+
+def train(
+    config: TrainConfig,
+    recipe: Recipe,
+    out: Path,
+    *,
+    backend: Backend,
+    corpus: TokenCorpus | None = None,
+    label: str = "",
+    progress: ProgressSink | None = None,
+    resume: bool = True,
+    stop_after: int | None = None,
+) -> TrainResult:
+    """Train a Llama from its initial weights, or from the latest checkpoint in `out`.
+
+    Args:
+        config: the run.
+        recipe: treatment of the linear layers.
+        out: folder of the run, made where it does not exist.
+        backend: computes the block formats.
+        corpus: tokens; made from `config.data` where they are not given.
+        label: name of the run in progress reports.
+        progress: where to report to; default the terminal, or lines on standard error.
+        resume: go on with the run in `out`; False deletes that run first.
+        stop_after: stop after this optimizer step as if the process ended there, with a checkpoint.
+
+    Raises:
+        ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
+        CheckpointError: the run in `out` is another one, is damaged or not finite, or cannot be written.
+        DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
+            `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
+    """
+    device = preflight(config, recipe, backend)
+    corpus = corpus or prepare_corpus(config)
+    check_lengths(config, corpus)
+    corpus.tokenizer.check_vocab(config.model.vocab)
+    folder = RunFolder(Path(out), config.run.keep)
+    with (
+        memory_errors(),
+        deterministic(device, config.run.threads),
+        reporting(progress or default_progress()) as sink,
+        folder.alone(),
+    ):
+        wanted = identity(config, recipe, backend, corpus)
+        if not resume:
+            folder.clear()
+        record = folder.record()
+        if record is not None:
+            folder.require(wanted, record["identity"])
+            folder.require_checkpoints()
+            if changed := changed_environment(record, device_name(device)):
+                sink.note(f"not the machine that began this run, so bits may differ: {', '.join(changed)}")
+            if folder.store.latest() is None:
+                sink.note(f"no checkpoint in {folder.store.folder}: starts at step 0")
+        step = (folder.store.latest() or 0) if record else 0
+        if step > config.run.steps:
+            raise CheckpointError(
+                f"the run in {out} is at step {step} already, beyond run.steps = {config.run.steps}; "
+                f"choose another --out, or {start_over(folder.path)}"
+            )
+        if step == config.run.steps:
+            sink.note(f"{folder.path} is finished: {step} steps")
+            folder.verify_logs(step)
+            folder.store.settle(step)
+            folder.describe(config, recipe)
+        elif stop_after is None or step < stop_after:
+            run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
+            run.begin(step)
+            if record is None:
+                facts = {
+                    "label": label,
+                    "identity": wanted,
+                    "backend": backend.name,
+                    "parameters": parameter_count(config.model),
+                    "flops_per_token": flops_per_token(config.model, config.run.seq_len),
+                }
+                folder.create(recipe, corpus, device_name(device), facts)
+            folder.describe(config, recipe)
+            run.go(min(config.run.steps, stop_after or config.run.steps), label)
+            step = run.step
+        result = outcome(folder, config)
+        if step == config.run.steps:
+            require_finite_loss(result, config, folder)
+        return result
+
+
+class _Run:
+    """A run in progress: model, optimizer, loader and logs."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        folder: RunFolder,
+        backend: Backend,
+        device: torch.device,
+        corpus: TokenCorpus,
+        identity: dict[str, Any],
+        sink: ProgressSink,
+    ) -> None:
+        mxref_torch.check_stochastic_rounding(backend, recipe)
+        run = config.run
+        self.config, self.recipe, self.folder = config, recipe, folder
+        self.backend, self.device = backend, device
+        self.corpus, self.identity, self.sink = corpus, identity, sink
+        self.model = Llama(config.model, run.seed, device=device)
+        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
+        self.state = RunState(self.model, self.optimizer, self.loader, device)
+        self.step = self.skipped_in_a_row = 0
+        self.checked = False
+
+    def begin(self, step: int) -> None:
+        """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
+        torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
+        self.marks = self._restore(step) if step else {}
+        require_finite_start(self.state.tensors(), step, self.config, self.folder.store)
+
+    def go(self, last: int, label: str) -> None:
+        """Train up to the step `last`."""
+        run = self.config.run
+        self.metrics = MetricsLog(self.folder.metrics, self.marks.get("metrics"))
+        self.timing = MetricsLog(self.folder.timing, self.marks.get("timing"))
+        self.sink.start(label, self.step, run.steps, run.step_tokens)
+        if self.step:
+            self.sink.note(f"resumed at step {self.step} of {run.steps}")
+        try:
+            with StopRequest() as request:
+                while self.step < last:
+                    self._train_step()
+                    if self.step % run.eval_every == 0 or self.step == run.steps:
+                        self._validate()
+                    due = run.checkpoint_every and self.step % run.checkpoint_every == 0
+                    if due or request.signal or self.step == last:
+                        self._save()
+                    if request.signal and self.step < last:
+                        raise Interrupted(
+                            f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
+                            "the same command goes on from there"
+                        )
+        finally:
+            self.metrics.close()
+            self.timing.close()
+
+    def _train_step(self) -> None:
+        run = self.config.run
+        began = time.perf_counter()
+        lr = learning_rate(self.config.optim, self.step, run.steps)
+        set_learning_rate(self.optimizer, lr)
+        self.context.step, self.context.global_tokens = self.step, run.step_tokens
+        batch = self.loader.next_batch(run.batch)
+        loss, norm, problem = self._gradients(batch)
+        widened = self.backend.range_exceeded()
+        if widened:
+            self._forget_gradients()
+            with self.backend.widened():
+                loss, norm, problem = self._gradients(batch)
+        if problem:
+            self.skipped_in_a_row += 1
+        else:
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+            self._check_first()
+        self.optimizer.zero_grad(set_to_none=True)
+        mxref_torch.advance(self.model)
+        self.step += 1
+        line: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.step * run.step_tokens,
+            "loss": _finite(loss),
+            "lr": lr,
+            "grad_norm": _finite(norm),
+        }
+        if widened:
+            line["widened"] = True
+            self.sink.note(f"step {self.step} repeated: an operand left the range of the backend's fast GEMM")
+        if problem:
+            line["skipped"] = problem
+            self.sink.note(f"step {self.step} skipped: {problem}")
+        if problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
+            self.metrics.write(line)
+        seconds = time.perf_counter() - began
+        self.timing.write(
+            {"step": self.step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
+        )
+        self.sink.step(self.step, None if problem else loss)
+        if problem:
+            self._require_finite()  # what is lost stays lost, so more skipped steps would not help
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise DivergedError(
+                f"{problem} at step {self.step}, the {MAX_SKIPPED}th step in a row to be skipped: "
+                f"{way_out(self.config)}"
+            )
+
+    def _gradients(self, batch: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[float, float, str]:
+        """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
+        run = self.config.run
+        all_inputs, all_targets = (
+            torch.split(torch.from_numpy(side).to(self.device), run.sequences) for side in batch
+        )
+        self.model.train()
+        if not self.checked:
+            self.context.reset_census()
+        total = 0.0
+        for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
+            self.context.token_origin = number * run.sequences * run.seq_len
+            loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
+            total += loss.item()
+            if not math.isfinite(total):
+                where = first_nonfinite_output(self.model, self.context, inputs)
+                return total, math.nan, f"loss {total} from {where}"
+            # The first micro-batch makes the gradients.
+            self.context.sole_uses = mxref_torch.sole_uses(loss) if number else {}
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.context.sole_uses = {}
+        norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
+        if not math.isfinite(norm):
+            return total, norm, f"gradient norm {norm} from {first_nonfinite_gradient(self.model)}"
+        return total, norm, ""
+
+    def _forget_gradients(self) -> None:
+        """Undo what `_gradients` left behind, so that the step can be done over."""
+        self.optimizer.zero_grad(set_to_none=True)
+        mxref_torch.restart(self.model)
+
+    def _check_first(self) -> None:
+        """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
+        if not self.checked:
+            mxref_torch.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+            require_float32_state(self.model, self.optimizer)
+            self.checked = True
+
+    def _validate(self) -> None:
+        began = time.perf_counter()
+        found = self._evaluation()
+        widened = self.backend.range_exceeded()
+        if widened:
+            mxref_torch.restart(self.model)
+            with self.backend.widened():
+                found = self._evaluation()
+        mxref_torch.restart(self.model)
+        line = {
+            "step": self.step,
+            "tokens": self.step * self.config.run.step_tokens,
+            "val_loss": _finite(found.loss),
+            "val_perplexity": _finite(found.perplexity),
+        }
+        self.metrics.write(line | ({"widened": True} if widened else {}))
+        self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
+        self.sink.validation(self.step, found.loss)
+        if not math.isfinite(found.loss):
+            self.sink.note(f"validation loss {found.loss} at step {self.step}")
+        self._require_finite()
+
+    def _evaluation(self) -> Evaluation:
+        run = self.config.run
+        return evaluate(
+            self.model,
+            self.context,
+            self.corpus.val.ids,
+            seq_len=run.seq_len,
+            batch=run.sequences,
+            limit=run.eval_tokens,
+        )
+
+    def _require_finite(self) -> None:
+        require_finite(self.state.tensors(), self.step, self.config, self.folder.store)
+
+    def _save(self) -> None:
+        self._require_finite()
+        facts = {
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "logs": {"metrics": self.metrics.mark().to_table(), "timing": self.timing.mark().to_table()},
+            "identity": self.identity,
+        }
+        self.folder.store.save(self.state.snapshot(self.step, facts))
+
+    def _restore(self, step: int) -> dict[str, Mark]:
+        """Take a checkpoint's state; return what metrics and timing files held at that point."""
+        snapshot = self.folder.store.load(step)
+        self.folder.require(self.identity, snapshot.state["identity"])
+        self.state.restore(snapshot)
+        self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
+        return log_marks(snapshot.state)
+
+
+def _finite(value: float) -> float | None:
+    """Return the value as JSON can hold it."""
+    return value if math.isfinite(value) else None
