@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -192,6 +193,21 @@ def test_the_bound_is_the_sum_of_magnitudes_times_eps():
         total = sum((p * s for p, s in zip(magnitudes[0][i], magnitudes[1][j], strict=True)), Fraction(0))
         want = 64 * Fraction(1, 2**24) * total + 64 * Fraction(1, 2**149)
         assert got[i, j] == pytest.approx(float(want), rel=1e-12)
+
+
+@pytest.mark.clause("gemm.bounded", "gemm.special", evidence="known answer")
+def test_the_bound_counts_products_of_finite_elements_alone():
+    a = row([(127, [E5M2_INF, *[E5M2_ONE] * 31])], MXFP8_E5M2)
+    b = row([(127, [E5M2_ONE] * 32)], MXFP8_E5M2)
+    assert bounded_tolerance(a, b, "fp32")[0, 0] == pytest.approx(32 * 2.0**-24 * 31, rel=1e-6)
+
+
+@pytest.mark.clause("gemm.operands", evidence="known answer")
+def test_two_block_lengths_are_refused():
+    short = replace(MXFP8_E4M3, name="short", k=16)
+    a = MXArray(np.zeros((1, 64), np.uint8), np.zeros((1, 4), np.uint8), (1, 64), 1, format=short)
+    with pytest.raises(ShapeError, match="block lengths differ: 16 in SHORT and 32 in MXFP8 E4M3; both"):
+        scaled_gemm(a, quantize(np.ones((1, 64), np.float32), OperandSpec(MXFP8_E4M3)))
 
 
 @pytest.mark.clause("gemm.operands", evidence="known answer")

@@ -129,3 +129,19 @@ def test_a_failing_product_of_mxfp8_is_shrunk():
     got, want = (float(each.scaled_gemm(*rows)[0, 0]) for each in (backend, reference))
     assert f"{want:g}" == failure.expected.split()[0]
     assert got != want
+
+
+@pytest.mark.clause("gemm.special", "gemm.bounded")
+@pytest.mark.parametrize("change", [np.negative, np.nan_to_num], ids=["of the other sign", "finite"])
+def test_an_infinity_of_a_bounded_product_is_held_to_its_sign(change):
+    class Careless(ReferenceBackend):
+        capabilities = with_capabilities(gemms=every_gemm({GemmProfile.BOUNDED}, {MXFP8_E5M2}))
+
+        def _scaled_gemm(self, a, b, profile, out_dtype):
+            out = super()._scaled_gemm(a, b, profile, out_dtype)
+            return np.where(np.isinf(out), change(out), out)
+
+    report = check(Careless(), ops=["gemm"], clauses=["gemm.special"], level="quick")
+    assert {failure.clause for failure in report.failures} == {"gemm.special"}
+    honest = check(reference, ops=["gemm"], clauses=["gemm.special"], level="quick")
+    assert honest.ok
