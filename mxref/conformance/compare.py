@@ -61,12 +61,6 @@ def _right(subject: Subject, control: Request) -> bool:
     return not all_of_it(Blocks.of(control.answer(subject)), control.expected_blocks)[0].any()
 
 
-def _right(subject: Subject, control: Request) -> bool:
-    if not all(declares(subject.capabilities, name, value) for name, value in control.needs):
-        return True
-    return not all_of_it(Blocks.of(control.answer(subject)), control.expected_blocks)[0].any()
-
-
 def product_check(clause: str, title: str, product: Product, max_scale: int = 0) -> Check:
     """Return the check that a backend's GEMM gives what it must, or under `bounded` what it may."""
 

@@ -137,7 +137,8 @@ def _rounding(made: BlockFormat) -> Iterator[Record]:
 
 def _scaled(values: Any, exponent: int) -> Words:
     """Return the float32 bits of values times 2^exponent, rounded where float32 has too few bits."""
-    return np.ldexp(values, exponent).astype(np.float32).view(np.uint32)
+    bits: Words = np.ldexp(values, exponent).astype(np.float32).view(np.uint32)
+    return bits
 
 
 def _blocks(made: BlockFormat, words: Words, largest: float, exponent: int, seed: int) -> Words:

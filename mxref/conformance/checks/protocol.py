@@ -30,7 +30,9 @@ MEMBERS: dict[str, tuple[Any, ...]] = {
     "formats": tuple(BLOCK_FORMATS.values()), "scale_rules": tuple(ScaleRule),
     "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
     "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DTYPES,
-    "gemms": tuple(gemm for gemm in product(GemmProfile, *[BLOCK_FORMATS.values()] * 2) if gemm[1].k == gemm[2].k),
+    "gemms": tuple(
+        (profile, a, b) for profile in GemmProfile for a, b in product(BLOCK_FORMATS.values(), repeat=2) if a.k == b.k
+    ),
     "gemm_dtypes": OUT_DTYPES,
 }  # fmt: skip
 """Everything that a set of the capabilities can hold."""
