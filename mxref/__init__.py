@@ -21,7 +21,7 @@ from mxref.linear import linear_gemm
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.philox import Stream
 from mxref.placement import Placement
-from mxref.quantize import dequantize, quantize
+from mxref.quantization import dequantize, quantize
 from mxref.recipe import GemmProfile, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole

@@ -24,7 +24,7 @@ from mxref.packing import pack, unpack
 from mxref.philox import Stream, random_integers
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, plan_quantize
-from mxref.quantize import quantize
+from mxref.quantization import quantize
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding, apply_prescale, round_magnitude
 from mxref.scale import (

@@ -13,7 +13,7 @@ from mxref.gemm import scaled_gemm
 from mxref.hadamard import Rotation, hadamard
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
-from mxref.quantize import dequantize, quantize_planned
+from mxref.quantization import dequantize, quantize_planned
 from mxref.recipe import GemmProfile
 
 

@@ -34,6 +34,7 @@ from mxref import (
 from mxref.cli import main
 from mxref.discovery import candidates, choose
 from mxref.errors import BackendError, DtypeError, LoadError, NonfiniteError, ShapeError
+from mxref.formats import MXFP4
 from mxref.hadamard import Rotation
 from mxref.philox import random_integers
 from mxref.placement import Placement
@@ -402,7 +403,7 @@ def test_public_operations_have_the_signatures_of_the_specification():
     written = re.findall(r"^ +(\w+)(\(.*\))$", SPEC["conformance.public"].text, re.MULTILINE)
     assert len(written) == 10
     for name, parameters in written:
-        scope = {}
+        scope = {"Placement": Placement}
         exec(f"def f{parameters}: pass".replace("(", "(self, ", 1), scope)
         want, got = (inspect.signature(f).parameters.values() for f in (scope["f"], getattr(Backend, name)))
         assert [(p.name, p.kind, p.default) for p in got] == [(p.name, p.kind, p.default) for p in want]
@@ -411,11 +412,18 @@ def test_public_operations_have_the_signatures_of_the_specification():
 @pytest.mark.clause("conformance.names", evidence="known answer")
 def test_names_are_those_of_the_specification():
     rows = re.findall(r"^`(\w+)` +([A-Z].*)$", SPEC["conformance.names"].text, re.MULTILINE)
-    assert len(rows) == 7
+    assert len(rows) == 6
     for enum, members in rows:
         named = dict(re.findall(r'(\w+) `"([^"]+)"`', members))
         assert {m.name: str(m) for m in getattr(mxref, enum)} == named
         assert all(getattr(getattr(mxref, enum), name) == value for name, value in named.items())
+    named = dict(
+        re.findall(r'`([A-Z0-9_]+)` `"(\w+)"`', SPEC["conformance.names"].text.partition("A format is")[2])
+    )
+    assert {name: str(getattr(mxref.formats, name)) for name in named} == named
+    assert {format: mxref.formats.FORMATS[format].name for format in named.values()} == {
+        format: format for format in mxref.formats.FORMATS
+    }
 
 
 @pytest.mark.clause("conformance.capabilities", evidence="known answer")
@@ -429,7 +437,12 @@ def test_capabilities_have_the_defaults_of_the_specification():
     rows = re.findall(r"^`(\w+)` .* {2,}(\S.*)$", SPEC["conformance.capabilities"].text, re.MULTILINE)
     assert [name for name, _ in rows] == [f.name for f in fields(Capabilities)]
     for name, default in rows:
-        if default in counts:
+        if name == "formats":
+            assert (default, Capabilities().formats) == ("`{MXFP4}`", {MXFP4})
+        elif name == "gemms":
+            assert default == "`ordered` of two"  # and `MXFP4` in the line below
+            assert Capabilities().gemms == {(GemmProfile.ORDERED, MXFP4, MXFP4)}
+        elif default in counts:
             assert len(everything[name]) == counts[default]
             assert getattr(Capabilities(), name) == everything[name]
         else:

@@ -66,7 +66,15 @@ class _OneCode(ReferenceBackend):
 
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize(
-    "label", ["quantize float32", "quantize SR", "quantize axis 0", "quantize_dual", "fake_quantize"]
+    "label",
+    [
+        "quantize float32",
+        "quantize SR",
+        "quantize axis 0",
+        "quantize_dual",
+        "fake_quantize",
+        "quantize MXFP8 E4M3",
+    ],
 )
 def test_one_wrong_code_at_either_end_is_found(place: int, label: str) -> None:
     operation = next(op for op in operations.OPERATIONS if op.label == label)

@@ -244,7 +244,7 @@ def test_random_integers_of_another_place_are_noticed():
 def test_byte_254_is_in_force_only_inside_the_sweep():
     sweep = elements.quantized("reference", mxref.quantize, Rounding.RNE, "even", 254, forced=True)
     assert faults(sweep) == (0, "")
-    assert modules["mxref.quantize"].__dict__["scale_code"] is scale_code
+    assert modules["mxref.quantization"].__dict__["scale_code"] is scale_code
     unforced = elements.quantized("reference", mxref.quantize, Rounding.RNE, "even", 253)
     assert faults(unforced) == (0, "")
 

@@ -17,7 +17,7 @@ from mxref.explain import BlockExplanation, Case, explain_block
 from mxref.explain_text import notes, reason, scale_steps
 from mxref.formats import E2M1, Nonfinite
 from mxref.placement import Placement
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.scale import scale_code
 
 STREAM = Stream(seed=7, step=3, layer=2, operand=4)

@@ -1,11 +1,32 @@
 """The number formats, as data, against the oracle and ml_dtypes."""
 
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import oracle
-from mxref.formats import E2M1, E4M3, E5M2, E8M0, MXFP4
+from mxref.formats import (
+    BF16,
+    BLOCK_FORMATS,
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    FORMATS,
+    FP8,
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+    ElementFormat,
+    Specials,
+)
+
+E2M3 = ElementFormat("E2M3", 2, 3, bias=1, specials=Specials.NONE, dtype="float6_e2m3fn")
+E3M2 = ElementFormat("E3M2", 3, 2, bias=3, specials=Specials.NONE, dtype="float6_e3m2fn")
 
 
 @pytest.mark.clause("formats.e2m1")
@@ -40,3 +61,69 @@ def test_the_oracle_decodes_fp8_as_ml_dtypes_does(format):
     for code, value in zip(codes.tolist(), want.tolist(), strict=True):
         got = oracle.fp8_value(code, format.name)
         assert np.isnan(value) or abs(value) == np.inf if got is None else float(got) == value
+
+
+@pytest.mark.clause("formats.element", "formats.e2m1", "formats.fp8", evidence="peer")
+@pytest.mark.parametrize("element", [E2M1, E4M3, E5M2, E2M3, E3M2], ids=lambda e: e.name)
+def test_every_code_has_the_value_that_ml_dtypes_gives_it(element):
+    codes = np.arange(1 << element.bits, dtype=np.uint8)
+    want = codes.view(getattr(ml_dtypes, element.dtype)).astype(np.float64)
+    np.testing.assert_array_equal(np.array(element.values), want)
+    finite = ~np.isnan(want)
+    assert (np.signbit(element.values) == np.signbit(want))[finite].all()
+    assert element.magnitudes == element.values[: element.max_code + 1]
+    assert np.isfinite(element.magnitudes).all()
+    assert not np.isfinite(element.values[element.max_code + 1 : element.sign]).any()
+
+
+@pytest.mark.clause("formats.element", "formats.mxfp8", evidence="known answer")
+@pytest.mark.parametrize(
+    ("element", "bits", "sign", "emax", "largest", "max_code", "smallest", "prescale"),
+    [
+        (E2M1, 4, 0x8, 2, 6, 0x7, 0.5, 0.75),
+        (E4M3, 8, 0x80, 8, 448, 0x7E, 2.0**-9, 0.875),
+        (E5M2, 8, 0x80, 15, 57344, 0x7B, 2.0**-16, 0.875),
+        (E2M3, 6, 0x20, 2, 7.5, 0x1F, 1 / 8, 15 / 16),
+        (E3M2, 6, 0x20, 4, 28, 0x1F, 1 / 16, 7 / 8),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_numbers_that_follow_from_the_bits(element, bits, sign, emax, largest, max_code, smallest, prescale):
+    """OCP MX v1.0, section 5.3; OCP 8-bit Floating Point v1.0."""
+    assert (element.bits, element.sign, element.max_exponent) == (bits, sign, emax)
+    assert (element.max_value, element.max_code) == (largest, max_code)
+    assert element.magnitudes[1] == 2.0**element.unit_exponent == smallest
+    assert element.prescale == prescale
+
+
+@pytest.mark.clause("formats.element", evidence="known answer")
+def test_a_format_without_mantissa_has_powers_of_two():
+    powers = ElementFormat("E3M0", 3, 0, bias=3, specials=Specials.NONE)
+    assert powers.magnitudes == (0, 0.25, 0.5, 1, 2, 4, 8, 16)
+    assert (powers.bits, powers.max_exponent, powers.prescale, powers.dtype) == (4, 4, 0.5, None)
+
+
+@pytest.mark.clause("formats.mxfp8", evidence="known answer")
+def test_the_block_formats_by_name():
+    """OCP MX v1.0, table 1: MXFP8 has FP8 (E4M3 or E5M2) elements, block size 32 and an 8-bit E8M0 scale."""
+    assert {f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2)} == BLOCK_FORMATS
+    assert FORMATS == {"bf16": BF16, "fp8": FP8, **BLOCK_FORMATS}
+    for block_format, element in ((MXFP8_E4M3, E4M3), (MXFP8_E5M2, E5M2)):
+        assert (block_format.element, block_format.scale, block_format.k) == (element, E8M0, 32)
+        assert block_format.code_bytes(96) == 96
+    assert MXFP4.code_bytes(96) == 48
+    assert [f.title for f in BLOCK_FORMATS.values()] == ["MXFP4", "MXFP8 E4M3", "MXFP8 E5M2"]
+    assert [f.kind for f in FORMATS.values()] == ["bf16", "fp8", "block", "block", "block"]
+    assert [str(f) for f in FORMATS.values()] == list(FORMATS)
+
+
+@pytest.mark.parametrize("made", FORMATS.values(), ids=str)
+def test_a_copy_of_a_format_is_the_format(made):
+    assert pickle.loads(pickle.dumps(made)) is copy.deepcopy(made) is copy.copy(made) is made
+    assert hash(made) == hash(made.name)
+
+
+def test_a_copy_of_an_unregistered_format_is_equal_to_it():
+    mine = BlockFormat("mine", E3M2, E8M0, k=16)
+    assert pickle.loads(pickle.dumps(mine)) == copy.deepcopy(mine) == mine
+    assert mine != BlockFormat("mine", E3M2, E8M0, k=32)

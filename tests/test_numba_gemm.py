@@ -21,8 +21,8 @@ from strategies import Block, K, gemm_operands
 
 pytest.importorskip("numba")
 
-from mxref_numba import gemm_avx512
 from mxref_numba.backend import NumbaBackend
+from mxref_numba.gemm import avx512
 from mxref_numba.path import KernelPath, available
 
 REFERENCE = get_backend("reference")
@@ -241,8 +241,8 @@ def test_parts_that_caches_hold(records: tuple[int, int], monkeypatch: pytest.Mo
     """Groups and ranges of few panels, the last ones cut off."""
     a, b = operand(45, 96, 0, 255, seed=18), operand(170, 96, 100, 140, seed=19)
     group, reach = records
-    monkeypatch.setattr(gemm_avx512, "_GROUP_BYTES", group * 3 * gemm_avx512.LEFT_RECORD)
-    monkeypatch.setattr(gemm_avx512, "_RANGE_BYTES", reach * 3 * gemm_avx512.RIGHT_RECORD)
+    monkeypatch.setattr(avx512, "_GROUP_BYTES", group * 3 * avx512.LEFT_RECORD)
+    monkeypatch.setattr(avx512, "_RANGE_BYTES", reach * 3 * avx512.RIGHT_RECORD)
     check(BACKENDS[KernelPath.AVX512], a, b)
 
 

@@ -6,7 +6,18 @@ import pytest
 
 import oracle
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import E2M1, MXFP4
+from mxref.formats import (
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+    ElementFormat,
+    Specials,
+)
 from mxref.packing import from_ml_dtypes, pack, to_ml_dtypes, unpack
 
 
@@ -44,3 +55,49 @@ def test_errors():
         pack(np.array([16, 0], np.uint8), E2M1)
     with pytest.raises(DtypeError, match="view the codes"):
         from_ml_dtypes(np.zeros(32, np.float32), np.zeros(1, np.float32), MXFP4)
+
+
+@pytest.mark.clause("packing.bytes", evidence="known answer")
+@pytest.mark.parametrize("element", [E4M3, E5M2], ids=lambda element: element.name)
+def test_a_code_of_8_bits_is_a_byte_of_its_own(element):
+    codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    packed = pack(codes, element)
+    assert packed.tolist() == unpack(packed, element).tolist() == codes.tolist()
+    assert not np.shares_memory(packed, codes)
+
+
+@pytest.mark.clause("packing.nibbles", evidence="known answer")
+def test_codes_of_6_bits_fill_three_bytes_by_four():
+    element = ElementFormat("E2M3", 2, 3, bias=1, specials=Specials.NONE)
+    codes = np.array([0x01, 0x3F, 0x20, 0x15, 0, 0, 0, 0x3F], np.uint8)
+    word = 0x01 | 0x3F << 6 | 0x20 << 12 | 0x15 << 18
+    packed = pack(codes, element)
+    assert packed.tolist() == [word & 255, word >> 8 & 255, word >> 16, 0, 0, 0xFC]
+    assert unpack(packed, element).tolist() == codes.tolist()
+    with pytest.raises(ShapeError, match="cannot pack 6 codes of E2M3: 4 go into 3 bytes"):
+        pack(codes[:6], element)
+
+
+@pytest.mark.clause("packing.exchange", "packing.bytes", "formats.mxfp8", evidence="peer")
+@pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+def test_ml_dtypes_reads_the_values_of_mxfp8(block_format):
+    codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
+    scales = np.full((8, 1), 130, np.uint8)
+    elements, shared = to_ml_dtypes(codes, scales, block_format)
+    assert elements.dtype == getattr(ml_dtypes, block_format.element.dtype)
+    np.testing.assert_array_equal(
+        elements.astype(np.float64).reshape(-1), np.array(block_format.element.values)
+    )
+    assert shared.dtype == ml_dtypes.float8_e8m0fnu
+    back = from_ml_dtypes(elements, shared, block_format)
+    np.testing.assert_array_equal(back[0], codes)
+    np.testing.assert_array_equal(back[1], scales)
+    with pytest.raises(DtypeError, match="expected float4_e2m1fn and float8_e8m0fnu, got float8"):
+        from_ml_dtypes(elements, shared, MXFP4)
+
+
+@pytest.mark.clause("packing.exchange", evidence="known answer")
+def test_a_format_that_ml_dtypes_lacks_is_refused():
+    powers = ElementFormat("E3M0", 3, 0, bias=3, specials=Specials.NONE)
+    with pytest.raises(DtypeError, match="no type for E3M0, the element of MXE3M0"):
+        to_ml_dtypes(np.zeros(16, np.uint8), np.zeros(1, np.uint8), BlockFormat("mxe3m0", powers, E8M0, 32))

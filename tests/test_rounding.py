@@ -8,7 +8,7 @@ import pytest
 
 import oracle
 from mxref.errors import RecipeError
-from mxref.formats import E2M1
+from mxref.formats import E2M1, E4M3, E5M2
 from mxref.rounding import Rounding, apply_prescale, round_magnitude
 
 GRID = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
@@ -106,3 +106,68 @@ def test_prescale_is_one_float32_multiply():
     v = np.random.default_rng(3).integers(0, 0x41000000, 5000, dtype=np.uint32).view(np.float32)
     want = [oracle.f32_mul(int(b), 0x3F400000) for b in v.view(np.uint32)]
     assert apply_prescale(v, E2M1).view(np.uint32).tolist() == want
+
+
+FP8 = pytest.mark.parametrize("element", [E4M3, E5M2], ids=lambda element: element.name)
+
+
+def _fp8_points(element):
+    """Every grid point and tie, their float32 neighbours, magnitudes beyond the largest, and tiny ones."""
+    grid = np.array(element.magnitudes)
+    turns = np.array([*grid, *(grid[:-1] + grid[1:]) / 2, 1.04 * grid[-1], 1e9], np.float32)
+    beside = [np.nextafter(turns, np.float32(to)) for to in (0, np.inf)]
+    return np.concatenate([turns, *beside, np.array([1e-45, 1e-40, 1.1754944e-38], np.float32)])
+
+
+@pytest.mark.clause("rounding.rne", "rounding.rna", "rounding.rtz", "rounding.saturate", "formats.mxfp8")
+@FP8
+@pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.RNA, Rounding.RTZ])
+def test_fp8_matches_the_oracle_at_and_beside_every_turn(rounding, element):
+    v, same = _fp8_points(element), oracle.ELEMENTS[element.name]
+    want = [oracle.round_element(Fraction(float(x)), rounding.value, element=same) for x in v]
+    got = round_magnitude(v, rounding, element)
+    assert got.tolist() == want
+    assert got.max() == element.max_code  # never NaN or Inf
+
+
+@pytest.mark.clause("rounding.rne", evidence="peer")
+@FP8
+def test_fp8_rne_matches_ml_dtypes_up_to_the_largest_value(element):
+    v = _fp8_points(element)
+    v = v[v <= element.max_value]
+    want = v.astype(getattr(ml_dtypes, element.dtype)).view(np.uint8)
+    assert round_magnitude(v, Rounding.RNE, element).tolist() == want.tolist()
+
+
+@pytest.mark.clause("rounding.saturate", evidence="known answer")
+@FP8
+@pytest.mark.parametrize("rounding", Rounding)
+def test_fp8_saturates_to_the_largest_value_and_never_to_nan_or_infinity(rounding, element):
+    v = np.array([1, 1.001, 1.0625, 1.15, 2, 1e30], np.float32) * np.float32(element.max_value)
+    for r in (0, 2**16 - 1):
+        codes = round_magnitude(v, rounding, element, np.full(len(v), r, np.uint32), 16)
+        assert codes.tolist() == [element.max_code] * len(v)
+
+
+@pytest.mark.clause("rounding.sr", "rounding.saturate")
+@FP8
+@pytest.mark.parametrize("bits", [1, 16, 22])
+def test_fp8_sr_matches_the_oracle(bits, element):
+    v, same = _fp8_points(element), oracle.ELEMENTS[element.name]
+    for r in (
+        np.zeros(len(v)),
+        np.full(len(v), 2**bits - 1),
+        np.random.default_rng(bits).integers(0, 2**bits, len(v)),
+    ):
+        r = r.astype(np.uint32)
+        pairs = zip(v, r, strict=True)
+        want = [oracle.round_element(Fraction(float(x)), "sr", int(i), bits, element=same) for x, i in pairs]
+        assert round_magnitude(v, Rounding.SR, element, r, bits).tolist() == want
+
+
+@pytest.mark.clause("rounding.prescale", "conventions.arithmetic")
+@FP8
+def test_the_prescale_of_fp8_is_seven_eighths(element):
+    v = np.random.default_rng(3).integers(0, 0x47800000, 2000, dtype=np.uint32).view(np.float32)
+    want = [oracle.f32_mul(int(b), 0x3F600000) for b in v.view(np.uint32)]
+    assert apply_prescale(v, element).view(np.uint32).tolist() == want

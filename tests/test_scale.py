@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import oracle
-from mxref.formats import E2M1
-from mxref.scale import ScaleRule, magnitude_bits, scale_code, scale_exponent, scale_value
+from mxref.formats import E2M1, E4M3, E5M2
+from mxref.scale import ScaleRule, bump_above, magnitude_bits, scale_code, scale_exponent, scale_value
 
 MANTISSAS = (0, 1, 2, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFE, 0x7FFFFF)
 
@@ -65,3 +65,49 @@ def test_all_256_codes_decode_as_ml_dtypes_does():
 def test_magnitude_bits_put_nan_above_infinity():
     x = np.array([-np.inf, np.nan, -0.0, -1.0], np.float32)
     assert magnitude_bits(x).tolist() == [0x7F800000, 0x7FC00000, 0, 0x3F800000]
+
+
+@pytest.mark.clause("scale.rule.rceil", "scale.rule.even", evidence="known answer")
+@pytest.mark.parametrize(
+    ("element", "rceil", "even"),
+    [(E2M1, 0x400000, 0x5FFFFF), (E4M3, 0x600000, 0x77FFFF), (E5M2, 0x600000, 0x6FFFFF)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_mantissas_above_which_the_rules_go_up(element, rceil, even):
+    """The thresholds published for each element: RCEIL at its largest value, EVEN at half of its last place."""
+    want = {ScaleRule.FLOOR: 0x7FFFFF, ScaleRule.CEIL: 0, ScaleRule.RCEIL: rceil, ScaleRule.EVEN: even}
+    assert {rule: bump_above(rule, element) for rule in ScaleRule} == want
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", "scale.clamp"
+)
+@pytest.mark.parametrize("element", [E4M3, E5M2], ids=lambda element: element.name)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_mxfp8_matches_the_oracle_at_every_exponent_and_turn(rule, element):
+    turns = {0, 1, 0x400000, 0x600000, 0x6FFFFF, 0x77FFFF, 0x7FFFFF}
+    mantissas = {m + d for m in turns for d in (-1, 0, 1)} & set(range(1 << 23))
+    exponents = (*range(24), *range(24, 232, 16), *range(232, 255))
+    bits = [e << 23 | m for e in exponents for m in sorted(mantissas) if e or m]
+    want = [oracle.shared_scale(b, rule.value, oracle.ELEMENTS[element.name]) for b in bits]
+    assert scale_code(np.array(bits, np.uint32), rule, element).tolist() == want
+
+
+@pytest.mark.clause(
+    "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", evidence="known answer"
+)
+@pytest.mark.parametrize(
+    ("element", "rule", "low", "high", "low_allowed"),
+    [
+        (E4M3, "floor", 256, 512, True), (E4M3, "ceil", 128, 256, False), (E4M3, "rceil", 224, 448, False),
+        (E4M3, "even", 248, 496, True), (E5M2, "floor", 2**15, 2**16, True),
+        (E5M2, "ceil", 2**14, 2**15, False), (E5M2, "rceil", 28672, 57344, False),
+        (E5M2, "even", 30720, 61440, True),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)  # fmt: skip
+def test_amax_of_mxfp8_lands_in_the_documented_range(element, rule, low, high, low_allowed):
+    bits = np.random.default_rng(0).integers(20 << 23, 0x7F800000, 20000, dtype=np.uint32)
+    ratio = bits.view(np.float32).astype(np.float64) / scale_value(scale_code(bits, ScaleRule(rule), element))
+    inside = (ratio >= low) & (ratio < high) if low_allowed else (ratio > low) & (ratio <= high)
+    assert inside.all()

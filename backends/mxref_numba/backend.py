@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend, Capabilities, every_gemm
-from mxref.formats import MXFP4
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.hadamard import Rotation
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
 from mxref_numba.compiled import running
-from mxref_numba.dequantize import dequantize
-from mxref_numba.gemm import MAX_BOUNDED_SCALE, prepare, scaled_gemm
-from mxref_numba.hadamard import hadamard
+from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
-from mxref_numba.quantize import quantize_planned
+from mxref_numba.scalar.dequantize import dequantize
+from mxref_numba.scalar.hadamard import hadamard
+from mxref_numba.scalar.quantize import quantize_planned
 from mxref_numba.vector.dequantize import dequantize as dequantize_vector
 from mxref_numba.vector.hadamard import hadamard as hadamard_vector
 from mxref_numba.vector.quantize import Quantized
@@ -27,13 +27,17 @@ from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
 from mxref_numba.vector.quantize import quantize_planned as quantize_vector
 from mxref_numba.warmup import warm_up
 
+# Not all that there are: another element of four bits needs a rounding of its own.
+_FORMATS = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
+
 
 class NumbaBackend(Backend):
-    """Everything that the reference quantizes, on all CPU cores; GEMM profiles `ordered` and `bounded`."""
+    """MXFP4 and MXFP8 as the reference has them, on all CPU cores; GEMMs `ordered`, and of MXFP4 `bounded`."""
 
     name = "numba"
     capabilities = Capabilities(
-        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, {MXFP4}),
+        formats=_FORMATS,
+        gemms=every_gemm({GemmProfile.ORDERED}, _FORMATS) | every_gemm({GemmProfile.BOUNDED}, {MXFP4}),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )

@@ -49,17 +49,15 @@ _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
 def source_stamp() -> str:
     """Return a digest of every module that can shape a kernel, as they were at the first call."""
     digest = hashlib.sha256()
-    reference = resources.files("mxref")
-    specification = [
-        file
-        for name in CONSTANTS_FROM
-        for file in (
-            _modules(reference / name) if (reference / name).is_dir() else [reference / f"{name}.py"]
-        )
-    ]
+    specification = (file for name in CONSTANTS_FROM for file in _module(resources.files("mxref"), name))
     for file in [*_modules(resources.files("mxref_numba")), *specification]:
         digest.update(hashlib.sha256(f"{file.name}\0".encode() + file.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def _module(folder: Traversable, name: str) -> list[Traversable]:
+    package = folder / name
+    return list(_modules(package)) if package.is_dir() else [folder / f"{name}.py"]
 
 
 def _modules(folder: Traversable) -> Iterator[Traversable]:

@@ -1,7 +1,7 @@
 """How every kernel here is compiled, kept on disk, and run on threads.
 
 No `fastmath`: float32 operations happen one by one, in the written order, and are not contracted.
-`gemm_portable.py` alone says otherwise, where all products and sums are exact and contraction changes nothing.
+`gemm/portable.py` alone says otherwise, where all products and sums are exact and contraction changes nothing.
 
 Indices of inner loops are unsigned: a signed one that is not known to be positive may count from the end
 of the axis, and that test keeps a loop from being vectorised.

@@ -1,4 +1,7 @@
-"""Every kernel compiled ahead of its first use, by doing everything that a backend declares on small arrays."""
+"""Every kernel compiled ahead of its first use, by doing everything that a backend declares on small arrays.
+
+All variants are run in one format, the plainest of them in the others, whose code is shared or compiled whole.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.formats import MXFP4
+from mxref.formats import BlockFormat
 from mxref.mxarray import MXArray
 from mxref.philox import Stream
 from mxref.placement import Placement
@@ -49,12 +52,12 @@ def warm_up(backend: Backend) -> Iterator[tuple[str, float]]:
 
 
 def _quantize(backend: Backend) -> None:
-    for x, spec, axis in itertools.product(_inputs(backend), _specs(backend), (-1, 0)):
+    for x, spec, axis in itertools.product(_inputs(backend), _all_specs(backend), (-1, 0)):
         _quantized(backend, x, spec, axis)
 
 
 def _quantize_dual(backend: Backend) -> None:
-    for x, spec in itertools.product(_inputs(backend), _specs(backend)):
+    for x, spec in itertools.product(_inputs(backend), _all_specs(backend)):
         backend.quantize_dual(
             x, (spec, spec), placements=(Placement(_STREAM), Placement(_STREAM)), pads=(True, True)
         )
@@ -62,17 +65,16 @@ def _quantize_dual(backend: Backend) -> None:
 
 def _fake_quantize(backend: Backend) -> None:
     for x, spec, axis, dtype in itertools.product(
-        _inputs(backend), _specs(backend), (-1, 0), sorted(backend.capabilities.dequantize_dtypes)
+        _inputs(backend), _all_specs(backend), (-1, 0), sorted(backend.capabilities.dequantize_dtypes)
     ):
         backend.fake_quantize(x, spec, axis=axis, dtype=dtype, placement=Placement(_STREAM), pad=True)
 
 
 def _dequantize(backend: Backend) -> None:
-    for x, axis, dtype in itertools.product(
-        _inputs(backend), (-1, 0), sorted(backend.capabilities.dequantize_dtypes)
+    for x, spec, axis, dtype in itertools.product(
+        _inputs(backend), _plain_specs(backend), (-1, 0), sorted(backend.capabilities.dequantize_dtypes)
     ):
-        q = _quantized(backend, x, _plainest(backend), axis)
-        backend.dequantize(q, dtype)
+        backend.dequantize(_quantized(backend, x, spec, axis), dtype)
 
 
 def _hadamard(backend: Backend) -> None:
@@ -90,12 +92,12 @@ def _scaled_gemm(backend: Backend) -> None:
         wide = x.copy()
         wide[::2] *= np.float32(2.0**spread)
         wide[1::2] *= np.float32(2.0**-spread)
-        a = _quantized(backend, wide, _plainest(backend), -1)
-        for profile, dtype in itertools.product(
-            sorted(capabilities.profiles(MXFP4, MXFP4)), sorted(capabilities.gemm_dtypes)
-        ):
-            for b in (a, backend.prepare(a, profile=profile)):
-                backend.scaled_gemm(a, b, profile=profile, out_dtype=dtype)
+        operands = {spec.format: _quantized(backend, wide, spec, -1) for spec in _plain_specs(backend)}
+        gemms = sorted(capabilities.gemms, key=lambda gemm: tuple(map(str, gemm)))
+        for (profile, *formats), dtype in itertools.product(gemms, sorted(capabilities.gemm_dtypes)):
+            a, b = (operands[each] for each in formats)
+            for right in (b, backend.prepare(b, profile=profile)):
+                backend.scaled_gemm(a, right, profile=profile, out_dtype=dtype)
 
 
 def _on_threads(backend: Backend) -> None:
@@ -106,7 +108,7 @@ def _on_threads(backend: Backend) -> None:
     backend.fake_quantize(x, plain, placement=Placement(_STREAM))
     backend.dequantize(q)
     backend.hadamard(x, min(backend.capabilities.hadamard_sizes))
-    for profile in sorted(backend.capabilities.profiles(MXFP4, MXFP4)):
+    for profile in sorted(backend.capabilities.profiles(q.format, q.format)):
         backend.scaled_gemm(q, backend.prepare(q, profile=profile), profile=profile)
 
 
@@ -121,8 +123,24 @@ def _inputs(backend: Backend) -> Iterator[NDArray[Any]]:
         yield frozen
 
 
+def _formats(backend: Backend) -> list[BlockFormat]:
+    return sorted(backend.capabilities.formats, key=str)
+
+
+def _plain_specs(backend: Backend) -> list[OperandSpec]:
+    return [replace(_plainest(backend), format=each) for each in _formats(backend)]
+
+
+def _all_specs(backend: Backend) -> Iterator[OperandSpec]:
+    yield from _specs(backend)
+    yield from _plain_specs(backend)[1:]
+
+
 def _specs(backend: Backend) -> Iterator[OperandSpec]:
-    """Yield every block with every rounding and transform, then every scale rule and prescale with every rounding."""
+    """Yield, in the first format, every block with every rounding and transform, then every scale rule and prescale.
+
+    Each of the latter goes with every rounding too.
+    """
     capabilities = backend.capabilities
     blocks, rules = sorted(capabilities.blocks), sorted(capabilities.scale_rules)
     sizes = (0, *sorted(capabilities.hadamard_sizes))
@@ -130,7 +148,9 @@ def _specs(backend: Backend) -> Iterator[OperandSpec]:
     for rounding, bits in itertools.product(sorted(capabilities.roundings), (16, 22)):
         if bits > min(16 if rounding is not Rounding.SR else 22, capabilities.max_sr_bits):
             continue
-        plain = OperandSpec(scale_rule=rules[0], rounding=rounding, sr_bits=bits, block=blocks[0])
+        plain = OperandSpec(
+            format=_formats(backend)[0], scale_rule=rules[0], rounding=rounding, sr_bits=bits, block=blocks[0]
+        )
         for block, n in itertools.product(blocks, sizes):
             yield replace(plain, block=block, hadamard=n)
         for rule, prescale in itertools.product(rules, prescales):

@@ -8,17 +8,20 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import mxref
-from bench.timing import in_turns
+from bench.timing import Timing, in_turns
 from mxref import Backend, MXArray, OperandSpec, ScaleRule, Stream
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.placement import Placement
 
 SLAB = 64
 """Rows (columns, along axis 0) at either end whose bits are compared with the reference."""
 PLAIN, H16, H32 = OperandSpec(), OperandSpec(hadamard=16), OperandSpec(hadamard=32)
 SR = OperandSpec(rounding="sr")  # type: ignore[arg-type]
+E4M3_PLAIN = OperandSpec(format=MXFP8_E4M3)
 STREAM = Stream(seed=1, step=2)
 REFERENCE = mxref.get_backend("reference")
 
@@ -41,6 +44,8 @@ class Operation:
     dtype: str = "float32"
     copied: str = "input"
     """Which array `np.copyto` copies: the larger one."""
+    reads: BlockFormat = MXFP4
+    """Format of the quantized matrix."""
 
 
 def _quantize(label: str, spec: OperandSpec, dtype: str = "float32", axis: int = 1) -> Operation:
@@ -55,6 +60,10 @@ def _quantize(label: str, spec: OperandSpec, dtype: str = "float32", axis: int =
     )
 
 
+def _eight_bits(label: str, made: BlockFormat, **treatment: Any) -> Operation:
+    return _quantize(label, OperandSpec(format=made, **treatment))
+
+
 def _dual(label: str, specs: tuple[OperandSpec, OperandSpec]) -> Operation:
     def check(found: tuple[MXArray, MXArray], x: Matrix, slab: slice) -> tuple[Any, Any]:
         expected = [_expected(x, spec, axis, slab) for spec, axis in zip(specs, (1, 0), strict=True)]
@@ -63,12 +72,18 @@ def _dual(label: str, specs: tuple[OperandSpec, OperandSpec]) -> Operation:
     return Operation(label, lambda b, x, _: b.quantize_dual(x, specs), check)
 
 
-def _values(label: str, run: Callable[[Backend, Matrix, MXArray], Any], dtype: str, copied: str) -> Operation:
+def _values(
+    label: str,
+    run: Callable[[Backend, Matrix, MXArray], Any],
+    dtype: str,
+    copied: str,
+    spec: OperandSpec = PLAIN,
+) -> Operation:
     def check(values: Matrix, x: Matrix, slab: slice) -> tuple[Any, Any]:
-        expected = REFERENCE.fake_quantize(x[slab], PLAIN, dtype=dtype)
+        expected = REFERENCE.fake_quantize(x[slab], spec, dtype=dtype)
         return _bits(values[slab]), _bits(expected)
 
-    return Operation(label, run, check, copied=copied)
+    return Operation(label, run, check, copied=copied, reads=spec.format)
 
 
 def _check_hadamard(values: Matrix, x: Matrix, slab: slice) -> tuple[Any, Any]:
@@ -92,7 +107,19 @@ OPERATIONS = (
     _values("dequantize float32", lambda b, _, q: b.dequantize(q), "float32", "result"),
     _values("dequantize bfloat16", lambda b, _, q: b.dequantize(q, "bfloat16"), "bfloat16", "result"),
     Operation("hadamard 16", lambda b, x, _: b.hadamard(x, 16), _check_hadamard),
-)
+    _eight_bits("quantize MXFP8 E4M3", MXFP8_E4M3),
+    _eight_bits("quantize MXFP8 E5M2", MXFP8_E5M2),
+    _quantize("quantize MXFP8 E4M3 bfloat16", E4M3_PLAIN, "bfloat16"),
+    _eight_bits("quantize MXFP8 E4M3 H16", MXFP8_E4M3, hadamard=16),
+    _eight_bits("quantize MXFP8 E4M3 SR", MXFP8_E4M3, rounding="sr"),
+    _quantize("quantize MXFP8 E4M3 axis 0", E4M3_PLAIN, axis=0),
+    _dual("quantize_dual MXFP8 E4M3", (E4M3_PLAIN, E4M3_PLAIN)),
+    _values("dequantize MXFP8 E4M3 float32", lambda b, _, q: b.dequantize(q), "float32", "result", E4M3_PLAIN),
+    _values(
+        "dequantize MXFP8 E4M3 bfloat16", lambda b, _, q: b.dequantize(q, "bfloat16"), "bfloat16", "result",
+        E4M3_PLAIN,
+    ),
+)  # fmt: skip
 
 
 def inputs(size: int) -> dict[str, Matrix]:
@@ -108,24 +135,43 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
         BitsDiffer: a result that is not the reference's.
     """
     matrices = inputs(size)
-    quantized = backend.quantize(matrices["float32"], PLAIN)
+    stored = {
+        made: backend.quantize(matrices["float32"], OperandSpec(format=made))
+        for made in {operation.reads for operation in OPERATIONS}
+    }
     for operation in OPERATIONS:
-        x = matrices[operation.dtype]
+        x, quantized = matrices[operation.dtype], stored[operation.reads]
         result = operation.run(backend, x, quantized)
         check_bits(backend.name, operation, result, x)
         source = _raw(x if operation.copied == "input" else result)
         target = np.empty_like(source)
         ours, copy = in_turns(
             seconds,
-            lambda o=operation, x=x: o.run(backend, x, quantized),
+            lambda o=operation, x=x, q=quantized: o.run(backend, x, q),
             lambda s=source, t=target: np.copyto(t, s),
         )
-        yield {
-            "operation": operation.label, "backend": backend.name, "size": size, "threads": threads,
-            **asdict(ours), "copy_ms": copy.min_ms, "copy_cpu_ms": copy.cpu_ms,
-            "ratio": copy.min_ms / ours.min_ms, "cpu_ratio": copy.cpu_ms / ours.cpu_ms,
-            "gb_per_s": source.nbytes / ours.min_ms / 1e6,
-        }  # fmt: skip
+        yield _row(operation.label, backend.name, size, threads, source.nbytes, ours, copy)
+    yield from _casts(matrices["float32"], seconds, threads)
+
+
+def _casts(x: Matrix, seconds: float, threads: int) -> Iterator[dict[str, Any]]:
+    """Yield rows of PyTorch's casts to eight bits, which neither find nor apply scales."""
+    tensor, target = torch.from_numpy(x), np.empty_like(x)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        theirs, copy = in_turns(seconds, lambda d=dtype: tensor.to(d), lambda: np.copyto(target, x))
+        label = f"cast to {str(dtype).removeprefix('torch.')}, no scales"
+        yield _row(label, "torch", len(x), threads, x.nbytes, theirs, copy)
+
+
+def _row(
+    label: str, name: str, size: int, threads: int, copied_bytes: int, ours: Timing, copy: Timing
+) -> dict[str, Any]:
+    return {
+        "operation": label, "backend": name, "size": size, "threads": threads,
+        **asdict(ours), "copy_ms": copy.min_ms, "copy_cpu_ms": copy.cpu_ms,
+        "ratio": copy.min_ms / ours.min_ms, "cpu_ratio": copy.cpu_ms / ours.cpu_ms,
+        "gb_per_s": copied_bytes / ours.min_ms / 1e6,
+    }  # fmt: skip
 
 
 def check_bits(name: str, operation: Operation, result: Any, x: Matrix) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from bench.operations import PLAIN, REFERENCE, BitsDiffer, inputs
 from bench.timing import in_turns
-from mxref import Backend, GemmProfile
-from mxref.formats import MXFP4
+from mxref import Backend, GemmProfile, OperandSpec
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.gemm import bounded_tolerance
 
 ROWS, COLUMNS = 8, 48
@@ -37,6 +37,12 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
                 works[f"scaled_gemm {profile}, B prepared"] = lambda p=profile, b=prepared: (
                     backend.scaled_gemm(q, b, profile=p)
                 )
+    for made in (MXFP8_E4M3, MXFP8_E5M2):
+        if (GemmProfile.ORDERED, made, made) in backend.capabilities.gemms:
+            spec = OperandSpec(format=made)
+            operand = backend.quantize(x, spec)
+            _check(backend, GemmProfile.ORDERED, x, operand, spec)
+            works[f"scaled_gemm ordered {made.title}"] = lambda q=operand: backend.scaled_gemm(q, q)
     wide = torch.from_numpy(x)
     half = wide.to(torch.bfloat16)
     works["torch.mm float32"] = lambda: wide @ wide.T
@@ -52,8 +58,8 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
         }  # fmt: skip
 
 
-def _check(backend: Backend, profile: GemmProfile, x: Any, q: Any) -> None:
-    a, b = (REFERENCE.quantize(x[:rows], PLAIN) for rows in (ROWS, COLUMNS))
+def _check(backend: Backend, profile: GemmProfile, x: Any, q: Any, spec: OperandSpec = PLAIN) -> None:
+    a, b = (REFERENCE.quantize(x[:rows], spec) for rows in (ROWS, COLUMNS))
     found = backend.scaled_gemm(q, q, profile=profile)[:ROWS, :COLUMNS]
     expected = REFERENCE.scaled_gemm(a, b, profile=profile)
     if profile is GemmProfile.ORDERED:

@@ -208,7 +208,7 @@ def function_name(subject: str) -> str:
 def _forced_scale(byte: int) -> AbstractContextManager[Any]:
     # `mxref.quantize` is a function that has the name of its module.
     return mock.patch.object(
-        modules["mxref.quantize"],
+        modules["mxref.quantization"],
         "scale_code",
         lambda amax, rule, element: np.full(amax.shape, byte, np.uint8),
     )

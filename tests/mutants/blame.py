@@ -11,7 +11,7 @@ from mutants.mutant import Mutant
 from mutants.staged import ExactBy, Staged, decoding, rotating, staged
 from mxref import GemmProfile
 from mxref.philox import random_integers
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 
 

@@ -16,7 +16,7 @@ from mutants.staged import (
 from mxref import ScaleRule
 from mxref.formats import E2M1
 from mxref.packing import pack
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 
 

@@ -12,7 +12,7 @@ from mxref import GemmProfile, Rounding, ScaleRule
 from mxref.block_dots import block_dots
 from mxref.formats import E2M1, E4M3, MXFP8_E4M3, MXFP8_E5M2
 from mxref.packing import pack, unpack
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 from mxref.rounding import apply_prescale, round_magnitude
 from mxref.scale import bump_above, scale_code

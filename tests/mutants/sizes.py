@@ -13,7 +13,7 @@ from mutants.stored import by_scale
 from mxref import GemmProfile
 from mxref.block_dots import block_dots
 from mxref.philox import elements_per_call, stream_words
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 
 _CACHE = 8 << 20

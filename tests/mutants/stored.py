@@ -21,7 +21,7 @@ from mxref import GemmProfile
 from mxref.block_dots import block_dots
 from mxref.formats import E2M1
 from mxref.packing import pack, unpack
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.reference import ReferenceBackend
 
 

@@ -1,5 +1,7 @@
 """Dequantization, on vectors of 512 bits: a table of sixteen values, and one multiplication by the scale.
 
+A code of eight bits has no table: its digits, moved, are those of a float16, which an instruction converts.
+
 The product is exact, or overflows to Inf as it should; the scale of code 0 is subnormal, that of 255 the
 canonical NaN, which a product keeps. Results beyond the caches are streamed past them.
 """
@@ -22,18 +24,30 @@ from mxref.formats import CANONICAL_NAN, E2M1, E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.dequantize import code_rows
+from mxref_numba.elements import HALF_SHIFT, HALF_UNIT, LAST_NUMBER, MAGNITUDE_CODE, decoding_numbers
+from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.vector.encode import STEP
 from mxref_numba.vector.jobs import address_of
-from mxref_numba.vector.lanes import F32, I8, I16, I32, I64, Lanes, constant, load, vector_code
+from mxref_numba.vector.lanes import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    Lanes,
+    broadcast,
+    constant,
+    load,
+    vector_code,
+)
 from mxref_numba.vector.native import Native, copy_bytes, numbers_at, run_native
 
-_VALUES = [*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)]
 _SUBNORMAL_SCALE = 1 << 22
 """Bits of 2^-127."""
 _STREAMED_FROM = 8 << 20
 """Bytes of a result that the caches would not keep anyway."""
-_ROOM = 128 + 4 * STEP
+_ROOM = 192 + 4 * STEP
 """Bytes of a worker: codes and scales of a step, and its values."""
 
 
@@ -48,7 +62,7 @@ def _scales(builder: ir.IRBuilder, address: Any) -> Lanes:
 def _decode(half: bool, streaming: bool) -> Any:
     @vector_code(*(types.int64,) * 3)
     def decode(builder, packed, scales, out):
-        table, scale = constant(builder, F32, _VALUES), _scales(builder, scales)
+        table, scale = constant(builder, F32, E2M1.values), _scales(builder, scales)
         vectors = []
         for j in range(STEP // 16):
             pairs = load(builder, I8, 8, packed, 8 * j).convert("zext", I64)
@@ -56,13 +70,43 @@ def _decode(half: bool, streaming: bool) -> Any:
             codes = (pairs | (pairs << 28)).cast(I32)
             value = table.look_up(codes)
             vectors.append(value * scale.pick([j // 2] * 16))
-        if half:
-            upper = range(1, 64, 2)  # of the 16-bit halves of two vectors
-            vectors = [
-                a.cast(I16).pick(upper, b.cast(I16)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        for j, vector in enumerate(vectors):
-            vector.store(builder.add(out, ir.Constant(I64, 64 * j)), streaming=streaming)
+        _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
+
+    return decode
+
+
+def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
+    """Return bfloat16 vectors from twice as many of float32."""
+    upper = range(1, 64, 2)  # of the 16-bit halves of two vectors
+    return [a.cast(I16).pick(upper, b.cast(I16)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+
+
+def _store(builder: ir.IRBuilder, vectors: list[Lanes], out: Any, streaming: bool) -> None:
+    for j, vector in enumerate(vectors):
+        vector.store(builder.add(out, ir.Constant(I64, 64 * j)), streaming=streaming)
+
+
+def _decode_bytes(half: bool, streaming: bool) -> Any:
+    @vector_code(*(types.int64,) * 4)
+    def decode(builder, codes, scales, out, element):
+        scale = _scales(builder, scales)
+        shift, unit, last = (
+            broadcast(builder, I32, 16, element, 4 * i) for i in (HALF_SHIFT, HALF_UNIT, LAST_NUMBER)
+        )
+        vectors = []
+        for j in range(STEP // 16):
+            code = load(builder, I8, 16, codes, 16 * j).convert("zext", I32)
+            magnitude = code & MAGNITUDE_CODE
+            digits = (magnitude << shift) | ((code ^ magnitude) << 8)
+            value = digits.convert("trunc", I16).cast(F16).convert("fpext", F32) * unit.cast(F32)
+            bits = (value * scale.pick([j // 2] * 16)).cast(I32)
+            if half:  # to nearest, ties to even, and Inf to itself
+                bits = bits + ((bits >> 16) & 1) + 0x7FFF
+            nan = magnitude.compare(">", last) | scale.cast(I32).pick([j // 2] * 16).compare(
+                "==", CANONICAL_NAN
+            )
+            vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * 16), bits))
+        _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
 
     return decode
 
@@ -71,15 +115,37 @@ _decode_float32, _stream_float32 = _decode(half=False, streaming=False), _decode
 _decode_bfloat16, _stream_bfloat16 = _decode(half=True, streaming=False), _decode(half=True, streaming=True)
 
 
+_bytes_float32, _stream_bytes_float32 = (_decode_bytes(half=False, streaming=s) for s in (False, True))
+_bytes_bfloat16, _stream_bytes_bfloat16 = (_decode_bytes(half=True, streaming=s) for s in (False, True))
+
+
 @kernel(inline="always")
-def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, room):
+def _decode_byte_steps(codes, scales, out, steps, half, streaming, element):
+    if half and streaming:
+        for i in range(steps):
+            _stream_bytes_bfloat16(codes + STEP * i, scales + 4 * i, out + 2 * STEP * i, element)
+    elif half:
+        for i in range(steps):
+            _bytes_bfloat16(codes + STEP * i, scales + 4 * i, out + 2 * STEP * i, element)
+    elif streaming:
+        for i in range(steps):
+            _stream_bytes_float32(codes + STEP * i, scales + 4 * i, out + 4 * STEP * i, element)
+    else:
+        for i in range(steps):
+            _bytes_float32(codes + STEP * i, scales + 4 * i, out + 4 * STEP * i, element)
+
+
+@kernel(inline="always")
+def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, room, bits, element):
     """Decode `columns` of `length` elements of each row; rows of results follow each other."""
     size = 2 if half else 4
     steps, rest = columns // STEP, columns % STEP
     blocks = -(-rest // 32)
     for r in range(rows):
-        p, s, o = packed + length // 2 * r, scales + length // 32 * r, out + size * columns * r
-        if half and streaming:
+        p, s, o = packed + length * bits // 8 * r, scales + length // 32 * r, out + size * columns * r
+        if bits == 8:
+            _decode_byte_steps(p, s, o, steps, half, streaming, element)
+        elif half and streaming:
             for i in range(steps):
                 _stream_bfloat16(p + 64 * i, s + 4 * i, o + 2 * STEP * i)
         elif half:
@@ -91,23 +157,27 @@ def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, ro
         else:
             for i in range(steps):
                 _decode_float32(p + 64 * i, s + 4 * i, o + 4 * STEP * i)
-        if rest:  # a step reads 68 bytes and writes 128 elements: the last ones borrow the space
-            copy_bytes(p + 64 * steps, room, 16 * blocks)
-            copy_bytes(s + 4 * steps, room + 64, blocks)
-            if half:
-                _decode_bfloat16(room, room + 64, room + 128)
+        if rest:  # a step reads the codes of 128 elements and writes these: the last ones borrow the space
+            codes, values = room + 64, room + 64 + STEP
+            copy_bytes(s + 4 * steps, room, blocks)
+            copy_bytes(p + STEP * bits // 8 * steps, codes, 4 * bits * blocks)
+            if bits == 8:
+                _decode_byte_steps(codes, room, values, 1, half, 0, element)
+            elif half:
+                _decode_bfloat16(codes, room, values)
             else:
-                _decode_float32(room, room + 64, room + 128)
-            copy_bytes(room + 128, o + size * STEP * steps, size * rest)
+                _decode_float32(codes, room, values)
+            copy_bytes(values, o + size * STEP * steps, size * rest)
 
 
 @Native
 def _dequantize_share(arguments, worker, workers):
-    numbers = carray(numbers_at(arguments), (9,))
+    numbers = carray(numbers_at(arguments), (11,))
     packed, scales, out, rows, columns, length = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]
     )  # fmt: skip
     half, streaming, room = numbers[6], numbers[7], numbers[8] + worker * _ROOM
+    bits, element = numbers[9], numbers[10]
     size = 2 if half else 4
     if rows > 1:
         begin, end = share(rows, worker, workers)
@@ -118,8 +188,9 @@ def _dequantize_share(arguments, worker, workers):
         columns_here, rows_here, first = min(end * STEP, columns) - begin * STEP, 1, begin * STEP
         out += first * size
     _decode_rows(
-        packed + first // 2, scales + first // 32, out, rows_here, columns_here, length, half, streaming, room
-    )
+        packed + first * bits // 8, scales + first // 32, out, rows_here, columns_here, length, half, streaming,
+        room, bits, element,
+    )  # fmt: skip
 
 
 def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
@@ -127,7 +198,7 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
 
     Args:
         q: codes and scales of any strides.
-        dtype: `float32` or `bfloat16`, which hold every value but for overflow to Inf.
+        dtype: `float32` or `bfloat16`, to which values beyond its range are rounded.
 
     Returns:
         `dtype`, in the shape `q.shape`; in memory the block axis is the last.
@@ -149,6 +220,8 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
             half,
             streaming,
             address_of(room),
+            q.format.element.bits,
+            address_of(decoding_numbers(q.format.element)),
         )
         run_native(_dequantize_share, np.array(numbers, np.int64), out.size)
     return np.moveaxis(out, -1, q.axis)

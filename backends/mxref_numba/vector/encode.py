@@ -1,5 +1,7 @@
 """The inner step of quantization: 128 consecutive elements to four scale codes and 64 bytes of element codes.
 
+`encode_bytes.py` has the same step for codes of eight bits, made of the same halves.
+
 Four blocks go together because then every part fits one vector of 512 bits: their amax and scales
 (four lanes each, which is also where their 16 bytes end up), and their packed codes.
 
@@ -24,7 +26,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mxref_numba.compiled import kernel
-from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, read_job
+from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, read_job
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -56,13 +58,15 @@ _HALF = 128
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """How elements of a type come and go; a block's are two neighbouring vectors of 16."""
 
     bits: Callable[[ir.IRBuilder, Any], list[Lanes]]
     """Load 128 elements as the bits of float32."""
     pack: Callable[[list[Lanes]], Lanes]
     """Make 64 bytes, in order, from such vectors of four bits."""
+    pack_block: Callable[[Lanes, Lanes], Lanes]
+    """Make 32 bytes, in order, from the low bytes of two such vectors, which are a block."""
     size: int
     """Bytes of 128 elements."""
 
@@ -96,24 +100,32 @@ def _pack_alternating(nibbles: list[Lanes]) -> Lanes:
     return pairs.cast(I8).pick([4 * pair + block for block in range(4) for pair in range(16)])
 
 
-_FLOAT32 = _Source(_float32_bits, _pack_consecutive, 4 * STEP)
-_BFLOAT16 = _Source(_bfloat16_bits, _pack_alternating, 2 * STEP)
-
-_POLICY = (types.int32, types.int32, types.float32)
+def _low_bytes_consecutive(first: Lanes, second: Lanes) -> Lanes:
+    return first.cast(I8).pick([*range(0, 128, 4)], second.cast(I8))
 
 
-def _scales(kind: _Source) -> Any:
+def _low_bytes_alternating(even: Lanes, odd: Lanes) -> Lanes:
+    return even.cast(I8).pick([byte for i in range(0, 64, 4) for byte in (i, 64 + i)], odd.cast(I8))
+
+
+FLOAT32 = Source(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4 * STEP)
+BFLOAT16 = Source(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2 * STEP)
+
+_POLICY = (types.int32, types.int32, types.float32, types.int32)
+
+
+def _scales(kind: Source) -> Any:
     """Return code for the first half: addresses of source, amax floor (int32 [16]), scale codes (4), and a half."""
 
     @vector_code(*(types.int64,) * 4, *_POLICY)
-    def scales(builder, source, floor, codes, half, round_up, zero_scale, prescale):
+    def scales(builder, source, floor, codes, half, round_up, zero_scale, prescale, max_exponent):
         for line in range(0, kind.size, 64):  # SR is too slow to keep the CPU's own prefetcher going
             prefetch(builder, builder.add(source, ir.Constant(I64, _AHEAD + line)))
         magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
         amax = largest(magnitudes).call("umax", load(builder, I32, 16, floor))
-        stored, inverse, finite = scale_codes(amax, round_up, zero_scale)
+        stored, inverse, finite = scale_codes(amax, round_up, zero_scale, max_exponent)
         store_codes(stored, codes)
-        # 0.75 * 2^-e is exact, so that one rounding gives fl32(0.75 * (|x| * 2^-e)).
+        # The prescale times 2^-e is exact, so that one rounding gives fl32(prescale * (|x| * 2^-e)).
         (inverse * splat(builder, prescale, 16)).store(half)
         ones = finite.choose(constant(builder, I32, [-1] * 16), constant(builder, I32, [0] * 16))
         ones.store(builder.add(half, ir.Constant(I64, 64)))
@@ -121,24 +133,22 @@ def _scales(kind: _Source) -> Any:
     return scales
 
 
-def _codes(kind: _Source, rounded: Callable[..., list[Lanes]], flipped: int = 0) -> Any:
-    """Return code for the second half: addresses of source, the half and packed codes (64 bytes), and for SR.
+CODES = (*(types.int64,) * 6, types.int32)
+"""What the second half takes: addresses of source, the half, packed codes, and `rounding_numbers`; and for SR."""
 
-    `rounded` gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer;
-    `flipped` are bits that it leaves flipped.
-    """
 
-    @vector_code(*(types.int64,) * 5, types.int32)
-    def codes(builder, source, half, packed, group, key, integer):
-        bits = kind.bits(builder, source)
-        factors = [broadcast(builder, F32, 16, half, 16 * block) for block in range(4)]
-        scaled = [(x.cast(F32) * factors[j // 2]).at_most(TOP_VALUE) for j, x in enumerate(bits)]
-        magnitudes = rounded(builder, scaled, group, key, integer)
-        nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
-        finite = load(builder, I32, 16, half, 64)
-        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & finite).store(packed)
+def load_scaled(
+    builder: ir.IRBuilder, kind: Source, source: Any, half: Any, top: float | Lanes
+) -> tuple[list[Lanes], list[Lanes]]:
+    """Return the bits of 128 elements and their scaled magnitudes, those above `top` as `top`."""
+    bits = kind.bits(builder, source)
+    factors = [broadcast(builder, F32, 16, half, 16 * block) for block in range(4)]
+    return bits, [(x.cast(F32) * factors[j // 2]).at_most(top) for j, x in enumerate(bits)]
 
-    return codes
+
+def load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
+    """Return all ones in the lanes of finite blocks, four lanes for each."""
+    return load(builder, I32, 16, half, 64)
 
 
 def _rounded_even(builder: Any, scaled: list[Lanes], *_: Any) -> list[Lanes]:
@@ -160,10 +170,32 @@ def _rounded_randomly(per_call: int) -> Callable[..., list[Lanes]]:
     return rounded
 
 
-_scales_float32, _scales_bfloat16 = _scales(_FLOAT32), _scales(_BFLOAT16)
-_even_float32, _even_bfloat16 = (_codes(kind, _rounded_even, flipped=4) for kind in (_FLOAT32, _BFLOAT16))
-_by_constant = _codes(_FLOAT32, _rounded_by_constant)
-_random_16, _random_32 = (_codes(_FLOAT32, _rounded_randomly(per_call)) for per_call in (8, 4))
+_ROUNDED: dict[int, Callable[..., list[Lanes]]] = {
+    EVEN: _rounded_even,
+    CONSTANT: _rounded_by_constant,
+    RANDOM_16: _rounded_randomly(8),
+    RANDOM_32: _rounded_randomly(4),
+}
+
+
+def _codes(kind: Source, rounding: int) -> Any:
+    """Return code for the second half, which stores 64 bytes.
+
+    What rounds gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer.
+    """
+    rounded, flipped = _ROUNDED[rounding], 4 if rounding == EVEN else 0
+
+    @vector_code(*CODES)
+    def codes(builder, source, half, packed, _, group, key, integer):
+        bits, scaled = load_scaled(builder, kind, source, half, TOP_VALUE)
+        magnitudes = rounded(builder, scaled, group, key, integer)
+        nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
+        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & load_finite(builder, half)).store(packed)
+
+    return codes
+
+
+_scales_float32, _scales_bfloat16 = _scales(FLOAT32), _scales(BFLOAT16)
 
 
 def _on_stack(typingctx):
@@ -180,44 +212,80 @@ def _on_stack(typingctx):
 _halves: Any = intrinsic(_on_stack)
 
 
-def _steps(kind: _Source, groups: int, scales: Any, codes: Any) -> Any:
-    """Return a kernel that encodes the steps of a row, of which there is one at least."""
+def _encoder(kind: Source, groups: int, scales: Any, codes: Any, width: int = STEP // 2) -> Any:
+    """Return a kernel that encodes the steps of a row, of which there is one at least, each to `width` bytes."""
     size = kind.size
 
     @kernel(inline="always")
-    def encode(source, steps, floor, floor_step, packed, stored, group, policy, key, integer, room):
-        round_up, zero_scale, prescale = policy
-        scales(source, floor, stored, room, round_up, zero_scale, prescale)
+    def encode(source, steps, floor, floor_step, packed, stored, element, group, policy, key, integer, room):
+        round_up, zero_scale, prescale, max_exponent = policy
+        scales(source, floor, stored, room, round_up, zero_scale, prescale, max_exponent)
         for i in range(1, steps):
             scales(
                 source + size * i, floor + floor_step * i, stored + 4 * i, room + _HALF * (i & 1),
-                round_up, zero_scale, prescale,
+                round_up, zero_scale, prescale, max_exponent,
             )  # fmt: skip
             last = i - 1
             codes(
-                source + size * last, room + _HALF * (last & 1), packed + 64 * last,
+                source + size * last, room + _HALF * (last & 1), packed + width * last, element,
                 group + groups * last, key, integer,
             )  # fmt: skip
         last = steps - 1
         codes(
-            source + size * last, room + _HALF * (last & 1), packed + 64 * last,
+            source + size * last, room + _HALF * (last & 1), packed + width * last, element,
             group + groups * last, key, integer,
         )  # fmt: skip
 
     return encode
 
 
-_row_even = _steps(_FLOAT32, 0, _scales_float32, _even_float32)
-_row_even_bfloat16 = _steps(_BFLOAT16, 0, _scales_bfloat16, _even_bfloat16)
-_row_by_constant = _steps(_FLOAT32, 0, _scales_float32, _by_constant)
-_row_random_16 = _steps(_FLOAT32, STEP // 8, _scales_float32, _random_16)
-_row_random_32 = _steps(_FLOAT32, STEP // 4, _scales_float32, _random_32)
-
-
 @vector_code(types.int64, types.int64)
 def _raise_amax(builder, source, floor):
-    top = largest([x & MAGNITUDE for x in _FLOAT32.bits(builder, source)])
+    top = largest([x & MAGNITUDE for x in FLOAT32.bits(builder, source)])
     top.call("umax", load(builder, I32, 16, floor)).store(floor)
+
+
+def rows_encoder(codes: Callable[..., Any], width: int) -> Any:
+    """Return a kernel with the arguments of `encode_rows`; a step has `width` bytes of codes.
+
+    `codes` gives the second half from a source and a rounding.
+    """
+    row_even = _encoder(FLOAT32, 0, _scales_float32, codes(FLOAT32, EVEN), width)
+    row_even_bfloat16 = _encoder(BFLOAT16, 0, _scales_bfloat16, codes(BFLOAT16, EVEN), width)
+    row_by_constant = _encoder(FLOAT32, 0, _scales_float32, codes(FLOAT32, CONSTANT), width)
+    row_random_16 = _encoder(FLOAT32, STEP // 8, _scales_float32, codes(FLOAT32, RANDOM_16), width)
+    row_random_32 = _encoder(FLOAT32, STEP // 4, _scales_float32, codes(FLOAT32, RANDOM_32), width)
+
+    @kernel(inline="always")
+    def encode(
+        source, source_step, half, rows, steps,
+        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+    ):  # fmt: skip
+        round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
+        _, _, max_exponent, element = read_job(job)[6]
+        policy, room = (round_up, zero_scale, prescale, max_exponent), _halves()
+        for r in range(rows if steps else 0):
+            x, p, s, g = (
+                source + source_step * r,
+                packed + packed_step * r,
+                scales + scales_step * r,
+                group + group_step * r,
+            )
+            if rounding == EVEN and half:
+                row_even_bfloat16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            elif rounding == EVEN:
+                row_even(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            elif rounding == CONSTANT:
+                row_by_constant(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            elif rounding == RANDOM_16:
+                row_random_16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+            else:
+                row_random_32(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+
+    return encode
+
+
+_encode = rows_encoder(_codes, STEP // 2)
 
 
 @Native
@@ -231,25 +299,10 @@ def encode_rows(
     for `group`, the random group of the first element and the groups to the next row; for `floor`, int32 [16],
     which raise the amax of a step's blocks, and the bytes to those of the next step.
     """
-    round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
-    policy, room = (round_up, zero_scale, prescale), _halves()
-    for r in range(rows if steps else 0):
-        x, p, s, g = (
-            source + source_step * r,
-            packed + packed_step * r,
-            scales + scales_step * r,
-            group + group_step * r,
-        )
-        if rounding == EVEN and half:
-            _row_even_bfloat16(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
-        elif rounding == EVEN:
-            _row_even(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
-        elif rounding == CONSTANT:
-            _row_by_constant(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
-        elif rounding == RANDOM_16:
-            _row_random_16(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
-        else:
-            _row_random_32(x, steps, floor, floor_step, p, s, g, policy, key, integer, room)
+    _encode(
+        source, source_step, half, rows, steps,
+        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+    )  # fmt: skip
 
 
 @Native

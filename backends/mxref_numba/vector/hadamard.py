@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mxref.hadamard import Rotation
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import share
-from mxref_numba.panels import BFLOAT16, FLOAT32, matrices
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, matrices
 from mxref_numba.vector.jobs import (
     PANEL,
     PANEL_BYTES,
@@ -103,7 +103,7 @@ def _hadamard_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (_HEADER,))
     fill, stage, panel = numbers[0], numbers[1], numbers[2] + worker * PANEL_BYTES
     job = arguments + 8 * _HEADER
-    layout, (out, _, rows, length), (flow, _), _, _, _, (unit_height, unit_width) = read_job(job)
+    layout, (out, _, rows, length), (flow, _), _, _, _, _, (unit_height, unit_width) = read_job(job)
     address, row_step, column_step, _, kind = layout
     pitch = panel_pitch(job)
     across = -(-length // unit_width)
@@ -147,6 +147,6 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float
         place = address_of(out) + 4 * m.first_row * length, 0, m.rows, length
         unit = unit_of(flow, rotation.n, False)
         calls = fill_panel.address, stage_row.address, memory.aligned(panel)
-        numbers = *calls, *m.layout, *place, flow, 0, *transform, *(0,) * 11, *unit
+        numbers = *calls, *m.layout, *place, flow, 0, *transform, *(0,) * 15, *unit
         run_native(_hadamard_share, np.array(numbers, np.int64), m.rows * length)
     return np.moveaxis(out, -1, axis)

@@ -16,17 +16,19 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import MXFP4, BlockShape
+from mxref.formats import BlockShape
 from mxref.hadamard import Rotation, norm_factor
 from mxref.plan import QuantPlan
 from mxref.rounding import Rounding
+from mxref.scale import bump_above
 from mxref_numba import memory
 from mxref_numba.compiled import float_of, kernel
-from mxref_numba.hadamard import panel_signs
-from mxref_numba.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
-from mxref_numba.philox import stream_key
-from mxref_numba.rounding import CONSTANTS, FRACTION_BITS
-from mxref_numba.scale import BUMP_ABOVE, MANTISSA
+from mxref_numba.elements import FRACTION_BITS, rounding_numbers
+from mxref_numba.scalar.hadamard import panel_signs
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
+from mxref_numba.scalar.philox import stream_key
+from mxref_numba.scalar.rounding import CONSTANTS
+from mxref_numba.scalar.scale import MANTISSA
 from mxref_numba.vector.native import numbers_at
 from mxref_numba.vector.philox import round_table
 
@@ -41,21 +43,19 @@ PANEL_BYTES = 128 * 4 * (WIDTH // 2 + 16)
 RUN = 2048
 """Elements that are staged at once of a row: 8 KiB of float32."""
 
-_PRESCALE = {False: 0x3F800000, True: 0x3F400000}
-"""Bits of 1 and 3/4."""
-
-JOB_SIZE = 27
+JOB_SIZE = 31
 """Numbers of a job."""
 
 
 @kernel(inline="always")
 def read_job(job):
-    """Return a job from the address of its numbers, int64 [27], in groups of what is used together.
+    """Return a job from the address of its numbers, int64 [31], in groups of what is used together.
 
     (address, bytes between rows, bytes between columns, columns, type of the input), (addresses of codes and
     scales, rows, columns), (flow, tiles), (Hadamard size or 1, address of signs, factor), (what carries into the
     exponent, zero scale, prescale, rounding, integer, address of the Philox table), (address of row indices or 0,
-    first row, groups of a row, first column, elements per group), (rows and columns of a unit).
+    first row, groups of a row, first column, elements per group), (address of the `Native` that encodes rows, bits of
+    an element, exponent of its largest binade, address of `rounding_numbers`), (rows and columns of a unit).
     """
     j = carray(numbers_at(job), (JOB_SIZE,))
     return (
@@ -65,7 +65,8 @@ def read_job(job):
         (j[11], j[12], float_of(j[13])),
         (np.int32(j[14]), np.int32(j[15]), float_of(j[16]), j[17], np.int32(j[18]), j[19]),
         (j[20], j[21], j[22], j[23], j[24]),
-        (j[25], j[26]),
+        (j[25], j[26], np.int32(j[27]), j[28]),
+        (j[29], j[30]),
     )
 
 
@@ -101,27 +102,28 @@ def flow_of(m: Matrix) -> int:
     return TURNED if row_step == size else PANEL
 
 
-def unit_of(flow: int, n: int, tile: bool) -> tuple[int, int]:
+def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
     """Return the rows and columns of a unit: what is staged, or encoded, at once.
 
     Args:
         flow: how elements get there.
         n: Hadamard size.
-        tile: whether 32 rows belong together.
+        tile: whether `k` rows belong together.
+        k: block length.
     """
     if flow == TURNED and n < WIDTH and not tile:
         return 128, WIDTH // 2  # lines of half a kibibyte
     if flow >= PANEL or tile:
-        return MXFP4.k, WIDTH
+        return k, WIDTH
     if flow == DIRECT:
-        return MXFP4.k, 16 * RUN  # nothing is staged
+        return k, 16 * RUN  # nothing is staged
     return 1, RUN
 
 
 @kernel(inline="always")
 def panel_pitch(job):
     """Return the bytes between the rows of a panel: a power of two would make them compete for cache sets."""
-    return 4 * read_job(job)[6][1] + 64
+    return 4 * read_job(job)[7][1] + 64
 
 
 class Result:
@@ -130,11 +132,12 @@ class Result:
     It keeps the tables whose addresses the jobs hold: it must outlive them.
     """
 
-    def __init__(self, plan: QuantPlan) -> None:
-        spec = plan.spec
+    def __init__(self, plan: QuantPlan, encode: int) -> None:
+        """Make room for the results; `encode` is the address of the `Native` that encodes rows in the plan's format."""
+        spec, element = plan.spec, plan.format.element
         self._plan = plan
-        self.packed = memory.empty((*plan.rows_shape, plan.length // 2), np.uint8)
-        self.scales = memory.empty((*plan.rows_shape, plan.length // MXFP4.k), np.uint8)
+        self.packed = memory.empty((*plan.rows_shape, plan.format.code_bytes(plan.length)), np.uint8)
+        self.scales = memory.empty((*plan.rows_shape, plan.length // plan.format.k), np.uint8)
         self._rounding, self._per_call, integer = EVEN, 8, 0
         self._table, self._rows, self._first_row = np.empty(0, np.uint64), np.empty(0, np.int64), 0
         if plan.stream is not None:
@@ -146,13 +149,15 @@ class Result:
             self._rounding, integer = CONSTANT, CONSTANTS[spec.rounding]
         self._transform, self._signs = transform_of(plan.rotation)
         self._policy = (
-            MANTISSA - BUMP_ABOVE[spec.scale_rule],
+            MANTISSA - bump_above(spec.scale_rule, element),
             spec.zero_scale,
-            _PRESCALE[spec.prescale],
+            bits_of(np.float32(element.prescale if spec.prescale else 1)),
             self._rounding,
             integer,
             address_of(self._table),
         )
+        self._numbers = rounding_numbers(element)
+        self._element = encode, element.bits, element.max_exponent, address_of(self._numbers)
 
     def _place_rows(self) -> None:
         """Find the global indices of rows: consecutive ones from the first on, or one by one."""
@@ -186,14 +191,16 @@ class Result:
                 rows, columns, held = 1, rows * length, rows * length
             yield (
                 *(address, row_step, column_step, held, kind),
-                *(codes + m.first_row * length // 2, scales + m.first_row * length // MXFP4.k, rows, columns),
+                codes + plan.format.code_bytes(m.first_row * length),
+                *(scales + m.first_row * length // plan.format.k, rows, columns),
                 *(flow, plan.spec.block is BlockShape.TILE),
                 *self._transform,
                 *self._policy,
                 address_of(self._rows) + 8 * m.first_row if self._rows.size else 0,
                 self._first_row + m.first_row,
                 *(plan.global_length // self._per_call, plan.first, self._per_call),
-                *unit_of(flow, self._transform[0], plan.spec.block is BlockShape.TILE),
+                *self._element,
+                *unit_of(flow, self._transform[0], plan.spec.block is BlockShape.TILE, plan.format.k),
             )
 
     def _flow(self, m: Matrix) -> int:

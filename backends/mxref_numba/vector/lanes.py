@@ -127,12 +127,12 @@ class Lanes:
         )
         return self._of(self.builder.call(function, values))
 
-    def at_most(self, limit: float) -> Lanes:
+    def at_most(self, limit: float | Lanes) -> Lanes:
         """Return float32 magnitudes, those above `limit` as `limit`."""
         lanes = self.value.type
         smaller_magnitude_without_sign, all_lanes, as_rounded = 0b1010, 0xFFFF, 4
         return self._call_x86(
-            "mask.range.ps", lanes, self.value, ir.Constant(lanes, [limit] * self.count),
+            "mask.range.ps", lanes, self.value, self._operand(limit),
             ir.Constant(I32, smaller_magnitude_without_sign), ir.Constant(lanes, ir.Undefined),
             ir.Constant(I16, all_lanes), ir.Constant(I32, as_rounded),
         )  # fmt: skip

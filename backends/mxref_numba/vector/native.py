@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mxref_numba import compiled
 from mxref_numba.compiled import kernel, parallel_kernel
-from mxref_numba.panels import pointer_to
+from mxref_numba.scalar.panels import pointer_to
 from mxref_numba.vector.lanes import I64, vector_code
 
 numbers_at, bytes_at, floats_at = (

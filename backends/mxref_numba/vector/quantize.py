@@ -1,7 +1,8 @@
 """Quantization in one pass, on vectors of 512 bits.
 
-The inner step, in `encode.py`, takes 128 consecutive elements to 64 bytes of codes and four scale codes
-without leaving registers. Everything else here brings elements to it, so that one step serves every layout:
+The inner step, in `encode.py` or, for codes of eight bits, in `encode_bytes.py`, takes 128 consecutive elements to
+their codes and four scale codes without leaving registers. Everything else here brings elements to it, so that one
+step serves every layout:
 
     float32 or bfloat16 rows, as they are  ------------------------------------->  encode steps
     rows that need more (float16, Hadamard)  --->  stage_row  --->  scratch  --->  encode steps
@@ -14,11 +15,12 @@ that collects the amax of its rows, four blocks at a time, before the steps enco
 Both axes of a matrix go together: sixteen lines are quantized as rows, and at once turned into the panel of
 the other axis while the caches still hold them.
 
-Kernels know a quantization as a *job*: 27 numbers, some of them addresses (`jobs.py`). They call each other
+Kernels know a quantization as a *job*: 31 numbers, some of them addresses (`jobs.py`). They call each other
 by address, so that each is compiled once (`native.py`).
 
 Files, in the order of the work: `sources.py` (types), `turn.py`, `hadamard.py`, `scale.py`, `philox.py`,
-`rounding.py`, `encode.py` (the step), this file (units, threads). `lanes.py` is the notation they share.
+`rounding.py`, `encode.py` and `encode_bytes.py` (the step), this file (units, threads). `lanes.py` is the notation
+they share.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -36,8 +38,9 @@ from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.panels import BFLOAT16, FLOAT32
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
 from mxref_numba.vector.encode import STEP, encode_rows, tile_amax
+from mxref_numba.vector.encode_bytes import encode_byte_rows
 from mxref_numba.vector.hadamard import stage_row
 from mxref_numba.vector.jobs import (
     DIRECT,
@@ -66,29 +69,33 @@ Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 _PART = (256, 512)
 """Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
-_ROOM, _FLOOR, _ZEROS, _RUN_AT = 0, 4 * STEP + 128, 4 * STEP + 256, 4 * STEP + 320
+_CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
+    4 * STEP + n for n in (0, STEP, STEP + 64, STEP + 192, STEP + 256)
+)
 _PANEL = _RUN_AT + 4 * STEP
-"""Where a worker's scratch holds: a step and its results; the amax floors of two steps; zeros; a run; a panel."""
-_HEADER = 13
+"""Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of two steps; zeros; a run;
+a panel."""
+_HEADER = 12
 """Numbers of a share before its jobs: see `_run`."""
 
 
 @kernel(inline="always")
-def _encode_last(encode, source, half, rest, floor, packed, scales, group, job, room):
-    # A step reads 128 elements and writes 68 bytes: the last blocks of a row borrow the space.
-    codes = room + 4 * STEP
+def _encode_last(source, half, rest, floor, packed, scales, group, job, room):
+    # A step reads 128 elements and writes their codes: the last blocks of a row borrow the space.
+    encode, bits, _, _ = read_job(job)[6]
     copy_bytes(source, room, (2 if half else 4) * rest)
-    call_14(encode, room, 0, half, 1, 1, floor, 0, codes, 0, codes + 64, 0, group, 0, job)
-    copy_bytes(codes, packed, rest // 2)
-    copy_bytes(codes + 64, scales, rest // 32)
+    call_14(encode, room, 0, half, 1, 1, floor, 0, room + _CODES, 0, room + _SCALES, 0, group, 0, job)
+    copy_bytes(room + _CODES, packed, rest * bits // 8)
+    copy_bytes(room + _SCALES, scales, rest // 32)
 
 
 @Native
 def _quantize_unit(calls, job, row, height, column, width, panel, scratch, filled):
     # `filled`: whether the panel holds the elements already.
-    numbers = carray(numbers_at(calls), (4,))
-    encode, fill, stage, amax = numbers[0], numbers[1], numbers[2], numbers[3]
-    layout, (packed, scales, _, length), (flow, tile), (n, _, _), _, random, _ = read_job(job)
+    numbers = carray(numbers_at(calls), (3,))
+    fill, stage, amax = numbers[0], numbers[1], numbers[2]
+    layout, (packed, scales, _, length), (flow, tile), (n, _, _), _, random, element, _ = read_job(job)
+    encode, bits, _, _ = element
     address, row_step, column_step, _, kind = layout
     pitch = panel_pitch(job)
     source, step, source_kind = address + row * row_step + column * column_step, row_step, kind
@@ -109,9 +116,9 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
     row_indices, first_row, row_groups, first_column, per_call = random
     place, first_group = row * length + column, (first_column + column) // per_call
     packed, scales, packed_step, scales_step = (
-        packed + place // 2,
+        packed + place * bits // 8,
         scales + place // 32,
-        length // 2,
+        length * bits // 8,
         length // 32,
     )
     steps, rest = width // STEP, width % STEP
@@ -128,10 +135,10 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
         if rest:
             for last in range(r, r + once):
                 _encode_last(
-                    encode, source + step * last + (2 if half else 4) * steps * STEP, half, rest,
+                    source + step * last + (2 if half else 4) * steps * STEP, half, rest,
                     floor + floor_step * steps,
-                    packed + packed_step * last + 64 * steps, scales + scales_step * last + 4 * steps,
-                    group + row_groups * (last - r) + steps * STEP // per_call, job, scratch + _ROOM,
+                    packed + packed_step * last + steps * STEP * bits // 8, scales + scales_step * last + 4 * steps,
+                    group + row_groups * (last - r) + steps * STEP // per_call, job, scratch,
                 )  # fmt: skip
 
 
@@ -146,7 +153,7 @@ def _place(task, down, across, turned):
 @kernel(inline="always")
 def _quantize_part(calls, unit, job, top, bottom, left, right, scratch):
     """Quantize rows from `top` and columns from `left` on, as far as there are any, unit by unit."""
-    _, (_, _, rows, length), (flow, _), _, _, _, (height, width) = read_job(job)
+    _, (_, _, rows, length), (flow, _), _, _, _, _, (height, width) = read_job(job)
     bottom, right = min(bottom, rows), min(right, length)
     down, across = max(-(-(bottom - top) // height), 0), max(-(-(right - left) // width), 0)
     for task in range(down * across):
@@ -169,8 +176,8 @@ def _quantize_part(calls, unit, job, top, bottom, left, right, scratch):
 @kernel(inline="always")
 def _quantize_both(calls, unit, fill, by_row, by_column, top, left, scratch):
     # A panel of the column job is filled from few lines at a time; the row job takes them while they are near.
-    _, (_, _, rows, _), (flow, _), _, _, _, _ = read_job(by_row)
-    layout, (_, _, columns, length), _, _, _, _, (height, width) = read_job(by_column)
+    _, (_, _, rows, _), (flow, _), _, _, _, _, _ = read_job(by_row)
+    layout, (_, _, columns, length), _, _, _, _, _, (height, width) = read_job(by_column)
     height, width = min(height, columns - left), min(width, length - top)
     panel, at_once = scratch + _PANEL, SIDE if flow == DIRECT else 1
     for line in range(0, width, SIDE):
@@ -187,7 +194,7 @@ def _quantize_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (_HEADER,))
     part_height, part_width, down, across = numbers[0], numbers[1], numbers[2], numbers[3]
     jobs, together, unit = numbers[4], numbers[5], numbers[8]
-    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 4)
+    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 3)
     carray(numbers_at(scratch + _ZEROS), (8,))[:] = 0
     first, second = arguments + 8 * _HEADER, arguments + 8 * (_HEADER + JOB_SIZE)
     turned = read_job(first)[2][0] == TURNED
@@ -196,7 +203,7 @@ def _quantize_share(arguments, worker, workers):
         r, c = _place(task, down, across, turned)
         top, left = r * part_height, c * part_width
         if together:
-            _quantize_both(calls, unit, numbers[10], first, second, top, left, scratch)
+            _quantize_both(calls, unit, numbers[9], first, second, top, left, scratch)
             continue
         for i in range(jobs):
             bottom, right = top + part_height, left + part_width
@@ -206,9 +213,14 @@ def _quantize_share(arguments, worker, workers):
                 _quantize_part(calls, unit, first, top, bottom, left, right, scratch)
 
 
+def _result(plan: QuantPlan) -> Result:
+    encode = encode_rows if plan.format.element.bits == 4 else encode_byte_rows
+    return Result(plan, encode.address)
+
+
 def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> Quantized:
-    """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32] of a planned quantization."""
-    result = Result(plan)
+    """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / 32] of a planned quantization."""
+    result = _result(plan)
     for job in result.jobs(x):
         _run((job,), job[7], job[8], job[-2:], PANEL_BYTES)
     return result.packed, result.scales
@@ -220,7 +232,7 @@ def quantize_dual(x: NDArray[Any], row: QuantPlan, column: QuantPlan) -> tuple[Q
     The usual case, rows as they are and columns turned, goes sixteen lines at a time. Any other goes by parts
     of the matrix, which are quantized along one axis, then along the other.
     """
-    by_row, by_column = Result(row), Result(column)
+    by_row, by_column = _result(row), _result(column)
     for first, second in zip(by_row.jobs(x, whole=False), by_column.jobs(x, whole=False), strict=True):
         rows, columns = max(row.rows, column.length), max(row.length, column.rows)
         plain = row.spec.block is column.spec.block is BlockShape.ROW
@@ -244,7 +256,7 @@ def _run(
     size = _PANEL + panel_bytes
     scratch = np.empty(compiled.worker_count(rows * columns) * size + memory.LINE, np.uint8)
     parts = -(-rows // part[0]), -(-columns // part[1])
-    natives = _quantize_unit, encode_rows, fill_panel, stage_row, tile_amax
+    natives = _quantize_unit, fill_panel, stage_row, tile_amax
     header = *part, *parts, len(jobs), together, memory.aligned(scratch), size, *(n.address for n in natives)
     arguments = np.array([*header, *(number for job in jobs for number in job)], np.int64)
     run_native(_quantize_share, arguments, rows * columns)

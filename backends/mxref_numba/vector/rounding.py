@@ -1,6 +1,6 @@
-"""Rounding to the E2M1 grid, on lanes.
+"""Rounding to the grid of an element, on lanes: E2M1 with its own tricks, and any format of eight bits from numbers.
 
-Both functions leave the magnitude's code in the low three bits of each lane, under other bits.
+All leave the magnitude's code in the low three or seven bits of each lane, under other bits.
 """
 
 # Emitters work on IR values, which llvmlite does not annotate.
@@ -8,8 +8,20 @@ Both functions leave the magnitude's code in the low three bits of each lane, un
 
 from __future__ import annotations
 
-from mxref_numba.rounding import FRACTION_BITS
-from mxref_numba.vector.lanes import I32, Lanes
+from typing import Any
+
+from llvmlite import ir
+
+from mxref_numba.elements import (
+    EVEN_UNIT,
+    FRACTION_BITS,
+    LINE_UNIT,
+    POSITION_SHIFT,
+    SMALLEST_NORMAL,
+    STEP_SHIFT,
+    TOP,
+)
+from mxref_numba.vector.lanes import F32, I32, Lanes, broadcast
 
 TOP_VALUE = 6.0
 """The largest value of an element."""
@@ -35,3 +47,33 @@ def round_by(v: Lanes, random: Lanes) -> Lanes:
     third = (line >> 2) + (4 << FRACTION_BITS)
     position = line.call("umin", second.call("umin", third)) + random
     return position >> FRACTION_BITS
+
+
+_EXPONENT_FIELD = 0x7F800000
+
+
+class Grid:
+    """The grid of an element of eight bits, from the address of its `rounding_numbers`."""
+
+    def __init__(self, builder: ir.IRBuilder, address: Any) -> None:
+        self._builder, self._address = builder, address
+        self.top = self._number(TOP).cast(F32)
+        """The largest magnitude."""
+
+    def _number(self, index: int) -> Lanes:
+        return broadcast(self._builder, I32, 16, self._address, 4 * index)
+
+    def round_even(self, v: Lanes) -> Lanes:
+        """Return codes of magnitudes up to the largest one, float32, under RNE."""
+        binade = (v.cast(I32) & _EXPONENT_FIELD).call("umax", self._number(SMALLEST_NORMAL))
+        # The product is exact, and adding it leaves of v the steps of its binade: one rounding, ties to even steps.
+        steps = binade.cast(F32).call("fma", self._number(EVEN_UNIT).cast(F32), v)
+        return steps.cast(I32) + (binade >> self._number(STEP_SHIFT))
+
+    def round_by(self, v: Lanes, random: Lanes) -> Lanes:
+        """Return codes of such magnitudes: up iff the fraction, in 2^-22 and rounded down, plus `random` carries."""
+        bits, smallest = v.cast(I32), self._number(SMALLEST_NORMAL)
+        # The position of the smallest normal magnitude or of what is below, and how far it is from there.
+        low = bits.call("umin", smallest).cast(F32) * self._number(LINE_UNIT).cast(F32)
+        above = (bits.call("umax", smallest) - smallest) << self._number(POSITION_SHIFT)
+        return (low.convert("fptosi", I32) + above + random) >> FRACTION_BITS

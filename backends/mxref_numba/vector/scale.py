@@ -33,18 +33,19 @@ def largest(halves: Sequence[Lanes]) -> Lanes:
     return top
 
 
-def scale_codes(amax: Lanes, round_up: Any, zero_scale: Any) -> tuple[Lanes, Lanes, Lanes]:
+def scale_codes(amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any) -> tuple[Lanes, Lanes, Lanes]:
     """Return E8M0 codes with all policies applied, 2^-e as float32, and which blocks are finite.
 
     Args:
         amax: magnitude bits.
         round_up: int32; what carries into the exponent exactly when the scale rule bumps it.
         zero_scale: int32; code of a block of zeros.
+        max_exponent: int32; exponent of the element's largest binade.
     """
     builder, count = amax.builder, amax.count
-    # Bias 127 of float32, 2 for the largest binade of an element, bias 127 of E8M0.
-    exponent = (amax + splat(builder, round_up, count)) >> 23
-    code = exponent.call("umax", 2) - 2
+    # Float32 and E8M0 have the same bias.
+    exponent, top = (amax + splat(builder, round_up, count)) >> 23, splat(builder, max_exponent, count)
+    code = exponent.call("umax", top) - top
     inverse = ((code ^ 0xFF) - 1) << 23
     finite = amax.compare("<", INFINITY)
     stored = amax.compare("==", 0).choose(splat(builder, zero_scale, count), code)

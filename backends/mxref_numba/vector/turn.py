@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
-from mxref_numba.panels import BFLOAT16, FLOAT32, load_panel
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel
 from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
 from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
 from mxref_numba.vector.native import Native, floats_at
@@ -74,7 +74,7 @@ def fill_panel(job, row, column, height, width, panel, ahead):
 
     What lies `ahead` bytes further is asked for meanwhile: the elements of the next panel, say.
     """
-    layout, _, (flow, _), _, _, _, _ = read_job(job)
+    layout, _, (flow, _), _, _, _, _, _ = read_job(job)
     address, row_step, column_step, columns, kind = layout
     pitch = panel_pitch(job)
     if flow != TURNED or height % SIDE or width % SIDE or column + width > columns:

@@ -14,7 +14,7 @@ from mxref.conformance.model import Subject
 from mxref.formats import CANONICAL_NAN, BlockFormat
 from mxref.mxarray import MXArray
 from mxref.packing import pack, unpack
-from mxref.quantize import dequantize
+from mxref.quantization import dequantize
 from mxref.recipe import OperandSpec
 
 DTYPES = ("float64", "float32", "bfloat16")

@@ -17,7 +17,7 @@ from mxref.packing import unpack
 from mxref.philox import Stream
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, dtype_name, plan_quantize
-from mxref.quantize import quantize
+from mxref.quantization import quantize
 from mxref.recipe import OperandSpec
 from mxref.rounding import Rounding
 

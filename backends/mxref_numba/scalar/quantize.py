@@ -11,18 +11,21 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import MXFP4, BlockShape
+from mxref.formats import BlockShape
 from mxref.hadamard import norm_factor
 from mxref.plan import QuantPlan
 from mxref.rounding import Rounding
+from mxref.scale import bump_above
 from mxref_numba.compiled import kernel, parallel_kernel, share, team
-from mxref_numba.hadamard import panel_signs, transform_row
-from mxref_numba.panels import HEIGHT, WIDTH, load_panel, matrices
-from mxref_numba.philox import random_integers, stream_key
-from mxref_numba.rounding import CONSTANTS, FRACTION_BITS, round_by, round_even
-from mxref_numba.scale import BUMP_ABOVE, INFINITY, NAN_CODE, block_amax, inverse_scale, scale_code
+from mxref_numba.elements import FRACTION_BITS, rounding_numbers
+from mxref_numba.scalar.hadamard import panel_signs, transform_row
+from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices
+from mxref_numba.scalar.philox import random_integers, stream_key
+from mxref_numba.scalar.rounding import CONSTANTS, round_by, round_byte_by, round_even, round_even_byte
+from mxref_numba.scalar.scale import INFINITY, NAN_CODE, block_amax, code_of_amax, inverse_scale
 
-_BLOCKS = WIDTH // MXFP4.k
+_K = 32
+_BLOCKS = WIDTH // _K
 
 
 @kernel
@@ -60,8 +63,27 @@ def _encode_by(row, bits, start, k, factor, prescale, random, random_bits, codes
 
 
 @kernel
-def _encode_row(row, width, k, amax, policy, prescale, random, codes, packed, scales):
-    # `policy`: bump bound of the scale rule, zero_scale, random bits (0 for RNE).
+def _encode_bytes_even(row, bits, start, k, factor, prescale, grid, codes):
+    base = np.uint64(start)
+    for i in range(np.uint64(k)):
+        j = base + i
+        code = round_even_byte(abs(row[j]) * factor * prescale, grid)
+        codes[j] = np.uint8(code | np.int32(np.int32(bits[j] >> np.int32(24)) & np.int32(0x80)))
+
+
+@kernel
+def _encode_bytes_by(row, bits, start, k, factor, prescale, random, random_bits, grid, codes):
+    base = np.uint64(start)
+    for i in range(np.uint64(k)):
+        j = base + i
+        code = round_byte_by(abs(row[j]) * factor * prescale, random[j], random_bits, grid)
+        codes[j] = np.uint8(code | np.int32(np.int32(bits[j] >> np.int32(24)) & np.int32(0x80)))
+
+
+@kernel
+def _encode_row(row, width, k, amax, policy, prescale, random, grid, codes, packed, scales):
+    # `policy`: bump bound of the scale rule, zero_scale, random bits (0 for RNE), exponent of the largest binade,
+    # bits of an element.
     bits = row.view(np.int32)
     random_bits = np.int32(policy[2])
     for b in range(width // k):
@@ -70,13 +92,22 @@ def _encode_row(row, width, k, amax, policy, prescale, random, codes, packed, sc
             scales[b] = NAN_CODE
             codes[b * k : (b + 1) * k] = 0
             continue
-        code = scale_code(top, policy[0])
+        code = code_of_amax(top, policy[0], policy[3])
         scales[b] = np.uint8(policy[1]) if top == 0 else np.uint8(code)
         factor = inverse_scale(code)
-        if random_bits == 0:
+        if policy[4] == 8:
+            if random_bits == 0:
+                _encode_bytes_even(row, bits, b * k, k, factor, prescale, grid, codes)
+            else:
+                _encode_bytes_by(row, bits, b * k, k, factor, prescale, random, random_bits, grid, codes)
+        elif random_bits == 0:
             _encode_even(row, bits, b * k, k, factor, prescale, codes)
         else:
             _encode_by(row, bits, b * k, k, factor, prescale, random, random_bits, codes)
+    if policy[4] == 8:
+        for i in range(np.uint64(width)):
+            packed[i] = codes[i]
+        return
     two, one = np.uint64(2), np.uint64(1)
     for i in range(np.uint64(width // 2)):
         packed[i] = np.uint8(codes[two * i] | np.uint8(codes[two * i + one] << np.uint8(4)))
@@ -85,7 +116,7 @@ def _encode_row(row, width, k, amax, policy, prescale, random, codes, packed, sc
 @kernel
 def _quantize_share(
     layout,
-    k, tile, policy, prescale, constant,
+    k, tile, policy, prescale, constant, grid,
     n, signs, norm,
     key, global_rows, first, global_length,
     packed, scales, worker, workers,
@@ -112,8 +143,8 @@ def _quantize_share(
                     global_rows[row + r], first + column, width, global_length, key, policy[2], words, random
                 )
             _encode_row(
-                panel[r], width, k, amax[r], policy, prescale, random, codes,
-                packed[row + r, column // 2 : (column + width) // 2],
+                panel[r], width, k, amax[r], policy, prescale, random, grid, codes,
+                packed[row + r, column * policy[4] // 8 : (column + width) * policy[4] // 8],
                 scales[row + r, column // k : (column + width) // k],
             )  # fmt: skip
 
@@ -121,23 +152,23 @@ def _quantize_share(
 @parallel_kernel
 def _quantize(
     layout,
-    k, tile, policy, prescale, constant,
+    k, tile, policy, prescale, constant, grid,
     n, signs, norm,
     key, global_rows, first, global_length,
     packed, scales, workers,
 ):  # fmt: skip
     for worker in numba.prange(workers):
         _quantize_share(
-            layout, k, tile, policy, prescale, constant, n, signs, norm,
+            layout, k, tile, policy, prescale, constant, grid, n, signs, norm,
             key, global_rows, first, global_length, packed, scales, worker, workers,
         )  # fmt: skip
 
 
 def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return packed codes [rows..., K / 2] and scale codes [rows..., K / 32] of a planned quantization."""
-    spec = plan.spec
-    packed = np.empty((*plan.rows_shape, plan.length // 2), np.uint8)
-    scales = np.empty((*plan.rows_shape, plan.length // MXFP4.k), np.uint8)
+    """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / 32] of a planned quantization."""
+    spec, element = plan.spec, plan.format.element
+    packed = np.empty((*plan.rows_shape, plan.format.code_bytes(plan.length)), np.uint8)
+    scales = np.empty((*plan.rows_shape, plan.length // plan.format.k), np.uint8)
     if not scales.size:
         return packed, scales
     packed_rows, scale_rows = (a.reshape(-1, a.shape[-1]) for a in (packed, scales))
@@ -145,9 +176,11 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     random_bits = 0 if spec.rounding is Rounding.RNE else FRACTION_BITS
     if spec.rounding is Rounding.SR:
         random_bits = spec.sr_bits
-    policy = np.array([BUMP_ABOVE[spec.scale_rule], spec.zero_scale, random_bits], np.int64)
+    bound = bump_above(spec.scale_rule, element)
+    policy = np.array([bound, spec.zero_scale, random_bits, element.max_exponent, element.bits], np.int64)
     global_rows = plan.global_rows() if plan.stream else np.empty(0, np.int64)
-    prescale, constant = np.float32(0.75 if spec.prescale else 1.0), CONSTANTS.get(spec.rounding, 0)
+    prescale, constant = np.float32(element.prescale if spec.prescale else 1), CONSTANTS.get(spec.rounding, 0)
+    grid = rounding_numbers(element)
     n = plan.rotation.n if plan.rotation else 0
     signs, norm = panel_signs(plan.rotation), norm_factor(n) if n else np.float32(1.0)
     key = stream_key(plan.stream)
@@ -156,7 +189,7 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
         with team(m.rows * plan.length) as workers:
             _quantize(
                 m.layout,
-                MXFP4.k, spec.block is BlockShape.TILE, policy, prescale, constant,
+                plan.format.k, spec.block is BlockShape.TILE, policy, prescale, constant, grid,
                 n, signs, norm,
                 key, global_rows[rows], plan.first, plan.global_length,
                 packed_rows[rows], scale_rows[rows], workers,

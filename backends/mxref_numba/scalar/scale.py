@@ -9,9 +9,6 @@ import numpy as np
 
 from mxref_numba.compiled import float_of, kernel
 
-BUMP_ABOVE = {"floor": 0x7FFFFF, "ceil": 0, "rceil": 0x400000, "even": 0x5FFFFF}
-"""The exponent is one more than FLOOR's when the mantissa of amax exceeds this bound."""
-
 MANTISSA = 0x7FFFFF
 MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITY = np.int32(0x7F800000)
@@ -29,11 +26,14 @@ def block_amax(bits, start, k):
 
 
 @kernel
-def scale_code(amax, bump_above):
-    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 253."""
-    bump = np.int32(np.int32(amax & np.int32(0x7FFFFF)) > np.int32(bump_above))
-    # Bias 127 of float32, 2 for the largest binade of an element, bias 127 of E8M0.
-    return max(np.int32(np.int32(amax >> np.int32(23)) - np.int32(2) + bump), np.int32(0))
+def code_of_amax(amax, bound, max_exponent):
+    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 253.
+
+    `bound` is `bump_above` of the scale rule, `max_exponent` the exponent of the element's largest binade.
+    """
+    bump = np.int32(np.int32(amax & np.int32(0x7FFFFF)) > np.int32(bound))
+    # Float32 and E8M0 have the same bias.
+    return max(np.int32(np.int32(amax >> np.int32(23)) - np.int32(max_exponent) + bump), np.int32(0))
 
 
 @kernel

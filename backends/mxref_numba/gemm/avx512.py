@@ -1,6 +1,6 @@
 """`ordered` on CPUs with AVX-512 VNNI: both operands are packed, and tiles of C computed in an order caches like.
 
-`vector.vnni` has the idea, the layout and the inner loops. B's panels are taken in ranges that the outer
+`vnni` has the idea, the layout and the inner loops. B's panels are taken in ranges that the outer
 cache keeps while all of A passes by, and A's in groups that the inner one keeps while a range of B does.
 """
 
@@ -15,13 +15,10 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import MXFP4
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import float_of, kernel, share
-from mxref_numba.vector.jobs import address_of
-from mxref_numba.vector.native import Native, bytes_at, numbers_at, run_native
-from mxref_numba.vector.vnni import (
+from mxref_numba.gemm.vnni import (
     HIGHEST_SUM,
     LANES,
     LEFT_RECORD,
@@ -33,7 +30,10 @@ from mxref_numba.vector.vnni import (
     pack_left,
     pack_right,
 )
+from mxref_numba.vector.jobs import address_of
+from mxref_numba.vector.native import Native, bytes_at, numbers_at, run_native
 
+_K = 32
 _GROUP_BYTES, _RANGE_BYTES = 1 << 18, 3 << 20
 """Packed bytes of a group of A and of a range of B."""
 _PRODUCTS_PER_ELEMENT = 256
@@ -126,7 +126,7 @@ def multiply_packed(
 ) -> None:
     """Write the product of packed operands, times `factor`, into `out` [M, N], contiguous; NaN rows are not marked."""
     m, n = out.shape
-    work = m * n * blocks * MXFP4.k // _PRODUCTS_PER_ELEMENT
+    work = m * n * blocks * _K // _PRODUCTS_PER_ELEMENT
     down = -(-m // TILE_ROWS)
     group = max(1, min(_GROUP_BYTES // (blocks * LEFT_RECORD), -(-down // compiled.worker_count(work))))
     reach = max(1, _RANGE_BYTES // (blocks * RIGHT_RECORD))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mxref.hadamard import Rotation, norm_factor
 from mxref_numba.compiled import kernel, parallel_kernel, share, team
-from mxref_numba.panels import HEIGHT, WIDTH, load_panel, matrices
+from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices
 
 
 def panel_signs(rotation: Rotation | None) -> NDArray[np.float32]:

@@ -13,10 +13,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import CANONICAL_NAN, MXFP4
+from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
 from mxref_numba.compiled import bits_of, float_of, kernel, parallel_kernel, share, team
-from mxref_numba.scale import NAN_CODE
+from mxref_numba.elements import decoded
+from mxref_numba.scalar.scale import NAN_CODE
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
 
@@ -66,13 +67,33 @@ def _decode_row(packed, scales, k, length, drop, values, out):
             out[base + j] = np.uint32(values[j] >> shift)
 
 
+@kernel
+def _decode_byte_row(codes, scales, k, length, drop, table, out):
+    shift = np.uint32(drop)
+    half = np.uint32(np.uint32(np.uint32(1) << shift) >> np.uint32(1))
+    for b in range(-(-length // k)):
+        start, code = np.uint64(b * k), np.int64(scales[b])
+        scale = float_of(code << 23) if code else float_of(1 << 22)
+        for j in range(np.uint64(min(k, length - b * k))):
+            value = table[codes[start + j]] * scale
+            bits = np.uint32(bits_of(value))
+            # To nearest, ties to even; a float32 is itself.
+            odd = np.uint32(np.uint32(bits >> shift) & np.uint32(1)) if drop else np.uint32(1)
+            rounded = np.uint32(bits + half + odd - np.uint32(1)) if drop else bits
+            spoiled = value != value or code == NAN_CODE
+            out[start + j] = np.uint32(np.uint32(_NAN_BITS if spoiled else rounded) >> shift)
+
+
 @parallel_kernel
-def _dequantize(packed, scales, k, drop, out, workers):
+def _dequantize(packed, scales, k, drop, table, out, workers):
     for worker in numba.prange(workers):
         values = np.empty(k, np.uint32)
         begin, end = share(out.shape[0], worker, workers)
         for r in range(begin, end):
-            _decode_row(packed[r], scales[r], k, out.shape[1], drop, values, out[r])
+            if table.size == 256:
+                _decode_byte_row(packed[r], scales[r], k, out.shape[1], drop, table, out[r])
+            else:
+                _decode_row(packed[r], scales[r], k, out.shape[1], drop, values, out[r])
 
 
 def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
@@ -80,7 +101,7 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
 
     Args:
         q: codes and scales of any strides.
-        dtype: `float32` or `bfloat16`, which hold every value but for overflow to Inf.
+        dtype: `float32` or `bfloat16`, to which values beyond its range are rounded.
 
     Returns:
         `dtype`, in the shape `q.shape`; in memory the block axis is the last.
@@ -90,12 +111,13 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
         bits, drop = (np.uint32, 0) if dtype == "float32" else (np.uint16, 16)
         packed, scales = code_rows(q)
         with team(out.size) as workers:
-            _dequantize(packed, scales, MXFP4.k, drop, out.view(bits).reshape(-1, out.shape[-1]), workers)
+            rows = out.view(bits).reshape(-1, out.shape[-1])
+            _dequantize(packed, scales, q.format.k, drop, decoded(q.format.element), rows, workers)
     return np.moveaxis(out, -1, q.axis)
 
 
 def code_rows(q: MXArray) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return packed codes [rows, K / 2] and scale codes [rows, K / 32], contiguous and read-only."""
+    """Return packed codes [rows, K * bits / 8] and scale codes [rows, K / 32], contiguous and read-only."""
     rows = []
     for array in (q.codes, q.scales):
         lines = np.ascontiguousarray(array).reshape(math.prod(q.rows_shape), array.shape[-1]).view()

@@ -1,6 +1,7 @@
-"""Scaled GEMM from packed operands: which kernels answer which profile, and what they all share.
+"""Scaled GEMM from packed operands: which kernels answer which profile and formats, and what they all share.
 
-`ordered` has one result and two sets of kernels, `gemm_avx512` and `gemm_portable`. A result of `ordered` is
+Where an operand has elements of eight bits, `wide` multiplies, on any CPU. All else here is for MXFP4.
+`ordered` has one result and two sets of kernels, `avx512` and `portable`. A result of `ordered` is
 one of `bounded` too, so `bounded` is what is fastest: `ordered` with AVX-512, float32 values and BLAS without.
 """
 
@@ -14,16 +15,16 @@ from numpy.typing import NDArray
 
 from mxref.errors import UnsupportedError
 from mxref.formats import CANONICAL_NAN, E8M0, MXFP4
+from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
-from mxref_numba import gemm_avx512, gemm_portable, memory
-from mxref_numba.dequantize import dequantize
+from mxref_numba import memory
+from mxref_numba.gemm import avx512, portable, wide
 from mxref_numba.path import KernelPath
+from mxref_numba.scalar.dequantize import dequantize
 
 MAX_BOUNDED_SCALE = 252
 """Largest scale code at which every element fits float32: 6 * 2^125."""
-
-_UNPRESCALE = (np.float32(1.0), np.float32(4 / 3), np.float32(16 / 9))
 
 
 def scaled_gemm(
@@ -56,32 +57,50 @@ def scaled_gemm(
     if not (out.size and a.length):
         out[...] = 0
         return out
-    factor = _UNPRESCALE[int(a.prescale) + int(b.prescale)]
+    factor = np.float32(1 / prescale_product(a, b))
+    if not (a.format is MXFP4 and b.format is MXFP4):
+        wide.multiply(a, _wide_operand(b), b.format, factor, out)
+        _mark_nan(out, _nan_rows(a), _nan_rows(b))
+        return out
     layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
     if path is KernelPath.AVX512:
-        left, right = gemm_avx512.packed(a, is_right=False), layout[0]
-        gemm_avx512.multiply_packed(left, right, a.length // MXFP4.k, factor, out)
+        left, right = avx512.packed(a, is_right=False), layout[0]
+        avx512.multiply_packed(left, right, a.scales.shape[1], factor, out)
         nan_a, nan_b = (
-            gemm_avx512.nan_rows(left, m, is_right=False),
-            gemm_avx512.nan_rows(right, n, is_right=True),
+            avx512.nan_rows(left, m, is_right=False),
+            avx512.nan_rows(right, n, is_right=True),
         )
         _mark_nan(out, nan_a, nan_b)
         return out
     if profile is GemmProfile.ORDERED:
-        gemm_portable.multiply_turned(a, gemm_portable.Turned(*layout), factor, out)
+        portable.multiply_turned(a, portable.Turned(*layout), factor, out)
     else:
         _multiply_values(_values(a), layout[0], factor, out)
-    _mark_nan(out, *((np.asarray(q.scales) == E8M0.nan_code).any(axis=1) for q in (a, b)))
+    _mark_nan(out, _nan_rows(a), _nan_rows(b))
     return out
+
+
+def _wide_operand(b: MXArray) -> wide.Operand:
+    # A layout of MXFP4 is for a product with MXFP4.
+    if isinstance(b, PreparedArray) and b.format is not MXFP4:
+        return wide.Operand(*b.layout)
+    return wide.decoded_operand(b, turn=True)
 
 
 def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray[Any], ...]:
     """Return what `scaled_gemm` makes of its right operand, a matrix, before it multiplies; () if empty."""
     if not q.codes.size:
         return ()
+    if q.format is not MXFP4:
+        return tuple(wide.decoded_operand(q, turn=True))
     if path is KernelPath.AVX512:
-        return (gemm_avx512.packed(q, is_right=True),)
-    return tuple(gemm_portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
+        return (avx512.packed(q, is_right=True),)
+    return tuple(portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
+
+
+def _nan_rows(q: MXArray) -> NDArray[np.bool_]:
+    spoiled: NDArray[np.bool_] = (np.asarray(q.scales) == E8M0.nan_code).any(axis=1)
+    return spoiled
 
 
 def _mark_nan(out: NDArray[Any], rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> None:

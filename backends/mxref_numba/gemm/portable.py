@@ -18,16 +18,17 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.formats import E8M0, MXFP4
+from mxref.formats import E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
-from mxref_numba.dequantize import code_rows, twice_magnitude
-from mxref_numba.panels import pointer_to
-from mxref_numba.scale import NAN_CODE
+from mxref_numba.scalar.dequantize import code_rows, twice_magnitude
+from mxref_numba.scalar.panels import pointer_to
+from mxref_numba.scalar.scale import NAN_CODE
 from mxref_numba.vector.jobs import address_of
 from mxref_numba.vector.native import Native, bytes_at, floats_at, numbers_at, run_native
 
+_K = 32
 _TILE_M, _TILE_N = 128, 256
 _PITCH = _TILE_N + 16
 """Floats from row to row of scratch: rows a power of two apart would compete for the same cache sets."""
@@ -37,7 +38,7 @@ _PRODUCTS_PER_ELEMENT = 32
 _NEUTRAL = np.uint8(E8M0.bias)
 
 _SIZES = {
-    "values": _TURNED_ROWS * MXFP4.k, "codes": _TILE_M, "a": 4 * _TILE_M * MXFP4.k, "b": 4 * MXFP4.k * _PITCH,
+    "values": _TURNED_ROWS * _K, "codes": _TILE_M, "a": 4 * _TILE_M * _K, "b": 4 * _K * _PITCH,
     "dots": 4 * 4 * _PITCH, "sums": 4 * _TILE_M * _PITCH, "powers": 4 * _TILE_N, "wide": 8 * _TILE_N,
 }  # fmt: skip
 _VALUES, _CODES, _A, _B, _DOTS, _SUMS, _POWERS, _WIDE, _SCRATCH = accumulate(_SIZES.values(), initial=0)
@@ -100,7 +101,7 @@ def _decode_share(arguments, worker, workers):
 
 
 @kernel(fastmath={"contract"})
-def _dots(a, b, r, width, k, dots):
+def fill_dots(a, b, r, width, k, dots):
     """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., k] with columns of b [k, .]."""
     for i in range(4):
         for c in range(width):
@@ -125,7 +126,7 @@ def _power(code):
 
 
 @kernel
-def _wide_power(code):
+def wide_power(code):
     """Return 2^(code - 127), float64."""
     return np.uint64(np.uint64(code + (1023 - 127)) << np.uint64(52)).view(np.float64)
 
@@ -161,20 +162,20 @@ def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, w
                 b[i, c] = np.float32(b_turned[top + i, left + c]) * np.float32(0.5)
         for c in range(np.uint64(width)):
             code = np.int64(live_b[block, left + c])
-            powers[c], wide_powers[c] = _power(code), _wide_power(code)
+            powers[c], wide_powers[c] = _power(code), wide_power(code)
         for r in range(0, height, 4):
-            _dots(a, b, r, width, k, dots)
+            fill_dots(a, b, r, width, k, dots)
             for i in range(min(4, height - r)):
                 code = np.int64(codes[r + i])
                 if exact32:
                     _accumulate(sums[r + i], dots[i], width, _power(code), powers)
                 else:
-                    _accumulate(sums[r + i], dots[i], width, _wide_power(code), wide_powers)
+                    _accumulate(sums[r + i], dots[i], width, wide_power(code), wide_powers)
 
 
 @kernel
-def _bfloat16_bits(bits):
-    # To nearest, ties to even; no NaN comes here.
+def bfloat16_bits(bits):
+    """Return the upper half of a float32, rounded to nearest, ties to even; the canonical NaN stays, others may not."""
     return np.uint16(
         np.uint32(bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1)))
         >> np.uint32(16)
@@ -203,7 +204,7 @@ def _multiply_share(arguments, worker, workers):
                 if item == 4:
                     wide[top + r, left + c] = bits
                 else:
-                    narrow[top + r, left + c] = _bfloat16_bits(bits)
+                    narrow[top + r, left + c] = bfloat16_bits(bits)
 
 
 class Turned(NamedTuple):
@@ -228,7 +229,7 @@ def multiply_turned(a: MXArray, right: Turned, factor: np.float32, out: NDArray[
     scratch = np.empty(compiled.worker_count(work) * _SCRATCH + memory.LINE, np.uint8)
     numbers = (
         address_of(packed), address_of(live), address_of(right.values), address_of(right.live), *out.shape,
-        len(live), MXFP4.k, _fits_float32(live, right.live), int(factor.view(np.int32)), address_of(out),
+        len(live), _K, _fits_float32(live, right.live), int(factor.view(np.int32)), address_of(out),
         out.itemsize, memory.aligned(scratch),
     )  # fmt: skip
     run_native(_multiply_share, np.array(numbers, np.int64), work)
@@ -242,7 +243,7 @@ def _operand(q: MXArray, turn: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint
     work = rows * q.length
     scratch = np.empty(compiled.worker_count(work) * _SCRATCH, np.uint8)
     numbers = (
-        address_of(packed), address_of(scales), rows, blocks, MXFP4.k, address_of(values) if turn else 0,
+        address_of(packed), address_of(scales), rows, blocks, _K, address_of(values) if turn else 0,
         address_of(live), address_of(scratch),
     )  # fmt: skip
     run_native(_decode_share, np.array(numbers, np.int64), work)

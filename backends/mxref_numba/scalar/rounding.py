@@ -1,0 +1,80 @@
+"""Rounding to the grid of an element: E2M1 without comparisons, and any format of eight bits from its numbers.
+
+The grid position of a magnitude v in [0, 8), code plus fraction, is min(2v, v + 2, v / 2 + 4): three
+lines, each exact on its binades. RNE rounds each line by adding 1.5 * 2^23 (the offsets are even, so ties
+go to even codes). The other modes take the position in fixed point with 22 bits, rounded down, which is
+all that SR with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+
+from mxref.rounding import Rounding
+from mxref_numba.compiled import bits_of, float_of, kernel
+from mxref_numba.elements import (
+    EVEN_UNIT,
+    FRACTION_BITS,
+    LINE_UNIT,
+    MAGNITUDE_CODE,
+    POSITION_SHIFT,
+    SMALLEST_NORMAL,
+    STEP_SHIFT,
+    TOP,
+)
+
+CONSTANTS = {Rounding.RTZ: 0, Rounding.RNA: 1 << (FRACTION_BITS - 1)}
+"""The random integer that makes SR with all its bits the rounding mode."""
+
+_ROUNDER = np.float32(1.5 * 2**23)
+_ROUNDER_BITS = np.int32(0x4B400000)
+_POSITION_UNITS = np.float32(2.0 ** (FRACTION_BITS + 1))
+_TWO = np.int32(2 << FRACTION_BITS)
+_FOUR = np.int32(4 << FRACTION_BITS)
+_TOP_CODE = np.int32(7)
+_EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(MAGNITUDE_CODE)
+
+
+@kernel
+def round_even(v):
+    """Return the code of a magnitude v in [0, 8), float32, under RNE: int32."""
+    first = bits_of(v + v + _ROUNDER)
+    second = np.int32(bits_of(v + _ROUNDER) + np.int32(2))
+    third = np.int32(bits_of(v * np.float32(0.5) + _ROUNDER) + np.int32(4))
+    return min(np.int32(min(first, min(second, third)) - _ROUNDER_BITS), _TOP_CODE)
+
+
+@kernel
+def round_by(v, random, bits):
+    """Return the code of v in [0, 8): up iff fraction, in 2^-bits and rounded down, plus `random` carries."""
+    line = np.int32(v * _POSITION_UNITS)
+    second = np.int32((line >> np.int32(1)) + _TWO)
+    third = np.int32((line >> np.int32(2)) + _FOUR)
+    position = np.int32(min(line, min(second, third)) >> np.int32(np.int32(FRACTION_BITS) - bits))
+    return min(np.int32(np.int32(position + random) >> bits), _TOP_CODE)
+
+
+@kernel
+def round_even_byte(v, grid):
+    """Return the code of a finite magnitude, float32, under RNE to a format of eight bits, by its numbers: int32."""
+    held = min(v, float_of(grid[TOP]))
+    binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid[SMALLEST_NORMAL])
+    # The product is exact, and adding it leaves of v the steps of its binade: one rounding, ties to even steps.
+    steps = bits_of(float_of(binade) * float_of(grid[EVEN_UNIT]) + held)
+    return np.int32(np.int32(steps + np.int32(binade >> grid[STEP_SHIFT])) & _CODE)
+
+
+@kernel
+def round_byte_by(v, random, bits, grid):
+    """Return the code of such a magnitude: up iff fraction, in 2^-bits and rounded down, plus `random` carries."""
+    held = min(v, float_of(grid[TOP]))
+    smallest = grid[SMALLEST_NORMAL]
+    # The position of the smallest normal magnitude or of what is below, and how far it is from there.
+    line = np.int32(min(held, float_of(smallest)) * float_of(grid[LINE_UNIT]))
+    above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid[POSITION_SHIFT])
+    position = np.int32(line + above)
+    shifted = np.int32(position >> np.int32(np.int32(FRACTION_BITS) - bits))
+    return np.int32(np.int32(shifted + random) >> bits)
