@@ -94,6 +94,7 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
     if P.packed:
         magnitudes, signed = pairs_of(values, P.unit)
     K: tl.constexpr = P.k
+    E: tl.constexpr = P.element  # Triton 3.6 passes no attribute of a constant on
     for block in tl.static_range(P.unit // K):
         if P.packed:
             amax_bits = amax_bits_of_pairs(magnitudes[16 * block : 16 * block + 16])
@@ -115,8 +116,9 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
             elif P.element.bits == 8:
                 two = encode_bytes(eight, factor, keep, random, P)
                 if P.output == _VALUES:
-                    two = decode_pairs(two, scale_or_nan(stored.to(tl.int32)), P.element)
-                words = words + two
+                    words = words + decode_pairs(two, scale_or_nan(stored.to(tl.int32)), E)
+                else:
+                    words = words + two
             else:
                 word = _encoded(eight, factor, keep, random, P)
                 if P.output == _VALUES:
