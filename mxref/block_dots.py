@@ -60,7 +60,7 @@ class BlockDot:
 
     def integers(self, lowest: int) -> NDArray[Any]:
         """Return dot * 2^exponent as integer multiples of 2^lowest, Python's integers [M, N]; special dots are 0."""
-        scaled = [_to_int(np.ldexp(part, -self.unit)).astype(object) for part in self.parts]
+        scaled = [np.asarray(_to_int(np.ldexp(part, -self.unit)), object) for part in self.parts]
         shift = (self.exponent + (self.unit - lowest)).astype(object)
         whole: NDArray[Any] = scaled[0] + sum(scaled[1:])
         integers: NDArray[Any] = whole * (1 << shift)

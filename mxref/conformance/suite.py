@@ -30,7 +30,7 @@ from mxref.conformance.requests.quantization import MalformedAnswer
 from mxref.conformance.watch.copies import Copies
 from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
-from mxref.formats import BLOCK_FORMATS
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
 
@@ -63,16 +63,22 @@ def _named(check: Check, suffix: str) -> Check:
 
 @lru_cache(maxsize=4)
 def _all_checks(
-    level: Level, seed: int, capabilities: Capabilities, specs: tuple[OperandSpec, ...]
+    level: Level,
+    seed: int,
+    capabilities: Capabilities,
+    specs: tuple[OperandSpec, ...],
+    taken: frozenset[BlockFormat],
 ) -> tuple[Check, ...]:
-    """Return the checks of every format, and those that are the same for all formats once."""
+    """Return the checks of the formats that are taken, and those that are the same for all formats once."""
     declared = [made for made in BLOCK_FORMATS.values() if made in capabilities.formats]
     first = declared[0] if declared else next(iter(BLOCK_FORMATS.values()))
     found: list[Check] = []
     for made in BLOCK_FORMATS.values():
+        if made not in taken and made is not first:
+            continue
         whole = _checks_of_format(Plan.of(level, seed, capabilities, made), specs)
         found += [check for check in whole if check.formats or made is first]
-    return (*found, *mixed.checks(level, seed))
+    return (*found, *mixed.checks(level, seed, taken))
 
 
 def checks_of(
@@ -102,10 +108,10 @@ def checks_of(
     choice = Choice.of(ops, dialects, clauses, seed, level, formats)
     specs = choice.validate()
     wanted, named = set(choice.ops), set(choice.clauses)
-    taken = {BLOCK_FORMATS[name] for name in choice.formats}
+    taken = frozenset(BLOCK_FORMATS[name] for name in choice.formats)
     return [
         check
-        for check in _all_checks(Level(level), seed, capabilities, specs)
+        for check in _all_checks(Level(level), seed, capabilities, specs, taken)
         if check.op.value in wanted
         and taken >= set(check.formats)
         and (not named or check.clause in named)

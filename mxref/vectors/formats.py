@@ -13,7 +13,6 @@ import numpy as np
 
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.steps.random import Stream, random_integers
-from mxref.steps.rounding import MAX_SR_BITS
 from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
 from mxref.vectors import DEFAULT, Record, RecordOp
 from mxref.vectors.data import words_text
@@ -65,7 +64,7 @@ def _quantization(
 def _scales(made: BlockFormat) -> Iterator[Record]:
     """Amax at the turns of every rule, at every eighth exponent and at the ends."""
     rceil, even = (bump_above(rule, made.element) for rule in (ScaleRule.RCEIL, ScaleRule.EVEN))
-    turns = sorted({0, 1, max(rceil - 1, 0), rceil, rceil + 1, even, even + 1, MANTISSA_MASK})
+    turns = sorted({0, 1, rceil - 1, rceil, rceil + 1, even, even + 1, MANTISSA_MASK})
     exponents = sorted({*range(20), *range(20, 255, 8), *range(120, 140), 252, 253, 254})
     for start in range(0, len(exponents), _EXPONENTS_PER_RECORD):
         held = exponents[start : start + _EXPONENTS_PER_RECORD]
@@ -138,8 +137,8 @@ def _rounding(made: BlockFormat) -> Iterator[Record]:
 
 def _scaled(values: Any, exponent: int) -> Words:
     """Return the float32 bits of values times 2^exponent, rounded where float32 has too few bits."""
-    words: Words = np.ldexp(values, exponent).astype(np.float32).view(np.uint32)
-    return words
+    bits: Words = np.ldexp(values, exponent).astype(np.float32).view(np.uint32)
+    return bits
 
 
 def _blocks(made: BlockFormat, words: Words, largest: float, exponent: int, seed: int) -> Words:
@@ -157,7 +156,7 @@ def _stochastic(made: BlockFormat) -> Iterator[Record]:
     element, k = made.element, made.k
     grid = np.array(element.magnitudes)
     points = grid[(grid > 0) & (grid <= 2.0**element.max_exponent)]
-    for bits in (1, 8, 16, 17, min(MANTISSA_BITS - element.mantissa_bits, MAX_SR_BITS)):
+    for bits in (1, 8, 16, 17, MANTISSA_BITS - element.mantissa_bits):
         integers = random_integers(np.arange(2, dtype=np.int64), 0, 2 * k, 2 * k, _STREAM, bits)
         gap = np.arange(2 * k) * 5 % (len(points) - 1)
         at = points[gap] + np.diff(points)[gap] * np.ldexp((1 << bits) - integers.astype(np.float64), -bits)

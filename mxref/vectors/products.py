@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,7 @@ def products(a: BlockFormat, b: BlockFormat) -> Iterator[Record]:
     answers = [("exact", "float32"), ("ordered", "float32"), ("ordered", "bfloat16")]
     for name, (clauses, note, left, right) in _operands(a, b).items():
         for profile, out in answers if name == "drawn" else answers[:2]:
-            for prescaled in (
-                ((None, None), (True, None), (None, True), (True, True))
-                if name == "drawn"
-                else ((None, None),)
-            ):
+            for prescaled in product((None, True), repeat=2) if name == "drawn" else [(None, None)]:
                 suffix = "".join(side for side, flag in zip("ab", prescaled, strict=True) if flag)
                 extra = ["gemm.prescale"] * any(prescaled) + ["gemm.output"] * (out == "bfloat16")
                 yield draft(

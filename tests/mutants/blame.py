@@ -46,13 +46,13 @@ def decodes_without_minus_zero(q, dtype):
     return np.where(values == 0, np.zeros_like(values), values)
 
 
-def _ties_away(numerator, denominator, mantissa, lowest):
+def _ties_away(numerator, denominator, exponent, mantissa, lowest):
     """As `mxref.gemm._round`, a tie rounded away from zero: half a unit more, and then toward zero."""
-    magnitude, scale = abs(numerator), 256
-    exponent = magnitude.bit_length() - denominator.bit_length() - scale
-    unit = max(exponent - mantissa - 1, lowest)
+    magnitude = abs(numerator)
+    binade = magnitude.bit_length() - denominator.bit_length() + exponent
+    unit = max(binade - mantissa - 1, lowest)
     while True:
-        top, bottom = magnitude << max(-scale - unit, 0), denominator << max(unit + scale, 0)
+        top, bottom = magnitude << max(exponent - unit, 0), denominator << max(unit - exponent, 0)
         count = (2 * top + bottom) // (2 * bottom)
         if count <= 1 << mantissa:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import permutations
 
@@ -18,9 +18,9 @@ from mxref.gemm import OUT_DTYPES
 from mxref.recipe import GemmProfile
 
 
-def checks(level: Level, seed: int) -> Iterator[Check]:
-    """Yield the checks of gemm.* for operands of different formats."""
-    for a, b in permutations(BLOCK_FORMATS.values(), 2):
+def checks(level: Level, seed: int, taken: Collection[BlockFormat]) -> Iterator[Check]:
+    """Yield the checks of gemm.* for operands of different formats, both of them taken."""
+    for a, b in permutations((made for made in BLOCK_FORMATS.values() if made in taken), 2):
         if a.k != b.k:
             continue
         rng = np.random.default_rng(seed)

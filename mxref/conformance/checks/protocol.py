@@ -31,9 +31,7 @@ MEMBERS: dict[str, tuple[Any, ...]] = {
     "roundings": tuple(Rounding), "blocks": tuple(BlockShape),
     "hadamard_sizes": SIZES, "in_dtypes": INPUT_DTYPES, "dequantize_dtypes": DTYPES,
     "gemms": tuple(
-        (profile, a, b)
-        for profile, a, b in product(GemmProfile, BLOCK_FORMATS.values(), BLOCK_FORMATS.values())
-        if a.k == b.k
+        (profile, a, b) for profile in GemmProfile for a, b in product(BLOCK_FORMATS.values(), repeat=2) if a.k == b.k
     ),
     "gemm_dtypes": OUT_DTYPES,
 }  # fmt: skip

@@ -402,7 +402,10 @@ def test_the_recorded_counts_are_of_the_whole_table(target):
     assert [d["triton"] for d in recorded] == ["3.6.0", "3.7.1", "3.9.0"]
     for document in recorded:
         found = document["records"]
-        assert {r["case"] for r in found} == {n for n, case in cases().items() if target in case.targets}
+        wanted = {n for n, case in cases().items() if target in case.targets}
+        if document["triton"] != read_budgets().counted_with:  # recorded before there was MXFP8
+            wanted = {n for n in wanted if "mxfp8." not in n}
+        assert {r["case"] for r in found} == wanted
         spilling = {r["case"] for r in found if r["spills"] or r["scratch"]}
         assert spilling == ({"row.sr16.h16"} if (target, document["triton"]) == ("sm_90", "3.9.0") else set())
 

@@ -39,20 +39,27 @@ def test_the_reference_passes_all_that_it_declares(level):
     assert {reason for c in report.clauses for reason in c.reasons} == {"native_sr"}
 
 
-def test_numba_passes_and_skips_only_what_it_does_not_declare():
+@pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
+def test_numba_passes_and_skips_only_what_it_does_not_declare(made):
     pytest.importorskip("numba")
-    report = check(get_backend("numba"))
+    backend = get_backend("numba")
+    report = check(backend, formats=[made.name])
     assert report.ok, [(f.clause, f.check, f.message) for f in report.failures]
     skipped = {c.clause: set(c.reasons) for c in report.clauses if c.reasons}
     undeclared = {
-        "native_sr", "gemms: exact of mxfp4 x mxfp4", "dequantize_dtypes: float64", "bounded_max_scale: 254",
+        "native_sr",
+        "dequantize_dtypes: float64",
+        "bounded_max_scale: 254",
         "bounded_max_scale: 253",
-    }  # fmt: skip
+    }
+    undeclared |= {f"gemms: {profile} of {made} x {made}" for profile in ("exact", "bounded")}
+    undeclared -= {
+        f"gemms: {profile} of {made} x {made}" for profile in backend.capabilities.profiles(made, made)
+    }
     assert set.union(*skipped.values()) <= undeclared
-    assert [c.clause for c in report.clauses if c.outcome == "skipped"] == [
-        "rounding.native_sr",
-        "gemm.exact",
-    ]
+    nothing = {c.clause for c in report.clauses if c.outcome == "skipped"}
+    assert nothing <= {"rounding.native_sr", "gemm.exact", "gemm.bounded"}
+    assert "gemm.ordered" not in nothing
 
 
 @pytest.mark.clause("conformance.unsupported")

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from mxref.cli import main
+from conform_command import explained, run
 from mxref.conformance import CLAUSES, check
 from mxref.conformance.report import to_json, to_junit
 from mxref.discovery import get_backend
@@ -21,21 +20,6 @@ from places import ROOT
 
 TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
-
-
-def run(*args: str, width: int = 100) -> Result:
-    return CliRunner().invoke(main, args, env={"COLUMNS": str(width), "MXREF_BACKEND": ""})
-
-
-def explained(command: str) -> str:
-    """What the command prints, in the form of a failure's expected side."""
-    words = shlex.split(command)
-    assert words[:2] == ["mxref", "explain"]
-    index = int(words[words.index("--block") + 1])
-    (block,) = json.loads(run(*words[1:], "--json").stdout)["blocks"]
-    assert block["index"] == index
-    packed = bytes.fromhex(block["packed"])
-    return f"scale {block['scale']['byte']:02x}  codes {packed.hex(' ')}"
 
 
 @pytest.fixture(scope="module")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
+from conform_command import explained
 from mutants import BY_NAME
 from mutants.staged import staged
 from mutants.stored import Loose
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, quantize, scaled_gemm
-from mxref.cli import main
 from mxref.conformance import check
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.product import Product
@@ -28,10 +25,6 @@ from places import ROOT
 
 TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
-
-
-def run(*args: str, width: int = 100) -> Result:
-    return CliRunner().invoke(main, args, env={"COLUMNS": str(width), "MXREF_BACKEND": ""})
 
 
 @pytest.mark.parametrize(
@@ -50,17 +43,6 @@ def test_a_failure_is_shrunk_to_few_elements_in_the_plainest_treatment(name, mos
     assert failure.request["shape"] == "(1, 32)"
     assert "hadamard" not in failure.request
     assert failure.differing or failure.expected.split()[1] != failure.got.split()[1]
-
-
-def explained(command: str) -> str:
-    """What the command prints, in the form of a failure's expected side."""
-    words = shlex.split(command)
-    assert words[:2] == ["mxref", "explain"]
-    index = int(words[words.index("--block") + 1])
-    (block,) = json.loads(run(*words[1:], "--json").stdout)["blocks"]
-    assert block["index"] == index
-    packed = bytes.fromhex(block["packed"])
-    return f"scale {block['scale']['byte']:02x}  codes {packed.hex(' ')}"
 
 
 @pytest.mark.parametrize(

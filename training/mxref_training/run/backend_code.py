@@ -15,7 +15,7 @@ from mxref.backend import Backend
 
 _CORE = "mxref"
 # Packages of this project that show, judge or compare results: none of their code changes one.
-READERS = frozenset({"cli", "conformance", "explain", "explain_text", "lab", "pytest_plugin", "vectors"})
+READERS = frozenset({"cli", "conformance", "explain", "lab", "pytest_plugin", "vectors"})
 
 
 def backend_identity(backend: Backend) -> dict[str, Any]:
