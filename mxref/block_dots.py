@@ -19,6 +19,8 @@ from mxref.steps.scale import scale_exponent
 
 Floats = NDArray[np.float64]
 
+_FLOAT32_BITS = 24
+"""Bits of a float32's mantissa, with the hidden one."""
 _WIDE = 24
 """Elements whose magnitudes span more bits than this are split: the small ones are multiplied apart."""
 _SMALL = 12
@@ -39,6 +41,8 @@ class BlockDot:
     """[M, N]: NaN or Inf where IEEE arithmetic on the decoded values gives it, else 0; None if it never does."""
     unit: int
     """Every part is a multiple of 2^unit."""
+    few_bits: bool
+    """Whether a dot product has no more bits than a float32, as in MXFP4: one float64 addition then rounds right."""
 
     def approximate(self) -> Floats:
         """Return dot * 2^exponent, float64 [M, N], exact to 2^-52 of the sum of magnitudes."""
@@ -52,7 +56,11 @@ class BlockDot:
         """
         wide = acc.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-            total = np.where(np.isfinite(wide), _odd_total(wide, *self._terms()), wide)
+            if self.few_bits:
+                # An inexact sum is at least 5 bits away from every tie of float32.
+                total = wide + self._terms()[0]
+            else:
+                total = np.where(np.isfinite(wide), _odd_total(wide, *self._terms()), wide)
             if self.special is not None:
                 total = np.where(self.special == 0, total, wide + self.special)
             # Rounded to odd, a float64 rounds to float32 as the real sum does: it has 29 bits more.
@@ -92,6 +100,8 @@ def block_dots(a: MXArray, b: MXArray) -> Iterator[BlockDot]:
     decoded = values(a), values(b)  # [M, K], [N, K]
     ea, eb = scale_exponent(a.scales), scale_exponent(b.scales)  # [M, K/k], [N, K/k]
     unit = a.format.element.unit_exponent + b.format.element.unit_exponent
+    largest = k * a.format.element.max_value * b.format.element.max_value
+    few_bits = largest < 2.0 ** (unit + _FLOAT32_BITS)
     for i in range(ea.shape[1]):
         pa, pb = (v[:, i * k : (i + 1) * k] for v in decoded)
         large_a, small_a = _split(pa, a.format.element)
@@ -102,9 +112,9 @@ def block_dots(a: MXArray, b: MXArray) -> Iterator[BlockDot]:
         if small:
             parts.append(sum(small[1:], start=small[0]))
         # Adding +0 turns a sum of negative zeros into the +0 of the definition.
-        yield BlockDot(
-            tuple(part + 0.0 for part in parts), ea[:, i, None] + eb[None, :, i], _special(pa, pb), unit
-        )
+        dots = tuple(part + 0.0 for part in parts)
+        exponent = ea[:, i, None] + eb[None, :, i]
+        yield BlockDot(dots, exponent, _special(pa, pb), unit, few_bits)
 
 
 def _split(v: Floats, element: ElementFormat) -> tuple[Floats, Floats | None]:
@@ -112,7 +122,7 @@ def _split(v: Floats, element: ElementFormat) -> tuple[Floats, Floats | None]:
 
     NaN and Inf count as 0.
     """
-    v = np.where(np.isfinite(v), v, 0.0)
+    v = v if np.isfinite(v).all() else np.where(np.isfinite(v), v, 0.0)
     if element.max_exponent + 1 - element.unit_exponent <= _WIDE:
         return v, None
     small = np.where(np.abs(v) < 2.0 ** (element.unit_exponent + _SMALL), v, 0.0)

@@ -121,7 +121,7 @@ class QuantPlan:
         return values[: self.axis] + values[self.axis + 1 :]
 
     def array(self, codes: Any, scales: Any) -> MXArray:
-        """Return the MXArray of packed codes [rows..., length / 2] and scale codes [rows..., length / 32].
+        """Return the MXArray of packed codes [rows..., length * bits / 8] and scale codes [rows..., length / k].
 
         Raises:
             NonfiniteError: a NaN block under `nonfinite = "raise"`.
