@@ -56,7 +56,7 @@ def with_one_element_less(product):
 def test_a_product_is_shrunk_until_nothing_can_be_left_out(name, blocks, elements):
     mutant = BY_NAME[name]
     backend = mutant.make()
-    report = check(backend, ops=["gemm"], clauses=[mutant.clause], level="quick")
+    report = check(backend, ops=["gemm"], clauses=[mutant.clause], level="quick", formats=mutant.formats)
     failure = next(f for f in report.failures if f.clause == mutant.clause)
     product, subject = operands_of(failure), Subject(backend)
     assert product.wrong(subject)[0].any()
@@ -70,7 +70,7 @@ def test_a_product_is_shrunk_until_nothing_can_be_left_out(name, blocks, element
 @pytest.mark.clause("scale.block.tile")
 def test_a_tile_s_finding_shows_its_elements():
     backend = BY_NAME["tile amax by row"].make()
-    report = check(backend, ops=["quantize"], clauses=["scale.block.tile"], level="quick")
+    report = check(backend, ops=["quantize"], clauses=["scale.block.tile"], level="quick", formats=["mxfp4"])
     failure = next(f for f in report.failures if f.clause == "scale.block.tile")
     words = [int(word, 16) for word in failure.inputs["x"]]
     x = np.array(words, np.uint32).view(np.float32).reshape(32, 32)

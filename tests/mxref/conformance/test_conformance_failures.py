@@ -36,7 +36,7 @@ PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 )  # fmt: skip
 def test_a_failure_is_shrunk_to_few_elements_in_the_plainest_treatment(name, most):
     mutant = BY_NAME[name]
-    report = check(mutant.make(), ops=["quantize"], level="quick")
+    report = check(mutant.make(), ops=["quantize"], level="quick", formats=mutant.formats)
     failure = next(f for f in report.failures if f.clause == mutant.clause)
     live = [w for w in failure.inputs["x"] if int(w, 16)]
     assert len(live) <= most, live
@@ -55,7 +55,7 @@ def test_a_failure_is_shrunk_to_few_elements_in_the_plainest_treatment(name, mos
 )  # fmt: skip
 def test_the_command_explains_the_expected_side(name):
     mutant = BY_NAME[name]
-    report = check(mutant.make(), ops=["quantize"], level="quick")
+    report = check(mutant.make(), ops=["quantize"], level="quick", formats=mutant.formats)
     commands = [f for f in report.failures if f.command]
     assert commands
     assert any(f.clause == mutant.clause for f in commands)
@@ -89,7 +89,7 @@ def test_a_place_that_words_cannot_reach_has_no_command():
 
 
 def test_a_failing_product_is_shrunk_to_one_row_and_few_blocks():
-    report = check(BY_NAME["blocks descending"].make(), ops=["gemm"], level="quick")
+    report = check(BY_NAME["blocks descending"].make(), ops=["gemm"], level="quick", formats=["mxfp4"])
     failure = next(f for f in report.failures if f.clause == "gemm.ordered")
     assert failure.request["M, N, K"].startswith("1, 1, ")
     assert len(failure.inputs["A"]) == len(failure.inputs["B"]) <= 3
@@ -127,7 +127,7 @@ def test_exceptions_and_refusals_are_findings():
                 raise IndexError("out\nof range")
             return super()._quantize(x, plan)
 
-    report = check(Raises(), ops=["quantize"], level="quick")
+    report = check(Raises(), ops=["quantize"], level="quick", formats=["mxfp4"])
     failure = next(f for f in report.failures if f.clause == "quantize.axis")
     assert failure.message == "raised IndexError: out of range"
     assert "(64, 2, 3)" in failure.request["shape"]
@@ -138,5 +138,5 @@ def test_wrong_metadata_is_a_finding():
         def quantize(self, x, spec, **arguments):
             return replace(super().quantize(x, spec, **arguments), prescale=False)
 
-    report = check(Forgets(), ops=["quantize"], level="quick")
+    report = check(Forgets(), ops=["quantize"], level="quick", formats=["mxfp4"])
     assert "prescale of the MXArray is False, expected True" in {f.message for f in report.failures}

@@ -55,7 +55,7 @@ def test_each_finding_of_a_backend_with_several_faults_shows_its_own(monkeypatch
     monkeypatch.setattr(
         shrink, "explain_command", lambda *place: (shown.append(place[:3]), explain(*place))[1]
     )
-    report = check(joined(FAULTS.values()), ops=["quantize"], level="quick")
+    report = check(joined(FAULTS.values()), ops=["quantize"], level="quick", formats=["mxfp4"])
     failures = {failure.clause: failure for failure in report.failures}
     assert set(FAULTS) <= set(failures)
     for clause, fault in FAULTS.items():

@@ -48,7 +48,7 @@ def written(folder, template, fault, header=HEADER):
 
 def run(backend, folder, *options):
     """Return the result of the command, the clauses of its JSON report, and the number of JUnit failures."""
-    words = ["conform", "--backend", backend, "--quick", "--clause", "dequantize.nan"]
+    words = ["conform", "--backend", backend, "--quick", "--format", "mxfp4", "--clause", "dequantize.nan"]
     files = folder / "report.json", folder / "report.xml"
     result = CliRunner().invoke(main, [*words, "--json", str(files[0]), "--junit", str(files[1]), *options])
     assert files[0].exists(), result.output
