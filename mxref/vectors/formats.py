@@ -13,6 +13,7 @@ import numpy as np
 
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.steps.random import Stream, random_integers
+from mxref.steps.rounding import MAX_SR_BITS
 from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
 from mxref.vectors import DEFAULT, Record, RecordOp
 from mxref.vectors.data import words_text
@@ -64,7 +65,7 @@ def _quantization(
 def _scales(made: BlockFormat) -> Iterator[Record]:
     """Amax at the turns of every rule, at every eighth exponent and at the ends."""
     rceil, even = (bump_above(rule, made.element) for rule in (ScaleRule.RCEIL, ScaleRule.EVEN))
-    turns = sorted({0, 1, rceil - 1, rceil, rceil + 1, even, even + 1, MANTISSA_MASK})
+    turns = sorted({0, 1, max(rceil - 1, 0), rceil, rceil + 1, even, even + 1, MANTISSA_MASK})
     exponents = sorted({*range(20), *range(20, 255, 8), *range(120, 140), 252, 253, 254})
     for start in range(0, len(exponents), _EXPONENTS_PER_RECORD):
         held = exponents[start : start + _EXPONENTS_PER_RECORD]
@@ -156,7 +157,7 @@ def _stochastic(made: BlockFormat) -> Iterator[Record]:
     element, k = made.element, made.k
     grid = np.array(element.magnitudes)
     points = grid[(grid > 0) & (grid <= 2.0**element.max_exponent)]
-    for bits in (1, 8, 16, 17, MANTISSA_BITS - element.mantissa_bits):
+    for bits in (1, 8, 16, 17, min(MANTISSA_BITS - element.mantissa_bits, MAX_SR_BITS)):
         integers = random_integers(np.arange(2, dtype=np.int64), 0, 2 * k, 2 * k, _STREAM, bits)
         gap = np.arange(2 * k) * 5 % (len(points) - 1)
         at = points[gap] + np.diff(points)[gap] * np.ldexp((1 << bits) - integers.astype(np.float64), -bits)

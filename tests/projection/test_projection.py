@@ -20,7 +20,7 @@ from bench.records import newest, read
 from mxref.errors import FileFormatError
 from mxref_training.config import ModelConfig, load_config
 from mxref_training.model.llama import Llama, flops_per_token
-from places import ROOT
+from places import ROOT, TESTS
 from projection import counted, measure, published, roofline
 from projection.__main__ import main, projection_of, results
 from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
@@ -277,7 +277,7 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
     small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
     run = subprocess.run(
         [sys.executable, "-m", "projection.measure", "--tokens", "32", "--json", str(out), *small],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -302,7 +302,8 @@ def test_rates_are_measured_where_the_backend_computes(tmp_path):
 BOTH_PRODUCTS = """
 import json, torch
 from mxref_training.config import load_config
-from mxref_triton import TritonBackend, gemm, gfx950_gemm, range as scale_range
+from mxref_triton import TritonBackend
+from mxref_triton.products import matrix_cores, scale_range
 from projection import measure
 
 launched = []
@@ -313,7 +314,7 @@ def spied(module):
         launch(kernel, *arguments, **constants)
     module.launch = spy
 
-for module in (gfx950_gemm, scale_range):
+for module in (matrix_cores, scale_range):
     spied(module)
 model = load_config("llama31_8b", ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=96")).model
 rates = measure.rates(TritonBackend(bounded="mfma"), torch.device("cpu"), 32, model)
@@ -328,7 +329,7 @@ print(json.dumps(found))
 def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product():
     run = subprocess.run(
         [sys.executable, "-c", BOTH_PRODUCTS],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -158,7 +158,7 @@ def test_a_loop_that_never_closes_a_step_is_warned_once(recipe: Any) -> None:
     loop.gradients()
     loop.update()
     loop.context.step = 1
-    with pytest.warns(UserWarning, match=r"linear.advance\(model\) was never called: call it"):
+    with pytest.warns(UserWarning, match=r"mxref_torch.advance\(model\) was never called: call it"):
         loop.gradients()
     loop.update()
     loop.context.step = 2

@@ -17,6 +17,7 @@ from mxref.formats import CANONICAL_NAN, E2M1
 from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import pack
 from mxref.mxarray import PreparedArray
+from places import TESTS
 from strategies import Block, K, gemm_operands
 
 pytest.importorskip("numba")
@@ -328,7 +329,7 @@ for backend in BACKENDS.values():
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=os.path.dirname(__file__),
-        env=os.environ | {"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
+        env=os.environ | {"PYTHONPATH": str(TESTS), "NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
         capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

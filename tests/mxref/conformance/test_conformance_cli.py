@@ -151,7 +151,7 @@ def test_tiles_are_explained_from_saved_files(tmp_path):
 
 def test_output_of_the_documentation_is_what_the_command_prints(monkeypatch):
     monkeypatch.chdir(ROOT)
-    page = (ROOT / "docs" / "conformance.rst").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "conformance.rst").read_text(encoding="utf-8")
     shown = re.search(r"   \$ (mxref conform .*--clause rounding.rne)\n((?:   .*\n|\n)+?)\nThe block", page)
     words = shlex.split(shown[1])[1:]
     printed = [line.rstrip() for line in run(*words, width=80).stdout.rstrip().splitlines()]

@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from mxref_triton.gfx950_gemm import TILES, multiply, multiply_onto
-from mxref_triton.tile import COMPUTE_UNITS
 
 from interpreted.gemm_operands import bits, drawn, on
 from mxref import GemmProfile
@@ -21,7 +19,10 @@ from mxref.formats import MXFP4
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import advance, convert, sole_uses
-from mxref_triton import TritonBackend, gemm, gfx950_gemm
+from mxref_triton import TritonBackend
+from mxref_triton.products import bounded, matrix_cores
+from mxref_triton.products.matrix_cores import TILES, multiply, multiply_onto
+from mxref_triton.products.tiling import COMPUTE_UNITS
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value|underflow) encountered:RuntimeWarning"
@@ -77,7 +78,7 @@ def test_a_product_is_added_to_a_gradient_in_place():
 def test_the_backend_adds_where_the_kernel_stores(monkeypatch):
     stored = []
     monkeypatch.setattr(
-        gemm, "multiply_onto", lambda a, b, onto: (stored.append(onto), multiply_onto(a, b, onto))
+        bounded, "multiply_onto", lambda a, b, onto: (stored.append(onto), multiply_onto(a, b, onto))
     )
     rng = np.random.default_rng(1)
     a, b = on("cpu", drawn(rng, 7, 64)), on("cpu", drawn(rng, 66, 64))
@@ -97,7 +98,7 @@ def test_the_backend_adds_where_the_kernel_stores(monkeypatch):
         assert same.all(), (way, profile)
         assert not backend.range_exceeded()
     backend, gradient = TritonBackend(bounded="mfma"), held.clone()
-    a.scales[1, 1] = gfx950_gemm.MAX_SCALE + 1
+    a.scales[1, 1] = matrix_cores.MAX_SCALE + 1
     backend.add_product(a, b, gradient, profile="bounded")
     assert backend.range_exceeded()
     stored.clear()
@@ -110,7 +111,7 @@ def test_the_backend_adds_where_the_kernel_stores(monkeypatch):
 def test_training_adds_by_the_kernel_and_changes_no_bit(monkeypatch):
     stored = []
     monkeypatch.setattr(
-        gemm, "multiply_onto", lambda a, b, onto: (stored.append(onto), multiply_onto(a, b, onto))
+        bounded, "multiply_onto", lambda a, b, onto: (stored.append(onto), multiply_onto(a, b, onto))
     )
     # Undoing the prescale fills a product's mantissa, so that a sum is rounded.
     recipe = recipe_from_table({"gemm": "bounded", "keep_bf16": [], "all": {"prescale": True}})
@@ -150,7 +151,7 @@ def test_an_array_on_another_device_is_refused():
 def test_the_backend_takes_it_and_notices_scales_beyond_its_range():
     backend = TritonBackend(bounded="mfma")
     assert backend.capabilities.bounded_class == "fp32"
-    assert backend.capabilities.bounded_max_scale == gfx950_gemm.MAX_SCALE
+    assert backend.capabilities.bounded_max_scale == matrix_cores.MAX_SCALE
     assert "bounded GEMMs by mfma" in backend.details()
     rng = np.random.default_rng(0)
     a, b = drawn(rng, 4, 64, 100, 110), drawn(rng, 5, 64, 100, 110)
@@ -161,7 +162,7 @@ def test_the_backend_takes_it_and_notices_scales_beyond_its_range():
     assert not backend.range_exceeded()
     # Codes are read as they are, so there is nothing to prepare.
     assert backend.prepare(right, profile="bounded") is right
-    right.scales[1, 1] = gfx950_gemm.MAX_SCALE + 1
+    right.scales[1, 1] = matrix_cores.MAX_SCALE + 1
     backend.scaled_gemm(left, right, profile="bounded")
     assert backend.range_exceeded()
 
@@ -179,8 +180,8 @@ def test_conformance_of_the_gemm():
 @pytest.fixture
 def folding_gfx950(monkeypatch):
     """A backend that takes its device for a gfx950, and every product for one that gains by folding."""
-    monkeypatch.setattr(gemm, "is_gfx950", lambda device: True)
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 1)
+    monkeypatch.setattr(bounded, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 1)
     return TritonBackend(bounded="mfma")
 
 
@@ -188,7 +189,7 @@ def folding_gfx950(monkeypatch):
 def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
     launched = []
     monkeypatch.setattr(
-        "mxref_triton.ordered.launch", lambda kernel, *a, **k: launched.append(kernel.__name__)
+        "mxref_triton.products.ordered.launch", lambda kernel, *a, **k: launched.append(kernel.__name__)
     )
     rng = np.random.default_rng(0)
     a, b = (on("cpu", drawn(rng, rows, 128)) for rows in (70, 33))
@@ -200,7 +201,7 @@ def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
         assert launched == ["_ordered_by_block", "_ordered_misfits"]
     # What `bounded` reads is codes, on the same device.
     assert folding_gfx950.prepare(b, profile="bounded") is b
-    monkeypatch.setattr(gemm, "LEAST_FOLDED_WORK", 70 * 33 * 128 + 1)
+    monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 70 * 33 * 128 + 1)
     launched.clear()
     folding_gfx950.scaled_gemm(a, made, profile="ordered")
     assert launched == ["_ordered"]
@@ -209,7 +210,7 @@ def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
 @pytest.mark.parametrize(("asked", "least"), [("1", 1), ("0", 1 << 30)])
 def test_kernels_of_products_can_be_asked_for(asked, least):
     """Folding of every product, and another way for `bounded`."""
-    said = "from mxref_triton import backend, gemm; print(gemm.LEAST_FOLDED_WORK, backend().way)"
+    said = "import mxref_triton as t; print(t.products.bounded.LEAST_FOLDED_WORK, t.backend().way)"
     done = subprocess.run(
         [sys.executable, "-c", said], capture_output=True, text=True, check=True,
         env=os.environ | {"MXREF_TRITON_FOLD": asked, "MXREF_TRITON_BOUNDED": "ordered", "TRITON_INTERPRET": "1"},
@@ -254,17 +255,17 @@ def test_conformance_of_folded_products(folding_gfx950):
 
 
 def test_the_largest_tile_that_gives_every_compute_unit_work_is_taken(monkeypatch):
-    monkeypatch.setattr(gfx950_gemm, "INTERPRETED", False)
-    assert gfx950_gemm.tile_for(4096, 4096) == gfx950_gemm.tile_for(2048, 4096) == TILES[0]
-    assert gfx950_gemm.tile_for(2048, 3840) == gfx950_gemm.tile_for(2048, 2048) == TILES[1]
-    assert gfx950_gemm.tile_for(2048, 1920) == gfx950_gemm.tile_for(1, 1) == TILES[2]
+    monkeypatch.setattr(matrix_cores, "INTERPRETED", False)
+    assert matrix_cores.tile_for(4096, 4096) == matrix_cores.tile_for(2048, 4096) == TILES[0]
+    assert matrix_cores.tile_for(2048, 3840) == matrix_cores.tile_for(2048, 2048) == TILES[1]
+    assert matrix_cores.tile_for(2048, 1920) == matrix_cores.tile_for(1, 1) == TILES[2]
     for tile, m, n in ((TILES[0], 2048, 4096), (TILES[1], 2048, 2048)):
         assert m * n == tile.rows * tile.columns * COMPUTE_UNITS
 
 
 def test_tuning_times_every_tile_once_per_shape(monkeypatch):
-    monkeypatch.setattr(gfx950_gemm, "TUNES", True)
-    monkeypatch.setattr(gfx950_gemm, "_fastest", {})
+    monkeypatch.setattr(matrix_cores, "TUNES", True)
+    monkeypatch.setattr(matrix_cores, "_fastest", {})
     timed = []
 
     def bench(run):
@@ -278,7 +279,7 @@ def test_tuning_times_every_tile_once_per_shape(monkeypatch):
     multiply(a, b, "float32")
     assert len(timed) == 3
     assert all((t == got).all() for t in timed)
-    assert gfx950_gemm._fastest == {(40, 40, 64, "float32"): TILES[1]}
+    assert matrix_cores._fastest == {(40, 40, 64, "float32", "mxfp4", "mxfp4"): TILES[1]}
     multiply(a, b, "bfloat16")
     assert len(timed) == 6
 
@@ -317,16 +318,16 @@ def test_stochastic_conversions_need_a_gfx950():
     ],
 )
 def test_a_gfx950_answers_for_its_conversions_first(wrong, asked, native, said, monkeypatch):
-    from mxref_triton import gfx950_check
+    from mxref_triton.quantizer import native as native_conversions
 
-    monkeypatch.setattr(gfx950_check, "INTERPRETED", False)
-    monkeypatch.setattr(gfx950_check, "is_gfx950", lambda device: True)
-    monkeypatch.setattr(gfx950_check, "first_difference", lambda convert: wrong)
-    roundings, words = gfx950_check.native_roundings(asked)
+    monkeypatch.setattr(native_conversions, "INTERPRETED", False)
+    monkeypatch.setattr(native_conversions, "is_gfx950", lambda device: True)
+    monkeypatch.setattr(native_conversions, "first_difference", lambda convert: wrong)
+    roundings, words = native_conversions.native_roundings(asked)
     assert {r.value for r in roundings} == native
     assert said in words
-    assert gfx950_check.native_roundings("portable") == (frozenset(), "portable conversions")
+    assert native_conversions.native_roundings("portable") == (frozenset(), "portable conversions")
     if wrong:
         assert wrong in words
         with pytest.raises(BackendError, match="not the reference's: 0x3f800000"):
-            gfx950_check.native_roundings("native")
+            native_conversions.native_roundings("native")
