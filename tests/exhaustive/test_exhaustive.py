@@ -71,6 +71,8 @@ def faults(sweep: Sweep, every: int = ONLY_CORNERS) -> tuple[int, str]:
 @pytest.mark.parametrize(("part", "chunks"), [("a", 4), ("b", 8), ("c", 2), ("d", 1), ("e", 2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_slice_of_every_sweep_agrees_with_the_oracle(family, part, chunks):
+    # Thresholds are in every slice. MXFP8 has three times the sweeps, so fewer patterns between them.
+    chunks = chunks if family == "mxfp4" else 1
     for sweep in PARTS[part].sweeps(family):
         assert sweep.part == part
         result = run(sweep, -(-sweep.chunks // chunks))
