@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, MUTED, GRID, BAND = "#1f2933", "#6b7785", "#e6e9ee", "#f1f3f6"
 GREYS = (INK, "#8a94a1", "#b3bac3")
-# Okabe and Ito's colours, told apart by readers with any colour vision, and three more for long ladders.
+# Okabe and Ito's colours, told apart by readers with any colour vision, and more for long ladders.
 COLOURS = (
     "#0072b2",
     "#56b4e9",
@@ -29,6 +29,7 @@ COLOURS = (
     "#8c6d31",
     "#a50f4f",
     "#4c78a8",
+    "#5f6f1f",
 )
 CLAIM, CLAIM_INK = "#edc65f", "#8a6a13"
 
