@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_layer import IN, LAYER, OUT, SEED, assert_composed, build, recipe_of, tensors
+from layer_setup import IN, LAYER, OUT, SEED, assert_composed, build, recipe_of, tensors
 from torch import nn
 
 from mxref import Stream, UnsupportedError, quantize
