@@ -13,7 +13,7 @@ import pytest
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
-from mxref.backend import every_gemm
+from mxref.capabilities import every_gemm
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref.formats import MXFP4
 from mxref.recipe import GemmProfile

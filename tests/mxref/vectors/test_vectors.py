@@ -15,7 +15,7 @@ import pytest
 from vector_files import VECTORS, cli, edit
 
 from mxref import UnsupportedError
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.discovery import get_backend
 from mxref.errors import FileFormatError
 from mxref.gemm import bounded_tolerance
