@@ -70,6 +70,11 @@ def schema() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(table)
 
 
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(VECTORS, tmp_path / "vectors"))
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_files_match_the_schema(chapter, schema):
     schema.validate(json.loads((VECTORS / f"{chapter}.json").read_text()))

@@ -24,6 +24,11 @@ from places import ROOT
 READER = ROOT / "docs" / "examples" / "read_vectors.c"
 
 
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(VECTORS, tmp_path / "vectors"))
+
+
 def compiled(source: Path, out: Path) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
