@@ -169,7 +169,10 @@ def test_an_edited_result_is_noticed(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     found, said = ladder(tmp_path, trainer)
     assert trainer.calls == [("H16", 0)]
-    assert "[2/2] h16: its result.json or metrics.jsonl was changed since: read again from the run" in said
+    assert (
+        "[2/2] h16: result.json or metrics.jsonl was changed later: the result is read again from the run"
+        in said
+    )
     assert found == expected
 
 

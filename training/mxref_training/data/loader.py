@@ -5,7 +5,8 @@ token but the first is predicted exactly once. The tokens that do not fill a las
 the stream. A random shift per epoch divides them between the ends, so no token is skipped in every epoch.
 
 Sample `i` of the whole run is window `order(i // n)[i % n]` of epoch `i // n`: a function of the seed and of `i`
-alone. Section "The order of the data" in docs/reference/training.rst defines how the shift and the order of an epoch are drawn.
+alone. Section "The order of the data" in docs/reference/training.rst defines how the
+shift and the order of an epoch are drawn.
 """
 
 from __future__ import annotations
