@@ -1,6 +1,7 @@
 """mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed."""
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities
 from mxref.dialects import DIALECTS
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError, UnsupportedError

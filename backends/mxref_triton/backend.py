@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities, every_gemm
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
 from mxref.formats import BLOCK_FORMATS, MXFP4, Nonfinite
 from mxref.mxarray import MXArray

@@ -1,4 +1,4 @@
-"""What a run will take, worked out without data and without memory for the model: `mxref train --dry-run`."""
+"""What a run needs, estimated without data and without allocating the model (`mxref train --dry-run`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mxref_training.wording import counted
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 Section = tuple[str, list[tuple[str, str]]]
-"""A heading and its lines: a name and what there is to say."""
+"""A heading and its lines, each a name and a text."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
     """Return the memory of one micro-batch's forward and backward pass.
 
     Activations are what the backward pass reads: the residual stream at both norms (float32), queries, keys,
-    values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each
-    linear layer keeps for Wgrad in the recipe's format, which BF16 layers with one input share.
+    values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each linear layer
+    keeps for Wgrad, in the recipe's format. BF16 layers with the same input share it.
     """
     m, tokens = config.model, config.run.sequences * config.run.seq_len
     _, kept = recipe.formats(GemmRole.WGRAD)
@@ -68,7 +68,7 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
         gradients=4 * parameters,
         optimizer=8 * parameters,
         activations=round(tokens * m.layers * layer),
-        logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # BF16, float32, their log-softmax and its gradient
+        logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # in BF16 and float32, their log-softmax, its gradient
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
 
@@ -80,10 +80,10 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
         config: the run.
         recipe: treatment of the linear layers.
         available: bytes of the device, as `mxref_training.run.device.memory_limit` returns.
-        runs: how many such runs share them.
+        runs: how many such runs share this memory.
 
     Raises:
-        ConfigError: the estimate is above what there is; the message gives both.
+        ConfigError: the estimate is above the available memory; the message gives both.
     """
     need = memory(config, recipe)
     if need.total * runs <= available:
@@ -106,9 +106,9 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
 
 
 def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
-    """Return the device of a run, once it is known to be there and to hold the run.
+    """Return a run's device after checking that it exists and that the run fits into its memory.
 
-    It needs no data, so a command calls it before it makes a corpus. Of `runs` at a time each has its share.
+    Commands call this before they read data. `runs` runs share the device at the same time.
 
     Raises:
         ConfigError: no such device, the backend does not compute on it, or too little memory.
@@ -119,13 +119,13 @@ def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int =
 
 
 def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> list[Section]:
-    """Return what a run will do and take, in sections for people to read.
+    """Return a summary of a run and of what it needs, in sections for people to read.
 
     Args:
         config: the run.
         recipe: treatment of the linear layers.
         backend: computes the block formats.
-        why: why that one was chosen.
+        why: the reason why this backend was chosen.
 
     Raises:
         ConfigError: the recipe does not fit the model's widths, or its stochastic rounding does not work.
@@ -191,7 +191,7 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
 
 
 def si(value: float) -> str:
-    """Return a number to three digits with a space and the prefix of its size, as in `8.03 G`."""
+    """Return a number with three digits, a space and its SI prefix, as in `8.03 G`."""
     power = 0
     while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
         value, power = value / 1000, power + 1
