@@ -75,6 +75,8 @@ class Capabilities:
     """Library whose arrays the operations take and give: `numpy` or `torch`."""
     native_sr: bool = False
     """Whether SR comes from the hardware's own random bits: statistical tests only."""
+    device_steps: bool = False
+    """Whether `Placement.step` is taken: kernels read the step when they run."""
 
     def profiles(self, a: BlockFormat, b: BlockFormat) -> frozenset[GemmProfile]:
         """Return the GEMM profiles that are declared for operands of these formats."""
@@ -102,6 +104,14 @@ class Capabilities:
         """Raise UnsupportedError unless the prescale is declared, in quantization and in the GEMM alike."""
         if not self.prescale:
             raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
+
+    def require_device_steps(self, backend: str) -> None:
+        """Raise UnsupportedError unless a step in the memory of the device is declared."""
+        if not self.device_steps:
+            raise UnsupportedError(
+                f"backend {backend!r} does not declare device_steps, so it takes no placement.step; give the number to "
+                "the stream, as in Stream(seed, step=3), or choose another backend"
+            )
 
 
 def declared_words(value: Any) -> str:
@@ -169,6 +179,8 @@ class Backend(ABC):
         check_placement("placement", placement)
         pad = check_bool("pad", pad)
         caps.require(self.name, "in_dtypes", dtype_name(x))
+        if placement.step is not None:
+            caps.require_device_steps(self.name)
         if isinstance(spec.format, BlockFormat):  # the plan refuses any other
             caps.require(self.name, "formats", spec.format)
         caps.require(self.name, "scale_rules", spec.scale_rule)
