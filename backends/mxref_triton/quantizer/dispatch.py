@@ -13,7 +13,8 @@ from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, t
 from mxref_triton.launch import check_device
 from mxref_triton.quantizer.inputs import Matrix, matrices
 from mxref_triton.quantizer.launches import launch_both, launch_columns, launch_rows
-from mxref_triton.quantizer.randomness import check_step, drawn_signs, randomness
+from mxref_triton.quantizer.randomness import check_step, randomness
+from mxref_triton.quantizer.signs import drawn_signs
 from mxref_triton.quantizer.transform import hadamard
 
 
@@ -53,7 +54,7 @@ def quantize(
         return out
     rotation = plan.rotation
     if rotation is not None and rotation.n > MAX_FUSED_HADAMARD:
-        signs = drawn_signs(plan, rotation.n)
+        signs = None if plan.signs is None else drawn_signs(rotation.n, plan.signs, plan.step)
         x, rotation = hadamard(padded(x, plan), rotation, plan.axis, signs), None
     how = _treatment(x, plan, rotation, output, native)
     random = randomness(plan, rotation)

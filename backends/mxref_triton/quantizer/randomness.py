@@ -1,7 +1,4 @@
-"""Which random bits an operand gets: the arguments of kernels, and the signs of transforms too long for a thread."""
-
-# Triton infers the types of kernels.
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
+"""Which random bits an operand gets, as arguments of kernels."""
 
 from __future__ import annotations
 
@@ -9,15 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from mxref.errors import UnsupportedError
 from mxref.plan import QuantPlan
 from mxref.steps.hadamard import Rotation
 from mxref.steps.random import elements_per_call
-from mxref_triton.lane.random import philox
-from mxref_triton.launch import launch, signed_word
+from mxref_triton.launch import signed_word
 
 
 @dataclass(frozen=True)
@@ -65,26 +59,3 @@ def check_step(plan: QuantPlan, device: torch.device) -> None:
             f"backend 'triton' reads placement.step where the input lies, got a step on {found} for an input on "
             f"{device}; move it: step.to({str(device)!r})"
         )
-
-
-@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low"])
-def _draw_signs(out, step, seed_low, seed_high, stream_low, N: tl.constexpr):
-    """Write N signs, +1 or -1."""
-    i = tl.arange(0, N)
-    group = (i // 128).to(tl.int64)
-    w0, w1, w2, w3 = philox(group, seed_low, seed_high, stream_low, tl.load(step).to(tl.int32))
-    which = i // 32 % 4
-    word = tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))
-    minus = (word >> (i % 32).to(tl.uint32)) & 1
-    tl.store(out + i, 1.0 - 2.0 * minus.to(tl.float32))
-
-
-def drawn_signs(plan: QuantPlan, n: int) -> torch.Tensor | None:
-    """Return the signs that a plan leaves to the device, float32 [n]; None if it has drawn them, or has none."""
-    if plan.signs is None:
-        return None
-    stream, step = plan.signs, plan.step
-    out = torch.empty(n, dtype=torch.float32, device=step.device)
-    words = (signed_word(word) for word in (stream.seed, stream.seed >> 32, stream.word))
-    launch(_draw_signs, (1,), out, step, *words, N=n)
-    return out

@@ -15,6 +15,7 @@ from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, treatment
 from mxref_triton.launch import check_device, signed_word
 from mxref_triton.quantizer.inputs import matrices
 from mxref_triton.quantizer.launches import launch_columns, launch_rows
+from mxref_triton.quantizer.signs import given_signs
 
 
 def hadamard(
@@ -31,7 +32,7 @@ def hadamard(
     check_device(x)
     if rotation.n > MAX_FUSED_HADAMARD:
         if signs is None and rotation.signs:
-            signs = torch.from_numpy(rotation.vector()).to(x.device)
+            signs = given_signs(rotation, x.device)
         return _long(x, rotation.n, signs, axis)
     return _short(x, rotation, axis, float(norm_factor(rotation.n)))
 
