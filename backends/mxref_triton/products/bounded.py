@@ -20,7 +20,8 @@ from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.by_block import multiply_blocks
 from mxref_triton.products.fold import Folded, fold
 from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
-from mxref_triton.products.ordered import multiply_misfits, ordered
+from mxref_triton.products.misfits import multiply_misfits
+from mxref_triton.products.ordered import ordered
 from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
 from mxref_triton.quantizer.decode import dequantize
