@@ -96,6 +96,8 @@ class Backend(ABC):
         check_placement("placement", placement)
         pad = check_bool("pad", pad)
         caps.require(self.name, "in_dtypes", dtype_name(x))
+        if placement.step is not None:
+            caps.require_device_steps(self.name)
         if isinstance(spec.format, BlockFormat):  # the plan refuses any other
             caps.require(self.name, "formats", spec.format)
         caps.require(self.name, "scale_rules", spec.scale_rule)

@@ -53,6 +53,8 @@ class Capabilities:
     """Library whose arrays the operations take and give: `numpy` or `torch`."""
     native_sr: bool = False
     """Whether SR comes from the hardware's own random bits: statistical tests only."""
+    device_steps: bool = False
+    """Whether `Placement.step` is taken: kernels read the step when they run."""
 
     def profiles(self, a: BlockFormat, b: BlockFormat) -> frozenset[GemmProfile]:
         """Return the GEMM profiles that are declared for operands of these formats."""

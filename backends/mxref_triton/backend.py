@@ -55,6 +55,7 @@ class TritonBackend(Backend):
         gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}) | every_gemm({GemmProfile.BOUNDED}, FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",
+        device_steps=True,
     )
 
     def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:
