@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mxref.backend import Backend
+from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import StepError
@@ -40,6 +41,23 @@ class StepContext:
         self.backend_key = operators.register_backend(self.backend)
         self._closed: int | None = None
         self._warned = False
+        self._streams: dict[int, torch.Tensor] = {}  # of all layers, by operand
+
+    def stream(self, index: int, operand: int, spec: OperandSpec) -> torch.Tensor:
+        """Return the random stream of a layer's operand, as operators take it.
+
+        Layers whose operand would be the same get the same tensor: a compiler, and the sharing of X, then see that it is.
+
+        Args:
+            index: the layer's index in the random streams.
+            operand: the operand's, from `mxref.roles.OPERANDS`.
+            spec: its treatment.
+        """
+        if operators.draws_by_layer(spec):
+            return operators.stream_words(self.seed, index, operand)
+        if operand not in self._streams:
+            self._streams[operand] = operators.stream_words(self.seed, 0, operand)
+        return self._streams[operand]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -8,7 +8,7 @@ needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -62,9 +62,9 @@ class MXLinear(nn.Linear):
         if "fp8" in kinds:
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
         self._has_scales = "fp8" in kinds
-        tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
-        self.gemms = {role: LayerGemm.of(recipe, role, index, context, tally, scales) for role in GemmRole}
-        self.regions: dict[str, Sequence[int]] = dict.fromkeys(READERS, operators.WHOLE)
+        self.tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
+        self.gemms = {role: LayerGemm.of(recipe, role, index, context, self.tally, scales) for role in GemmRole}
+        self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
         self.low_precision = kinds != {"bf16"}
         self.draws = any(
             gemm.kind.draws(spec, context.backend)
@@ -126,6 +126,9 @@ class MXLinear(nn.Linear):
         """Take the state of `__getstate__`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._converted = weakref.ref(self.weight)
+        self.census.whole = self.context.census
+        # A copy counts for itself.
+        self.tally.copy_(operators.register_census(self.census))
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)

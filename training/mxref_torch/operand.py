@@ -29,11 +29,11 @@ class LayerGemm:
     """The class of its two operands."""
     texts: list[str]
     """Treatments of the two operands, from `spec_text`."""
+    streams: list[torch.Tensor]
+    """Their random streams, from `stream_words`."""
     profile: GemmProfile
-    index: int
-    """The layer's index in the random streams."""
     context: StepContext
-    tally: int
+    tally: torch.Tensor
     """The layer's census, from `register_census`."""
     scales: Fp8Scales | None
     """The scales of a layer with FP8."""
@@ -45,16 +45,17 @@ class LayerGemm:
         role: GemmRole,
         index: int,
         context: StepContext,
-        tally: int,
+        tally: torch.Tensor,
         scales: Fp8Scales | None,
     ) -> LayerGemm:
         """Return the GEMM of a role under a recipe."""
-        texts = [operators.spec_text(spec) for spec in recipe.operands(role)]
-        return cls(role, KINDS[recipe.kind(role)], texts, recipe.gemm, index, context, tally, scales)
-
-    def stream(self, which: int) -> list[int]:
-        """Return the random stream of an operand, as operators take it."""
-        return operators.stream_words(self.context.seed, self.index, OPERANDS[self.role][which].id)
+        specs = recipe.operands(role)
+        texts = [operators.spec_text(spec) for spec in specs]
+        streams = [
+            context.stream(index, operand.id, spec)
+            for operand, spec in zip(OPERANDS[role], specs, strict=True)
+        ]
+        return cls(role, KINDS[recipe.kind(role)], texts, streams, recipe.gemm, context, tally, scales)
 
 
 Reader = tuple[LayerGemm, int]
@@ -71,7 +72,7 @@ class Source:
     """[tokens, features], or the weight [outputs, inputs]."""
     place: torch.Tensor
     """Step and tokens, from `step_place`."""
-    region: Sequence[int]
+    region: torch.Tensor
     """Place in the layer's whole tensor, from `region_words`."""
 
 
@@ -218,7 +219,7 @@ class BlockOperand(Operand):
         """Quantize along the axis of each reader; two readers share one read of the tensor."""
         given = source.values, source.place, readers[0][0].context.backend_key
         texts = [gemm.texts[which] for gemm, which in readers]
-        streams = [gemm.stream(which) for gemm, which in readers]
+        streams = [gemm.streams[which] for gemm, which in readers]
         where = source.region, source.tensor != "w"
         if len(readers) == 2:
             row_codes, row_scales, *column = operators.quantize_dual(*given, *texts, *streams, *where)

@@ -91,7 +91,7 @@ def scaled_gemm(
     profile: str,
     out_dtype: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return A B^T of two operands quantized along the contraction axis, and count it.
 
@@ -108,7 +108,7 @@ def scaled_gemm(
         profile: the GEMM profile.
         out_dtype: `float32` or `bfloat16`.
         role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; 0 counts nowhere.
+        tally: handle from `register_census`; None counts nowhere.
 
     Returns:
         [M, N] of `out_dtype`.
@@ -140,7 +140,7 @@ def _(
     profile: str,
     out_dtype: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return a_codes.new_empty((a_codes.shape[0], b_codes.shape[0]), dtype=getattr(torch, out_dtype))
 
@@ -159,7 +159,7 @@ def add_product(
     length: int,
     profile: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> None:
     """Add A B^T to an array in place, and count the GEMM.
 
@@ -176,7 +176,7 @@ def add_product(
         length: contraction length before padding.
         profile: the GEMM profile.
         role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; 0 counts nowhere.
+        tally: handle from `register_census`; None counts nowhere.
 
     Raises:
         MxrefError: as `mxref.Backend.add_product`; `onto` is then as it was.
@@ -203,7 +203,7 @@ def _(
     length: int,
     profile: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> None:
     return None
 
@@ -259,7 +259,7 @@ def _decode(q: torch.Tensor) -> torch.Tensor:
 
 
 @operator
-def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
+def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: torch.Tensor | None = None) -> torch.Tensor:
     """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
 
     FP8 operands are decoded and multiplied without rounding: their values have at most 4 significant
@@ -269,7 +269,7 @@ def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> t
         a: [M, K], bfloat16, float8_e4m3fn or float8_e5m2.
         b: [N, K], likewise.
         role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; 0 counts nowhere.
+        tally: handle from `register_census`; None counts nowhere.
 
     Returns:
         [M, N]: bfloat16 (rounded once) from BF16 operands, float32 from FP8.
@@ -288,6 +288,6 @@ def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> t
 
 
 @fake(dense_gemm)
-def _(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
+def _(a: torch.Tensor, b: torch.Tensor, role: str, tally: torch.Tensor | None = None) -> torch.Tensor:
     dtype = torch.bfloat16 if a.dtype is torch.bfloat16 else torch.float32
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
