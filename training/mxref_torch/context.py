@@ -15,6 +15,7 @@ from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import StepError
+from mxref_torch.sharing import SharedOperands
 
 
 @dataclass
@@ -42,6 +43,7 @@ class StepContext:
         self._closed: int | None = None
         self._warned = False
         self._streams: dict[int, torch.Tensor] = {}  # of all layers, by operand
+        self.shared = SharedOperands()
 
     def stream(self, index: int, operand: int, spec: OperandSpec) -> torch.Tensor:
         """Return the random stream of a layer's operand, as operators take it.
@@ -64,6 +66,8 @@ class StepContext:
         if name in ("step", "token_origin", "global_tokens"):
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
+            if "shared" in vars(self):
+                self.shared.clear()
 
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""

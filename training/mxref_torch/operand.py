@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -31,6 +31,8 @@ class LayerGemm:
     """Treatments of the two operands, from `spec_text`."""
     streams: list[torch.Tensor]
     """Their random streams, from `stream_words`."""
+    by_layer: list[bool]
+    """Whether their random bits are the layer's own."""
     profile: GemmProfile
     context: StepContext
     tally: torch.Tensor
@@ -55,7 +57,9 @@ class LayerGemm:
             context.stream(index, operand.id, spec)
             for operand, spec in zip(OPERANDS[role], specs, strict=True)
         ]
-        return cls(role, KINDS[recipe.kind(role)], texts, streams, recipe.gemm, context, tally, scales)
+        by_layer = [operators.draws_by_layer(spec) for spec in specs]
+        kind = KINDS[recipe.kind(role)]
+        return cls(role, kind, texts, streams, by_layer, recipe.gemm, context, tally, scales)
 
 
 Reader = tuple[LayerGemm, int]
@@ -103,6 +107,11 @@ class Operand(ABC):
         return False
 
     @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return a key that layers have in common whose operands of a tensor are the same; None: each has its own."""
+        return cls
+
+    @classmethod
     @abstractmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Return the operand of the tensors of `saved`."""
@@ -146,6 +155,11 @@ class Bf16Operand(Operand):
         return [cls(cast(source.values, torch.bfloat16))] * len(readers)
 
     @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return None where the operand is the tensor itself, which would be kept alive."""
+        return None if source.values.dtype is torch.bfloat16 else cls
+
+    @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
         """Return 2."""
         return 2.0
@@ -184,6 +198,11 @@ class Fp8Operand(Operand):
     def slot(cls, role: GemmRole) -> str | None:
         """Return one name for all roles."""
         return "fp8"
+
+    @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return None under delayed scaling, whose history each layer has for itself."""
+        return None if _scales(readers[0][0]).delayed else cls
 
     @classmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
@@ -238,6 +257,13 @@ class BlockOperand(Operand):
     def slot(cls, role: GemmRole) -> str | None:
         """Return a name for each role: the blocks of each run along another axis, or are treated otherwise."""
         return role.value
+
+    @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return the treatments and axes of both readers, unless random bits differ between layers."""
+        if any(gemm.by_layer[which] for gemm, which in readers):
+            return None
+        return tuple((gemm.context.backend_key, gemm.role, gemm.texts[which]) for gemm, which in readers)
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:

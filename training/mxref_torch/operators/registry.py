@@ -115,6 +115,8 @@ def register_census(census: Census) -> torch.Tensor:
 def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat) -> None:
     """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
 
+    Fprop within a backward pass is done over by activation checkpointing, and was counted in the forward pass.
+
     Args:
         tally: from `register_census`.
         role: the linear layer's GEMM.
@@ -122,9 +124,9 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         b: format of the second.
     """
     census = None if tally is None else _tallies.get(tally.item())
-    if census is None:
-        return
     gemm = GemmRole(role), a, b
+    if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
+        return
     census[gemm] += 1
     if isinstance(census, LayerCensus):
         census.ran = True
