@@ -260,12 +260,12 @@ class MXLinear(nn.Linear):
         """Return whether what is kept of the weight is of that step and version."""
         return slot in self._weights and self._weights[slot][0] == key
 
-    def advance(self) -> None:
-        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
+    def advance(self, held: torch.Tensor | None = None) -> None:
+        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step; `held` as in Fp8Scales."""
         self._weights.clear()
         self.context.shared.clear()
         if self._has_scales:
-            self.fp8.advance()
+            self.fp8.advance(held)
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""

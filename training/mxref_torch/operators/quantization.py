@@ -10,10 +10,11 @@ from mxref.backend import Backend
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import OperandSpec
+from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec
+from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec, placed
 
 
 @operator
@@ -148,14 +149,14 @@ def _placement(
     step, first, total = place.tolist()
     source = Stream(low | high << 32, step, layer, operand)
     if spec.rounding is not Rounding.SR:
-        return Placement(source)
+        return placed(source) if spec.signs is not SignPolicy.FIXED else Placement(source)
     row, column, rows, columns = region.tolist()
     if tokens:
         row, rows = first, total
     if rows < 0 and columns < 0:
-        return Placement(source, (row, column))
+        return placed(source, (row, column))
     own = (rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1])
-    return Placement(source, (row, column), own)
+    return placed(source, (row, column), own)
 
 
 def _tensors(q: MXArray, impl: Backend) -> tuple[torch.Tensor, torch.Tensor]:

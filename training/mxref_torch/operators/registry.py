@@ -6,7 +6,8 @@ import itertools
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.tomlio import build, nearest, to_table
 
@@ -133,6 +135,33 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         census.trained |= gemm[0] is not GemmRole.FPROP
         if census.whole is not None:
             census.whole[gemm] += 1
+
+
+_device_step: torch.Tensor | None = None
+
+
+@contextmanager
+def device_step(step: torch.Tensor) -> Iterator[None]:
+    """Have kernels within the block read the step from the device: a CUDA graph that is captured there has no number.
+
+    It holds for all threads, as a backward pass runs on others.
+
+    Args:
+        step: int64 [1] on the device of the operands.
+    """
+    global _device_step
+    before, _device_step = _device_step, step
+    try:
+        yield
+    finally:
+        _device_step = before
+
+
+def placed(stream: Stream, *where: Any) -> Placement:
+    """Return a placement whose step is the one of `device_step`, if there is one."""
+    if _device_step is None:
+        return Placement(stream, *where)
+    return Placement(stream, *where, step=_device_step)
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
