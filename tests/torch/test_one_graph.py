@@ -58,7 +58,7 @@ def test_the_first_block_is_compiled_and_no_other(name: str) -> None:
     assert counters["aot_autograd"]["total"] == 1
 
 
-@pytest.mark.parametrize("name", ("mxfp4_h16", "tseng"))
+@pytest.mark.parametrize("name", ["mxfp4_h16", "tseng"])
 def test_a_whole_model_is_compiled_once(name: str) -> None:
     torch._dynamo.reset()
     counters.clear()

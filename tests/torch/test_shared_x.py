@@ -83,7 +83,9 @@ def test_current_scaling_of_fp8_shares_and_delayed_does_not(monkeypatch: pytest.
     from mxref_torch.fp8 import Fp8Scales
 
     right, seen = Fp8Scales.quantize, []
-    monkeypatch.setattr(Fp8Scales, "quantize", lambda self, name, x: seen.append(name) or right(self, name, x))
+    monkeypatch.setattr(
+        Fp8Scales, "quantize", lambda self, name, x: seen.append(name) or right(self, name, x)
+    )
     for scaling, times in (("current", 1), ("delayed", 2)):
         block: Any = nn.ModuleDict({"block": Block(64)})
         convert(block, recipe_from_table({"all": {"format": "fp8"}, "fp8_scaling": scaling}), seed=5)

@@ -148,9 +148,9 @@ class CapturedStep:
         reads_step = getattr(backend.capabilities, "device_steps", False)
         if self.capture and not reads_step and any(layer.draws for layer in self._layers):
             raise UnsupportedError(
-                f"the recipe draws random bits in each step, and backend {backend.name!r} does not declare device_steps: "
-                "a captured step would draw the same bits again; pass capture=False, or take a recipe without SR and "
-                "without random signs"
+                f"the recipe draws random bits in each step, and backend {backend.name!r} does not declare "
+                "device_steps: a captured step would draw the same bits again; pass capture=False, or take a recipe "
+                "without SR and without random signs"
             )
 
     def __call__(self, *batch: Tensor, step: int | None = None) -> StepOutcome | None:

@@ -48,7 +48,7 @@ class StepContext:
     def stream(self, index: int, operand: int, spec: OperandSpec) -> torch.Tensor:
         """Return the random stream of a layer's operand, as operators take it.
 
-        Layers whose operand would be the same get the same tensor: a compiler, and the sharing of X, then see that it is.
+        Layers whose operand would be the same get the same tensor: a compiler then sees that it is.
 
         Args:
             index: the layer's index in the random streams.

@@ -64,7 +64,9 @@ class MXLinear(nn.Linear):
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
         self._has_scales = "fp8" in kinds
         self.tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
-        self.gemms = {role: LayerGemm.of(recipe, role, index, context, self.tally, scales) for role in GemmRole}
+        self.gemms = {
+            role: LayerGemm.of(recipe, role, index, context, self.tally, scales) for role in GemmRole
+        }
         self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
         self.low_precision = kinds != {"bf16"}
         self.draws = any(
@@ -261,7 +263,11 @@ class MXLinear(nn.Linear):
         return slot in self._weights and self._weights[slot][0] == key
 
     def advance(self, held: torch.Tensor | None = None) -> None:
-        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step; `held` as in Fp8Scales."""
+        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.
+
+        Args:
+            held: as in `Fp8Scales.advance`.
+        """
         self._weights.clear()
         self.context.shared.clear()
         if self._has_scales:
@@ -303,7 +309,9 @@ class _LinearFunction(torch.autograd.Function):
         return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, dy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         layer = ctx.layer
         place, weight, *saved = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes

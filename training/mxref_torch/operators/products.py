@@ -259,7 +259,9 @@ def _decode(q: torch.Tensor) -> torch.Tensor:
 
 
 @operator
-def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: torch.Tensor | None = None) -> torch.Tensor:
+def dense_gemm(
+    a: torch.Tensor, b: torch.Tensor, role: str, tally: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
 
     FP8 operands are decoded and multiplied without rounding: their values have at most 4 significant
