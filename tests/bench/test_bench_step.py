@@ -76,7 +76,7 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
 
     plain = operators.quantize, operators.dense_gemm, Fp8Scales.quantize
     # Seven layers, in two micro-batches each: X, dY, and once the weight, which MXFP4 prepares for two GEMMs.
-        # Seven layers read four X: one for q, k and v, and one for gate and up, which MXFP4 makes once.
+    # Seven layers read four X: one for q, k and v, and one for gate and up, which MXFP4 makes once.
     for recipe, quantized in (("bf16", 0), ("fp8", 7 * (2 + 2 + 1)), ("mxfp4", 4 * 2 + 7 * (2 + 1 + 2))):
         called.clear()
         with step.timed_parts(timed):
@@ -140,7 +140,9 @@ def test_recipes_may_name_a_profile() -> None:
 @pytest.mark.parametrize("name", step.SIZES)
 def test_sizes_fit(name: str) -> None:
     config = step.config_of(name)
-    assert config.model.width == {"wide": 512, "llama-50m": 512, "llama-1b": 2048, "llama-8b-slice": 4096}[name]
+    assert (
+        config.model.width == {"wide": 512, "llama-50m": 512, "llama-1b": 2048, "llama-8b-slice": 4096}[name]
+    )
     assert config.run.batch % config.run.sequences == 0
 
 

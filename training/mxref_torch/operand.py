@@ -220,6 +220,8 @@ class Fp8Operand(Operand):
 
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply the FP8 values in float32, then by both inverse scales."""
+        if dtype is torch.bfloat16 and self.data.device.type == "cuda":
+            return _dense(self.data, other.data, gemm, self.inverse, other.inverse)
         return cast(_dense(self.data, other.data, gemm) * self.inverse * other.inverse, dtype)
 
 
@@ -317,12 +319,18 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return t if t.dtype is dtype else t.to(dtype)
 
 
-def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm) -> torch.Tensor:
-    """Return the product of two tensors that have no blocks, the contraction axis of each turned last."""
+def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.Tensor) -> torch.Tensor:
+    """Return the product of two tensors that have no blocks, the contraction axis of each turned last.
+
+    A GPU's FP8 units read rows along that axis alone: turned here, and not in the operator, a compiler can turn the
+    tensor where it casts it.
+    """
+    turns = a.device.type == "cuda" and a.dtype is not torch.bfloat16
     rows, columns = (
-        t if operand.axis == 1 else t.t() for operand, t in zip(OPERANDS[gemm.role], (a, b), strict=True)
+        t if operand.axis == 1 else (t.t().contiguous() if turns else t.t())
+        for operand, t in zip(OPERANDS[gemm.role], (a, b), strict=True)
     )
-    product: torch.Tensor = operators.dense_gemm(rows, columns, gemm.role.value, gemm.tally)
+    product: torch.Tensor = operators.dense_gemm(rows, columns, gemm.role.value, gemm.tally, *inverses)
     return product
 
 
