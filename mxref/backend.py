@@ -303,6 +303,13 @@ class Backend(ABC):
         """
         return False
 
+    def range_words(self) -> tuple[Any, ...]:
+        """Return the arrays on the device that are not zero where `range_exceeded` would say yes.
+
+        A step that must not wait reads and clears them on the device in its place.
+        """
+        return ()
+
     def widened(self) -> AbstractContextManager[None]:
         """Return a context within which GEMMs take the widest range that the backend has, at its own speed."""
         return nullcontext()

@@ -78,6 +78,14 @@ class Capabilities:
         if not any((p, f) == (profile, b) for p, _, f in self.gemms):
             self.require(backend, "gemms", (profile, b, b))
 
+    def require_device_steps(self, backend: str) -> None:
+        """Raise UnsupportedError unless a step in the memory of the device is declared."""
+        if not self.device_steps:
+            raise UnsupportedError(
+                f"backend {backend!r} does not declare device_steps, so it takes no placement.step; give the number to "
+                "the stream, as in Stream(seed, step=3), or choose another backend"
+            )
+
     def require_prescale(self, backend: str) -> None:
         """Raise UnsupportedError unless the prescale is declared, in quantization and in the GEMM alike."""
         if not self.prescale:

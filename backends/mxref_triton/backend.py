@@ -86,6 +86,10 @@ class TritonBackend(Backend):
         """Return whether an operand of a `bounded` GEMM since the last call was out of range; waits for the GPU."""
         return self._flag.take()
 
+    def range_words(self) -> tuple[torch.Tensor, ...]:
+        """Return the words that kernels set, int32 [1], one for each device used so far."""
+        return self._flag.words()
+
     @contextmanager
     def widened(self) -> Iterator[None]:
         """Return a context in which kernels without a range answer `bounded`; their results are of every class."""

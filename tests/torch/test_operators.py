@@ -58,12 +58,12 @@ def samples():
         layout = operators.prepare(*b, name, spec, 64, "ordered")
         assert len(layout) == 3 * (name == laying)
         for out in ("float32", "bfloat16"):
-            yield operators.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", 0)
+            yield operators.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", None)
         yield (
             operators.add_product,
-            (torch.randn(64, 32), *a, *b, layout, name, spec, spec, 64, "ordered", "wgrad", 0),
+            (torch.randn(64, 32), *a, *b, layout, name, spec, spec, 64, "ordered", "wgrad", None),
         )
-    yield operators.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", 0)
+    yield operators.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", None)
 
 
 def test_an_operator_refuses_to_be_differentiated():
@@ -80,7 +80,7 @@ def test_opcheck():
     for op, arguments in samples():
         torch.library.opcheck(op, arguments)
     x = torch.randn(64, 64)
-    arguments = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2), "dgrad", 0
+    arguments = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2), "dgrad", None
     # The schema check compares the arguments before and after, which torch cannot do for FP8.
     checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     torch.library.opcheck(operators.dense_gemm, arguments, test_utils=checks)
@@ -92,7 +92,7 @@ def test_operators_refuse_what_does_not_fit():
     stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
     q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
-        operators.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", 0)
+        operators.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", None)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
         operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
     other = Laying()

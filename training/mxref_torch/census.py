@@ -36,8 +36,8 @@ def expected_census(
 ) -> operators.Census:
     """Return the GEMMs that forward and backward of one optimizer step run, by role and formats.
 
-    It follows from module names and the recipe alone, not from what `convert` made of them. Activation
-    checkpointing would run Fprop again: take the census without it.
+    It follows from module names and the recipe alone, not from what `convert` made of them. What activation
+    checkpointing does over in the backward pass is not counted.
 
     Args:
         model: converted or not.

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from mxref.backend import Backend
+from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import StepError
+from mxref_torch.sharing import SharedOperands
 
 
 @dataclass
@@ -40,12 +42,32 @@ class StepContext:
         self.backend_key = operators.register_backend(self.backend)
         self._closed: int | None = None
         self._warned = False
+        self._streams: dict[int, torch.Tensor] = {}  # of all layers, by operand
+        self.shared = SharedOperands()
+
+    def stream(self, index: int, operand: int, spec: OperandSpec) -> torch.Tensor:
+        """Return the random stream of a layer's operand, as operators take it.
+
+        Layers whose operand would be the same get the same tensor: a compiler then sees that it is.
+
+        Args:
+            index: the layer's index in the random streams.
+            operand: the operand's, from `mxref.roles.OPERANDS`.
+            spec: its treatment.
+        """
+        if operators.draws_by_layer(spec):
+            return operators.stream_words(self.seed, index, operand)
+        if operand not in self._streams:
+            self._streams[operand] = operators.stream_words(self.seed, 0, operand)
+        return self._streams[operand]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("step", "token_origin", "global_tokens"):
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
+            if "shared" in vars(self):
+                self.shared.clear()
 
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""

@@ -8,7 +8,7 @@ needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from mxref_torch.context import StepContext, repeated
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.operand import LayerGemm, Operand, Source
+from mxref_torch.sharing import Made
 
 _BF16 = OperandSpec(format=BF16)
 BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
@@ -62,9 +63,11 @@ class MXLinear(nn.Linear):
         if "fp8" in kinds:
             self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
         self._has_scales = "fp8" in kinds
-        tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
-        self.gemms = {role: LayerGemm.of(recipe, role, index, context, tally, scales) for role in GemmRole}
-        self.regions: dict[str, Sequence[int]] = dict.fromkeys(READERS, operators.WHOLE)
+        self.tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
+        self.gemms = {
+            role: LayerGemm.of(recipe, role, index, context, self.tally, scales) for role in GemmRole
+        }
+        self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
         self.low_precision = kinds != {"bf16"}
         self.draws = any(
             gemm.kind.draws(spec, context.backend)
@@ -84,13 +87,14 @@ class MXLinear(nn.Linear):
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
+        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             if self.low_precision and not torch.compiler.is_compiling():
                 self._check_step()
-            y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
         else:
             role = GemmRole.FPROP
-            a = self.operands("x", tokens, place, (role,))[role]
+            a = self.operands("x", tokens, place, (role,), shared=shared)[role]
             w = self.weight_operand(role, self.weight, place, None)
             y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
         # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
@@ -126,6 +130,9 @@ class MXLinear(nn.Linear):
         """Take the state of `__getstate__`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._converted = weakref.ref(self.weight)
+        self.census.whole = self.context.census
+        # A copy counts for itself.
+        self.tally.copy_(operators.register_census(self.census))
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
@@ -135,6 +142,7 @@ class MXLinear(nn.Linear):
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
         self._weights.clear()
+        self.context.shared.clear()
         self._trained = None
 
     def lies_at(self, tensor: str, placement: Placement) -> None:
@@ -161,6 +169,7 @@ class MXLinear(nn.Linear):
         place: torch.Tensor,
         roles: Collection[GemmRole],
         observe: bool = False,
+        shared: Made | None = None,
     ) -> dict[GemmRole, Operand]:
         """Return X, W or dY as each of the roles reads it.
 
@@ -170,6 +179,7 @@ class MXLinear(nn.Linear):
             place: where the micro-batch lies in training.
             roles: the GEMMs that will read it.
             observe: whether FP8's history takes note of it: in training, not in evaluation.
+            shared: operands that other layers made of these values in this step, to which it adds its own.
         """
         source = Source(tensor, values, place, self.regions[tensor])
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
@@ -178,7 +188,11 @@ class MXLinear(nn.Linear):
             kind = readers[0][0].kind
             alike = [reader for reader in readers if reader[0].kind is kind]
             readers = [reader for reader in readers if reader[0].kind is not kind]
-            operands = kind.make(source, alike)
+            key = None if shared is None else kind.shared_as(source, alike)
+            if shared is None or key is None:
+                operands = kind.make(source, alike)
+            else:
+                operands = shared.get(key) or shared.setdefault(key, kind.make(source, alike))
             if observe:
                 operands[0].observe(tensor, alike[0][0])
             made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
@@ -248,11 +262,16 @@ class MXLinear(nn.Linear):
         """Return whether what is kept of the weight is of that step and version."""
         return slot in self._weights and self._weights[slot][0] == key
 
-    def advance(self) -> None:
-        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
+    def advance(self, held: torch.Tensor | None = None) -> None:
+        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.
+
+        Args:
+            held: as in `Fp8Scales.advance`.
+        """
         self._weights.clear()
+        self.context.shared.clear()
         if self._has_scales:
-            self.fp8.advance()
+            self.fp8.advance(held)
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""
@@ -270,11 +289,16 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        place: torch.Tensor,
+        layer: MXLinear,
+        shared: Made | None,
     ) -> torch.Tensor:
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("x", x, place, roles, observe=True)
+        made = layer.operands("x", x, place, roles, observe=True, shared=shared)
         kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, weight if needs_dx else None, *kept)
@@ -285,7 +309,9 @@ class _LinearFunction(torch.autograd.Function):
         return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, dy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         layer = ctx.layer
         place, weight, *saved = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
@@ -305,7 +331,7 @@ class _LinearFunction(torch.autograd.Function):
                 dw = made[role].multiply(x, gemm, dy.shape[0], w_dtype)
             else:
                 made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
-        return dx, dw, None, None
+        return dx, dw, None, None, None
 
 
 def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:

@@ -101,6 +101,10 @@ class RangeFlag:
             self._words[device] = torch.zeros(1, dtype=torch.int32, device=device)
         return self._words[device]
 
+    def words(self) -> tuple[torch.Tensor, ...]:
+        """Return the words of all devices so far."""
+        return tuple(self._words.values())
+
     def take(self) -> bool:
         """Return whether any word was set, after all work in flight, and clear them."""
         found = False

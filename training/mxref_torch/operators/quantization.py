@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -11,10 +10,11 @@ from mxref.backend import Backend
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import OperandSpec
+from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.operators.registry import backend_of, block_format, fake, operator, parse_spec
+from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec, placed
 
 
 @operator
@@ -24,8 +24,8 @@ def quantize(
     backend: str,
     spec: str,
     axis: int,
-    stream: Sequence[int],
-    region: Sequence[int],
+    stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a matrix in the block format of a spec as packed codes and scale codes, block axis last.
@@ -65,8 +65,8 @@ def _(
     backend: str,
     spec: str,
     axis: int,
-    stream: Sequence[int],
-    region: Sequence[int],
+    stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _empty(x, spec, axis)
@@ -79,9 +79,9 @@ def quantize_dual(
     backend: str,
     row_spec: str,
     column_spec: str,
-    row_stream: Sequence[int],
-    column_stream: Sequence[int],
-    region: Sequence[int],
+    row_stream: torch.Tensor,
+    column_stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `quantize` returns along axis 1 and then along axis 0, from one read where the backend has it.
@@ -122,9 +122,9 @@ def _(
     backend: str,
     row_spec: str,
     column_spec: str,
-    row_stream: Sequence[int],
-    column_stream: Sequence[int],
-    region: Sequence[int],
+    row_stream: torch.Tensor,
+    column_stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
@@ -134,26 +134,29 @@ def _placement(
     x: torch.Tensor,
     place: torch.Tensor,
     spec: OperandSpec,
-    words: Sequence[int],
-    region: Sequence[int],
+    stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> Placement:
     """Return the random stream of an operand and, under SR, where it lies in the global tensor.
 
-    Only SR depends on the place; anything else may be split into parts of any length.
+    Only SR depends on the place; anything else may be split into parts of any length. Where nothing is drawn,
+    the stream names the operand alone.
     """
+    low, high, layer, operand = stream.tolist()
+    if not draws(spec):
+        return Placement(Stream(0, 0, 0, operand))
     step, first, total = place.tolist()
-    low, high, layer, operand = words
-    stream = Stream(low | high << 32, step, layer, operand)
+    source = Stream(low | high << 32, step, layer, operand)
     if spec.rounding is not Rounding.SR:
-        return Placement(stream)
-    row, column, rows, columns = region
+        return placed(source) if spec.signs is not SignPolicy.FIXED else Placement(source)
+    row, column, rows, columns = region.tolist()
     if tokens:
         row, rows = first, total
     if rows < 0 and columns < 0:
-        return Placement(stream, (row, column))
+        return placed(source, (row, column))
     own = (rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1])
-    return Placement(stream, (row, column), own)
+    return placed(source, (row, column), own)
 
 
 def _tensors(q: MXArray, impl: Backend) -> tuple[torch.Tensor, torch.Tensor]:
