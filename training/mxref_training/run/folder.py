@@ -33,7 +33,15 @@ _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
 """What `run.json` is renamed to before a run is deleted: with it, the files of the run are rubbish."""
 _LOCK = "run.lock"
-_OWN = ("config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "checkpoints", "run.json")
+_OWN = (
+    "config.toml",
+    "recipe.toml",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "shadow.npz",
+    "checkpoints",
+    "run.json",
+)
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
