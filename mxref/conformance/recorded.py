@@ -120,7 +120,8 @@ def load_recording(path: str | Path) -> Recording:
         FileFormatError: the file is missing, damaged, or holds something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # NumPy leaves a file open that is no archive.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             meta = json.loads(str(file["meta"]))
             if meta["format"] != FORMAT:
                 raise FileFormatError(f"its format is {meta['format']}, this version of mxref reads {FORMAT}")

@@ -11,6 +11,7 @@ import numpy as np
 from mxref.backend import Backend
 from mxref.conformance.compare import product_check, quantize_check
 from mxref.conformance.model import Failure, Subject
+from mxref.conformance.outcome import failure_text
 from mxref.conformance.recorded import (
     Call,
     RecordedProduct,
@@ -73,8 +74,6 @@ class ReplayReport:
 
     def __str__(self) -> str:
         """Return the report as lines."""
-        from mxref.conformance.report import failure_text
-
         lines = [f"recorded by backend {self.recorded_by}" + (f": {self.reason}" if self.reason else "")]
         lines += [f"  {key}: {value}" for key, value in self.facts.items()]
         shown_one = False

@@ -8,6 +8,7 @@ from mxref_torch.census import check_census, expected_census
 from mxref_torch.context import StepContext
 from mxref_torch.conversion import convert
 from mxref_torch.errors import LayerError, ShadowError, StepError
+from mxref_torch.finite import find_nonfinite
 from mxref_torch.gradient import sole_uses
 from mxref_torch.layer import MXLinear
 from mxref_torch.recording import record
@@ -26,6 +27,7 @@ __all__ = [
     "check_stochastic_rounding",
     "convert",
     "expected_census",
+    "find_nonfinite",
     "record",
     "restart",
     "shadow",
