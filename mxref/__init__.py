@@ -2,6 +2,7 @@
 
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities
+from mxref.check import check_quantizer
 from mxref.dialects import DIALECTS
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError, UnsupportedError
@@ -58,6 +59,7 @@ __all__ = [
     "SignPolicy",
     "Stream",
     "UnsupportedError",
+    "check_quantizer",
     "dequantize",
     "get_backend",
     "hadamard",

@@ -35,6 +35,7 @@ _OWN = {
     "backends": "mxref.cli.backends:backends",
     "warm-up": "mxref.cli.warm_up:warm_up",
     "conform": "mxref.cli.conform:conform",
+    "compare": "mxref.cli.compare:compare",
     "vectors": "mxref.cli.vectors:vectors",
 }
 

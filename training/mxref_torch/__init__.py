@@ -7,15 +7,19 @@ GEMMs that ran, and the check of stochastic rounding looks at its mean and sprea
 from mxref_torch.census import check_census, expected_census
 from mxref_torch.context import StepContext
 from mxref_torch.conversion import convert
-from mxref_torch.errors import LayerError, StepError
+from mxref_torch.errors import LayerError, ShadowError, StepError
+from mxref_torch.finite import find_nonfinite
 from mxref_torch.gradient import sole_uses
 from mxref_torch.layer import MXLinear
+from mxref_torch.recording import record
+from mxref_torch.shadow import shadow
 from mxref_torch.steps import advance, restart
 from mxref_torch.stochastic import check_stochastic_rounding
 
 __all__ = [
     "LayerError",
     "MXLinear",
+    "ShadowError",
     "StepContext",
     "StepError",
     "advance",
@@ -23,6 +27,9 @@ __all__ = [
     "check_stochastic_rounding",
     "convert",
     "expected_census",
+    "find_nonfinite",
+    "record",
     "restart",
+    "shadow",
     "sole_uses",
 ]

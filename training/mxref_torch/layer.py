@@ -181,6 +181,9 @@ class MXLinear(nn.Linear):
             observe: whether FP8's history takes note of it: in training, not in evaluation.
             shared: operands that other layers made of these values in this step, to which it adds its own.
         """
+        if not torch.compiler.is_compiling():
+            for watcher in operators.watchers:
+                watcher.reading(self.index, tensor)
         source = Source(tensor, values, place, self.regions[tensor])
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}

@@ -146,9 +146,12 @@ def _zeros_and_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArra
 
 
 def _permuted(plan: Plan, rng: np.random.Generator, clause: str, blocks: int) -> Check:
-    """Blame the layout where the very codes, or scales, that are right lie in another order."""
     shape = (48, plan.format.k * blocks)
-    request = Request(plan.cast(tame(rng, shape, made=plan.format)), plan.base, rng=STREAM)
+    return permuted(clause, Request(plan.cast(tame(rng, shape, made=plan.format)), plan.base, rng=STREAM))
+
+
+def permuted(clause: str, request: Request) -> Check:
+    """Return the check that blames the layout where the right codes, or scales, lie in another order."""
 
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
         if clause != "packing.scales":

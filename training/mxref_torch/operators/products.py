@@ -16,6 +16,7 @@ from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators.registry import backend_of, block_format, count, fake, operator, parse_spec
+from mxref_torch.operators.watch import watchers
 
 
 @operator
@@ -123,6 +124,8 @@ def scaled_gemm(
     )
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
     count(tally, role, a.format, b.format)
+    for watcher in watchers:
+        watcher.multiplied(impl, a, b, GemmProfile(profile), out_dtype, role, out)
     return from_backend(out, impl)
 
 

@@ -15,6 +15,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec, placed
+from mxref_torch.operators.watch import watchers
 
 
 @operator
@@ -48,13 +49,10 @@ def quantize(
         MxrefError: as `mxref.Backend.quantize`.
     """
     impl, treatment = backend_of(backend), parse_spec(spec)
-    q = impl.quantize(
-        to_backend(x, impl),
-        treatment,
-        axis=axis,
-        placement=_placement(x, place, treatment, stream, region, tokens),
-        pad=tokens and axis == 0,
-    )
+    placement, pad = _placement(x, place, treatment, stream, region, tokens), tokens and axis == 0
+    q = impl.quantize(to_backend(x, impl), treatment, axis=axis, placement=placement, pad=pad)
+    for watcher in watchers:
+        watcher.quantized(impl, x, treatment, axis, placement, pad, q)
     return _tensors(q, impl)
 
 
@@ -112,6 +110,9 @@ def quantize_dual(
     by_row, by_column = impl.quantize_dual(
         to_backend(x, impl), specs, placements=(row, column), pads=(False, tokens)
     )
+    for watcher in watchers:
+        watcher.quantized(impl, x, specs[0], 1, row, False, by_row)
+        watcher.quantized(impl, x, specs[1], 0, column, tokens, by_column)
     return (*_tensors(by_row, impl), *_tensors(by_column, impl))
 
 

@@ -47,6 +47,13 @@ __all__ = ["ablate", "report", "train"]
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as in run.batch=16."
 )
 @click.option(
+    "--shadow",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Repeat this share of the operations in block formats by the reference, as in 1e-3, and stop at a bit that "
+    "differs; the same as --set run.shadow=SHARE.",
+)
+@click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
@@ -67,6 +74,7 @@ def train(
     steps: int | None,
     backend: str | None,
     overrides: tuple[str, ...],
+    shadow: float | None,
     resume: bool,
     dry_run: bool,
 ) -> None:
@@ -92,6 +100,7 @@ def train(
     tables: list[str | dict[str, Any]] = [*overrides]
     tables.append({"data": {key: value for key, value in flags.items() if value is not None}})
     tables.append({"run": {"steps": steps}} if steps else {})
+    tables.append({"run": {"shadow": shadow}} if shadow is not None else {})
     loaded, treatment = load_config(config, tables), find_recipe(recipe)
     name, why = choose(backend)
     chosen = get_backend(name)

@@ -33,7 +33,15 @@ _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
 """`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
-_OWN = ("config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "checkpoints", "run.json")
+_OWN = (
+    "config.toml",
+    "recipe.toml",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "shadow.npz",
+    "checkpoints",
+    "run.json",
+)
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from numpy.typing import NDArray
 import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref.roles import GemmRole
 from mxref_training.config import TrainConfig
 from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.errors import CheckpointError, DivergedError, start_over
+from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.device import (
     deterministic,
@@ -131,7 +134,8 @@ def train(
                 }
                 folder.create(recipe, corpus, device_name(device), facts)
             folder.describe(config, recipe)
-            run.go(min(config.run.steps, stop_after or config.run.steps), label)
+            with run.shadowed():
+                run.go(min(config.run.steps, stop_after or config.run.steps), label)
             step = run.step
         result = outcome(folder, config)
         if step == config.run.steps:
@@ -171,6 +175,22 @@ class _Run:
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
         self.marks = self._restore(step) if step else {}
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store)
+
+    @contextmanager
+    def shadowed(self) -> Iterator[None]:
+        """Have the reference repeat the share `run.shadow` of the block's operations; say what was compared."""
+        share = self.config.run.shadow
+        if not share:
+            yield
+            return
+        if all(self.recipe.kind(role) != "block" for role in GemmRole):
+            raise ConfigError(
+                f"run.shadow = {share}, but the recipe has no block format to compare: set run.shadow = 0"
+            )
+        file = self.folder.path / "shadow.npz"
+        with mxref_torch.shadow(self.model, share, file=file, seed=self.config.run.seed) as watch:
+            yield
+            self.sink.note(str(watch))
 
     def go(self, last: int, label: str) -> None:
         """Train up to the step `last`."""

@@ -13,7 +13,7 @@ from interpreted.gemm_operands import bits, drawn, on
 from mxref import GemmProfile
 from mxref.capabilities import every_gemm
 from mxref.conformance import check
-from mxref.conformance.report import failure_text
+from mxref.conformance.outcome import failure_text
 from mxref.errors import BackendError, RecipeError, UnsupportedError
 from mxref.formats import MXFP4
 from mxref.gemm import bounded_tolerance, scaled_gemm
