@@ -24,7 +24,7 @@ def recipe(name):
 
 def fresh(name):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64, bias=False))
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32, bias=False))
     return model, convert(model, recipe(name), backend=get_backend("reference"), seed=7)
 
 
@@ -32,7 +32,7 @@ def step(model, context, number):
     """Run forward and backward of a step, close it, and return everything that it computed."""
     torch.manual_seed(100 + number)
     context.step = number
-    x = torch.randn(32, 64, requires_grad=True)
+    x = torch.randn(32, 32, requires_grad=True)
     model.zero_grad()
     y = model(x)
     y.square().sum().backward()
@@ -79,12 +79,12 @@ def test_the_history_of_fp8_goes_on_under_an_equal_recipe_and_starts_anew_under_
 
 def test_a_recipe_does_not_change_inside_an_optimizer_step():
     model, _ = fresh("mxfp4")
-    loss = model(torch.randn(32, 64)).sum()
+    loss = model(torch.randn(32, 32)).sum()
     use(model, "fp8")
     with pytest.raises(StepError, match="between forward and backward"):
         loss.backward()
     model, _ = fresh("mxfp4")
-    model(torch.randn(32, 64)).sum().backward()
+    model(torch.randn(32, 32)).sum().backward()
     with pytest.raises(StepError, match=r"inside the optimizer step 0.*advance"):
         use(model, "fp8")
     advance(model)

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import BF16
 from mxref.placement import Placement
-from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.context import StepContext, repeated
+from mxref_torch.context import StepContext, repeated, stood_still
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.operand import LayerGemm, Operand, Source
-
-_BF16 = OperandSpec(format=BF16)
-BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
-"""The recipe of the layers that `keep_bf16` names."""
 
 WeightKey = tuple[int, int, int]
 """Step, version and address of a weight, of which an operand was made."""
@@ -58,7 +54,7 @@ class MXLinear(nn.Linear):
         self.census = operators.LayerCensus()
         self.census.whole = context.census
         context.layers.append(self.census)
-        self._tally = operators.register_census(self.census)
+        self.tally = operators.register_census(self.census)
         self.regions: dict[str, Sequence[int]] = dict.fromkeys(READERS, operators.WHOLE)
         self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
         self._converted = weakref.ref(self.weight)
@@ -78,7 +74,7 @@ class MXLinear(nn.Linear):
         Raises:
             StepError: a backward pass has run since the last `advance`.
         """
-        if recipe == self.recipe:
+        if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
             return
         if self.census.trained:
             raise StepError(
@@ -97,7 +93,7 @@ class MXLinear(nn.Linear):
         if "fp8" in kinds:
             self.fp8 = Fp8Scales(recipe.fp8_scaling, self.weight.device)
         self._has_scales = "fp8" in kinds
-        given = self.index, self.context, self._tally, self.fp8 if self._has_scales else None
+        given = self.index, self.context, self.tally, self.fp8 if self._has_scales else None
         self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
         self.draws = any(
@@ -115,7 +111,7 @@ class MXLinear(nn.Linear):
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if self.low_precision and not torch.compiler.is_compiling():
+            if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
                 self._check_step()
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
         else:
@@ -138,6 +134,8 @@ class MXLinear(nn.Linear):
                 self.context.note_next_step()
             elif self.draws:
                 raise StepError(repeated(now[0]))
+            elif self.context.follows_schedule:
+                raise StepError(stood_still(now[0]))
         self._trained = now
 
     def _has_own_weight(self, weight: torch.Tensor) -> bool:
