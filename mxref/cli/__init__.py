@@ -36,6 +36,7 @@ _OWN = {
     "warm-up": "mxref.cli.warm_up:warm_up",
     "conform": "mxref.cli.conform:conform",
     "vectors": "mxref.cli.vectors:vectors",
+    "recipes": "mxref.cli.recipes:recipes",
 }
 
 

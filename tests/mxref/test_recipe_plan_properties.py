@@ -30,28 +30,18 @@ BLOCKS = st.builds(
     st.sampled_from(["", *map(str, range(-6, 7))]),
 )
 RULES = st.lists(
-    st.builds(
-        lambda match, blocks, recipe: {k: v for k, v in {"match": match, "blocks": blocks, "recipe": recipe}.items() if v},
-        st.none() | st.lists(GLOBS, min_size=1, max_size=3),
-        st.none() | BLOCKS,
-        TREATMENTS,
+    st.fixed_dictionaries(
+        {"recipe": TREATMENTS}, optional={"match": st.lists(GLOBS, min_size=1, max_size=3), "blocks": BLOCKS}
     ).filter(lambda rule: len(rule) > 1),
     max_size=3,
-)  # fmt: skip
+)
 POSITIONS = st.one_of(
     st.integers(0, 40),
     st.integers(0, 100).map(lambda p: f"{p}%"),
     st.integers(0, 1000).map(lambda p: f"{p / 10}%"),
 )
 PHASES = st.lists(
-    st.builds(
-        lambda start, until, recipe: {
-            k: v for k, v in {"start": start, "until": until, "recipe": recipe}.items() if v is not None
-        },
-        st.none() | POSITIONS,
-        st.none() | POSITIONS,
-        TREATMENTS,
-    ),
+    st.fixed_dictionaries({"recipe": TREATMENTS}, optional={"start": POSITIONS, "until": POSITIONS}),
     max_size=3,
 )
 FILES = st.builds(

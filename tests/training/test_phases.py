@@ -14,8 +14,9 @@ from mxref.errors import RecipeError
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import dumps
 from mxref_torch import LayerError
-from mxref_training.config import find_recipe
+from mxref_training.config import find_recipe, load_config
 from mxref_training.errors import CheckpointError
+from mxref_training.run.estimate import memory
 from mxref_training.run.treatment import describe
 from training_setup import Saboteur, change, crash, lines, metrics, run, weights
 
@@ -36,7 +37,7 @@ PLAN = recipe_from_table(
 
 def test_stopping_anywhere_and_going_on_changes_no_bit(tmp_path: Path) -> None:
     run(tmp_path / "whole", PLAN)
-    for step in range(1, 7):
+    for step in (1, 2, 3, 5):  # inside FP8, at its end, inside MXFP4, at both ends of the healing
         parts = tmp_path / f"parts{step}"
         run(parts, PLAN, stop_after=step)
         run(parts, PLAN)
@@ -109,36 +110,36 @@ def test_the_first_step_of_every_phase_is_held_to_its_recipe(
 
 def test_the_dry_run_and_texts_show_layers_and_phases(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(dumps(PLAN))
-    found = CliRunner().invoke(
-        main,
-        ["train", "tiny", "--recipe", str(tmp_path / "plan.toml"), "--dry-run", "--backend", "reference"],
-        catch_exceptions=False,
-    )
-    text = " ".join(found.stdout.split())
-    assert "GEMMs per step, healing steps 5 to 5" not in text  # 5 lies within the share of the 20 steps
-    assert found.exit_code == 2
-    assert "begins at step 4, before the phase before it ends at step 6" in found.stderr
-    found = CliRunner().invoke(
-        main,
-        [
-            "train",
-            "tiny",
-            "--recipe",
-            str(tmp_path / "plan.toml"),
-            "--dry-run",
-            "--backend",
-            "reference",
-            "--steps",
-            "10",
-        ],
-        catch_exceptions=False,
-    )
+    command = [
+        "train",
+        "tiny",
+        "--recipe",
+        str(tmp_path / "plan.toml"),
+        "--dry-run",
+        "--backend",
+        "reference",
+    ]
+    found = CliRunner().invoke(main, [*command, "--steps", "10"], catch_exceptions=False)
     text = " ".join(found.stdout.split())
     for part in ("fp8 steps 1 to 3", "main steps 4 to 4", "healing steps 5 to 5", "bf16 steps 6 to 10"):
         assert f"GEMMs per step, {part}" in text
-    assert (
-        "Fprop 2 in bf16, 24 in mxfp4, 4 in fp8" in text or "Fprop 2 in bf16, 4 in fp8, 24 in mxfp4" in text
-    )
+    assert "main steps 4 to 4 Fprop 2 in bf16, 4 in fp8, 24 in mxfp4" in text
     assert dict(describe(PLAN))["Fprop"] == (
         "MXFP4, EVEN; FP8 in *.down_proj; FP8 until 30%; FP8 from step 4 until step 5; BF16 from step 5"
     )
+    found = CliRunner().invoke(main, command, catch_exceptions=False)  # of 20 steps 30 % are more than 4
+    assert found.exit_code == 2
+    assert "schedule[1] (healing) begins at step 4, before the phase before it ends at step 6" in found.stderr
+
+
+def test_the_memory_of_a_run_is_that_of_its_largest_phase() -> None:
+    plain, tail = (recipe_from_table({"dialect": "amd", **keys}) for keys in ({}, {"schedule": [TAIL]}))
+    bf16, config = find_recipe("bf16"), load_config("tiny")
+    assert memory(config, tail) == memory(config, bf16)
+    assert memory(config, plain).activations < memory(config, bf16).activations
+    half = recipe_from_table({"dialect": "amd", "layers": [{"blocks": "-1", "recipe": "bf16"}]})
+    sides = [memory(config, recipe).activations for recipe in (plain, half, bf16)]
+    assert sides[1] - sides[0] == sides[2] - sides[1] > 0
+
+
+TAIL = {"start": "90%", "recipe": "bf16"}
