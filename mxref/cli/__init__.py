@@ -37,6 +37,7 @@ _OWN = {
     "conform": "mxref.cli.conform:conform",
     "compare": "mxref.cli.compare:compare",
     "vectors": "mxref.cli.vectors:vectors",
+    "recipes": "mxref.cli.recipes:recipes",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,21 @@ from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.census import is_kept
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import BF16_RECIPE, MXLinear
+from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_linears, named_parameters
 from mxref_torch.replaceable import check_replaceable
+from mxref_torch.schedule import RecipeSchedule
 
 
 def convert(
-    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str | None = None, seed: int = 0
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    *,
+    backend: Backend | str | None = None,
+    seed: int = 0,
+    steps: int | None = None,
 ) -> StepContext:
     """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
 
@@ -40,6 +44,9 @@ def convert(
     Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
     starts anew. Copy a model before converting it: the layers of a later copy use a copy of the context.
 
+    A recipe with a schedule is followed: setting the context's `step` gives every layer its recipe at that step. Set
+    it before loading a state dict, whose FP8 history is that of the step.
+
     Call `advance` after each optimizer step. Only `advance` reports layers that never ran. In a compiled or sharded
     model, and where weights change through `.data`, only `advance` notices a `step` that was not increased.
 
@@ -48,6 +55,7 @@ def convert(
         recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
         backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
         seed: of the random bits, 0 to 2^64 - 1.
+        steps: optimizer steps of the run, of which a schedule may name shares.
 
     Returns:
         The context to set before each forward, shared by all layers.
@@ -55,6 +63,7 @@ def convert(
     Raises:
         LayerError: a parameter that is not float32, a width that blocks do not divide, a glob that
             matches nothing, or a layer that would not run as converted; the model is then unchanged.
+        RecipeError: a schedule that does not fit `steps`.
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
     recipe = load_recipe(recipe)
@@ -68,21 +77,19 @@ def convert(
                 f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
                 "call model.float() before convert"
             )
-    for glob in recipe.keep_bf16:
-        if glob not in Recipe.keep_bf16 and not any(fnmatchcase(name, glob) for name in linears):
-            raise LayerError(
-                f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
-            )
     check_replaceable(model)
-    require_supported(backend, recipe, seed)
-    for name, linear in linears.items():
-        if not is_kept(name, recipe):
-            _check_layer(name, linear, recipe)
-    context = StepContext(backend, seed)
+    schedule = RecipeSchedule(recipe, linears, steps)
+    for treatment in recipe.treatments():
+        require_supported(backend, treatment, seed)
+    for recipes in schedule.recipes:
+        for name, linear in linears.items():
+            _check_layer(name, linear, recipes[name])
+    context = StepContext(backend, seed, schedule=schedule)
     replacements = {
-        linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
+        linear: MXLinear(linear, schedule.recipes[0][name], context, index)
         for index, (name, linear) in enumerate(linears.items())
     }
+    schedule.attach({name: replacements[linear] for name, linear in linears.items()})
     for parent in list(model.modules()):
         # Not named_children, which gives a module that has two names only once.
         for child_name, child in list(parent._modules.items()):

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import BF16
 from mxref.placement import Placement
-from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.context import StepContext, repeated
+from mxref_torch.context import StepContext, repeated, stood_still
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.operand import LayerGemm, Operand, Source
 from mxref_torch.sharing import Made
-
-_BF16 = OperandSpec(format=BF16)
-BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
-"""The recipe of the layers that `keep_bf16` names."""
 
 WeightKey = tuple[int, int, int]
 """Step, version and address of a weight, of which an operand was made."""
@@ -55,29 +51,57 @@ class MXLinear(nn.Linear):
         self.training = source.training
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias
-        self.recipe, self.context, self.index = recipe, context, index
+        self.context, self.index = context, index
         self.census = operators.LayerCensus()
         self.census.whole = context.census
         context.layers.append(self.census)
-        kinds = {recipe.kind(role) for role in GemmRole}
-        if "fp8" in kinds:
-            self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
-        self._has_scales = "fp8" in kinds
-        self.tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
-        self.gemms = {
-            role: LayerGemm.of(recipe, role, index, context, self.tally, scales) for role in GemmRole
-        }
+        self.tally = operators.register_census(self.census)
         self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
-        self.low_precision = kinds != {"bf16"}
-        self.draws = any(
-            gemm.kind.draws(spec, context.backend)
-            for gemm in self.gemms.values()
-            for spec in recipe.operands(gemm.role)
-        )
         self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
         self._converted = weakref.ref(self.weight)
         self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
         self._weights: dict[str, tuple[WeightKey, Operand]] = {}
+        self._take(recipe)
+
+    def use(self, recipe: Recipe) -> None:
+        """Compute by another recipe from now on; the weight, the index in the random streams and the census stay.
+
+        Call it between optimizer steps, after `advance`. The history of FP8's scales starts anew: the first step uses
+        each tensor's own amax. Nothing happens if the layer has this recipe already.
+
+        Args:
+            recipe: the treatment of the three GEMMs. Its `keep_bf16` is not read.
+
+        Raises:
+            StepError: a backward pass has run since the last `advance`.
+        """
+        if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
+            return
+        if self.census.trained:
+            raise StepError(
+                f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
+                "run: change it after mxref_torch.advance(model)"
+            )
+        if self._has_scales:
+            del self.fp8
+        self._forget()
+        self._take(recipe)
+
+    def _take(self, recipe: Recipe) -> None:
+        """Set everything that follows from the recipe."""
+        self.recipe = recipe
+        kinds = {recipe.kind(role) for role in GemmRole}
+        if "fp8" in kinds:
+            self.fp8 = Fp8Scales(recipe.fp8_scaling, self.weight.device)
+        self._has_scales = "fp8" in kinds
+        given = self.index, self.context, self.tally, self.fp8 if self._has_scales else None
+        self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
+        self.low_precision = kinds != {"bf16"}
+        self.draws = any(
+            gemm.kind.draws(spec, self.context.backend)
+            for gemm in self.gemms.values()
+            for spec in recipe.operands(gemm.role)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias."""
@@ -89,7 +113,7 @@ class MXLinear(nn.Linear):
         place = self.context.place
         shared = None if torch.compiler.is_compiling() else self.context.shared.of(x)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if self.low_precision and not torch.compiler.is_compiling():
+            if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
                 self._check_step()
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
         else:
@@ -112,6 +136,8 @@ class MXLinear(nn.Linear):
                 self.context.note_next_step()
             elif self.draws:
                 raise StepError(repeated(now[0]))
+            elif self.context.follows_schedule:
+                raise StepError(stood_still(now[0]))
         self._trained = now
 
     def _has_own_weight(self, weight: torch.Tensor) -> bool:
@@ -305,7 +331,7 @@ class _LinearFunction(torch.autograd.Function):
         kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, weight if needs_dx else None, *kept)
-        ctx.layer, ctx.dtypes = layer, (x.dtype, weight.dtype)
+        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
         ahead = [GemmRole.DGRAD] if needs_dx else []
         w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
         gemm = layer.gemms[GemmRole.FPROP]
@@ -316,6 +342,10 @@ class _LinearFunction(torch.autograd.Function):
         ctx: Any, dy: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         layer = ctx.layer
+        if ctx.gemms is not layer.gemms:
+            raise StepError(
+                "a layer's recipe changed between forward and backward: change it between optimizer steps"
+            )
         place, weight, *saved = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
         needs_dx, needs_dw = ctx.needs_input_grad[:2]

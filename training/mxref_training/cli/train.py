@@ -25,7 +25,7 @@ __all__ = ["ablate", "report", "train"]
     show_default=True,
     metavar="NAME|FILE",
     help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "mxfp8, mxfp8_hybrid, nvfp4_style, tseng.",
+    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng. A file may give layers and steps other recipes.",
 )
 @click.option(
     "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."
@@ -88,6 +88,7 @@ def train(
       mxref train                                a small Llama, MXFP4 + H16, text found on this machine
       mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
+      mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines

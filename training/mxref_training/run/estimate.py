@@ -9,12 +9,12 @@ import torch
 import mxref_torch
 from mxref.backend import Backend
 from mxref.formats import BF16
-from mxref.recipe import Recipe
+from mxref.recipe import Recipe, Span
 from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.operand import KINDS
 from mxref_torch.operators import Census
-from mxref_training.config import TrainConfig
+from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
@@ -56,21 +56,47 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
     keeps for Wgrad, in the recipe's format. BF16 layers with the same input share it.
     """
     m, tokens = config.model, config.run.sequences * config.run.seq_len
-    _, kept = recipe.formats(GemmRole.WGRAD)
-    shared = kept is BF16
-    bytes_kept = KINDS[kept.kind].element_bytes(kept)
-    inputs = m.width * ((1 + 1 + 1) if shared else (3 + 1 + 2)) + m.ffn  # into q k v, o, gate up, down
     attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
-    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn + bytes_kept * inputs
+    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn
+    kept = max(_kept(m, span.recipe) for span in recipe.spans(config.run.steps))
     parameters = parameter_count(m)
     return Memory(
         weights=4 * parameters,
         gradients=4 * parameters,
         optimizer=8 * parameters,
-        activations=round(tokens * m.layers * layer),
+        activations=round(tokens * (m.layers * layer + kept)),
         logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # in BF16 and float32, their log-softmax, its gradient
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
+
+
+_INPUTS = (
+    ("self_attn", ("q_proj", "k_proj", "v_proj"), "width"),
+    ("self_attn", ("o_proj",), "width"),
+    ("mlp", ("gate_proj", "up_proj"), "width"),
+    ("mlp", ("down_proj",), "ffn"),
+)
+"""The inputs of a block's linear layers: the layers that read each, and its width in `ModelConfig`."""
+
+
+def _kept(m: ModelConfig, recipe: Recipe) -> float:
+    """Return the bytes per token of the operands that all linear layers keep for Wgrad at one moment."""
+    names = [
+        f"model.layers.{i}.{part}.{name}"
+        for i in range(m.layers)
+        for part, group, _ in _INPUTS
+        for name in group
+    ]
+    formats = {
+        name: own.formats(GemmRole.WGRAD)[1] for name, own in recipe.by_layer([*names, "lm_head"]).items()
+    }
+    total = 0.0
+    for i in range(m.layers):
+        for part, group, width in _INPUTS:
+            kept = [formats[f"model.layers.{i}.{part}.{name}"] for name in group]
+            once = [*(f for f in kept if f is not BF16), *([BF16] if BF16 in kept else [])]
+            total += getattr(m, width) * sum(KINDS[f.kind].element_bytes(f) for f in once)
+    return total
 
 
 def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: int = 1) -> None:
@@ -133,8 +159,8 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     """
     mxref_torch.check_stochastic_rounding(backend, recipe)
     model = Llama(config.model, device="meta")
-    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
-    census = mxref_torch.expected_census(model, recipe, config.run.micro_batches)
+    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
+    spans = recipe.spans(config.run.steps)
     m, run, need = config.model, config.run, memory(config, recipe)
     flops = flops_per_token(m, run.seq_len)
     tokens = run.steps * run.step_tokens
@@ -182,12 +208,19 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
             f"Recipe {recipe.digest}",
             [*describe(recipe), ("in BF16", ", ".join(recipe.keep_bf16) or "nothing")],
         ),
-        (
-            "GEMMs per step",
-            [(f"{role.value.capitalize()}", _counts(role, census)) for role in GemmRole],
-        ),
+        *(_gemms(model, span, config.run.micro_batches, len(spans) > 1) for span in spans),
         ("Backend", [(backend.name, why)]),
     ]
+
+
+def _gemms(model: Llama, span: Span, micro_batches: int, several: bool) -> Section:
+    """Return the GEMMs of a step in one phase, with its name and steps if there are several."""
+    census = mxref_torch.expected_census(model, span.recipe, micro_batches)
+    steps = [("steps", f"{span.first + 1} to {span.end}")] if several else []
+    return (
+        f"GEMMs per step, {span.name}" if several else "GEMMs per step",
+        [*steps, *((f"{role.value.capitalize()}", _counts(role, census)) for role in GemmRole)],
+    )
 
 
 def si(value: float) -> str:

@@ -67,6 +67,9 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
         "data": corpus.hashes,
         "backend": backend_identity(backend),
     }
+    spans = recipe.spans(run.steps)
+    if len(spans) > 1:  # where the phases begin, which shares of the run leave open
+        table["phases"] = [[span.name, span.first] for span in spans]
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
 

@@ -163,7 +163,11 @@ class _Run:
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.model = Llama(config.model, run.seed, device=device)
-        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.context = mxref_torch.convert(
+            self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
+        )
+        assert self.context.schedule is not None  # `convert` made it
+        self.schedule = self.context.schedule
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
@@ -224,6 +228,9 @@ class _Run:
         lr = learning_rate(self.config.optim, self.step, run.steps)
         set_learning_rate(self.optimizer, lr)
         self.context.step, self.context.global_tokens = self.step, run.step_tokens
+        if phase := self.schedule.begins(self.step):
+            self.checked = False
+            self.sink.note(f"step {self.step + 1} begins the phase {phase}")
         batch = self.loader.next_batch(run.batch)
         loss, norm, problem = self._gradients(batch)
         widened = self.backend.range_exceeded()
@@ -247,13 +254,15 @@ class _Run:
             "lr": lr,
             "grad_norm": _finite(norm),
         }
+        if phase:
+            line["phase"] = phase
         if widened:
             line["widened"] = True
             self.sink.note(f"step {self.step} repeated: an operand left the range of the backend's fast GEMM")
         if problem:
             line["skipped"] = problem
             self.sink.note(f"step {self.step} skipped: {problem}")
-        if problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
+        if phase or problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
             self.metrics.write(line)
         seconds = time.perf_counter() - began
         self.timing.write(
@@ -300,9 +309,10 @@ class _Run:
         mxref_torch.restart(self.model)
 
     def _check_first(self) -> None:
-        """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
+        """After the first step of this process or phase: every GEMM ran in its format, and all state is float32."""
         if not self.checked:
-            mxref_torch.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+            recipe = self.schedule.span.recipe
+            mxref_torch.check_census(self.context, self.model, recipe, self.config.run.micro_batches)
             require_float32_state(self.model, self.optimizer)
             self.checked = True
 
@@ -355,6 +365,7 @@ class _Run:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
         snapshot = self.folder.store.load(step)
         self.folder.require(self.identity, snapshot.state["identity"])
+        self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)
