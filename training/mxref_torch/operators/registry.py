@@ -36,6 +36,12 @@ class LayerCensus(Counter[Gemm]):
     """Whether any GEMM of the layer ever ran."""
     trained: bool = False
     """Whether a GEMM of the backward pass ran since the last optimizer step."""
+    listener: Callable[[GemmRole, int], None] | None = None
+    """Is told the role and the tokens of each GEMM that ran."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy or a pickle is made of, without the listener; `Counter` leaves all attributes out."""
+        return type(self), (dict(self),), vars(self) | {"listener": None}
 
 
 _backends: dict[str, Backend] = {}
@@ -110,7 +116,7 @@ def register_census(census: Census) -> int:
     return handle
 
 
-def count(tally: int, role: str, a: OperandFormat, b: OperandFormat) -> None:
+def count(tally: int, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
     """Count a GEMM that ran into the census of a handle; 0, or one that no longer lives, counts nowhere.
 
     Args:
@@ -118,6 +124,7 @@ def count(tally: int, role: str, a: OperandFormat, b: OperandFormat) -> None:
         role: the linear layer's GEMM.
         a: format of the first operand.
         b: format of the second.
+        tokens: rows of the activations or gradients that it read.
     """
     census = _tallies.get(tally)
     if census is None:
@@ -129,6 +136,8 @@ def count(tally: int, role: str, a: OperandFormat, b: OperandFormat) -> None:
         census.trained |= gemm[0] is not GemmRole.FPROP
         if census.whole is not None:
             census.whole[gemm] += 1
+        if census.listener is not None:
+            census.listener(gemm[0], tokens)
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:

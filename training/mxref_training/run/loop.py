@@ -159,7 +159,7 @@ class _Run:
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.model = Llama(config.model, run.seed, device=device)
-        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed).context
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
