@@ -78,7 +78,7 @@ class Steps:
         """Convert the model, which another recipe may have had before."""
         self.model, self.recipe, self.config, self.backend = model, recipe, config, backend
         self.device = next(model.parameters()).device
-        self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
+        self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed).context
         self.optimizer = make_optimizer(model, config.optim)
         self.generator = torch.Generator().manual_seed(0)
         self.number = 0

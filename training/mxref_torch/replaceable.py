@@ -42,11 +42,15 @@ def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None
         chosen: the layers to convert, by their names.
     """
     layers = set(chosen.values())
-    for name, module in named_modules(model):
-        children = [child for child in module.children() if child in layers]
-        for reader, why in _READERS:
-            if children and isinstance(module, getattr(nn, reader, ())) and _reads(module):
+    for reader, why in _READERS:
+        for name, module in named_modules(model):
+            if (
+                isinstance(module, getattr(nn, reader, ()))
+                and layers & set(module.children())
+                and _reads(module)
+            ):
                 raise LayerError(f"{name or 'the model'} is an nn.{reader}, which {why}")
+    for name, module in named_modules(model):
         for child_name, child in module._modules.items():
             if child_name == "_orig_mod" and child in layers:
                 raise LayerError(
