@@ -113,8 +113,10 @@ def check_census(
         calls: how often a layer runs in one forward pass.
         layers: names of the layers that `filter_fn` chose; default those of the handle, or all.
     """
-    if layers is None:
-        layers = getattr(context, "layers", None) if not isinstance(context, StepContext) else None
+    if layers is None and not isinstance(context, StepContext):
+        # A part of the handle's model has other names.
+        own: tuple[str, ...] = getattr(context, "layers", ())
+        layers = own if own and set(own) <= set(named_linears(model)) else None
     context = getattr(context, "context", context)
     if not isinstance(context, StepContext):
         raise LayerError(f"expected the handle that convert returned, got {type(context).__name__}")

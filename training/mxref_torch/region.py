@@ -19,7 +19,8 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     """Let all converted layers of a model compute by another recipe within a `with` statement.
 
     A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
-    forward pass alone, or both. With activation checkpointing, wrap both. `keep_bf16` of this recipe says which
+    forward pass alone, or both. With activation checkpointing, wrap both: a
+    recomputation outside is refused, but `use_reentrant=True` hides it. `keep_bf16` of this recipe says which
     layers compute in BF16 meanwhile. Regions may be nested. FP8's history lives on between regions.
 
     Args:
