@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from mxref.backend import Backend
+from mxref.discovery import get_backend
+from mxref.errors import MxrefError
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
@@ -79,6 +82,21 @@ class StepContext:
         """Whether layers change their recipes during the run, so that the step has to be right."""
         return self.schedule is not None and self.schedule.changes
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: a backend that is found by its name travels as its name."""
+        state = dict(vars(self))
+        with suppress(MxrefError):
+            if get_backend(self.backend.name) is self.backend:
+                state["backend"] = self.backend.name
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of `__getstate__`, in this process or another."""
+        vars(self).update(state)
+        if isinstance(state["backend"], str):
+            self.backend = get_backend(state["backend"])
+        self.backend_key = operators.register_backend(self.backend)
+
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""
         for census in (self.census, *self.layers):
@@ -136,6 +154,11 @@ class StepContext:
             own.trained = False
 
 
+def in_backward() -> bool:
+    """Return whether a backward pass runs on this thread: a forward pass within it is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
 _WAY_OUT = (
     "set context.step to the optimizer step's number before each forward, and evaluate within torch.no_grad()"
 )
@@ -155,6 +178,15 @@ def stood_still(step: int) -> str:
     return (
         f"a training step with the number context.step = {step} was finished before, and the recipe's schedule goes by "
         f"that number: {_WAY_OUT}; if the step is done over, call mxref_torch.restart(model) first"
+    )
+
+
+def another_place(forward: list[int], recomputed: list[int]) -> str:
+    """Return the message of a recomputation that has drawn other random bits than its forward pass."""
+    return (
+        f"activation checkpointing computed a forward pass again at another place (step {recomputed[0]}, token "
+        f"{recomputed[1]}) than it ran at (step {forward[0]}, token {forward[1]}), with other random bits: run the "
+        "backward pass of each micro-batch before the next forward pass, and once"
     )
 
 

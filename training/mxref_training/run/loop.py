@@ -165,7 +165,7 @@ class _Run:
         self.model = Llama(config.model, run.seed, device=device)
         self.context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
-        )
+        ).context
         assert self.context.schedule is not None  # `convert` made it
         self.schedule = self.context.schedule
         self.optimizer = make_optimizer(self.model, config.optim)
