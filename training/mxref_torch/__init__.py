@@ -12,6 +12,7 @@ from mxref_torch.gradient import sole_uses
 from mxref_torch.layer import MXLinear
 from mxref_torch.steps import advance, restart
 from mxref_torch.stochastic import check_stochastic_rounding
+from mxref_torch.telemetry import telemetry
 
 __all__ = [
     "LayerError",
@@ -25,4 +26,5 @@ __all__ = [
     "expected_census",
     "restart",
     "sole_uses",
+    "telemetry",
 ]
