@@ -160,7 +160,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_number_is_that_of_its_definition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_from_table(RECIPES[name])
-    net, context = converted(recipe)
+    net, _ = converted(recipe)
     if "delayed" in name:  # the scales of a second step come from the first
         backward(net, tokens(1) / 4)
         mxref_torch.advance(net)

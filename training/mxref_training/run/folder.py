@@ -33,7 +33,10 @@ _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
 """What `run.json` is renamed to before a run is deleted: with it, the files of the run are rubbish."""
 _LOCK = "run.lock"
-_OWN = ("config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "checkpoints", "run.json")
+_OWN = (
+    "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "tensorboard", "profile",
+    "checkpoints", "run.json",
+)  # fmt: skip
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
@@ -79,6 +82,11 @@ class RunFolder:
     def timing(self) -> Path:
         """Seconds by step."""
         return self.path / "timing.jsonl"
+
+    @property
+    def telemetry(self) -> Path:
+        """What quantization did to the operands, by step, layer and GEMM."""
+        return self.path / "telemetry.jsonl"
 
     @property
     def store(self) -> CheckpointStore:
