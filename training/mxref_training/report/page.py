@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mxref.errors import FileFormatError
 from mxref.printable import printable
+from mxref.roles import GemmRole
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.lab.report.text import markdown_text
@@ -110,12 +110,10 @@ def html(runs: Sequence[Run]) -> str:
         curves=plots.curves_svg(runs),
         progress=plots.progress_svg(runs),
         measured=bool(measured),
-        steps=", ".join(f"{run.name}: {run.measured[-1]:,}" for run in measured)
-        if len(runs) > 1
-        else "".join(f"{run.measured[-1]:,}" for run in measured),
+        steps=_steps(measured),
         without=_without(runs),
         signs=signs(runs) if measured else [],
-        summary=tables.summary(measured).without("step", *alone) if measured else None,
+        summary=tables.summary(measured).without("step", *(alone or ["snr_layer"])) if measured else None,
         lines=plots.lines_svg(measured) if measured else "",
         cosine=plots.cosine_svg(aligned) if (aligned := [run for run in runs if run.gradients]) else "",
         alignment=tables.alignment(runs, 2 if len(runs) > 1 else 5).without("step", *alone),
@@ -145,20 +143,22 @@ def _lead(runs: Sequence[Run]) -> str:
     return ", ".join(part for part in parts if part) + "."
 
 
+def _steps(runs: Sequence[Run]) -> str:
+    """Return the last measured step, of each run where they differ."""
+    steps = [run.measured[-1] for run in runs]
+    if len(set(steps)) < 2:
+        return "".join(f"{step:,}" for step in steps[:1])
+    return ", ".join(f"{run.name}: {step:,}" for run, step in zip(runs, steps, strict=True))
+
+
 def _without(runs: Sequence[Run]) -> str:
     """Return how telemetry is switched on, where a run has none."""
     names = [run.name for run in runs if not run.operands]
     if not names:
         return ""
-    if all(run.recipe.kind(role) == "bf16" for run in runs if not run.operands for role in _roles()):
+    if all(run.recipe.kind(role) == "bf16" for run in runs if not run.operands for role in GemmRole):
         return f"{', '.join(names)}: every GEMM is in BF16, so there is no quantized operand to measure."
     return WITHOUT.format(names=f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}")
-
-
-def _roles() -> Any:
-    from mxref.roles import GemmRole
-
-    return GemmRole
 
 
 def markdown(runs: Sequence[Run]) -> str:

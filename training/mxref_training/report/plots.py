@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from mxref_training.lab.report.plots import COLOURS, INK, label_ends, styled, svg, token_unit, zoom
@@ -135,10 +135,11 @@ def progress_svg(runs: Sequence[Run]) -> str:
                 _real(x.get(key)) and x[key] > 0 for run in runs for x in run.steps
             ):
                 axes.set_yscale("log")
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axes.yaxis.set_minor_formatter(NullFormatter())
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_minor_locator(NullLocator())
             else:
                 axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
             axes.set_title(title)
             axes.set_xlabel("step")
             _plain(axes, MaxNLocator(5, integer=True))

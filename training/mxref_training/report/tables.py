@@ -262,6 +262,8 @@ def summary(runs: Sequence[Run]) -> Table:
             for slot, lines in by_slot.items()
             if lines
         ]
+    order = [slot_title(*slot) for slot in SLOTS]
+    rows.sort(key=lambda row: order.index(row[2]))  # the same operand of all runs stands together
     return Table("telemetry_summary", columns, rows)
 
 
