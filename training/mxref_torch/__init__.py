@@ -18,6 +18,7 @@ from mxref_torch.region import recipe
 from mxref_torch.shadow import shadow
 from mxref_torch.steps import advance, restart
 from mxref_torch.stochastic import check_stochastic_rounding
+from mxref_torch.telemetry import telemetry
 
 __all__ = [
     "Handle",
@@ -37,4 +38,5 @@ __all__ = [
     "restart",
     "shadow",
     "sole_uses",
+    "telemetry",
 ]

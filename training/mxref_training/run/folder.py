@@ -34,14 +34,9 @@ _DELETED = ".run.json.deleted"
 """`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
 _OWN = (
-    "config.toml",
-    "recipe.toml",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "shadow.npz",
-    "checkpoints",
-    "run.json",
-)
+    "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "tensorboard", "profile",
+    "shadow.npz", "checkpoints", "run.json",
+)  # fmt: skip
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
@@ -90,6 +85,11 @@ class RunFolder:
     def timing(self) -> Path:
         """Seconds by step."""
         return self.path / "timing.jsonl"
+
+    @property
+    def telemetry(self) -> Path:
+        """What quantization did to the operands, by step, layer and GEMM."""
+        return self.path / "telemetry.jsonl"
 
     @property
     def store(self) -> CheckpointStore:
