@@ -24,6 +24,7 @@ from mxref_torch.layer import MXLinear
 from mxref_torch.micro_batches import MicroBatches
 from mxref_torch.names import named_linears, require_module
 from mxref_torch.plain import plain_of
+from mxref_torch.schedule import RecipeSchedule
 from mxref_torch.steps import advance, restart
 
 
@@ -103,6 +104,12 @@ class Handle:
     @sole_uses.setter
     def sole_uses(self, found: Mapping[Any, torch.Tensor]) -> None:
         self.context.sole_uses = found
+
+    @property
+    def schedule(self) -> RecipeSchedule:
+        """The phases of the run; `schedule.span` is the one in force."""
+        assert self.context.schedule is not None  # `convert` made it
+        return self.context.schedule
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -240,9 +247,14 @@ class Handle:
             )
         if isinstance(state["step"], bool) or not isinstance(state["step"], int) or state["step"] < 0:
             raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
-        load_fp8_history(self.model, state["fp8"])
-        self.context.step = state["step"]
+        before = self.context.step
         self.context.reopen_step()
+        self.context.step = state["step"]  # first of all: the phase of the step decides which layers have a history
+        try:
+            load_fp8_history(self.model, state["fp8"])
+        except LayerError:
+            self.context.step = before
+            raise
         if self._micro_batches is not None:
             self._micro_batches.begin_step()
 
