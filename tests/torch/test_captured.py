@@ -51,7 +51,7 @@ def made(recipe: str, backend: Any = None) -> tuple[Any, Any, torch.optim.AdamW]
     torch.manual_seed(0)
     model: Any = Model(64, 1)
     chosen = PHASES if recipe == "phases" else recipe_of(recipe)
-    context = convert(model, chosen, backend=backend or get_backend("numba"), seed=3)
+    context = convert(model, chosen, backend=backend or get_backend("numba"), seed=3).context
     return model, context, torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
 
@@ -116,7 +116,7 @@ def test_every_phase_has_a_capture_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     class Graph:
         def replay(self) -> None:
             replayed.append(take.context.step)
-            take._body()
+            take._whole()
 
     monkeypatch.setattr(take, "capture", True)
     monkeypatch.setattr(take, "_captured", Graph)
