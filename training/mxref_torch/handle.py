@@ -249,7 +249,8 @@ class Handle:
             raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
         before = self.context.step
         self.context.reopen_step()
-        self.context.step = state["step"]  # first of all: the phase of the step decides which layers have a history
+        # The phase of the step decides which layers have a history.
+        self.context.step = state["step"]
         try:
             load_fp8_history(self.model, state["fp8"])
         except LayerError:
