@@ -61,7 +61,7 @@ def build(recipe, backend="reference", **kwargs):
     torch.manual_seed(0)
     model = Model(**kwargs)
     backend = get_backend(backend) if isinstance(backend, str) else backend
-    return model, convert(model, recipe, backend=backend, seed=SEED)
+    return model, convert(model, recipe, backend=backend, seed=SEED).context
 
 
 def tensors(tokens=TOKENS, dtype=torch.float32, seed=0):

@@ -22,7 +22,7 @@ RANKS, STEPS, TOKENS = 2, 3, 64
 def built(backend: str, recipe: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64, bias=False))
-    return model, convert(model, find_recipe(recipe), backend=get_backend(backend), seed=1)
+    return model, convert(model, find_recipe(recipe), backend=get_backend(backend), seed=1).context
 
 
 def train(model: nn.Module, context: Any, recipe: str) -> list[float]:

@@ -81,7 +81,7 @@ def test_a_wrapped_model_is_treated_as_the_model_inside(name: str) -> None:
     models = []
     if name != "averaged":  # which copies the model: a model is copied before it is converted
         model = Model()
-        context = convert(model, RECIPE, backend=get_backend("reference"), seed=1)
+        context = convert(model, RECIPE, backend=get_backend("reference"), seed=1).context
         models.append((WRAPPERS[name](model), context))
     behind = WRAPPERS[name](Model())
     models.append((behind, convert(behind, RECIPE, backend=get_backend("reference"), seed=1)))
