@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from mxref_training.lab.report.plots import COLOURS, INK, label_ends, styled, svg, token_unit, zoom
 from mxref_training.report.grid import Grid, layer_grid
-from mxref_training.report.read import Line, Run
-from mxref_training.report.tables import SLOTS, slot_title
+from mxref_training.report.read import SLOTS, Line, Run
+from mxref_training.report.tables import slot_title
 
 WIDTH = 11.2
 """Of every figure, in inches."""

@@ -13,14 +13,11 @@ from statistics import median
 from typing import Any
 
 from mxref.errors import FileFormatError
-from mxref.roles import OPERANDS, GemmRole
+from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.report.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, Line, Run
+from mxref_training.report.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, SLOTS, Line, Run
 from mxref_training.run.treatment import describe
-
-SLOTS = [(role.value, operand.tensor) for role in GemmRole for operand in OPERANDS[role]]
-"""Role and tensor of the six operands, in the order of all tables and figures."""
 
 TENSORS = {"x": "X", "w": "W", "dy": "dY", "dw": "dW"}
 
