@@ -232,4 +232,4 @@ def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
 def _slabs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield the same rows of several tensors, as many at a time as `_SLAB` allows."""
     rows = max(1, _SLAB // max(1, tensors[0].shape[-1]))
-    yield from zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

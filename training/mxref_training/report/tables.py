@@ -246,8 +246,8 @@ def summary(runs: Sequence[Run]) -> Table:
         Column("zeroed_worst", "highest", ".2f"),
         Column("bias_median", "Bias, %<br>median", "+.2f"),
         Column("bias_worst", "largest", "+.2f"),
-        Column("scale_min", "Scales<br>lowest", ".6g"),
-        Column("scale_max", "highest", ".6g"),
+        Column("scale_min", "Scales<br>lowest", ".4g"),
+        Column("scale_max", "highest", ".4g"),
     ]
     rows = []
     for run in runs:
