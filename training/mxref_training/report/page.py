@@ -49,9 +49,8 @@ def signs(runs: Sequence[Run]) -> list[str]:
                 worst = max(beyond, key=lambda line: abs(line[key]))
                 where = f"{tables.slot_title(worst['role'], worst['operand'])} of {worst['layer']}"
                 more = f", and {len(beyond) - 1} more operands" if len(beyond) > 1 else ""
-                found.append(
-                    f"{who}{says.format(worst[key] * (100 if key == 'bias' else 1))} in {where}{more}."
-                )
+                said = says.format(worst[key] * (100 if key == "bias" else 1)).replace("-", "−")
+                found.append(f"{who}{said} in {where}{more}.")
         aligned = [x for x in run.gradients if x["step"] == step and x["cosine"] is not None]
         low = [x for x in aligned if x["cosine"] < _COSINE]
         if low:
