@@ -26,7 +26,7 @@ __all__ = ["ablate", "report", "train"]
     show_default=True,
     metavar="NAME|FILE",
     help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "mxfp8, mxfp8_hybrid, nvfp4_style, tseng.",
+    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng. A file may give layers and steps other recipes.",
 )
 @click.option(
     "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."
@@ -46,6 +46,13 @@ __all__ = ["ablate", "report", "train"]
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as in run.batch=16."
+)
+@click.option(
+    "--shadow",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Repeat this share of the operations in block formats by the reference, as in 1e-3, and stop at a bit that "
+    "differs; the same as --set run.shadow=SHARE.",
 )
 @click.option(
     "--resume/--no-resume",
@@ -83,6 +90,7 @@ def train(
     steps: int | None,
     backend: str | None,
     overrides: tuple[str, ...],
+    shadow: float | None,
     resume: bool,
     telemetry: int | None,
     tensorboard: bool,
@@ -100,6 +108,7 @@ def train(
       mxref train                                a small Llama, MXFP4 + H16, text found on this machine
       mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
+      mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
@@ -114,6 +123,7 @@ def train(
     tables: list[str | dict[str, Any]] = [*overrides]
     tables.append({"data": {key: value for key, value in flags.items() if value is not None}})
     tables.append({"run": {"steps": steps}} if steps else {})
+    tables.append({"run": {"shadow": shadow}} if shadow is not None else {})
     tables.append({} if telemetry is None else {"run": {"telemetry_every": telemetry}})
     loaded, treatment = load_config(config, tables), find_recipe(recipe)
     name, why = choose(backend)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from numpy.typing import NDArray
 import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref.roles import GemmRole
 from mxref_training.config import TrainConfig
 from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.errors import CheckpointError, DivergedError, start_over
+from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.device import (
     deterministic,
@@ -135,7 +138,8 @@ def train(
                 }
                 folder.create(recipe, corpus, device_name(device), facts)
             folder.describe(config, recipe)
-            run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
+            with run.shadowed():
+                run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
         result = outcome(folder, config)
         if step == config.run.steps:
@@ -163,7 +167,11 @@ class _Run:
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.model = Llama(config.model, run.seed, device=device)
-        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.context = mxref_torch.convert(
+            self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
+        ).context
+        assert self.context.schedule is not None  # `convert` made it
+        self.schedule = self.context.schedule
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
@@ -175,6 +183,22 @@ class _Run:
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
         self.marks = self._restore(step) if step else {}
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store)
+
+    @contextmanager
+    def shadowed(self) -> Iterator[None]:
+        """Have the reference repeat the share `run.shadow` of the block's operations; say what was compared."""
+        share = self.config.run.shadow
+        if not share:
+            yield
+            return
+        if all(own.kind(role) != "block" for own in self.recipe.treatments() for role in GemmRole):
+            raise ConfigError(
+                f"run.shadow = {share}, but the recipe has no block format to compare: set run.shadow = 0"
+            )
+        file = self.folder.path / "shadow.npz"
+        with mxref_torch.shadow(self.model, share, file=file, seed=self.config.run.seed) as watch:
+            yield
+            self.sink.note(str(watch))
 
     def go(self, last: int, label: str, observe: Observation) -> None:
         """Train up to the step `last`."""
@@ -212,6 +236,9 @@ class _Run:
         lr = learning_rate(self.config.optim, self.step, run.steps)
         set_learning_rate(self.optimizer, lr)
         self.context.step, self.context.global_tokens = self.step, run.step_tokens
+        if phase := self.schedule.begins(self.step):
+            self.checked = False
+            self.sink.note(f"step {self.step + 1} begins the phase {phase}")
         batch = self.loader.next_batch(run.batch)
         with self.observer.measuring(self.step + 1):
             loss, norm, problem = self._gradients(batch)
@@ -236,13 +263,15 @@ class _Run:
             "lr": lr,
             "grad_norm": _finite(norm),
         }
+        if phase:
+            line["phase"] = phase
         if widened:
             line["widened"] = True
             self.sink.note(f"step {self.step} repeated: an operand left the range of the backend's fast GEMM")
         if problem:
             line["skipped"] = problem
             self.sink.note(f"step {self.step} skipped: {problem}")
-        if problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
+        if phase or problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
             self.metrics.write(line)
             self.observer.log(line)
         seconds = time.perf_counter() - began
@@ -290,9 +319,10 @@ class _Run:
         mxref_torch.restart(self.model)
 
     def _check_first(self) -> None:
-        """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
+        """After the first step of this process or phase: every GEMM ran in its format, and all state is float32."""
         if not self.checked:
-            mxref_torch.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+            recipe = self.schedule.span.recipe
+            mxref_torch.check_census(self.context, self.model, recipe, self.config.run.micro_batches)
             require_float32_state(self.model, self.optimizer)
             self.checked = True
 
@@ -350,6 +380,7 @@ class _Run:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
         snapshot = self.folder.store.load(step)
         self.folder.require(self.identity, snapshot.state["identity"])
+        self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)
