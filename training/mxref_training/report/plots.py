@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mxref_training.lab.report.plots import COLOURS, INK, label_ends, styled, svg, token_unit, zoom
+from mxref_training.lab.report.plots import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
 from mxref_training.report.grid import Grid, layer_grid
 from mxref_training.report.read import SLOTS, Line, Run
 from mxref_training.report.tables import slot_title
@@ -85,6 +85,7 @@ def curves_svg(runs: Sequence[Run]) -> str:
             loss.plot(*_xy(train), lw=0.8, alpha=0.45, zorder=2, **shade)
             loss.plot(*_xy(val), lw=1.8, marker="o", ms=3.5, zorder=3, **shade)
             seen += [value for _, value in (*train, *val)]
+            _phases(loss, run, unit)
         loss.set_title("Loss: thin training, bold validation" if runs[0].steps else "Loss")
         loss.set_ylabel("nats per token")
         zoom(loss, seen)
@@ -99,6 +100,24 @@ def curves_svg(runs: Sequence[Run]) -> str:
         else:
             figure.tight_layout()
         return svg(figure, "curves")
+
+
+def _phases(axes: Axes, run: Run, unit: float) -> None:
+    """Mark where the run's recipe changed by its schedule."""
+    for line in run.steps:
+        if line.get("phase"):
+            x = (line["tokens"] - run.step_tokens) / unit
+            axes.axvline(x, color=MUTED, lw=1, ls=":")
+            axes.annotate(
+                str(line["phase"]),
+                (x, 0.98),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, 0),
+                textcoords="offset points",
+                color=MUTED,
+                fontsize=8,
+                va="top",
+            )
 
 
 def _differences(

@@ -200,11 +200,23 @@ def curves(runs: Sequence[Run]) -> list[Table]:
             seconds[run.name].get(line["step"], {}).get("tokens_per_second"),
             line.get("skipped", ""),
             line.get("widened", False),
+            line.get("phase", ""),
         )
         for run in runs
         for line in run.steps
     ]
-    keys = ("step", "tokens", "loss", "lr", "grad_norm", "seconds", "tokens_per_second", "skipped", "widened")
+    keys = (
+        "step",
+        "tokens",
+        "loss",
+        "lr",
+        "grad_norm",
+        "seconds",
+        "tokens_per_second",
+        "skipped",
+        "widened",
+        "phase",
+    )
     return [
         _plain("validation", ("run", "step", "tokens", "val_loss", "val_perplexity"), evaluations),
         _plain("training", ("run", *keys), steps),
