@@ -171,14 +171,15 @@ def test_a_run_that_has_just_begun_or_is_writing_has_a_page(copied: Path) -> Non
     assert "| – |" in markdown(runs)
 
 
-def test_losses_that_are_not_finite_and_skipped_steps_have_a_page(copied: Path) -> None:
+def test_skipped_steps_phases_and_losses_that_are_not_finite_have_a_page(copied: Path) -> None:
     with (copied / "metrics.jsonl").open("a") as file:
-        file.write(
-            '{"step": 5, "tokens": 320, "loss": null, "lr": 0.1, "grad_norm": null, "skipped": "loss inf"}\n'
-        )
+        line = {"step": 5, "tokens": 320, "loss": None, "lr": 0.1, "grad_norm": None, "skipped": "loss inf"}
+        file.write(json.dumps(line | {"phase": "tail <1>"}) + "\n")
         file.write('{"step": 5, "tokens": 320, "val_loss": null, "val_perplexity": null}\n')
     runs = read_runs([copied])
-    stands_alone(html(runs))
+    page = html(runs)
+    stands_alone(page)
+    assert "tail &lt;1&gt;" in page
     (overview, *_) = all_tables(runs)
     row = dict(zip((column.key for column in overview.columns), overview.rows[0], strict=True))
     assert (row["val_loss"], row["skipped"]) == (None, 1)
