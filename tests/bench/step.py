@@ -1,4 +1,4 @@
-"""An optimizer step as training runs it, cut at its phases, and what its time goes to: for benchmarks of a step."""
+"""An optimizer step as training runs it, timed by phase and by kind of work, for benchmarks of a step."""
 
 from __future__ import annotations
 

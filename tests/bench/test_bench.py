@@ -1,4 +1,4 @@
-"""The benchmark: it times what it says, refuses a backend that is wrong, and its page is what it measured."""
+"""The benchmark times the named operations and refuses a wrong backend, and its page shows the recorded numbers."""
 
 import json
 import os

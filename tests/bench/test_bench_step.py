@@ -1,4 +1,4 @@
-"""The benchmarks of a step: the step is training's own, its parts add up, and the page is what was recorded."""
+"""The benchmarks of a step run training's own step, its parts add up, and the page shows the record."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Run complete sweeps of the reference and of the Numba backend, and write what came of them.
+"""Run complete sweeps of the reference and of the Numba backend, and write their results.
 
     PYTHONPATH=tests python -m exhaustive [--family mxfp8] [--only a] [--every 1] [--out DIR] [--machine TEXT]
 

@@ -1,4 +1,4 @@
-"""Part e: pairs of element codes in block dots, at every place, under scales out to both ends.
+"""Part e: pairs of element codes in block dots, at every place, under scales up to both ends of the range.
 
 A row holds codes at few places and zeros elsewhere, so one small GEMM multiplies all pairs of all rows.
 """

@@ -1,4 +1,4 @@
-"""What is swept: the formats of a record, the backends that take them, and codes as they are stored."""
+"""The families of the sweeps: the formats of a record, the backends that support them, and the stored codes."""
 
 from __future__ import annotations
 

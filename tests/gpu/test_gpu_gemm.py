@@ -1,4 +1,4 @@
-"""Scaled GEMM on the GPU: `ordered` to the bit at sizes that matter, and what `bounded` may be off by."""
+"""Scaled GEMM on the GPU: `ordered` bit for bit at sizes of training, and `bounded` against its tolerance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed bfloat16 arithmetic: every pattern under every block maximum, and all else against the portable kernels."""
+"""Packed bfloat16 arithmetic: every pattern under every block maximum, and the rest against the portable kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Each tile of a GEMM, the large ones of training's sizes included, on products that are small enough to be compared.
+"""Each tile of a GEMM, also the large ones of training's sizes, on products that are small enough to compare.
 
-Which tile a product takes depends on its size, so most are forced here, and what was launched is looked at.
+The size of a product decides its tile, so most tiles are forced here, and the launched kernel is checked.
 """
 
 from __future__ import annotations

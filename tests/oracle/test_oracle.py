@@ -1,4 +1,4 @@
-"""The oracle against truth from outside: published vectors, ml_dtypes, numpy's IEEE arithmetic, and paper."""
+"""The oracle against independent results: published vectors, ml_dtypes, NumPy's IEEE arithmetic, hand calculation."""
 
 from fractions import Fraction
 from typing import get_args

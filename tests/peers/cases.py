@@ -1,4 +1,4 @@
-"""The crafted inputs, each with what it is meant to catch."""
+"""The crafted inputs, each with the fault that it is meant to show."""
 
 from dataclasses import dataclass
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""What is computed of a step, at each level of the assumptions, and how far it is from what was published."""
+"""The computed step at each level of the assumptions, and its deviation from published results."""
 
 from __future__ import annotations
 

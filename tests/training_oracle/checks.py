@@ -1,6 +1,7 @@
-"""What a recorded run is held to, one named check after another: each reads upstream values as they were recorded.
+"""Checks of a recorded run, each with a name. Each check reads the recorded upstream values, so a fault shows first in
+the check of its own stage.
 
-So a fault shows in the check of its own stage first. Only float32's rounding inside PyTorch is granted, and where:
+Only float32's rounding inside PyTorch is allowed, and only there:
 `REDUCED` for a float32 sum of at most 100 terms, of any order (100 * 2^-24 = 6e-6); `FEW` for a handful of float32
 operations on one value.
 """

@@ -1,4 +1,4 @@
-"""Short runs of the product that the oracle is compared with: each takes a second or less, and has named checks."""
+"""Short runs that are compared with the oracle: each takes a second or less, and has named checks."""
 
 from __future__ import annotations
 

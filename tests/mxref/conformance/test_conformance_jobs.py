@@ -1,4 +1,4 @@
-"""A conformance run in several processes: the same report, whatever becomes of a process."""
+"""A conformance run in several processes gives the same report, also if a process dies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faults of the training loop: initial weights, data, loss, gradients and evaluation.
 
-Each function plants one, by replacing a function or method of the product for as long as `patch` lasts.
+Each function plants one: it replaces a function or method of mxref while `patch` is active.
 """
 
 from __future__ import annotations
