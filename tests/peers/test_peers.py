@@ -329,7 +329,7 @@ def test_the_table_has_the_shares_of_differing_blocks():
     ("block", "stored", "message"),
     [
         ("zero", "7F " + "1" * 32, "no note says why"),
-        ("Inf", "FF " + "0" * 32, "a note explains a difference that is none"),
+        ("Inf", "FF " + "0" * 32, "a note explains a difference that does not exist"),
     ],
 )
 def test_a_difference_without_a_note_and_a_note_without_a_difference_are_refused(block, stored, message):

@@ -38,7 +38,7 @@ def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
         projection: what is shown.
         document: the counts, with their date and Triton's version.
     """
-    head = f"Instructions counted on {document['date']} in what Triton {document['triton']} compiles for gfx950.\n"
+    head = f"Instructions counted on {document['date']} in code that Triton {document['triton']} compiles for gfx950.\n"
     return "\n".join([head, *(_section(table) for table in tables(projection))])
 
 
