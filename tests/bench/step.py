@@ -121,5 +121,5 @@ class Steps:
 
 
 def with_run(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """Return a configuration with other settings of its run, those that are None left alone."""
+    """Return a configuration with other settings of its run; settings that are None stay."""
     return replace(config, run=replace(config.run, **{k: v for k, v in changes.items() if v is not None}))

@@ -26,7 +26,7 @@ def subjects(*formats: BlockFormat) -> tuple[str, ...]:
 
 
 def prefix(*formats: BlockFormat) -> str:
-    """What a domain's text starts with: the formats, but for MXFP4 alone."""
+    """Return the start of a domain's text: its formats, empty for MXFP4."""
     titles = [block_format.title for block_format in formats]
     return "" if set(formats) == {MXFP4} else f"{' times '.join(titles)}, "
 

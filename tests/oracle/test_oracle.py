@@ -301,7 +301,9 @@ def test_prescale_rounds_to_float32_before_it_rounds_to_the_grid() -> None:
 
 
 def test_every_element_rounds_by_its_own_integer() -> None:
-    bits = [f32(v) for v in (4.0, 5.0, -5.0, 0.25, -0.25)]  # but for the first, half way: up from r = 2^(R-1)
+    bits = [
+        f32(v) for v in (4.0, 5.0, -5.0, 0.25, -0.25)
+    ]  # all but the first lie half way: up from r = 2^(R-1)
     for r, codes in (([0, 8, 7, 7, 8], [6, 7, 14, 0, 9]), ([15, 7, 8, 8, 7], [6, 6, 15, 1, 8])):
         assert oracle.quantize_block(bits, "floor", "sr", r=r, R=4) == (127, codes)
 

@@ -112,7 +112,7 @@ def compare(projection: Projection) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What one assumption alone does to the result."""
+    """The effect of one assumption on the result."""
 
     name: str
     rate: tuple[float, float]

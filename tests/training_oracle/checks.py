@@ -50,7 +50,7 @@ def initial_weights(r: Recording) -> None:
 
 
 def data_order(r: Recording) -> None:
-    """Every step reads the samples that the description gives it, whatever was resumed in between."""
+    """Every step reads the samples that the description gives it, also after a resumption."""
     for number, step in enumerate(r.steps):
         seen = np.concatenate([forward.inputs for forward in step.forwards])
         np.testing.assert_array_equal(seen, batch_of(r, number)[0], err_msg=f"step {number}")

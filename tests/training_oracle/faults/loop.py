@@ -80,7 +80,7 @@ def targets_shifted(by: int) -> Plant:
 
 
 def _loss(change: Callable[..., Any]) -> Plant:
-    """In training alone; the evaluation has a name of its own for it."""
+    """Only in training; the evaluation has its own name for it."""
     return lambda patch: patch.setattr(loop, "cross_entropy", change)
 
 
