@@ -1,4 +1,4 @@
-"""Ranks of a sharded training that a test starts: FSDP2 over gloo on the CPU, held to the same steps unsharded."""
+"""The ranks of a sharded training, which a test starts: FSDP2 over gloo on the CPU, compared with unsharded steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose number was not moved on is refused, and layers that never ran are named."""
+"""A step whose number was not increased is refused, and layers that never ran are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a ladder: complete, in one file, and saying what a short run cannot say."""
+"""The report of a ladder is complete and one file, and it states what a short run cannot show."""
 
 from __future__ import annotations
 
