@@ -60,7 +60,7 @@ def _check(record: Record, clause: str) -> Check:
             return CheckResult(count)
         request = _request(record)
         if request is not None:
-            got = Blocks.of(request.answer(subject))
+            got = subject.once(request, lambda: Blocks.of(request.answer(subject)))
             wrong, _ = all_of_it(got, request.expected_blocks)
             if wrong.any():
                 row, block = plainest(wrong, request.expected_blocks, request.element)
