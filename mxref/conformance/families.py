@@ -35,7 +35,7 @@ _KEPT_PLANS = 8
 class _Family:
     """Checks that one function makes, and which these are."""
 
-    make: Callable[[Plan], Iterable[Check]]
+    make: Callable[..., Iterable[Check]]
     ops: frozenset[Op]
     clauses: tuple[str, ...]
     """Clauses, or beginnings of clauses."""

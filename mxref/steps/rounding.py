@@ -82,10 +82,12 @@ class _Steps:
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> _Steps:
-        """Return the steps of values whose lower 16 bits, as float32, are 0: these bits then decide nothing."""
-        bits = values.astype(np.float32).view(np.uint32)
-        assert not (bits & 0xFFFF).any()
-        return cls(values, np.searchsorted(bits >> 16, np.arange(1 << 15), side="right"))
+        """Return the steps of values with at most 8 significant bits, as codes of a byte and midpoints have.
+
+        The lower 16 bits of a float32 are 0 in all of them, so they do not decide which values are not above it.
+        """
+        upper = values.astype(np.float32).view(np.uint32) >> 16
+        return cls(values, np.searchsorted(upper, np.arange(1 << 15), side="right"))
 
 
 @lru_cache
@@ -97,7 +99,8 @@ def _grid(element: ElementFormat) -> tuple[_Steps, _Steps]:
 
 def _not_above(steps: _Steps, v: NDArray[np.float32]) -> NDArray[np.intp]:
     """Return how many steps are not above each magnitude."""
-    return steps.counts[np.abs(v).view(np.uint32) >> 16]
+    found: NDArray[np.intp] = steps.counts[np.abs(v).view(np.uint32) >> 16]
+    return found
 
 
 def apply_prescale(v: NDArray[np.float32], element: ElementFormat) -> NDArray[np.float32]:
