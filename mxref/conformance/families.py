@@ -39,6 +39,8 @@ class _Family:
     ops: frozenset[Op]
     clauses: tuple[str, ...]
     """Clauses, or beginnings of clauses."""
+    drawn: bool = False
+    """Whether they are drawn from what a backend declares; other checks are the same for every backend."""
 
     def asked(self, ops: Collection[str], clauses: Collection[str]) -> bool:
         """Return whether some of the checks may be of these operations and clauses; no clause stands for all."""
@@ -62,12 +64,12 @@ _FAMILIES = (
     _Family(layout.checks, _QUANTIZE, ("packing.", "quantize.length", *_PLACES)),
     _Family(gemm.checks, _GEMM, ("gemm.",)),
     _Family(vectors.checks, _EVERY, ("",)),
-    _Family(fused.checks, _QUANTIZE, ("conformance.dual",)),
+    _Family(fused.checks, _QUANTIZE, ("conformance.dual",), drawn=True),
     _Family(prepared.checks, _GEMM, ("conformance.dual",)),
     _Family(added.checks, _GEMM, ("conformance.dual",)),
     _Family(repeated.checks, _EVERY, ("conformance.dual", "conformance.protocol")),
 )
-_COMBINATIONS = _Family(layout.combinations, _QUANTIZE, ("quantize.order",))
+_COMBINATIONS = _Family(layout.combinations, _QUANTIZE, ("quantize.order",), drawn=True)
 _MIXED = _Family(mixed.checks, _GEMM, ("gemm.",))
 
 
@@ -92,7 +94,10 @@ def made_for(
         if made not in taken and made is not first:
             continue
         plan = Plan.of(level, seed, capabilities, made)
-        whole = [check for family in asked for check in _checks(family.make, plan)]
+        shared = replace(plan, declared=Capabilities())
+        whole = [
+            check for family in asked for check in _checks(family.make, plan if family.drawn else shared)
+        ]
         if _COMBINATIONS.asked(ops, clauses):
             whole += _combinations(plan, specs)
         found += [check for check in whole if check.formats or made is first]
