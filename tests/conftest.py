@@ -16,7 +16,7 @@ from mxref.cores import cores
 TESTS = Path(__file__).parent
 EXTENSION = TESTS.parent / "docs" / "_ext"
 SLOW_FILES = TESTS / "slow_files.csv"
-"""The slowest test files and their seconds of CPU time, which docs/reference/tests.rst shows."""
+"""The slowest test files in the order in which they begin, which docs/reference/tests.rst shows."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -33,8 +33,8 @@ def pytest_xdist_setupnodes(specs: list[object]) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slowest files, so that no process of a parallel run is left alone with one at the end."""
     with SLOW_FILES.open(encoding="utf-8", newline="") as file:
-        seconds = {TESTS / path: float(number) for path, number in list(csv.reader(file))[1:]}
-    items.sort(key=lambda item: -seconds.get(item.path, 0.0))
+        first = {TESTS / row["file"]: place for place, row in enumerate(csv.DictReader(file))}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
 
 
 def load_clauses() -> ModuleType:
