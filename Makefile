@@ -15,8 +15,8 @@ VAL ?=
 TOKENIZER ?=
 
 BIN := .venv/bin
-# Tests of one file share what they compile and train, so a file stays in one process.
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+# Tests of one file share what they compile and train, so a file stays in one process. tests/conftest.py orders the files.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help

@@ -26,7 +26,8 @@ _WIDE = 24
 _SMALL = 12
 """Bits that the small magnitudes span."""
 
-_to_int = np.frompyfunc(int, 1, 1)
+to_int = np.frompyfunc(int, 1, 1)
+"""Integral floats as Python's integers."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class BlockDot:
 
     def integers(self, lowest: int) -> NDArray[Any]:
         """Return dot * 2^exponent as integer multiples of 2^lowest, Python's integers [M, N]; special dots are 0."""
-        scaled = [np.asarray(_to_int(np.ldexp(part, -self.unit)), object) for part in self.parts]
+        scaled = [np.asarray(to_int(np.ldexp(part, -self.unit)), object) for part in self.parts]
         shift = (self.exponent + (self.unit - lowest)).astype(object)
         whole: NDArray[Any] = scaled[0] + sum(scaled[1:])
         integers: NDArray[Any] = whole * (1 << shift)
@@ -155,9 +156,18 @@ def _two_sum(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 def _odd_sum(x: Floats, y: Floats) -> Floats:
     """Return x + y rounded to odd: exact, or the neighbour with the odd last bit."""
-    total, error = _two_sum(x, y)
-    even = total.view(np.int64) & 1 == 0
-    return np.where((error != 0) & even, np.nextafter(total, np.copysign(np.inf, error)), total)
+    return rounded_to_odd(*_two_sum(x, y))
+
+
+def rounded_to_odd(nearest: Floats, error: Floats) -> Floats:
+    """Return real numbers rounded to odd: exact, or the neighbour with the odd last bit.
+
+    Args:
+        nearest: the numbers rounded to nearest.
+        error: anything with the sign of number - nearest, and 0 where they are equal.
+    """
+    even = nearest.view(np.int64) & 1 == 0
+    return np.where((error != 0) & even, np.nextafter(nearest, np.copysign(np.inf, error)), nearest)
 
 
 def _odd_total(acc: Floats, high: Floats, low: Floats | None = None) -> Floats:

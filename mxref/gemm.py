@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mxref.arguments import check_mxarray, check_name
 from mxref.arrays import described
-from mxref.block_dots import block_dots, lowest_exponent, values
+from mxref.block_dots import block_dots, lowest_exponent, rounded_to_odd, to_int, values
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
@@ -152,35 +152,38 @@ def _exact(a: MXArray, b: MXArray, prescale: Fraction, out_dtype: str) -> NDArra
     for dot in block_dots(a, b):
         total = total + dot.integers(lowest)
         special = special if dot.special is None else special + dot.special
-    mantissa, unit = _OUT_FORMATS[out_dtype]
-    num, den = prescale.denominator, prescale.numerator
-    round_one = np.frompyfunc(lambda n: _round(n * num, den, lowest, mantissa, unit), 1, 1)
-    rounded = round_one(total).astype(np.float64) if total.size else total.astype(np.float64)
+    rounded = _rounded(total * prescale.denominator, prescale.numerator, lowest, *_OUT_FORMATS[out_dtype])
     narrow = np.where(special == 0, rounded, special).astype(np.float32)
     return narrow if out_dtype == "float32" else narrow.astype(ml_dtypes.bfloat16)
 
 
-def _round(numerator: int, denominator: int, exponent: int, mantissa: int, lowest: int) -> float:
-    """Return numerator / denominator * 2^exponent rounded (RNE) to `mantissa` bits and multiples of 2^lowest.
+def _rounded(
+    numerators: NDArray[Any], denominator: int, exponent: int, mantissa: int, lowest: int
+) -> NDArray[np.float64]:
+    """Return numerators / denominator * 2^exponent rounded (RNE) to `mantissa` bits and multiples of 2^lowest.
 
-    A float64 holds the result exactly; one beyond the type's range becomes Inf when it is narrowed.
+    A float64 holds the results exactly; one beyond the type's range becomes Inf when it is narrowed.
+
+    Args:
+        numerators: Python's integers, any shape.
+        denominator: positive, below 2^64.
+        exponent: of the power of two that the quotients are multiplied by.
+        mantissa: bits of the type, few enough that a quotient rounded to odd in float64 rounds as the real one.
+        lowest: exponent of the smallest step.
     """
-    magnitude = abs(numerator)
-    binade = magnitude.bit_length() - denominator.bit_length() + exponent
-    # Within one of the true binade; the quotient then has mantissa or mantissa + 1 bits or more to round.
-    unit = max(binade - mantissa, lowest)
-    while True:
-        shift = exponent - unit
-        scaled = magnitude << max(shift, 0)
-        divisor = denominator << max(-shift, 0)
-        quotient, remainder = divmod(scaled, divisor)
-        if quotient < 1 << mantissa:
-            break
-        unit += 1
-    twice = 2 * remainder
-    quotient += twice > divisor or (twice == divisor and quotient & 1 == 1)
-    value = float(np.ldexp(float(quotient), unit))
-    return -value if numerator < 0 else value
+    odd = _quotients(numerators, denominator, exponent)
+    unit = np.maximum(np.frexp(odd)[1] - mantissa, lowest)
+    rounded: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(odd, -unit)), unit)
+    return rounded
+
+
+def _quotients(numerators: NDArray[Any], denominator: int, exponent: int) -> NDArray[np.float64]:
+    """Return integers * 2^exponent / denominator, rounded to odd where a float64 cannot hold it."""
+    shift = 0 if denominator == 1 else 128  # every nearest float64 is then an integer
+    shifted = numerators << shift
+    nearest = np.asarray(shifted / denominator, np.float64)
+    error = np.sign(shifted - to_int(nearest) * denominator)
+    return np.ldexp(rounded_to_odd(nearest, error.astype(np.float64)), exponent - shift)
 
 
 def bounded_tolerance(

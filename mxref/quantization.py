@@ -72,7 +72,8 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     """
     spec, element, k = plan.spec, plan.format.element, plan.format.k
     v = np.moveaxis(x, plan.axis, -1).astype(np.float32)  # [rows..., L]
-    v = np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, plan.length - v.shape[-1])])  # [rows..., K]
+    if plan.length > v.shape[-1]:
+        v = np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, plan.length - v.shape[-1])])  # [rows..., K]
     if plan.rotation:
         v = hadamard(v, plan.rotation)
     bits = magnitude_bits(v)

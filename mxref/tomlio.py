@@ -162,6 +162,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def convert(hint: Any, value: Any, where: str) -> Any:
     """Return a value converted to the type of a field; RecipeError, beginning with `where`, if this is impossible."""
+    if type(value) is hint and isinstance(value, Enum | bool | OperandFormat):
+        return value
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         options = [h for h in typing.get_args(hint) if h is not type(None)]

@@ -1,15 +1,40 @@
-"""Adds to the header of a test run how many clauses of the specification it checks."""
+"""Spreads a test run over cores, and adds to its header how many clauses of the specification it checks."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-EXTENSION = Path(__file__).parent.parent / "docs" / "_ext"
+from mxref.cores import cores
+
+TESTS = Path(__file__).parent
+EXTENSION = TESTS.parent / "docs" / "_ext"
+SLOW_FILES = TESTS / "slow_files.csv"
+"""The slowest test files in the order in which they begin, which docs/reference/tests.rst shows."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[object]) -> None:
+    """Give the processes of a parallel run a share of the cores each, except where the environment has a number.
+
+    Threads of two processes on one core wait for each other busily: a training step then takes four times as long.
+    Numba's keep their number, which its tests look at.
+    """
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(max(1, cores() // len(specs))))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slowest files, so that no process of a parallel run is left alone with one at the end."""
+    with SLOW_FILES.open(encoding="utf-8", newline="") as file:
+        first = {TESTS / row["file"]: place for place, row in enumerate(csv.DictReader(file))}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
 
 
 def load_clauses() -> ModuleType:

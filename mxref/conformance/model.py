@@ -6,6 +6,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -139,7 +140,7 @@ class Check:
     describe: Callable[[], dict[str, str]] = dict
     """The request in words, for a failure that is an exception."""
 
-    @property
+    @cached_property
     def formats(self) -> tuple[BlockFormat, ...]:
         """The block formats that it takes; none where it is the same for all of them."""
         found = [value for name, value in self.needs if name == "formats"]

@@ -4,81 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self
 
 from mxref.arrays import described
 from mxref.capabilities import Capabilities
-from mxref.conformance.checks import (
-    added,
-    decode,
-    fused,
-    gemm,
-    hadamard,
-    inputs,
-    layout,
-    mixed,
-    prepared,
-    protocol,
-    random,
-    repeated,
-    sweep,
-    vectors,
-)
-from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Plan, Subject
+from mxref.conformance.families import made_for
+from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Subject
 from mxref.conformance.requests.quantization import MalformedAnswer
 from mxref.conformance.watch.copies import Copies
 from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError
-from mxref.formats import BLOCK_FORMATS, BlockFormat
+from mxref.formats import BLOCK_FORMATS
 from mxref.recipe import OperandSpec
 from mxref.tomlio import shown, suggestion
-
-
-@lru_cache(maxsize=8)
-def _checks_of_format(plan: Plan, specs: tuple[OperandSpec, ...]) -> tuple[Check, ...]:
-    families = (
-        protocol.checks, inputs.checks, decode.checks, sweep.checks, random.checks, hadamard.checks, layout.checks,
-        gemm.checks, vectors.checks, fused.checks, prepared.checks,
-        added.checks, repeated.checks,
-    )  # fmt: skip
-    found = (*(c for family in families for c in family(plan)), *layout.combinations(plan, specs))
-    if plan.format is OperandSpec().format:
-        return found
-    return tuple(_named(each, f", {plan.format}") if each.formats else each for each in found)
-
-
-def _named(check: Check, suffix: str) -> Check:
-    """Return a check whose title, and that of its failures, ends with a suffix."""
-
-    def run(subject: Subject) -> CheckResult:
-        result = check.run(subject)
-        failure, misuse = (
-            each and replace(each, check=each.check + suffix) for each in (result.failure, result.misuse)
-        )
-        return replace(result, failure=failure, misuse=misuse)
-
-    return replace(check, title=check.title + suffix, run=run)
-
-
-@lru_cache(maxsize=4)
-def _all_checks(
-    level: Level,
-    seed: int,
-    capabilities: Capabilities,
-    specs: tuple[OperandSpec, ...],
-    taken: frozenset[BlockFormat],
-) -> tuple[Check, ...]:
-    """Return the checks of the formats that are taken, and those that are the same for all formats once."""
-    declared = [made for made in BLOCK_FORMATS.values() if made in capabilities.formats]
-    first = declared[0] if declared else next(iter(BLOCK_FORMATS.values()))
-    found: list[Check] = []
-    for made in BLOCK_FORMATS.values():
-        if made not in taken and made is not first:
-            continue
-        whole = _checks_of_format(Plan.of(level, seed, capabilities, made), specs)
-        found += [check for check in whole if check.formats or made is first]
-    return (*found, *mixed.checks(level, seed, taken))
 
 
 def checks_of(
@@ -111,7 +49,7 @@ def checks_of(
     taken = frozenset(BLOCK_FORMATS[name] for name in choice.formats)
     return [
         check
-        for check in _all_checks(Level(level), seed, capabilities, specs, taken)
+        for check in made_for(choice.ops, choice.clauses, Level(level), seed, capabilities, specs, taken)
         if check.op.value in wanted
         and taken >= set(check.formats)
         and (not named or check.clause in named)

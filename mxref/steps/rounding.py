@@ -5,7 +5,9 @@ All four act on magnitudes already divided by the shared scale; the sign is put 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,25 +55,52 @@ def round_magnitude(
 
     Implements: rounding.rne, rounding.rna, rounding.rtz, rounding.sr, rounding.saturate
     """
-    grid = np.array(element.magnitudes)
-    midpoints = (grid[:-1] + grid[1:]) / 2
-    below = np.searchsorted(grid, v, side="right") - 1
+    grid, midpoints = _grid(element)
     if rounding is Rounding.RTZ:
-        code = below
-    elif rounding is Rounding.RNA:
-        code = np.searchsorted(midpoints, v, side="right")
-    elif rounding is Rounding.RNE:
-        code = np.searchsorted(midpoints, v, side="left")
-        tie = np.append(midpoints, np.inf)[code] == v
-        code = code + (tie & (code % 2 == 1))
+        code = _not_above(grid, v) - 1
+    elif rounding in (Rounding.RNA, Rounding.RNE):
+        code = _not_above(midpoints, v)
+        if rounding is Rounding.RNE:  # a tie went to the upper code, which may be odd
+            code = code - ((midpoints.values[code - 1] == v) & (code % 2 == 1))
     else:
         if random is None or not 1 <= bits <= MAX_SR_BITS:
             raise RecipeError(f"SR needs random integers of 1 to {MAX_SR_BITS} bits, got bits = {bits}")
-        lower = np.minimum(below, element.max_code - 1)
-        fraction = (v.astype(np.float64) - grid[lower]) / np.diff(grid)[lower]
+        lower = np.minimum(_not_above(grid, v) - 1, element.max_code - 1)
+        fraction = (v.astype(np.float64) - grid.values[lower]) / np.diff(grid.values)[lower]
         threshold = np.floor(np.ldexp(np.minimum(fraction, 1.0), bits)).astype(np.int64)
         code = lower + (threshold + random.astype(np.int64) >= 1 << bits)
     return code.astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Ascending values, which are float32 with few mantissa bits, and a table that finds a magnitude among them."""
+
+    values: NDArray[np.float64]
+    counts: NDArray[np.intp]
+    """How many values are not above a float32 magnitude, by the upper 16 bits of the magnitude."""
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> _Steps:
+        """Return the steps of values with at most 8 significant bits, as codes of a byte and midpoints have.
+
+        The lower 16 bits of a float32 are 0 in all of them, so they do not decide which values are not above it.
+        """
+        upper = values.astype(np.float32).view(np.uint32) >> 16
+        return cls(values, np.searchsorted(upper, np.arange(1 << 15), side="right"))
+
+
+@lru_cache
+def _grid(element: ElementFormat) -> tuple[_Steps, _Steps]:
+    """Return the magnitudes of a format, and the midpoints between them."""
+    grid = np.array(element.magnitudes)
+    return _Steps.of(grid), _Steps.of((grid[:-1] + grid[1:]) / 2)
+
+
+def _not_above(steps: _Steps, v: NDArray[np.float32]) -> NDArray[np.intp]:
+    """Return how many steps are not above each magnitude."""
+    found: NDArray[np.intp] = steps.counts[np.abs(v).view(np.uint32) >> 16]
+    return found
 
 
 def apply_prescale(v: NDArray[np.float32], element: ElementFormat) -> NDArray[np.float32]:

@@ -268,7 +268,10 @@ def test_a_nonfinite_pattern_that_is_missed_is_noticed(pattern):
     [("floor", -1), ("ceil", 1), ("rceil", -1), ("rceil", 1), ("even", -1), ("even", 1)],
 )
 @FORMATS
-def test_a_bump_bound_off_by_one_is_noticed(block_format, rule, offset):
+def test_a_bump_bound_off_by_one_is_noticed(monkeypatch, block_format, rule, offset):
+    # The chunk of every threshold is compared, as short as it may be.
+    monkeypatch.setattr(scales, "CHUNK", 1 << 10)
+    monkeypatch.setattr(scales, "BLOCKS", 1 << 10)
     element = block_format.element
     bound = bump_above(ScaleRule(rule), element) + offset
 

@@ -46,8 +46,9 @@ def decodes_without_minus_zero(q, dtype):
     return np.where(values == 0, np.zeros_like(values), values)
 
 
+@np.vectorize(otypes=[np.float64])
 def _ties_away(numerator, denominator, exponent, mantissa, lowest):
-    """As `mxref.gemm._round`, a tie rounded away from zero: half a unit more, and then toward zero."""
+    """As `mxref.gemm._rounded`, a tie rounded away from zero: half a unit more, and then toward zero."""
     magnitude = abs(numerator)
     binade = magnitude.bit_length() - denominator.bit_length() + exponent
     unit = max(binade - mantissa - 1, lowest)
@@ -62,7 +63,7 @@ def _ties_away(numerator, denominator, exponent, mantissa, lowest):
 
 
 def exact_with_ties_away(self, a, b, out_dtype):
-    with patch("mxref.gemm._round", _ties_away):
+    with patch("mxref.gemm._rounded", _ties_away):
         return ReferenceBackend._scaled_gemm(self, a, b, GemmProfile.EXACT, out_dtype)
 
 

@@ -64,9 +64,9 @@ class Staged(ReferenceBackend):
         return x.astype(np.float32)
 
     def rows(self, v, plan):
-        v = np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, plan.length - v.shape[-1])]).reshape(
-            plan.rows, plan.length
-        )
+        if plan.length > v.shape[-1]:
+            v = np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, plan.length - v.shape[-1])])
+        v = v.reshape(plan.rows, plan.length)
         return self.rotate(v, plan.rotation) if plan.rotation else v
 
     def rotate(self, v, rotation):

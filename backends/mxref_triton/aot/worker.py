@@ -14,6 +14,9 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+from triton.compiler.compiler import make_backend
+from triton.runtime.cache import triton_key
+
 from mxref_triton.aot import absent, amdgcn, sass
 from mxref_triton.aot.table import Case, cases
 
@@ -105,12 +108,19 @@ def results(
             yield {"case": case.name, "target": machine.name, "seconds": seconds, **answer}
 
 
+def _hash_compiler(machine: absent.Machine) -> None:
+    """Hash Triton's library, of several 100 MB, here and not in every child: each key of its cache has the hash."""
+    triton_key()
+    make_backend(machine.target).hash()
+
+
 def main(target: str, arguments: str) -> None:
     """Compile the named cases for a machine that this process became; a line of JSON per case goes to stdout."""
     request = json.loads(arguments)
     machine = absent.MACHINES[target]
     table = cases()
     keep = Path(request["keep"]) if request["keep"] else None
+    _hash_compiler(machine)
     for result in results([table[name] for name in request["cases"]], machine, request["jobs"], keep):
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,16 @@ def _format(record: Record) -> BlockFormat:
 
 def _check(record: Record, clause: str) -> Check:
     title = f"vector {record.id}"
+    made = cache(lambda: _request(record))
 
     def run(subject: Subject) -> CheckResult:
         mismatch = run_record(record, subject.backend)
         count = max(len(text) for text in record.expected.values())
         if mismatch is None:
             return CheckResult(count)
-        request = _request(record)
+        request = made()
         if request is not None:
-            got = Blocks.of(request.answer(subject))
+            got = subject.once(request, lambda: Blocks.of(request.answer(subject)))
             wrong, _ = all_of_it(got, request.expected_blocks)
             if wrong.any():
                 row, block = plainest(wrong, request.expected_blocks, request.element)

@@ -21,6 +21,8 @@ from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 
+_DEFAULT = OperandSpec()
+
 
 class Blocks(NamedTuple):
     """Codes and scales by row and block."""
@@ -130,17 +132,16 @@ class Request:
 
     def describe(self) -> dict[str, str]:
         """Return the request in words: what differs from the defaults, and the array."""
-        default = OperandSpec()
         out = {
             name: str(getattr(self.spec, name))
             for name in OperandSpec.__dataclass_fields__
-            if getattr(self.spec, name) != getattr(default, name) or name in ("scale_rule", "rounding")
+            if getattr(self.spec, name) != getattr(_DEFAULT, name) or name in ("scale_rule", "rounding")
         }
         x = self.array()
         out |= {"dtype": dtype_name(x), "shape": str(x.shape), "axis": str(self.axis)}
         if self.layout:
             out["layout"] = self.layout
-        uses_random = self.spec.rounding is Rounding.SR or self.spec.signs != default.signs
+        uses_random = self.spec.rounding is Rounding.SR or self.spec.signs != _DEFAULT.signs
         for name in ("origin", "global_shape", *(("rng",) if uses_random else ())):
             if getattr(self, name) is not None:
                 out[name] = str(getattr(self, name))
@@ -205,7 +206,8 @@ def unit_rows(request: Request, row: int, block: int) -> NDArray[Any]:
     """Return what the block depends on: its Hadamard group, over all rows of a tile, block axis last."""
     plan = request.plan
     rows = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)
-    rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
+    if plan.length > rows.shape[1]:
+        rows = np.pad(rows, [(0, 0), (0, plan.length - rows.shape[1])])
     start = block * request.format.k // plan.unit * plan.unit
     tile = tile_rows(request, row)
     return rows[tile.start : tile.stop, start : start + plan.unit]

@@ -24,6 +24,7 @@ from mxref.steps.scale import ScaleRule
 
 OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
 
+_DEFAULT = OperandSpec()
 _MAX_TRIES = 300
 _MAX_WORDS = 512
 """Longest input that is shown as words: a unit of H256, and as much before it."""
@@ -62,7 +63,7 @@ def shrink_quantize(
         if subject.shrink
         else (f"{wrong} of {total} blocks differ, one of them at {at}")
     )
-    answer = Blocks.of(request.answer(subject))
+    answer = subject.once(request, lambda: Blocks.of(request.answer(subject)))
     return block_failure(request, (row, block), clause, check, message, answer)
 
 
@@ -84,11 +85,13 @@ def block_failure(
     want, got = _block(request.expected_blocks, row, block), _block(answer, row, block)
     array = unit_rows(request, row, block)
     flat = array.astype(np.float32).view(np.uint32).ravel()
+    tile = request.spec.block is BlockShape.TILE
+    command = explain_command(request, row, block, "FILE" if tile else None)
     words = tuple(f"0x{int(w):08x}" for w in flat)
     return Failure(
         clause, check, message, request.describe(), {"x": words}, _text(want, element),
         _text(got, element), tuple(int(i) for i in np.flatnonzero(want[1] != got[1])),
-        explain_command(request, row, block), array, explain_command(request, row, block, "FILE"),
+        None if tile else command, array, command,
     )  # fmt: skip
 
 
@@ -132,10 +135,9 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
 
 def spec_options(spec: OperandSpec) -> Iterator[str]:
     """Yield the options of `mxref explain` that give a treatment."""
-    default = OperandSpec()
     for name in ("format", "scale_rule", "rounding", "sr_bits", "hadamard", "signs", "zero_scale"):
         value = getattr(spec, name)
-        if value != getattr(default, name):
+        if value != getattr(_DEFAULT, name):
             yield from (f"--{name.replace('_', '-')}", str(getattr(value, "value", value)))
     if spec.prescale:
         yield "--prescale"

@@ -39,6 +39,17 @@ def test_the_reference_passes_all_that_it_declares(level):
     assert {reason for c in report.clauses for reason in c.reasons} == {"native_sr"}
 
 
+@pytest.mark.parametrize("level", Level)
+def test_a_choice_holds_every_check_that_it_names(level):
+    whole = checks_of(reference.capabilities, level=level)
+    for clause in CLAUSES:
+        chosen = checks_of(reference.capabilities, level=level, clauses=[clause])
+        assert chosen == [check for check in whole if check.clause == clause]
+    for op in Op:
+        chosen = checks_of(reference.capabilities, level=level, ops=[op])
+        assert chosen == [check for check in whole if check.op is op]
+
+
 @pytest.mark.parametrize("made", BLOCK_FORMATS.values(), ids=str)
 def test_numba_passes_and_skips_only_what_it_does_not_declare(made):
     pytest.importorskip("numba")

@@ -7,3 +7,8 @@ The test in `test_triton.py` starts it. By hand it is
 import os
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
+
+if not collect_ignore_glob:
+    from interpreted import patched_once
+
+    patched_once.install()
