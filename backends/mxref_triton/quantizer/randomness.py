@@ -55,7 +55,7 @@ def has_narrow_calls(plan: QuantPlan) -> bool:
     if plan.stream is None:
         return False
     elements = math.prod(plan.global_shape) // plan.global_shape[plan.axis] * plan.global_length
-    return elements // elements_per_call(plan.spec.sr_bits) < 1 << 32
+    return elements // elements_per_call(plan.spec.sr_bits) <= 1 << 32
 
 
 def check_step(plan: QuantPlan, device: torch.device) -> None:
