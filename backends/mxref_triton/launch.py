@@ -57,18 +57,21 @@ def kinds(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple(out)
 
 
+def _is_watched() -> bool:
+    """Return whether somebody, a profiler for example, is told of launches."""
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    return JITFunction.run is not _RUN or any(
+        hook is not None and getattr(hook, "calls", True) for hook in hooks
+    )
+
+
 def _start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
     """Start a kernel, without Triton's look at each argument and global if it was started alike before.
 
     That look takes up to 150 us, more than the kernel itself in small models.
     """
-    known = arguments[0].is_cuda and torch.version.hip is None and JITFunction.run is _RUN
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    kind = (
-        kinds(arguments)
-        if known and not any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
-        else None
-    )
+    on_nvidia = arguments[0].is_cuda and torch.version.hip is None
+    kind = kinds(arguments) if on_nvidia and not _is_watched() else None
     if kind is None:
         kernel[grid](*arguments, **constants)
         return
