@@ -95,7 +95,7 @@ class RangeFlag:
     def on(self, device: torch.device) -> torch.Tensor:
         """Return the device's word, int32 [1]; BackendError if it would have to be made inside a captured graph."""
         if device not in self._words:
-            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise BackendError(
                     f"the first `bounded` GEMM of this backend on {device} is inside the capture of a CUDA graph, "
                     "whose replays would forget what earlier GEMMs found out of range; run the step once before it"
