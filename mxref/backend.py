@@ -199,6 +199,7 @@ class Backend(ABC):
         """Return an operand that `scaled_gemm` reads faster as its right one: a weight that many GEMMs share.
 
         Codes, scales and every result stay the same; a backend that reads codes anyway returns `q` itself.
+        Some backends read a prepared left operand faster too: an activation that several weights multiply.
         What is prepared must not be changed in place afterwards.
 
         Args:

@@ -18,9 +18,11 @@ def _wide_product(a, multiplier: tl.constexpr):
 
 @triton.jit
 def philox(group, seed_low, seed_high, stream_low, stream_high):
-    """Return the four random words of int64 group indices [B], each uint32 [B]."""
+    """Return the four random words of group indices [B], int64 or below 2^32 and uint32, each uint32 [B]."""
     c0 = group.to(tl.uint32)
-    c1 = (group >> 32).to(tl.uint32)
+    c1 = tl.zeros_like(c0)
+    if group.dtype == tl.int64:
+        c1 = (group >> 32).to(tl.uint32)
     c2 = tl.zeros_like(c0) + stream_low.to(tl.uint32, bitcast=True)
     c3 = tl.zeros_like(c0) + stream_high.to(tl.uint32, bitcast=True)
     k0 = seed_low.to(tl.uint32, bitcast=True)
@@ -59,6 +61,23 @@ def at_step(signs_low, signs_high, seed_low, seed_high, stream_low, stream_high,
         return signs_low, signs_high, (seed_low, seed_high, stream_low, step)
     else:
         return signs_low, signs_high, (seed_low, seed_high, stream_low, stream_high)
+
+
+@triton.jit
+def first_call(row, unit, group, groups, P: tl.constexpr):
+    """Return the numbers of the first Philox calls of units, int64 [B]; uint32 if P.narrow.
+
+    Args:
+        row: of the matrix, int64 [B].
+        unit: of the row, int64 [B].
+        group: number of the first call of row 0.
+        groups: calls per row.
+        P: the treatment.
+    """
+    if P.narrow:
+        return row.to(tl.uint32) * groups.to(tl.uint32) + unit.to(tl.uint32) * P.calls + group.to(tl.uint32)
+    else:
+        return row * groups + unit * P.calls + group
 
 
 @triton.jit

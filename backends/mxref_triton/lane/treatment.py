@@ -71,6 +71,10 @@ class Treatment:
     """Whether the conversions of gfx950 round, RNE or SR."""
     packed: bool
     """Whether RNE is done on two elements at once, as `hopper` does."""
+    by_sum: bool
+    """Whether SR finds a place between grid points by a sum rounded toward zero, as `hopper_sr` does."""
+    narrow: bool
+    """Whether the numbers of all Philox calls are below 2^32; looked at where `by_sum` is."""
     output: Output
 
     @property
@@ -123,6 +127,7 @@ def treatment(
     packed: bool = False,
     late: bool = False,
     drawn: bool = False,
+    narrow: bool = False,
 ) -> Treatment:
     """Return how kernels treat an operand.
 
@@ -134,9 +139,11 @@ def treatment(
         output: what is written.
         norm: factor after the transform; default that of its size.
         native: roundings of E2M1 for which the conversions of gfx950 are used, where there is no prescale.
-        packed: whether there is packed bfloat16 arithmetic, which RNE to codes of E2M1 uses where there is no prescale.
+        packed: whether there is the arithmetic of Hopper: packed bfloat16, which RNE to codes of E2M1 uses where there
+            is no prescale, and sums rounded toward zero, which SR to E2M1 uses.
         late: whether the kernel reads the step from memory.
         drawn: whether the kernel draws the signs at that step.
+        narrow: whether the numbers of all Philox calls are below 2^32.
     """
     if norm is None:
         norm = float(norm_factor(n)) if n else 1.0
@@ -146,6 +153,7 @@ def treatment(
     block = spec.format
     assert isinstance(block, BlockFormat)  # checked when the quantization was planned
     element, nibbles = block.element, block.element is E2M1
+    by_sum = packed and nibbles and spec.rounding is Rounding.SR
     return Treatment(
         kind=kind,
         element=element,
@@ -169,6 +177,8 @@ def treatment(
         and spec.rounding is Rounding.RNE
         and not spec.prescale
         and output is Output.CODES,
+        by_sum=by_sum,
+        narrow=by_sum and narrow,
         output=output,
     )
 

@@ -14,6 +14,7 @@ from mxref_triton.lane.gfx950 import nearest_word, stochastic_word
 from mxref_triton.lane.hadamard import butterflies, flip_signs, multiplied
 from mxref_triton.lane.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of
 from mxref_triton.lane.hopper import encode_word as encode_packed
+from mxref_triton.lane.hopper_sr import stochastic_word as sum_stochastic_word
 from mxref_triton.lane.random import philox
 from mxref_triton.lane.registers import bits_of, floats_of, halves_of
 from mxref_triton.lane.rounding import decode_element, encode_word, scale_or_nan, value_scale
@@ -79,7 +80,9 @@ def _all_bits(values):
 @triton.jit
 def _encoded(eight, factor, keep, random, P: tl.constexpr):
     """Return eight elements as a word of four-bit codes, by the conversions of the target or without them."""
-    if not P.native:
+    if P.by_sum:
+        return sum_stochastic_word(eight, factor, keep, random, P)
+    elif not P.native:
         return encode_word(eight, factor, keep, random, P)
     elif P.random_bits:
         return stochastic_word(eight, factor, random) & keep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
 
@@ -33,7 +34,8 @@ class BoundedWay(StrEnum):
     FP8 = "fp8"
     """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
 
-    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`: a whole product, or single rows.
+    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`. Rows that do not fit E4M3 are
+    multiplied from their codes; see `mxref_triton.products.misfits`.
     Products with an operand in MXFP8 go through BF16.
     """
     BF16 = "bf16"
@@ -93,7 +95,7 @@ class RangeFlag:
     def on(self, device: torch.device) -> torch.Tensor:
         """Return the device's word, int32 [1]; BackendError if it would have to be made inside a captured graph."""
         if device not in self._words:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise BackendError(
                     f"the first `bounded` GEMM of this backend on {device} is inside the capture of a CUDA graph, "
                     "whose replays would forget what earlier GEMMs found out of range; run the step once before it"
@@ -161,8 +163,8 @@ def scaled_gemm(
     """Return A B^T of A [M, K] and B [N, K], checked operands, under `ordered` or `bounded`.
 
     Args:
-        a: left operand.
-        b: right operand, perhaps with a layout from `prepare`.
+        a: left operand, perhaps with a layout from `prepare`: one that several products share is folded once.
+        b: right operand, likewise.
         profile: one of the two.
         out_dtype: `float32` or `bfloat16`.
         way: how `bounded` is computed.
@@ -170,25 +172,31 @@ def scaled_gemm(
         name: of the backend whose layouts these are.
     """
     _check_devices(a, b)
-    layout = b.layout_for(name, profile) if isinstance(b, PreparedArray) else ()
+    layouts = [q.layout_for(name, profile) if isinstance(q, PreparedArray) else () for q in (a, b)]
     if not is_mxfp4(a, b):
-        return _eight_bit(a, b, out_dtype, way, flag, layout)
+        return _eight_bit(a, b, out_dtype, way, flag, layouts)
     fp8 = way is BoundedWay.FP8
     if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
         folded = None
         if _folds_ordered(a, b):
-            folded = _folded(a), Folded.of(layout) if layout else _folded(b)
+            left, right = (
+                Folded.of(layout) if layout else _folded(q) for q, layout in zip((a, b), layouts, strict=True)
+            )
+            folded = left, right
         return ordered(a, b, out_dtype, folded)
     if fp8:
-        return _fp8(a, b, fold(a), Folded.of(layout) if layout else fold(b), out_dtype)
+        left, right = (
+            Folded.of(layout) if layout else fold(q) for q, layout in zip((a, b), layouts, strict=True)
+        )
+        return _fp8(a, b, left, right, out_dtype)
     word = flag.on(a.codes.device)
-    if layout:
-        # What was out of range when B was prepared is so in each of its GEMMs.
-        torch.maximum(word, layout[-1], out=word)
-    flag_scales(MAX_SCALES[way], word, a.scales, None if layout else b.scales)
+    _flag_prepared(word, layouts)
+    if plain := [q.scales for q, layout in zip((a, b), layouts, strict=True) if not layout]:
+        flag_scales(MAX_SCALES[way], word, *plain)
     if way is BoundedWay.MFMA:
         return multiply(a, b, out_dtype)
-    return _bf16(_decoded(a), layout[0] if layout else _decoded(b), unprescale(a, b), out_dtype)
+    values = [layout[0] if layout else _decoded(q) for q, layout in zip((a, b), layouts, strict=True)]
+    return _bf16(values[0], values[1], unprescale(a, b), out_dtype)
 
 
 def is_mxfp4(*operands: MXArray) -> bool:
@@ -196,8 +204,20 @@ def is_mxfp4(*operands: MXArray) -> bool:
     return all(q.format is MXFP4 for q in operands)
 
 
+def _flag_prepared(word: torch.Tensor, layouts: Sequence[tuple[torch.Tensor, ...]]) -> None:
+    """Set a word if a decoded operand was out of range when it was prepared: it is so in each of its GEMMs."""
+    for layout in layouts:
+        if layout:
+            torch.maximum(word, layout[-1], out=word)
+
+
 def _eight_bit(
-    a: MXArray, b: MXArray, out_dtype: str, way: BoundedWay, flag: RangeFlag, layout: tuple[torch.Tensor, ...]
+    a: MXArray,
+    b: MXArray,
+    out_dtype: str,
+    way: BoundedWay,
+    flag: RangeFlag,
+    layouts: Sequence[tuple[torch.Tensor, ...]],
 ) -> torch.Tensor:
     """Return A B^T under `bounded` where an operand is in MXFP8; arguments as in `scaled_gemm`."""
     if way is BoundedWay.ORDERED:
@@ -206,14 +226,12 @@ def _eight_bit(
     if way is BoundedWay.MFMA:
         _flag_by_format(word, a, b)
         return multiply(a, b, out_dtype)
-    left = _decoded_flagging(a, word)
-    if len(layout) == _DECODED:
-        # What was out of range when B was prepared is so in each of its GEMMs.
-        torch.maximum(word, layout[-1], out=word)
-        right = layout[0]
-    else:
-        right = _decoded_flagging(b, word)
-    out = _bf16(left, right, unprescale(a, b), out_dtype)
+    decoded = [layout if len(layout) == _DECODED else () for layout in layouts]
+    _flag_prepared(word, decoded)
+    values = [
+        layout[0] if layout else _decoded_flagging(q, word) for q, layout in zip((a, b), decoded, strict=True)
+    ]
+    out = _bf16(values[0], values[1], unprescale(a, b), out_dtype)
     return out.masked_fill_(out.isnan(), math.nan)  # the canonical one
 
 

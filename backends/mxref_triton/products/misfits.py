@@ -90,5 +90,5 @@ def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: t
         _bounded_misfits, (MISFIT_PROGRAMS,),
         a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, parts, left.done, bits_of(out),
         *out.shape, a_scales.shape[1], factor,
-        EMULATED=INTERPRETED, BM=_ROWS, BN=_COLUMNS, LEAST=_LEAST_BLOCKS, num_warps=4, num_stages=4, **options,
+        EMULATED=INTERPRETED, BM=_ROWS, BN=_COLUMNS, LEAST=_LEAST_BLOCKS, num_warps=2, num_stages=4, **options,
     )  # fmt: skip

@@ -308,15 +308,7 @@ def ordered(
 
 
 def _multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
-    """Write over what rows that do not fit E4M3 take part in: the same from packed codes.
-
-    Args:
-        a: left operand [M, K].
-        b: right operand [N, K].
-        left: the first, folded.
-        right: the second, folded.
-        out: their product [M, N], float32 or bfloat16.
-    """
+    """Write over what rows that do not fit E4M3 take part in; arguments as in `misfits.multiply_misfits`."""
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
     treatment, factor = store_options(a, b, out)
     # Fewer warps spill scalar registers on gfx950.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.lane.random import at_step
+from mxref_triton.lane.random import at_step, first_call
 from mxref_triton.lane.registers import (
     UNITS_LAST,
     bits_alone,
@@ -154,7 +154,7 @@ def column_units(
     else:
         first = None
         if P.random_bits:
-            first = (line + c) * groups + (unit + u) * P.calls + group
+            first = first_call(line + c, unit + u, group, groups, P)
         values = floats_alone(loaded, P.unit, KIND)
         out, stored = encode_unit(values, signs_low, signs_high, first, key, P, UNITS * LINES, 1)
     target = codes + (line * units + unit) * OUT

@@ -13,7 +13,7 @@ from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, t
 from mxref_triton.launch import check_device
 from mxref_triton.quantizer.inputs import Matrix, matrices
 from mxref_triton.quantizer.launches import launch_both, launch_columns, launch_rows
-from mxref_triton.quantizer.randomness import check_step, randomness
+from mxref_triton.quantizer.randomness import check_step, has_narrow_calls, randomness
 from mxref_triton.quantizer.signs import drawn_signs
 from mxref_triton.quantizer.transform import hadamard
 
@@ -122,7 +122,7 @@ def _treatment(
     return treatment(
         plan.spec, dtype_name(x), n, drawn or bool(rotation and rotation.signs), output,
         native=native, packed=packs_bfloat16(x.device),
-        late=plan.step is not None and (drawn or plan.stream is not None), drawn=drawn,
+        late=plan.step is not None and (drawn or plan.stream is not None), drawn=drawn, narrow=has_narrow_calls(plan),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,14 @@ def randomness(plan: QuantPlan, rotation: Rotation | None) -> Randomness:
         return Randomness(words, 0, 0, key)
     per_call = elements_per_call(plan.spec.sr_bits)
     return Randomness(words, plan.first // per_call, plan.global_length // per_call, key)
+
+
+def has_narrow_calls(plan: QuantPlan) -> bool:
+    """Return whether the numbers of all Philox calls of a plan's global tensor are below 2^32."""
+    if plan.stream is None:
+        return False
+    elements = math.prod(plan.global_shape) // plan.global_shape[plan.axis] * plan.global_length
+    return elements // elements_per_call(plan.spec.sr_bits) <= 1 << 32
 
 
 def check_step(plan: QuantPlan, device: torch.device) -> None:

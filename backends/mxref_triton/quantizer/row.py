@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.lane.random import at_step
+from mxref_triton.lane.random import at_step, first_call
 from mxref_triton.lane.registers import load_words, store_words, tile_index
 from mxref_triton.lane.unit import encode_words
 
@@ -62,7 +62,7 @@ def row_units(
     words = load_words(x + (row * stride + unit * IN), r * stride + u * IN, mask, IN)
     first = None
     if P.random_bits:
-        first = (row + r) * groups + (unit + u) * P.calls + group
+        first = first_call(row + r, unit + u, group, groups, P)
     out, stored = encode_words(words, signs_low, signs_high, first, key, P, ROWS, UNITS)
     store_words(codes + (row * units + unit) * OUT, (r * units + u) * OUT, mask, out, OUT, VECTOR)
     for block in tl.static_range(len(stored)):

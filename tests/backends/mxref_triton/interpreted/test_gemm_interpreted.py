@@ -17,6 +17,7 @@ from mxref.formats import E2M1
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
+from mxref_triton.products import bounded
 from mxref_triton.products import fold as folding
 from mxref_triton.products.fold import HIGHEST_TOP, LOWEST_TOP, fold
 from mxref_triton.products.ordered import ordered
@@ -309,9 +310,22 @@ def test_an_operand_beyond_the_range_is_noticed_once_and_widened_has_no_range(pr
     assert not backend.range_exceeded()
 
 
+@pytest.mark.clause("gemm.bounded")
+def test_a_left_operand_that_was_prepared_beyond_the_range_is_noticed_in_each_product():
+    backend = TritonBackend(bounded="bf16")
+    rng = np.random.default_rng(0)
+    far, near = (on(DEVICE, drawn(rng, 4, 64, scale, scale)) for scale in (253, 100))
+    left = backend.prepare(far, profile="bounded")
+    assert not backend.range_exceeded()
+    for right in (near, backend.prepare(near, profile="bounded")):
+        backend.scaled_gemm(left, right, profile="bounded")
+        assert backend.range_exceeded()
+        assert not backend.range_exceeded()
+
+
 @pytest.mark.clause("conformance.dual")
 @pytest.mark.parametrize("profile", [GemmProfile.ORDERED, GemmProfile.BOUNDED])
-def test_a_prepared_weight_changes_no_bit(profile):
+def test_a_prepared_operand_changes_no_bit(profile, monkeypatch):
     backend = TritonBackend(bounded="bf16")
     rng = np.random.default_rng(0)
     a, b = (on(DEVICE, drawn(rng, rows, 128)) for rows in (30, 20))
@@ -320,6 +334,11 @@ def test_a_prepared_weight_changes_no_bit(profile):
     assert (bits(backend.scaled_gemm(a, made, profile=profile)) == plain).all()
     other = backend.prepare(made, profile=GemmProfile.ORDERED)
     assert (bits(backend.scaled_gemm(a, other, profile=profile)) == plain).all()
+    left = backend.prepare(a, profile=profile)
+    assert (bits(backend.scaled_gemm(left, b, profile=profile)) == plain).all()
+    if profile is GemmProfile.BOUNDED:  # decoded once, for all products that share it
+        monkeypatch.setattr(bounded, "_decoded", None)
+    assert (bits(backend.scaled_gemm(left, made, profile=profile)) == plain).all()
 
 
 @pytest.mark.clause("conformance.capabilities")
