@@ -102,7 +102,7 @@ def save_recording(path: str | Path, recording: Recording) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
+            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -182,10 +182,10 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
     where = {str(key): str(value) for key, value in table["where"].items()}
     if table["op"] == "quantize":
         stream = Stream(*table["stream"]) if table["stream"] else None
-        place = (_integers(table[name]) for name in ("origin", "global_shape"))
+        origin, shape = (_integers(table[name]) for name in ("origin", "global_shape"))
         x = _typed(arrays[prefix + "x"], table["dtype"])
         spec = build(OperandSpec, table["spec"], "operand spec")
-        request = Request(x, spec, table["axis"], stream, *place, bool(table["pad"]))
+        request = Request(x, spec, table["axis"], stream, origin, shape, bool(table["pad"]))
         return RecordedQuantization(where, request, arrays[prefix + "codes"], arrays[prefix + "scales"])
     a, b = _operands(table, prefix, arrays)
     product = Product(a, b, GemmProfile(table["profile"]), table["out"], error_class=table["error_class"])

@@ -83,7 +83,7 @@ def _high_first(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Byt
     codes = _packed(stored, rows, length, made)
     if made.element.bits != 4:
         raise ShapeError(f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits")
-    return codes << 4 | codes >> 4
+    return (codes << 4 | codes >> 4).astype(np.uint8)
 
 
 def _halves(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:

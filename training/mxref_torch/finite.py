@@ -87,7 +87,7 @@ def _watch(search: NonfiniteSearch, name: str, module: nn.Module, linear: bool) 
         for value in output if isinstance(output, tuple | list) else (output,):
             search.look(value, f"Y of {title}" if linear else f"the output of {title}")
             if linear and isinstance(value, torch.Tensor) and value.requires_grad:
-                value.register_hook(lambda gradient: search.look(gradient, f"dY of {title}"))
+                value.register_hook(lambda dy: search.look(dy, f"dY of {title}"))  # type: ignore[no-untyped-call]
 
     def arrived(_module: nn.Module, gradients: Any, _incoming: Any) -> None:
         for value in gradients if isinstance(gradients, tuple) else (gradients,):
