@@ -17,13 +17,19 @@ from conform_command import run as command
 from mxref.conformance import check
 from mxref.conformance.recorded import load_recording
 from mxref.conformance.replay import replay
-from mxref.errors import ConformanceError, FileFormatError
+from mxref.discovery import get_backend
+from mxref.errors import ConformanceError, FileFormatError, MxrefError
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, ShadowError
 from mxref_torch.shadow import WHOLE_ELEMENTS, Shadow
 from mxref_torch.watching import Names
+
+try:
+    BACKENDS = [get_backend("numba").name]
+except MxrefError:
+    BACKENDS = []
 
 TABLES: dict[str, dict[str, Any]] = {
     "rne": {"dialect": "amd"},
@@ -241,3 +247,44 @@ def test_a_compiled_model_is_looked_at_too(tmp_path: Path) -> None:
         backend.now, context.step = 1, 1
         with pytest.raises(ShadowError, match="layer 0, fprop"):
             run(torch.randn(32, 64))
+
+
+def test_a_recording_replays_with_every_backend_and_shows_a_wrong_product(tmp_path: Path) -> None:
+    model, context = converted({"dialect": "amd", "gemm": "ordered", "all": {"hadamard": 16}}, "reference")
+    file = tmp_path / "step.npz"
+    context.step = 5
+    with mxref_torch.record(model, file, ["2"]) as tape:
+        model(torch.randn(64, 64)).square().mean().backward()
+    assert {call.where["layer"] for call in tape.calls} == {"2"}
+    products = [call for call in tape.calls if not hasattr(call, "codes")]
+    assert sorted(call.where["role"] for call in products) == ["dgrad", "fprop", "wgrad"]
+    for name in {"reference", *BACKENDS}:
+        report = replay(file, name)
+        assert report, str(report)
+        assert len(report.calls) == len(tape.calls) == 9
+    wrong = replay(file, FaultFrom(0, gemm=True))
+    assert [call.answered.clause for call in wrong.calls if call.answered] == ["gemm.ordered"] * 3
+    assert "the recorded answer is right, fault from differs under gemm.ordered" in str(wrong)
+
+
+def test_recordings_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
+    model, _ = converted(TABLES["rne"], "reference")
+    x, file = torch.randn(32, 64), tmp_path / "step.npz"
+    with pytest.raises(LayerError, match="'q_proj' matches no converted layer; there are 0, 2"):
+        with mxref_torch.record(model, file, ["q_proj"]):
+            pass
+    with pytest.raises(LayerError, match="none of the layers"), mxref_torch.record(model, file):
+        pass
+    with (
+        pytest.raises(LayerError, match="above 1,000 bytes"),
+        mxref_torch.record(model, file, max_bytes=1000),
+    ):
+        model(x)
+    with pytest.raises(FileFormatError, match=r"must end in \.npz"):
+        with mxref_torch.record(model, tmp_path / "step.bin"):
+            model(x)
+    with pytest.raises(FileFormatError, match="name a file in a folder that can be written"):
+        with mxref_torch.record(model, tmp_path / "no" / "step.npz"):
+            model(x)
+    assert operators.watchers == []
+    assert not list(tmp_path.iterdir())
