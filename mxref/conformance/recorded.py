@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref import __version__
+from mxref.conformance.report import check_writable
 from mxref.conformance.requests.product import Product
 from mxref.conformance.requests.quantization import Blocks, Request
 from mxref.errors import FileFormatError
@@ -84,15 +85,22 @@ def where_text(where: Mapping[str, str]) -> str:
     return ", ".join(filter(None, parts)) or "place unknown"
 
 
+def check_name(path: str | Path) -> Path:
+    """Return the path of a recording; FileFormatError unless it ends in .npz and its folder can be written."""
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise FileFormatError(f"cannot write a recording to {path}: its name must end in .npz")
+    check_writable(path)
+    return path
+
+
 def save_recording(path: str | Path, recording: Recording) -> None:
     """Write a recording; the file appears only when all of it is on the disk.
 
     Raises:
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    path = Path(path)
-    if path.suffix != ".npz":
-        raise FileFormatError(f"cannot save a recording to {path}: the name must end in .npz")
+    path = check_name(path)
     arrays: dict[str, NDArray[Any]] = {}
     calls = [_table(call, f"{i}.", arrays) for i, call in enumerate(recording.calls)]
     meta = {

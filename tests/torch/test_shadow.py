@@ -223,8 +223,12 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(LayerError, match=message), mxref_torch.shadow(*arguments):
             pass
-    with pytest.raises(LayerError, match=r"must end in \.npz"), mxref_torch.shadow(model, file="shadow.json"):
-        pass
+    for file in ("shadow.json", tmp_path / "no" / "shadow.npz"):
+        with (
+            pytest.raises(FileFormatError, match=r"must end in \.npz|folder"),
+            mxref_torch.shadow(model, file=file),
+        ):
+            pass
     for name, content in (("no.npz", None), ("text.npz", b"abc"), ("zip.npz", b"PK\3\4")):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -270,21 +274,18 @@ def test_a_recording_replays_with_every_backend_and_shows_a_wrong_product(tmp_pa
 def test_recordings_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
     model, _ = converted(TABLES["rne"], "reference")
     x, file = torch.randn(32, 64), tmp_path / "step.npz"
-    with pytest.raises(LayerError, match="'q_proj' matches no converted layer; there are 0, 2"):
-        with mxref_torch.record(model, file, ["q_proj"]):
+    for arguments, error, message in (
+        ((file, ["q_proj"]), LayerError, "'q_proj' matches no converted layer; there are 0, 2"),
+        ((file,), LayerError, "none of the layers"),
+        ((tmp_path / "step.bin",), FileFormatError, r"must end in \.npz"),
+        ((tmp_path / "no" / "step.npz",), FileFormatError, "in a folder that exists and can be written"),
+    ):
+        with pytest.raises(error, match=message), mxref_torch.record(model, *arguments):
             pass
-    with pytest.raises(LayerError, match="none of the layers"), mxref_torch.record(model, file):
-        pass
     with (
         pytest.raises(LayerError, match="above 1,000 bytes"),
         mxref_torch.record(model, file, max_bytes=1000),
     ):
         model(x)
-    with pytest.raises(FileFormatError, match=r"must end in \.npz"):
-        with mxref_torch.record(model, tmp_path / "step.bin"):
-            model(x)
-    with pytest.raises(FileFormatError, match="name a file in a folder that can be written"):
-        with mxref_torch.record(model, tmp_path / "no" / "step.npz"):
-            model(x)
     assert operators.watchers == []
     assert not list(tmp_path.iterdir())
