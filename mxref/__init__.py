@@ -1,6 +1,7 @@
 """mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed."""
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities
 from mxref.check import check_quantizer
 from mxref.dialects import DIALECTS
 from mxref.discovery import get_backend

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the group `mxref`."""
-    group = parser.getgroup("mxref", "conformance to the MXFP4 specification")
+    group = parser.getgroup("mxref", "conformance of a backend to the mxref specification")
     group.addoption(
         "--mxref-backend",
         metavar="NAME",

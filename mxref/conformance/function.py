@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.arrays import as_array, described
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities
 from mxref.conformance.model import block_format
 from mxref.conformance.requests.quantization import MalformedAnswer
 from mxref.errors import DtypeError, ShapeError, UnsupportedError

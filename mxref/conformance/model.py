@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities, declared_words
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities, declared_words
 from mxref.conformance.outcome import NOT_ASKED, CheckResult, ClauseResult, Failure, Level, Report
 from mxref.conformance.watch.memory import Watched
 from mxref.formats import INPUT_DTYPES, BlockFormat, ElementFormat

@@ -1,122 +1,171 @@
-"""Faults of stochastic rounding that its check at the start of a run must find."""
+"""The check of stochastic rounding: it passes right backends and names what a wrong one does."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from mxref import quantization
-from mxref.recipe_files import recipe_from_table
+torch = pytest.importorskip("torch")
+
+from layer_setup import BACKENDS, SEED, recipe_of
+
+from mxref import Stream, get_backend, quantize
+from mxref.formats import E2M1
+from mxref.layouts.packed import unpack
+from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
-from mxref.steps.random import random_integers
 from mxref_torch import check_stochastic_rounding
 from mxref_torch.errors import LayerError
 
-Integers = NDArray[np.uint32]
-TABLES = {
-    "rows": {"dgrad": {"dy": {"rounding": "sr"}}, "wgrad": {"format": "bf16"}},
-    "columns, H16": {"wgrad": {"hadamard": 16, "dy": {"rounding": "sr"}}, "dgrad": {"format": "bf16"}},
-}  # fmt: skip
+
+class Fault(ReferenceBackend):
+    """A reference whose stochastic rounding is wrong in one way."""
+
+    def __init__(self, fault):
+        self.name = fault.__name__
+        self.fault = fault
+
+    def quantize(self, x, spec, **kwargs):
+        return self.fault(super().quantize, x, spec, **kwargs)
+
+    def quantize_dual(self, x, specs, *, placements, pads):
+        return tuple(
+            self.quantize(x, spec, axis=axis, placement=placement, pad=pad)
+            for spec, axis, placement, pad in zip(specs, (1, 0), placements, pads, strict=True)
+        )
 
 
-class Drawing(ReferenceBackend):
-    """A reference whose random integers are changed before they are used."""
-
-    def __init__(self, change: Callable[[Integers, Any, tuple[Any, ...]], Integers]) -> None:
-        self.name, self.change = change.__name__, change
-
-    def _quantize(self, x: Any, plan: Any) -> Any:
-        def changed(*arguments: Any) -> Integers:
-            return self.change(random_integers(*arguments), plan, arguments)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(quantization, "random_integers", changed)
-            return super()._quantize(x, plan)
+def does_nothing(quantize, x, spec, **kwargs):
+    return quantize(x, replace(spec, rounding="rne"), **kwargs)
 
 
-def nothing(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return r
+def truncates(quantize, x, spec, **kwargs):
+    return quantize(x, replace(spec, sr_bits=1), **kwargs)
 
 
-def never_up(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return r * 0
+def one_draw_for_all_rows(quantize, x, spec, *, axis, **kwargs):
+    q = quantize(x, spec, axis=axis, **kwargs)
+    q.codes[:] = q.codes[:1]
+    return q
 
 
-def always_up(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return r * 0 + ((1 << plan.spec.sr_bits) - 1)
+def with_stream(placement, **fields):
+    return replace(placement, stream=replace(placement.stream, **fields))
 
 
-def a_sixteenth_up(r: Integers, plan: Any, arguments: Any) -> Integers:
-    top = 1 << plan.spec.sr_bits
-    return np.minimum(r + top // 16, top - 1)
+def step_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=with_stream(placement, step=0), **kwargs)
 
 
-def a_sixteenth_down(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return np.maximum(r.astype(np.int64) - (1 << plan.spec.sr_bits) // 16, 0).astype(r.dtype)
+def operand_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=with_stream(placement, operand=0), **kwargs)
 
 
-def pairs_share_bits(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return np.repeat(r[:, ::2], 2, axis=1)
+def seed_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=with_stream(placement, seed=0), **kwargs)
 
 
-def eight_share_bits(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return np.repeat(r[:, ::8], 8, axis=1)
+def place_is_ignored(quantize, x, spec, *, placement, **kwargs):
+    return quantize(x, spec, placement=Placement(placement.stream), **kwargs)
 
 
-def neighbours_are_opposite(r: Integers, plan: Any, arguments: Any) -> Integers:
-    out = r.copy()
-    out[:, 1::2] = (1 << plan.spec.sr_bits) - 1 - r[:, ::2]
-    return out
+def no_prescale(quantize, x, spec, **kwargs):
+    return quantize(x, replace(spec, prescale=False), **kwargs)
 
 
-def rows_share_bits(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return np.repeat(r[::2], 2, axis=0)[: len(r)]
+SR_TABLES = {
+    "plain": {"all": {"rounding": "sr"}},
+    "tseng": {"dialect": "tseng"},
+    "per step": {"all": {"rounding": "sr", "hadamard": 16, "signs": "per_step"}},
+    "few bits": {"all": {"rounding": "sr", "sr_bits": 1, "block": "32x32"}},
+    "only wgrad": {"wgrad": {"x": {"rounding": "sr"}}},
+}
 
 
-def distant_rows_share_bits(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return r[np.arange(len(r)) % 2048]
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SR_TABLES)
+def test_stochastic_rounding_passes(name, backend):
+    check_stochastic_rounding(get_backend(backend), recipe_of(SR_TABLES[name]))
 
 
-def with_step(arguments: Any, step: int) -> Integers:
-    rows, first, count, length, stream, bits = arguments
-    return random_integers(rows, first, count, length, replace(stream, step=step), bits)
+@pytest.mark.parametrize(
+    ("fault", "message", "table"),
+    [
+        (does_nothing, "0.00 times the spread", "plain"),
+        (does_nothing, "wgrad.x .* 0.00 times the spread", "only wgrad"),
+        (truncates, "spread|biased", "plain"),
+        (one_draw_for_all_rows, "0.00 times the spread", "plain"),
+        (step_is_ignored, "same bits for another step", "plain"),
+        (operand_is_ignored, "same bits for another operand", "plain"),
+        (seed_is_ignored, "same bits for another seed", "plain"),
+        (place_is_ignored, "for a micro-batch", "only wgrad"),
+        (place_is_ignored, "for a micro-batch", "plain"),
+        (no_prescale, "spread|biased", "tseng"),
+    ],
+)
+def test_stochastic_rounding_that_is_wrong_is_caught(fault, message, table):
+    with pytest.raises(LayerError, match=message):
+        check_stochastic_rounding(Fault(fault), recipe_of(SR_TABLES[table]))
 
 
-def steps_in_pairs(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return with_step(arguments, arguments[4].step & ~1)
+def test_signs_that_change_do_not_hide_bits_that_do_not():
+    class OneStep(ReferenceBackend):
+        name = "one step"
+
+        def _quantize(self, x, plan):
+            return super()._quantize(x, replace(plan, stream=replace(plan.stream, step=0)))
+
+    with pytest.raises(LayerError, match="same bits for another step"):
+        check_stochastic_rounding(OneStep(), recipe_of(SR_TABLES["per step"]))
 
 
-def steps_repeat_after_16(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return with_step(arguments, arguments[4].step % 16)
+@pytest.mark.parametrize("native", [False, True])
+def test_stochastic_rounding_that_is_wrong_only_for_both_orientations_is_caught(native):
+    class OneStream(ReferenceBackend):
+        name = "one stream"
+
+        def _quantize_dual(self, x, row, column):
+            column = replace(column, spec=replace(column.spec, rounding="rne"), stream=None)
+            return super()._quantize_dual(x, row, column)
+
+    backend = OneStream()
+    if native:
+        backend.capabilities = replace(backend.capabilities, native_sr=True)
+    message = "wgrad.* times the spread" if native else "wgrad.dy .* draws other bits where both orientations"
+    with pytest.raises(LayerError, match=message):
+        check_stochastic_rounding(backend, recipe_of({"wgrad": {"dy": {"rounding": "sr"}}}))
+    alone = {"dgrad": {"format": "bf16"}, "wgrad": {"dy": {"rounding": "sr"}}}
+    check_stochastic_rounding(backend, recipe_of(alone))
 
 
-def half_of_the_bits_repeat(r: Integers, plan: Any, arguments: Any) -> Integers:
-    return np.where(np.arange(r.shape[1]) % 4 < 2, with_step(arguments, 0), r)
+@pytest.mark.clause("rounding.native_sr")
+def test_bits_of_the_hardwares_own_are_taken_where_they_are_declared():
+    class OwnBits(ReferenceBackend):
+        """Draws other random bits at every call, as hardware does."""
+
+        name = "own bits"
+        seeds = np.random.default_rng(0)
+
+        def _quantize(self, x, plan):
+            stream = replace(plan.stream, seed=int(self.seeds.integers(1 << 63)))
+            return super()._quantize(x, replace(plan, stream=stream))
+
+    recipe = recipe_of(SR_TABLES["plain"])
+    with pytest.raises(LayerError, match="other bits for a micro-batch"):
+        check_stochastic_rounding(OwnBits(), recipe)
+    declared = OwnBits()
+    declared.capabilities = replace(declared.capabilities, native_sr=True)
+    check_stochastic_rounding(declared, recipe)
+
+    x = np.random.default_rng(1).standard_normal((256, 64)).astype(np.float32)
+    spec, stream = recipe.fprop.x, Stream(SEED)
+    first, second = (declared.quantize(x, spec, placement=Placement(stream)) for _ in range(2))
+    down = quantize(x, replace(spec, rounding="rtz"))
+    assert (first.scales == down.scales).all()
+    assert (first.codes != second.codes).any()
+    steps = unpack(first.codes, E2M1).astype(int) - unpack(down.codes, E2M1)
+    assert set(steps.ravel().tolist()) == {0, 1}
 
 
-FAULTS = [
-    (never_up, "0.00 times the spread"), (always_up, "0.00 times the spread"),
-    (a_sixteenth_up, "is biased|times the spread"), (a_sixteenth_down, "is biased|times the spread"),
-    (pairs_share_bits, r"elements \d+ and \d+ of a row"), (eight_share_bits, r"elements \d+ and \d+ of a row"),
-    (neighbours_are_opposite, r"elements \d+ and \d+ of a row"),
-    (rows_share_bits, "rows at distance 1 "), (distant_rows_share_bits, "rows at distance 2048 "),
-    (steps_in_pairs, "same bits for another step"), (steps_repeat_after_16, "same bits for another step"),
-    (half_of_the_bits_repeat, r"bits for another step that are not independent \(correlation 0.[3-7]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize(("fault", "message"), FAULTS)
-def test_a_planted_fault_is_found(fault: Any, message: str, table: str) -> None:
-    with pytest.raises(LayerError, match=f"by backend '{fault.__name__}' .*{message}"):
-        check_stochastic_rounding(Drawing(fault), recipe_from_table(TABLES[table]))
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_without_a_fault_it_passes(table: str) -> None:
-    check_stochastic_rounding(Drawing(nothing), recipe_from_table(TABLES[table]))
+def test_recipes_without_sr_ask_nothing_of_the_backend():
+    check_stochastic_rounding(Fault(does_nothing), recipe_of({"wgrad": {"format": "bf16", "rounding": "sr"}}))

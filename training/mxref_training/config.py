@@ -217,6 +217,8 @@ class RunConfig:
     """How many checkpoints stay on disk."""
     log_every: int = 1
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
+    telemetry_every: int = 0
+    """Steps between measurements of telemetry; 0 measures nothing."""
     threads: int = 0
     """Threads of PyTorch; 0 leaves its default."""
     device: str = "auto"
@@ -226,7 +228,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
-        from_zero = ("micro_batch", "checkpoint_every")
+        from_zero = ("micro_batch", "checkpoint_every", "telemetry_every")
         counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
         _check(self, "run", threads=(0, MAX_THREADS), shadow=(0, 1), **counts, **seeds)

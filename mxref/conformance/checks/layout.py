@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, storage_clause
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Gemm, within_range
+from mxref.backend import within_range
 from mxref.block_dots import block_dots
+from mxref.capabilities import Gemm
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.decoding import differs, given
 from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
