@@ -23,7 +23,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, ShadowError
-from mxref_torch.shadow import WHOLE_ELEMENTS, Shadow
+from mxref_torch.shadowing import WHOLE_ELEMENTS, Shadow
 from mxref_torch.watching import Names
 
 try:

@@ -127,8 +127,8 @@ class Names:
             )
         self._names = {layer.index: name for name, layer in layers.items()}
         self._sizes = {layer.index: (layer.in_features, layer.out_features) for layer in layers.values()}
+        self._context = next(iter(layers.values())).context
         self._reading: tuple[int, str] | None = None
-        self._step: int | None = None
         self.known = tuple(layers)
         """Names of the converted layers."""
 
@@ -138,10 +138,7 @@ class Names:
 
     def of_quantization(self, call: Quantized) -> dict[str, str]:
         """Return layer, role, tensor and step of a quantization, as far as they are known."""
-        stream = call.stream
-        if stream is not None:
-            self._step = stream.step
-        where = {} if self._step is None else {"step": str(self._step)}
+        stream, where = call.stream, self._step()
         if call.random and stream is not None:
             role, tensor = _operand(stream.operand)
             return where | self._layer(stream.layer) | {"role": role, "tensor": tensor}
@@ -157,8 +154,11 @@ class Names:
 
     def of_product(self, role: str) -> dict[str, str]:
         """Return layer, role and step of a GEMM, as far as they are known."""
-        where = {} if self._step is None else {"step": str(self._step)}
-        return where | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+        return self._step() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+
+    def _step(self) -> dict[str, str]:
+        """Return the step of the context: a treatment that draws nothing has the same stream at every step."""
+        return {"step": str(self._context.step)}
 
     def _layer(self, index: int) -> dict[str, str]:
         return {"layer": self._names.get(index, f"number {index}")}
