@@ -180,9 +180,11 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
 
 
 def _operand_table(q: MXArray) -> dict[str, Any]:
+    # Signs that a device drew are known to nobody else, and decide no bit of a product.
+    rotation = q.rotation if isinstance(q.rotation, Rotation) else None
     return {
         "shape": q.shape, "block": q.block.value, "prescale": bool(q.prescale), "format": q.format.name,
-        "rotation": q.rotation and [q.rotation.n, q.rotation.signs],
+        "rotation": rotation and [rotation.n, rotation.signs],
     }  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from mxref.reference import ReferenceBackend
 from mxref_torch import ShadowError
 from mxref_training.errors import ConfigError
 from places import ROOT
-from training_setup import SR, Saboteur, change, files, metrics, run
+from training_setup import Saboteur, change, files, metrics, run
 
+SR = recipe_from_table({"dialect": "amd", "wgrad": {"dy": {"rounding": "sr"}}})
 PAGE = (ROOT / "docs" / "how-to" / "check-a-kernel.rst").read_text(encoding="utf-8")
 
 
@@ -95,6 +96,7 @@ def page_examples() -> list[str]:
 def test_the_examples_of_the_page_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    backend = get_backend("numba" if _has_numba() else "reference")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = nn.ModuleDict({"attention": nn.ModuleDict({"q_proj": nn.Linear(32, 32)})})
@@ -118,7 +120,7 @@ def test_the_examples_of_the_page_run_in_order(
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("the shadow compared ")
     assert said[-1] == "None"
-    report = replay(tmp_path / "step.npz", get_backend("numba") if _has_numba() else "reference")
+    report = replay(tmp_path / "step.npz", backend)
     assert report, str(report)
     assert {call.op for call in report.calls} == {"quantize", "gemm"}
 

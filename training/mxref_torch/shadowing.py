@@ -99,9 +99,9 @@ class Shadow:
         q: MXArray,
     ) -> None:
         """Compare a quantization if it is drawn; one whose random bits are the hardware's own cannot be compared."""
+        refuse_capture(x)
         if not self._drawn() or (spec.rounding is Rounding.SR and backend.capabilities.native_sr):
             return
-        refuse_capture(x)
         call = Quantized(backend, x, spec, axis, placement, pad, q)
         where = self.names.of_quantization(call)
         for part in self._parts(tuple(x.shape), axis, _unit(spec)):
@@ -120,10 +120,10 @@ class Shadow:
         product: Any,
     ) -> None:
         """Compare a GEMM if it is drawn; under `bounded` many answers are right, and it is not compared."""
-        if profile is GemmProfile.BOUNDED or not self._drawn():
-            return
         if isinstance(product, torch.Tensor):
             refuse_capture(product)
+        if profile is GemmProfile.BOUNDED or not self._drawn():
+            return
         call = Multiplied(backend, a, b, profile, out_dtype, product)
         part = whole((a.shape[0], b.shape[0]))
         if _size(part) * (a.length // a.format.k) > WHOLE_TERMS:

@@ -27,7 +27,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import READERS, MXLinear
+from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_linears
 
 Part = tuple[slice, slice]
@@ -48,8 +48,9 @@ class Quantized:
 
     @property
     def stream(self) -> Stream | None:
-        """The random stream with the number of the step."""
-        return self.placement.stream
+        """The random stream with the number of the step, which may lie on the device."""
+        stream, step = self.placement.stream, self.placement.step
+        return stream if stream is None or step is None else replace(stream, step=int(step))
 
     @property
     def random(self) -> bool:
@@ -139,9 +140,11 @@ class Names:
     def of_quantization(self, call: Quantized) -> dict[str, str]:
         """Return layer, role, tensor and step of a quantization, as far as they are known."""
         stream, where = call.stream, self._step()
-        if call.random and stream is not None:
+        if stream is not None:
             role, tensor = _operand(stream.operand)
-            return where | self._layer(stream.layer) | {"role": role, "tensor": tensor}
+            where |= {"role": role, "tensor": tensor}
+            if call.random:
+                return where | self._layer(stream.layer)
         if self._reading is None:
             return where
         layer, tensor = self._reading
@@ -149,8 +152,7 @@ class Names:
         shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
         if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
             return where  # of a compiled layer, after one that is not
-        role, _ = READERS[tensor][0 if call.axis == 1 else 1]
-        return where | self._layer(layer) | {"role": role.value, "tensor": tensor}
+        return where | self._layer(layer)
 
     def of_product(self, role: str) -> dict[str, str]:
         """Return layer, role and step of a GEMM, as far as they are known."""
