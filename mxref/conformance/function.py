@@ -74,9 +74,8 @@ class FunctionBackend(Backend):
         return torch.from_numpy(array).to(self.device)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """Return what the function was given as a NumPy array."""
-        host: NDArray[Any] = as_array(array.detach().cpu() if self.device is not None else array)
-        return host
+        """Return what the function takes or gives as a NumPy array."""
+        return on_host(array)
 
     def quantize(self, x: Any, spec: Any, **arguments: Any) -> MXArray:
         """Quantize by the function; what it returns is on the host."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref import __version__
+from mxref.conformance.report import check_writable
 from mxref.conformance.requests.product import Product
 from mxref.conformance.requests.quantization import Blocks, Request
 from mxref.errors import FileFormatError
@@ -84,15 +85,22 @@ def where_text(where: Mapping[str, str]) -> str:
     return ", ".join(filter(None, parts)) or "place unknown"
 
 
+def check_name(path: str | Path) -> Path:
+    """Return the path of a recording; FileFormatError unless it ends in .npz and its folder can be written."""
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise FileFormatError(f"cannot write a recording to {path}: its name must end in .npz")
+    check_writable(path)
+    return path
+
+
 def save_recording(path: str | Path, recording: Recording) -> None:
     """Write a recording; the file appears only when all of it is on the disk.
 
     Raises:
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    path = Path(path)
-    if path.suffix != ".npz":
-        raise FileFormatError(f"cannot save a recording to {path}: the name must end in .npz")
+    path = check_name(path)
     arrays: dict[str, NDArray[Any]] = {}
     calls = [_table(call, f"{i}.", arrays) for i, call in enumerate(recording.calls)]
     meta = {
@@ -102,7 +110,7 @@ def save_recording(path: str | Path, recording: Recording) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
+            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -172,9 +180,11 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
 
 
 def _operand_table(q: MXArray) -> dict[str, Any]:
+    # Signs that a device drew are known to nobody else, and decide no bit of a product.
+    rotation = q.rotation if isinstance(q.rotation, Rotation) else None
     return {
         "shape": q.shape, "block": q.block.value, "prescale": bool(q.prescale), "format": q.format.name,
-        "rotation": q.rotation and [q.rotation.n, q.rotation.signs],
+        "rotation": rotation and [rotation.n, rotation.signs],
     }  # fmt: skip
 
 
@@ -182,10 +192,10 @@ def _call(table: Mapping[str, Any], prefix: str, arrays: Mapping[str, NDArray[An
     where = {str(key): str(value) for key, value in table["where"].items()}
     if table["op"] == "quantize":
         stream = Stream(*table["stream"]) if table["stream"] else None
-        place = (_integers(table[name]) for name in ("origin", "global_shape"))
+        origin, shape = (_integers(table[name]) for name in ("origin", "global_shape"))
         x = _typed(arrays[prefix + "x"], table["dtype"])
         spec = build(OperandSpec, table["spec"], "operand spec")
-        request = Request(x, spec, table["axis"], stream, *place, bool(table["pad"]))
+        request = Request(x, spec, table["axis"], stream, origin, shape, bool(table["pad"]))
         return RecordedQuantization(where, request, arrays[prefix + "codes"], arrays[prefix + "scales"])
     a, b = _operands(table, prefix, arrays)
     product = Product(a, b, GemmProfile(table["profile"]), table["out"], error_class=table["error_class"])

@@ -67,16 +67,23 @@ def _sized(stored: Bytes, size: int, what: str) -> Bytes:
     return flat
 
 
+def _matrix(stored: Bytes, rows: int, width: int, what: str) -> Bytes:
+    """Return bytes as a matrix; of another shape only one axis is taken, or leading axes that make up the rows."""
+    flat = _sized(stored, rows * width, what)
+    if stored.ndim > 1 and stored.shape[-1] != width:
+        raise ShapeError(f"{what} have {width} bytes in a row, got shape {stored.shape}")
+    return flat.reshape(rows, width)
+
+
 def _packed(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    width = made.code_bytes(length)
-    return _sized(stored, rows * width, "packed codes").reshape(rows, width)
+    return _matrix(stored, rows, made.code_bytes(length), "packed codes")
 
 
 def _high_first(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
     codes = _packed(stored, rows, length, made)
     if made.element.bits != 4:
         raise ShapeError(f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits")
-    return codes << 4 | codes >> 4
+    return (codes << 4 | codes >> 4).astype(np.uint8)
 
 
 def _halves(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
@@ -89,7 +96,7 @@ def _halves(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
 
 
 def _unpacked(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    codes = _sized(stored, rows * length, "codes of one byte each").reshape(rows, length)
+    codes = _matrix(stored, rows, length, "codes of one byte each")
     if codes.size and codes.max() >> made.element.bits:
         raise ShapeError(f"code {codes.max()} does not fit in {made.element.bits} bits")
     return pack(codes, made.element)
@@ -106,19 +113,18 @@ def _weights_16x16(stored: Bytes, rows: int, length: int, made: BlockFormat) -> 
 def _transposed_codes(read: _Read, per_element: bool = False) -> _Read:
     def transposed(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
         width = length if per_element else made.code_bytes(length)
-        flat = _sized(stored, rows * width, "codes")
-        return read(np.ascontiguousarray(flat.reshape(width, rows).T), rows, length, made)
+        columns = _matrix(stored, width, rows, "transposed codes")
+        return read(np.ascontiguousarray(columns.T), rows, length, made)
 
     return transposed
 
 
 def _scale_rows(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    return _sized(stored, rows * (length // made.k), "scales").reshape(rows, -1 if length else 0)
+    return _matrix(stored, rows, length // made.k, "scales")
 
 
 def _scale_columns(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
-    count = length // made.k
-    return np.ascontiguousarray(_sized(stored, rows * count, "scales").reshape(count, rows).T)
+    return np.ascontiguousarray(_matrix(stored, length // made.k, rows, "transposed scales").T)
 
 
 def _exponents(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:

@@ -17,13 +17,19 @@ from conform_command import run as command
 from mxref.conformance import check
 from mxref.conformance.recorded import load_recording
 from mxref.conformance.replay import replay
-from mxref.errors import ConformanceError, FileFormatError
+from mxref.discovery import get_backend
+from mxref.errors import ConformanceError, FileFormatError, MxrefError
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, ShadowError
-from mxref_torch.shadow import WHOLE_ELEMENTS, Shadow
+from mxref_torch.shadowing import WHOLE_ELEMENTS, Shadow
 from mxref_torch.watching import Names
+
+try:
+    BACKENDS = [get_backend("numba").name]
+except MxrefError:
+    BACKENDS = []
 
 TABLES: dict[str, dict[str, Any]] = {
     "rne": {"dialect": "amd"},
@@ -217,8 +223,12 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(LayerError, match=message), mxref_torch.shadow(*arguments):
             pass
-    with pytest.raises(LayerError, match=r"must end in \.npz"), mxref_torch.shadow(model, file="shadow.json"):
-        pass
+    for file in ("shadow.json", tmp_path / "no" / "shadow.npz"):
+        with (
+            pytest.raises(FileFormatError, match=r"must end in \.npz|folder"),
+            mxref_torch.shadow(model, file=file),
+        ):
+            pass
     for name, content in (("no.npz", None), ("text.npz", b"abc"), ("zip.npz", b"PK\3\4")):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -241,3 +251,41 @@ def test_a_compiled_model_is_looked_at_too(tmp_path: Path) -> None:
         backend.now, context.step = 1, 1
         with pytest.raises(ShadowError, match="layer 0, fprop"):
             run(torch.randn(32, 64))
+
+
+def test_a_recording_replays_with_every_backend_and_shows_a_wrong_product(tmp_path: Path) -> None:
+    model, context = converted({"dialect": "amd", "gemm": "ordered", "all": {"hadamard": 16}}, "reference")
+    file = tmp_path / "step.npz"
+    context.step = 5
+    with mxref_torch.record(model, file, ["2"]) as tape:
+        model(torch.randn(64, 64)).square().mean().backward()
+    assert {call.where["layer"] for call in tape.calls} == {"2"}
+    products = [call for call in tape.calls if not hasattr(call, "codes")]
+    assert sorted(call.where["role"] for call in products) == ["dgrad", "fprop", "wgrad"]
+    for name in {"reference", *BACKENDS}:
+        report = replay(file, name)
+        assert report, str(report)
+        assert len(report.calls) == len(tape.calls) == 9
+    wrong = replay(file, FaultFrom(0, gemm=True))
+    assert [call.answered.clause for call in wrong.calls if call.answered] == ["gemm.ordered"] * 3
+    assert "the recorded answer is right, fault from differs under gemm.ordered" in str(wrong)
+
+
+def test_recordings_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
+    model, _ = converted(TABLES["rne"], "reference")
+    x, file = torch.randn(32, 64), tmp_path / "step.npz"
+    for arguments, error, message in (
+        ((file, ["q_proj"]), LayerError, "'q_proj' matches no converted layer; there are 0, 2"),
+        ((file,), LayerError, "none of the layers"),
+        ((tmp_path / "step.bin",), FileFormatError, r"must end in \.npz"),
+        ((tmp_path / "no" / "step.npz",), FileFormatError, "in a folder that exists and can be written"),
+    ):
+        with pytest.raises(error, match=message), mxref_torch.record(model, *arguments):
+            pass
+    with (
+        pytest.raises(LayerError, match="above 1,000 bytes"),
+        mxref_torch.record(model, file, max_bytes=1000),
+    ):
+        model(x)
+    assert operators.watchers == []
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from mxref_torch.handle import Handle
 from mxref_torch.layer import MXLinear
 from mxref_torch.recording import record
 from mxref_torch.region import recipe
-from mxref_torch.shadow import shadow
+from mxref_torch.shadowing import shadow
 from mxref_torch.steps import advance, restart
 from mxref_torch.stochastic import check_stochastic_rounding
 from mxref_torch.telemetry import telemetry

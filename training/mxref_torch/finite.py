@@ -79,21 +79,25 @@ def find_nonfinite(model: Any) -> Iterator[NonfiniteSearch]:
 def _watch(search: NonfiniteSearch, name: str, module: nn.Module, linear: bool) -> Iterator[Any]:
     title = name or "the model"
 
-    def before(_module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         for value in args:
             search.look(value, f"X of {title}")
+        return tuple(map(listened, args))
+
+    def listened(value: Any) -> Any:
+        # A view, because the hook of a tensor that several layers read would see the sum of their gradients.
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        view = value.view_as(value)
+        view.register_hook(lambda dx: search.look(dx, f"dX of {title}"))  # type: ignore[no-untyped-call]
+        return view
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
         for value in output if isinstance(output, tuple | list) else (output,):
             search.look(value, f"Y of {title}" if linear else f"the output of {title}")
             if linear and isinstance(value, torch.Tensor) and value.requires_grad:
-                value.register_hook(lambda gradient: search.look(gradient, f"dY of {title}"))
-
-    def arrived(_module: nn.Module, gradients: Any, _incoming: Any) -> None:
-        for value in gradients if isinstance(gradients, tuple) else (gradients,):
-            search.look(value, f"dX of {title}")
+                value.register_hook(lambda dy: search.look(dy, f"dY of {title}"))  # type: ignore[no-untyped-call]
 
     if linear:
         yield module.register_forward_pre_hook(before)
-        yield module.register_full_backward_hook(arrived)
     yield module.register_forward_hook(after)

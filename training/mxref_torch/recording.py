@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mxref.backend import Backend
-from mxref.conformance.recorded import Call, Recording, save_recording
+from mxref.conformance.recorded import Call, Recording, check_name, save_recording
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
@@ -116,9 +116,9 @@ def record(
 
     Raises:
         LayerError: no such layer, or none that ran; or more than `max_bytes`.
-        FileFormatError: the file cannot be written.
+        FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    names = Names(module_of(model))
+    names, path = Names(module_of(model)), check_name(file)
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     for glob in layers:
         if not any(fnmatchcase(name, glob) for name in names.known):
@@ -131,4 +131,4 @@ def record(
             f"none of the layers {', '.join(layers)} ran in a block format outside compiled code: record a step of "
             "the model as it is before torch.compile"
         )
-    save_recording(file, Recording(recorder.backend, tuple(recorder.calls), facts=machine()))
+    save_recording(path, Recording(recorder.backend, tuple(recorder.calls), facts=machine()))

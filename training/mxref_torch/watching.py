@@ -27,7 +27,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import READERS, MXLinear
+from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_linears
 
 Part = tuple[slice, slice]
@@ -48,8 +48,9 @@ class Quantized:
 
     @property
     def stream(self) -> Stream | None:
-        """The random stream with the number of the step."""
-        return self.placement.stream
+        """The random stream with the number of the step, which may lie on the device."""
+        stream, step = self.placement.stream, self.placement.step
+        return stream if stream is None or step is None else replace(stream, step=int(step))
 
     @property
     def random(self) -> bool:
@@ -127,8 +128,8 @@ class Names:
             )
         self._names = {layer.index: name for name, layer in layers.items()}
         self._sizes = {layer.index: (layer.in_features, layer.out_features) for layer in layers.values()}
+        self._context = next(iter(layers.values())).context
         self._reading: tuple[int, str] | None = None
-        self._step: int | None = None
         self.known = tuple(layers)
         """Names of the converted layers."""
 
@@ -138,13 +139,12 @@ class Names:
 
     def of_quantization(self, call: Quantized) -> dict[str, str]:
         """Return layer, role, tensor and step of a quantization, as far as they are known."""
-        stream = call.stream
+        stream, where = call.stream, self._step()
         if stream is not None:
-            self._step = stream.step
-        where = {} if self._step is None else {"step": str(self._step)}
-        if call.random and stream is not None:
             role, tensor = _operand(stream.operand)
-            return where | self._layer(stream.layer) | {"role": role, "tensor": tensor}
+            where |= {"role": role, "tensor": tensor}
+            if call.random:
+                return where | self._layer(stream.layer)
         if self._reading is None:
             return where
         layer, tensor = self._reading
@@ -152,13 +152,15 @@ class Names:
         shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
         if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
             return where  # of a compiled layer, after one that is not
-        role, _ = READERS[tensor][0 if call.axis == 1 else 1]
-        return where | self._layer(layer) | {"role": role.value, "tensor": tensor}
+        return where | self._layer(layer)
 
     def of_product(self, role: str) -> dict[str, str]:
         """Return layer, role and step of a GEMM, as far as they are known."""
-        where = {} if self._step is None else {"step": str(self._step)}
-        return where | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+        return self._step() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+
+    def _step(self) -> dict[str, str]:
+        """Return the step of the context: a treatment that draws nothing has the same stream at every step."""
+        return {"step": str(self._context.step)}
 
     def _layer(self, index: int) -> dict[str, str]:
         return {"layer": self._names.get(index, f"number {index}")}

@@ -19,7 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from mxref.backend import Backend
-from mxref.conformance.recorded import Call, RecordedQuantization, Recording, save_recording, where_text
+from mxref.conformance.recorded import (
+    Call,
+    RecordedQuantization,
+    Recording,
+    check_name,
+    save_recording,
+    where_text,
+)
 from mxref.conformance.replay import recorded_failure
 from mxref.formats import BlockFormat
 from mxref.mxarray import MXArray
@@ -92,9 +99,9 @@ class Shadow:
         q: MXArray,
     ) -> None:
         """Compare a quantization if it is drawn; one whose random bits are the hardware's own cannot be compared."""
+        refuse_capture(x)
         if not self._drawn() or (spec.rounding is Rounding.SR and backend.capabilities.native_sr):
             return
-        refuse_capture(x)
         call = Quantized(backend, x, spec, axis, placement, pad, q)
         where = self.names.of_quantization(call)
         for part in self._parts(tuple(x.shape), axis, _unit(spec)):
@@ -113,10 +120,10 @@ class Shadow:
         product: Any,
     ) -> None:
         """Compare a GEMM if it is drawn; under `bounded` many answers are right, and it is not compared."""
-        if profile is GemmProfile.BOUNDED or not self._drawn():
-            return
         if isinstance(product, torch.Tensor):
             refuse_capture(product)
+        if profile is GemmProfile.BOUNDED or not self._drawn():
+            return
         call = Multiplied(backend, a, b, profile, out_dtype, product)
         part = whole((a.shape[0], b.shape[0]))
         if _size(part) * (a.length // a.format.k) > WHOLE_TERMS:
@@ -199,14 +206,13 @@ def shadow(
     Raises:
         ShadowError: an answer differs from the reference's. It names step, layer, role, block and clause.
         LayerError: a share outside 0 to 1, a model that is not converted, or a step in a CUDA graph.
+        FileFormatError: a name that does not end in .npz, or whose folder cannot be written.
     """
     if not 0 <= share <= 1:
         raise LayerError(f"share = {share} is outside 0 .. 1; 1e-3 compares one operation in a thousand")
     if not 0 <= seed < 1 << 64:
         raise LayerError(f"seed = {seed} is outside 0 .. 2^64 - 1")
-    if Path(file).suffix != ".npz":
-        raise LayerError(f"file = {file} must end in .npz")
-    watcher = Shadow(Names(module_of(model)), share, seed, Path(file))
+    watcher = Shadow(Names(module_of(model)), share, seed, check_name(file))
     with watched(watcher):
         yield watcher
 

@@ -1,0 +1,240 @@
+"""`mxref compare`: the bytes that a kernel wrote, and what they are instead where they are wrong."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mxref
+from conform_command import explained, run
+from mxref import DIALECTS, OperandSpec
+from mxref.check import compare
+from mxref.errors import ConformanceError, DtypeError, RecipeError, ShapeError
+from mxref.layouts.foreign import LAYOUTS, fitting
+from mxref.layouts.packed import unpack
+
+ROWS, LENGTH = 160, 320
+AMD = DIALECTS["amd"].spec
+
+
+def values() -> Any:
+    x = np.random.default_rng(0).standard_normal((ROWS, LENGTH)).astype(np.float32)
+    x *= np.exp2(np.arange(ROWS) % 7)[:, None]
+    x[3, 5], x[9, 64:96] = 5.0, 0.0
+    return x.astype(np.float32)
+
+
+def scattered(s: Any, size: int, place: Callable[[int, int], int]) -> Any:
+    """Scales stored by a formula, written as the source has it."""
+    out = np.full(size, 0x5A, np.uint8)
+    for r in range(s.shape[0]):
+        for c in range(s.shape[1]):
+            out[place(r, c)] = s[r, c]
+    return out
+
+
+def nvidia(s: Any) -> Any:
+    return scattered(
+        s, 256 * 12, lambda r, c: (r // 128 * 3 + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+    )  # fmt: skip
+
+
+def gfx950(rows: int) -> Callable[[Any], Any]:
+    def stored(s: Any) -> Any:
+        return scattered(
+            s, rows * 16,
+            lambda r, c: r // 32 * 32 * 16 + c // 8 * 256 + c % 4 * 64 + r % 16 * 4 + c % 8 // 4 * 2 + r % 32 // 16,
+        )  # fmt: skip
+
+    return stored
+
+
+def gfx1250(s: Any) -> Any:
+    return scattered(s, 160 * 12, lambda r, c: r // 32 * 32 * 12 + c // 4 * 128 + r % 32 * 4 + c % 4)
+
+
+def halves(codes: Any) -> Any:
+    blocks = unpack(codes, mxref.E2M1).reshape(ROWS, -1, 32)
+    return (blocks[..., :16] | blocks[..., 16:] << 4).reshape(ROWS, -1)
+
+
+def shuffled(codes: Any) -> Any:
+    out = np.empty(codes.size, np.uint8)
+    width = codes.shape[1]
+    for n in range(codes.shape[0]):
+        for b in range(width):
+            out[n // 16 * 16 * width + b // 16 * 256 + n % 16 * 16 + b % 16] = codes[n, b]
+    return out
+
+
+STORED: dict[str, Callable[[Any], Any]] = {
+    "packed": lambda c: c, "high_first": lambda c: c << 4 | c >> 4, "halves": halves,
+    "unpacked": lambda c: unpack(c, mxref.E2M1), "weights_16x16": shuffled,
+    "packed.T": lambda c: np.ascontiguousarray(c.T), "high_first.T": lambda c: (c << 4 | c >> 4).T.copy(),
+    "unpacked.T": lambda c: unpack(c, mxref.E2M1).T.copy(),
+    "rows": lambda s: s, "rows.T": lambda s: s.T.copy(), "nvidia_128x4": nvidia, "gfx950_32x8": gfx950(160),
+    "gfx950_256x8": gfx950(256), "gfx1250_32x4": gfx1250, "exponents": lambda s: (s - np.uint8(127)).view(np.int8),
+    "bias_125": lambda s: s - np.uint8(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_read_and_found(name: str) -> None:
+    x, part = values(), LAYOUTS[name].part
+    q = mxref.quantize(x, "amd")
+    arrays = {"codes": q.codes, "scales": q.scales}
+    arrays[part] = STORED[name](arrays[part])
+    assert compare(x, **arrays, spec="amd", layout=name)
+    tried = compare(x, **arrays, spec="amd", layout="any")
+    assert tried
+    assert name in tried.layout
+    if name in ("packed", "rows"):
+        return
+    try:
+        report = compare(x, **arrays, spec="amd")
+    except ShapeError as err:
+        assert name in str(err)  # noqa: PT017 - some layouts have another size
+        return
+    assert not report
+    assert f"all {part} are equal under --layout {name}" in str(report)
+    assert report.failure is not None
+    assert report.failure.clause == ("packing.nibbles" if part == "codes" else "packing.scales")
+
+
+TREATMENTS = {
+    "nvidia": ("nvidia", "all bytes are those of the dialect nvidia", "scale.rule.even"),
+    "ties away": (replace(AMD, rounding="rna"), "all bytes are those of rounding = rna", "rounding.rne"),
+    "two": (
+        replace(AMD, scale_rule="ceil", rounding="rtz"),
+        "all bytes are those of scale_rule = ceil, rounding = rtz", "scale.rule.even",
+    ),
+    "H16": (replace(AMD, hadamard=16), "all bytes are those of hadamard = 16", ""),
+    "prescale": (replace(AMD, prescale=True), "all bytes are those of prescale = True", "rounding.rne"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TREATMENTS)
+def test_another_treatment_is_recognised(name: str) -> None:
+    spec, message, clause = TREATMENTS[name]
+    x = values()
+    q = mxref.quantize(x, spec)
+    report = compare(x, q.codes, q.scales, "amd")
+    assert message in str(report)
+    assert report.failure is not None
+    assert not clause or report.failure.clause == clause
+
+
+def test_one_wrong_block_is_shown_alone_with_the_command_that_explains_it() -> None:
+    x = values()
+    q = mxref.quantize(x, "amd")
+    codes = q.codes.copy()
+    codes[140, 100] ^= 0x10
+    report = compare(x, codes, q.scales, "amd")
+    assert (report.blocks, report.wrong, report.wrong_scales) == (ROWS * 10, 1, 0)
+    failure = report.failure
+    assert failure is not None
+    assert "block 6 of row 140" in failure.message
+    assert failure.command
+    assert explained(failure.command) == failure.expected
+    assert failure.differing == (9,)
+    with pytest.raises(ConformanceError, match="1 of 1,600 blocks differ"):
+        report.require()
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_any_axis_and_padding(axis: int) -> None:
+    x = np.random.default_rng(1).standard_normal((40, 64, 33)).astype(np.float16)
+    q = mxref.quantize(x, "nvidia", axis=axis, pad=True)
+    assert compare(x, q.codes, q.scales, "nvidia", axis=axis, pad=True)
+    wrong = compare(x, q.codes, q.scales ^ 1, "nvidia", axis=axis, pad=True)
+    assert wrong.wrong_scales == wrong.wrong == q.scales.size
+
+
+def test_random_bits_and_tiles() -> None:
+    x, stream = values(), mxref.Stream(3, 4, 5, 2)
+    spec = OperandSpec(rounding="sr", hadamard=16, signs="per_step")
+    q = mxref.quantize(x, spec, placement=mxref.Placement(stream))
+    assert compare(x, q.codes, q.scales, spec, stream=stream)
+    other = compare(x, q.codes, q.scales, spec, stream=mxref.Stream(3, 4, 5, 3))
+    assert other.failure is not None
+    assert other.failure.clause == "rounding.sr"
+    tiles = mxref.quantize(x, OperandSpec(block="32x32"))
+    report = compare(x, tiles.codes, tiles.scales)
+    assert "all bytes are those of block = 32x32" in str(report)
+
+
+def test_arrays_that_do_not_fit() -> None:
+    x = values()
+    q = mxref.quantize(x, "amd")
+    with pytest.raises(ShapeError, match=r"codes do not fit x of shape \(160, 320\).* no known layout fits"):
+        compare(x, q.codes[:-1], q.scales)
+    with pytest.raises(ShapeError, match="codes do not fit .* the layouts that fit are unpacked"):
+        compare(x, unpack(q.codes, mxref.E2M1), q.scales)
+    with pytest.raises(ShapeError, match="got int32"):
+        compare(x, q.codes.astype(np.int32), q.scales)
+    with pytest.raises(DtypeError, match="float64"):
+        compare(x.astype(np.float64), q.codes, q.scales)
+    with pytest.raises(RecipeError, match="any tries every layout; leave out rows"):
+        compare(x, q.codes, q.scales, layout=("any", "rows"))
+    with pytest.raises(ShapeError, match="pass pad=True"):
+        compare(x[:, :33], q.codes, q.scales)
+    assert {name for name, _ in fitting("codes", q.codes, ROWS, LENGTH, q.format)} == {
+        "packed", "high_first", "halves", "weights_16x16", "packed.T", "high_first.T",
+    }  # fmt: skip
+
+
+def test_the_command_reads_npy_npz_and_safetensors(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    x = values()
+    q = mxref.quantize(x, "amd")
+    arrays = {"x": x, "codes": q.codes, "scales": q.scales}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    np.savez(tmp_path / "all.npz", **arrays)
+    save_file(arrays, tmp_path / "all.safetensors")
+    three = [str(tmp_path / f"{name}.npy") for name in arrays]
+    for files in (three, [str(tmp_path / "all.npz")], [str(tmp_path / "all.safetensors")]):
+        good = run("compare", *files, "--dialect", "amd")
+        assert good.exit_code == 0, good.output
+        assert "equal: the codes and scales of 1,600 blocks (layout packed, rows)" in good.output
+    bad = run("compare", *three, "--dialect", "nvidia")
+    assert bad.exit_code == 1
+    (command,) = [
+        line.split("explain", 1)[1] for line in bad.output.splitlines() if line.startswith("  explain")
+    ]
+    assert run(*shlex.split(command)[1:]).exit_code == 0
+    for arguments, message in (
+        ((three[0], three[1]), "got 2 files"), ((*three, "--layout", "rowz"), "unknown layout 'rowz'"),
+        ((*three, "--dialect", "amdd"), "unknown dialect"), ((str(tmp_path / "no.npy"),) * 3, "cannot read"),
+        ((str(tmp_path / "x.bin"),) * 3, "suffix must be"), ((*three, "--axis", "0"), "do not fit"),
+    ):  # fmt: skip
+        refused = run("compare", *arguments)
+        assert refused.exit_code == 2, refused.output
+        assert message in refused.output
+
+
+def test_types_that_only_torch_reads(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    x = torch.from_numpy(values()).to(torch.bfloat16)
+    q = mxref.quantize(x, "amd")
+    held = {
+        "x": x, "codes": torch.from_numpy(q.codes), "scales": torch.from_numpy(q.scales).view(torch.float8_e8m0fnu),
+    }  # fmt: skip
+    save_file(held, tmp_path / "all.safetensors")
+    torch.save(held, tmp_path / "all.pt")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "code.pt")
+    for name in ("all.safetensors", "all.pt"):
+        good = run("compare", str(tmp_path / name), "--dialect", "amd")
+        assert good.exit_code == 0, good.output
+    refused = run("compare", str(tmp_path / "code.pt"))
+    assert refused.exit_code == 2
+    assert "cannot read" in refused.output

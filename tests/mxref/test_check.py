@@ -1,0 +1,233 @@
+"""`mxref.check_quantizer`: one line that holds a function to a treatment, and the fault that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mxref
+from mxref import DIALECTS, OperandSpec, Stream, check_quantizer
+from mxref.errors import ConformanceError, DtypeError, RecipeError, ShapeError
+from mxref.layouts.packed import unpack
+
+AMD = DIALECTS["amd"].spec
+STREAM = Stream(5, step=2, layer=1, operand=4)
+SPECS = {
+    "amd": (AMD, {}), "ocp": (OperandSpec(), {}), "nvidia": (DIALECTS["nvidia"].spec, {}),
+    "tseng": (DIALECTS["tseng"].spec, {"stream": STREAM}), "H16": (replace(AMD, hadamard=16), {}),
+    "tiles": (OperandSpec(block="32x32"), {}), "mxfp8": (OperandSpec(format="mxfp8_e4m3", rounding="rna"), {}),
+}  # fmt: skip
+
+
+def quantizer(spec: Any, axis: int = -1, stream: Stream | None = None) -> Callable[[Any], Any]:
+    def quantize(x: Any) -> Any:
+        q = mxref.quantize(x, spec, axis=axis, placement=mxref.Placement(stream))
+        return q.codes, q.scales
+
+    return quantize
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_right_function_passes(name: str, axis: int) -> None:
+    spec, options = SPECS[name]
+    function = quantizer(spec, axis, options.get("stream"))
+    report = check_quantizer(function, spec, axis=axis, **options)
+    assert report, str(report)
+    report.require()
+    assert report.failing == ()
+    assert report.total("compared") > 1000
+    assert str(report).startswith("quantize conforms (quick, seed 0)")
+
+
+def test_the_full_level_asks_more() -> None:
+    quick, full = (check_quantizer(quantizer("amd"), "amd", level=level) for level in ("quick", "full"))
+    assert quick
+    assert full
+    assert full.total("compared") > 5 * quick.total("compared")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_function_may_return_the_dequantized_matrix(dtype: str) -> None:
+    def fake(x: Any) -> Any:
+        return mxref.dequantize(mxref.quantize(x, "amd"))
+
+    assert check_quantizer(fake, "amd", dtypes=dtype)
+    assert check_quantizer(lambda x: mxref.quantize(x, "amd"), "amd"), "an MXArray"
+
+
+def changed(**fields: Any) -> Callable[[Any], Any]:
+    return quantizer(replace(AMD, **fields))
+
+
+def swapped(x: Any) -> Any:
+    codes, scales = quantizer(AMD)(x)
+    return codes << 4 | codes >> 4, scales
+
+
+def scales_reversed(x: Any) -> Any:
+    codes, scales = quantizer(AMD)(x)
+    return codes, scales[:, ::-1]
+
+
+def no_signed_zero(x: Any) -> Any:
+    values = mxref.dequantize(mxref.quantize(x, AMD))
+    return np.where(values == 0, np.float32(0), values)
+
+
+def fake_away(x: Any) -> Any:
+    return mxref.dequantize(mxref.quantize(x, replace(AMD, rounding="rna")))
+
+
+def strides_ignored(x: Any) -> Any:
+    if x.flags.c_contiguous:
+        return quantizer(AMD)(x)
+    return quantizer(AMD)(np.ascontiguousarray(x)[::-1])
+
+
+FAULTS = {
+    "ties away": (changed(rounding="rna"), "amd", "rounding.rne"),
+    "truncates": (changed(rounding="rtz"), "amd", "rounding.rne"),
+    "another rule": (changed(scale_rule="rceil"), "amd", "scale.rule.even"),
+    "zero byte": (changed(zero_scale=0), "amd", "scale.zero"),
+    "no prescale": (quantizer(OperandSpec()), OperandSpec(prescale=True), "rounding.prescale"),
+    "swapped nibbles": (swapped, "amd", "packing.nibbles"),
+    "scales backwards": (scales_reversed, "amd", "packing.scales"),
+    "-0 becomes 0": (no_signed_zero, "amd", "rounding.sign"),
+    "dequantized, ties away": (fake_away, "amd", "rounding.rne"),
+    "another transform": (changed(hadamard=32), replace(AMD, hadamard=16), "hadamard.order"),
+    "no transform": (changed(), replace(AMD, hadamard=16), "hadamard.order"),
+    "rows for tiles": (quantizer(OperandSpec()), OperandSpec(block="32x32"), "scale.block.tile"),
+    "strides": (strides_ignored, "amd", "quantize.strides"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_by_its_clause_and_shrunk(name: str) -> None:
+    function, spec, clause = FAULTS[name]
+    report = check_quantizer(function, spec)
+    assert not report
+    assert report.failing[0] == clause, report.failing
+    failure = report.failures[0]
+    assert failure.expected != failure.got
+    text = str(report)
+    assert "does not conform" in text
+    assert f"\n{clause}: " in text
+    with pytest.raises(ConformanceError, match=clause):
+        report.require()
+    if name == "ties away":
+        assert sum(int(word, 16) != 0 for word in failure.inputs["x"]) == 1
+        assert failure.command
+        assert failure.command.startswith("mxref explain --scale-rule even")
+
+
+def test_narrow_input_that_is_read_wrongly() -> None:
+    def negated(x: Any) -> Any:
+        wide = x.astype(np.float32)
+        return quantizer(AMD)(-wide if x.dtype == ml_dtypes.bfloat16 else wide)
+
+    report = check_quantizer(negated, "amd", dtypes=("float32", "bfloat16"))
+    assert report.failing == ("conventions.inputs",)
+
+
+def test_values_on_no_grid_and_exceptions_are_failures_with_words() -> None:
+    report = check_quantizer(lambda x: x * np.float32(0.9), "amd", finite=True)
+    assert "are on no grid of MXFP4 under one power of two: element" in str(report)
+
+    def broken(x: Any) -> Any:
+        raise ValueError(f"no kernel for {x.shape}")
+
+    report = check_quantizer(broken, "amd")
+    assert not report
+    assert "raised ValueError: no kernel for (401, 32)" in str(report)
+    assert "returned 3 (int)" in str(check_quantizer(lambda x: 3, "amd"))
+    assert "take 12832 bytes" not in str(check_quantizer(quantizer(AMD), "amd"))
+    assert "codes take" in str(check_quantizer(lambda x: (np.zeros(3, np.uint8),) * 2, "amd"))
+
+
+def test_what_a_kernel_cannot_take_is_left_out() -> None:
+    def kernel(x: Any) -> Any:
+        assert x.shape[0] % 16 == 0
+        assert x.shape[1] % 128 == 0
+        assert x.flags.c_contiguous
+        assert np.isfinite(x.astype(np.float32)).all()
+        return quantizer(AMD)(x)
+
+    assert check_quantizer(kernel, "amd", multiple=(16, 128), strided=False, finite=True, dtypes="float16")
+
+
+@pytest.mark.parametrize(
+    ("layout", "stored"),
+    [
+        ("high_first", lambda c, s: (c << 4 | c >> 4, s)),
+        ("unpacked", lambda c, s: (unpack(c, mxref.E2M1), s)),
+        (("packed.T", "rows.T"), lambda c, s: (np.ascontiguousarray(c.T), np.ascontiguousarray(s.T))),
+        ("exponents", lambda c, s: (c, (s.astype(np.int16) - 127).astype(np.int8))),
+        (
+            (),
+            lambda c, s: (
+                unpack(c, mxref.E2M1).view(ml_dtypes.float4_e2m1fn),
+                s.view(ml_dtypes.float8_e8m0fnu),
+            ),
+        ),
+    ],
+)
+def test_layouts_of_other_libraries(layout: Any, stored: Callable[[Any, Any], Any]) -> None:
+    def function(x: Any) -> Any:
+        return stored(*quantizer(AMD)(x))
+
+    names = layout or "unpacked"  # ml_dtypes keeps an element per byte
+    assert check_quantizer(function, "amd", layout=names, finite=True), str(
+        check_quantizer(function, layout=names)
+    )
+    if layout:
+        assert not check_quantizer(function, "amd", finite=True)
+
+
+def test_an_operand_of_a_recipe_by_name() -> None:
+    pytest.importorskip("mxref_training")
+    spec = mxref.load_recipe("mxfp4_h16").wgrad.dy
+    assert spec.hadamard == 16
+    assert check_quantizer(quantizer(spec), "mxfp4_h16:wgrad.dy")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"spec": "amdd"}, RecipeError, "unknown dialect 'amdd'"),
+        ({"spec": "mxfp4_h16:wgrad.w"}, RecipeError, "unknown operand 'wgrad.w'"),
+        ({"spec": OperandSpec(format="bf16")}, RecipeError, "has no blocks"),
+        ({"spec": "tseng"}, RecipeError, "pass stream="),
+        ({"spec": "tseng", "stream": Stream(1, operand=7)}, RecipeError, "operand = 7"),
+        ({"layout": "low_first"}, RecipeError, "unknown layout 'low_first'; known: packed"),
+        ({"layout": ("packed", "high_first")}, RecipeError, "are both of codes"),
+        ({"level": "thorough"}, RecipeError, "unknown level 'thorough'; known: quick, full"),
+        ({"dtypes": "float64"}, DtypeError, "float64"),
+        ({"dtypes": ()}, DtypeError, "take some of float32"),
+        ({"axis": 2}, ShapeError, "axis = 2"),
+        ({"multiple": (0, 32)}, ShapeError, "must be positive"),
+        ({"multiple": 3}, ShapeError, "two integers"),
+    ],
+)
+def test_arguments_that_do_not_fit(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check_quantizer(quantizer("amd"), **options)
+    with pytest.raises(DtypeError, match="takes a function"):
+        check_quantizer(3, "amd")  # type: ignore[arg-type]
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+
+    def function(x: Any) -> Any:
+        assert isinstance(x, torch.Tensor)
+        q = mxref.quantize(x, "amd")
+        return torch.from_numpy(q.codes), torch.from_numpy(q.scales).view(torch.float8_e8m0fnu)
+
+    report = check_quantizer(function, "amd", device="cpu", dtypes=("float32", "bfloat16"))
+    assert report, str(report)
