@@ -48,10 +48,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Blocks of one width, so that a compiler may give their graphs the same code."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, blocks: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(64, width)
-        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
         self.head = nn.Linear(width, 64, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

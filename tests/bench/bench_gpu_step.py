@@ -31,7 +31,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import mxref
-from bench.step import PARTS, PHASES, Function, Steps, config_of, timed_parts, with_run
+from bench.peers import PEERS, TORCHAO, has_torchao
+from bench.step import PARTS, PHASES, Function, Mode, Steps, config_of, timed_parts, with_run
 from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref_training.config import TrainConfig, find_recipe
@@ -104,10 +105,22 @@ def timed_steps(steps: Steps, count: int) -> Row:
         found.append({"ms": 1e3 * (time.perf_counter() - began)} | phases.ms())
     row: Row = {key: statistics.median(step[key] for step in found) for key in found[0]}
     row |= {"fastest_ms": min(step["ms"] for step in found), "warm_up_s": warm_up, "repeated": steps.repeated}
+    row |= {"mode": steps.mode.value, "saved_gib": steps.saved_bytes / 2**30}
+    if steps.captured is not None:
+        row |= {"ms": _free_running(steps, count)} | dict.fromkeys(PHASES, 0.0)
     row["tokens_per_s"] = 1e3 * steps.config.run.step_tokens / row["ms"]
     if device.type == "cuda":
         row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return row
+
+
+def _free_running(steps: Steps, count: int) -> float:
+    """Return the milliseconds of a step where none is waited for, as training runs them."""
+    began = time.perf_counter()
+    for _ in range(count):
+        steps.take(lambda _: None)
+    wait(steps.device)
+    return 1e3 * (time.perf_counter() - began) / count
 
 
 def _ranged(part: str, function: Function) -> Function:
@@ -164,12 +177,13 @@ def gpu_time(averages: Any) -> Row:
 
 
 def rows_of(
-    config: TrainConfig, recipes: tuple[str, ...], backend: mxref.Backend, device: torch.device, count: int
-) -> Iterator[Row]:
-    """Yield a row for each recipe; they train one model in turns, whose weights take longest to draw."""
+    config: TrainConfig, recipes: tuple[str, ...], modes: tuple[Mode, ...], backend: mxref.Backend,
+    device: torch.device, count: int,
+) -> Iterator[Row]:  # fmt: skip
+    """Yield a row for each recipe and mode; all train one model in turns, whose weights take longest to draw."""
     model = Llama(config.model, config.run.seed, device=device)
-    for name in recipes:
-        steps = Steps(model, find(name), config, backend)
+    for name, mode in asked(recipes, modes):
+        steps = Steps(model, name if name in PEERS else find(name), config, backend, mode)
         row = {"recipe": name} | timed_steps(steps, count)
         if device.type == "cuda":
             row |= profiled_step(steps)
@@ -177,6 +191,18 @@ def rows_of(
         del steps
         gc.collect()  # the optimizer's moments, before those of the next
         yield row
+
+
+def asked(recipes: tuple[str, ...], modes: tuple[Mode, ...]) -> Iterator[tuple[str, Mode]]:
+    """Yield each recipe with its modes: those of `name@mode`, else `modes`; a peer is compiled."""
+    for text in recipes:
+        name, at, mode = text.partition("@")
+        if at:
+            yield name, Mode(mode)
+        elif name in PEERS:
+            yield name, Mode.COMPILED
+        else:
+            yield from ((name, each) for each in modes)
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -209,7 +235,8 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         parts = row.get("parts", {})
         table.add_row(
-            row["recipe"], f"{row['tokens_per_s']:,.0f}", f"{row['ms']:.1f}", *(f"{row[p]:.1f}" for p in PHASES),
+            f"{row['recipe']} {row['mode']}", f"{row['tokens_per_s']:,.0f}", f"{row['ms']:.1f}",
+            *(f"{row[p]:.1f}" for p in PHASES),
             f"{row['busy']:.2f}" if "busy" in row else "",
             *(f"{parts[p]:.1f}" if parts else "" for p in (*PARTS, "rest")),
             str(row.get("launches", "")), str(row.get("waits", "")),
@@ -232,6 +259,15 @@ def show(rows: list[Row]) -> None:
     help="`llama-8b-slice`, `llama-1b`, `wide`, or a preset.",
 )
 @click.option("--recipe", "recipes", multiple=True, default=RECIPES, show_default=True)
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    default=(Mode.EAGER.value,),
+    show_default=True,
+    type=click.Choice([mode.value for mode in Mode]),
+    help="How to run the recipes that name no mode, as name@mode.",
+)
 @click.option("--layers", type=click.IntRange(1), help="Layers of the model.")
 @click.option("--micro-batch", type=click.IntRange(1), help="Sequences of a forward pass.")
 @click.option("--micro-batches", type=click.IntRange(1), help="Forward passes of a step.")
@@ -242,7 +278,8 @@ def show(rows: list[Row]) -> None:
     "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers here."
 )
 def main(
-    model: str, recipes: tuple[str, ...], layers: int | None, micro_batch: int | None, micro_batches: int | None,
+    model: str, recipes: tuple[str, ...], modes: tuple[str, ...], layers: int | None, micro_batch: int | None,
+    micro_batches: int | None,
     steps: int, quick: bool, backend_name: str, out: Path | None,
 ) -> None:  # fmt: skip
     try:
@@ -253,15 +290,21 @@ def main(
         config = replace(
             with_run(config, micro_batch=sequences, batch=batch), model=replace(config.model, layers=layers)
         )
-        for name in recipes:
-            find(name)
+        for name in (text.partition("@")[0] for text in recipes):
+            if name == TORCHAO and not has_torchao():
+                raise click.ClickException(
+                    "torchao is not installed: pip install torchao, or leave its row out"
+                )
+            if name not in PEERS:
+                find(name)
         backend = mxref.get_backend(backend_name)
         device = choose_device("auto", backend)
         rows = []
         with deterministic(device, threads=0):
-            for row in rows_of(config, recipes, backend, device, steps):
+            for row in rows_of(config, recipes, tuple(map(Mode, modes)), backend, device, steps):
                 rows.append(row)
-                print(f"{row['recipe']}: {row['ms']:.1f} ms, {row['tokens_per_s']:,.0f} tokens/s", flush=True)
+                name = f"{row['recipe']} {row['mode']}"
+                print(f"{name}: {row['ms']:.1f} ms, {row['tokens_per_s']:,.0f} tokens/s", flush=True)
     except MxrefError as err:
         raise click.ClickException(str(err)) from err
     show(rows)

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 import torch
 
 import mxref
 import mxref_torch
-from mxref_torch import operators
+from bench.peers import make_linear
+from mxref_torch import StepContext, operators
+from mxref_torch.captured import CapturedStep
 from mxref_torch.fp8 import Fp8Scales
 from mxref_training.config import TrainConfig, load_config
 from mxref_training.errors import DivergedError
@@ -36,6 +39,13 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-1b": (
         "tiny",
         {"model": _LLAMA, "run": {"seq_len": 2048, "batch": 8, "micro_batch": 8, "eval_tokens": 2048}},
+    ),
+    "llama-50m": (
+        "tiny",
+        {
+            "model": _WIDE | {"layers": 16, "vocab": 4096, "max_seq": 1024},
+            "run": {"seq_len": 1024, "batch": 16, "micro_batch": 16, "eval_tokens": 1024},
+        },
     ),
     "llama-8b-slice": (
         "llama31_8b",
@@ -69,17 +79,55 @@ def timed_parts(timed: Callable[[str, Function], Function]) -> Iterator[None]:
             setattr(owner, name, function)
 
 
+class Mode(StrEnum):
+    """How a step is run."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    """Each block by `torch.compile`."""
+    CAPTURED = "captured"
+    """Each block by `torch.compile`, and the whole step as one CUDA graph."""
+    CAPTURED_EAGER = "captured-eager"
+    """The whole step as one CUDA graph of what eager mode runs."""
+
+
+def _loss(model: Llama, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(inputs), targets)
+
+
 class Steps:
-    """The optimizer steps of a model under a recipe, on tokens drawn at random."""
+    """The optimizer steps of a model under a recipe, or of a peer's model, on tokens drawn at random."""
 
     def __init__(
-        self, model: Llama, recipe: mxref.Recipe, config: TrainConfig, backend: mxref.Backend
+        self,
+        model: Llama,
+        recipe: mxref.Recipe | str,
+        config: TrainConfig,
+        backend: mxref.Backend,
+        mode: Mode = Mode.EAGER,
     ) -> None:
-        """Convert the model, which another recipe may have had before."""
-        self.model, self.recipe, self.config, self.backend = model, recipe, config, backend
+        """Convert the model, which another recipe may have had before; the name of a peer in place of a recipe."""
+        self.model, self.recipe, self.config, self.backend, self.mode = model, recipe, config, backend, mode
         self.device = next(model.parameters()).device
-        self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed).context
+        self.context = StepContext(backend, config.run.seed)
+        make_linear(model, recipe if isinstance(recipe, str) else "")
+        if not isinstance(recipe, str):
+            self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed).context
+        compiles = mode in (Mode.COMPILED, Mode.CAPTURED)
+        torch._dynamo.reset()
+        for block in model.model.layers:
+            block._compiled_call_impl = None
+            if compiles:
+                block.compile(fullgraph=True)
         self.optimizer = make_optimizer(model, config.optim)
+        self.captured: CapturedStep | None = None
+        if mode in (Mode.CAPTURED, Mode.CAPTURED_EAGER):
+            self.captured = CapturedStep(
+                model, self.context, _loss, self.optimizer, tokens=config.run.step_tokens,
+                micro_batches=config.run.micro_batches, clip=config.optim.clip,
+            )  # fmt: skip
+        self.saved_bytes = 0
+        """What a forward pass leaves on the device for the backward pass: activations, and the loss."""
         self.generator = torch.Generator().manual_seed(0)
         self.number = 0
         self.repeated = 0
@@ -96,17 +144,22 @@ class Steps:
         """
         run, vocab = self.config.run, self.config.model.vocab
         tokens = torch.randint(vocab, (run.batch, run.seq_len + 1), generator=self.generator).to(self.device)
+        if self.captured is not None:
+            self._take_captured(self.captured, tokens)
+            return
         self.context.step, self.context.global_tokens = self.number, run.step_tokens
         self.context.reset_census()
         total = 0.0
         for number, part in enumerate(tokens.split(run.sequences)):
             enter("forward")
             self.context.token_origin = number * run.sequences * run.seq_len
+            before = self._allocated()
             loss = cross_entropy(self.model(part[:, :-1]), part[:, 1:]) / run.micro_batches
+            self.saved_bytes = self._allocated() - before
             total += loss.item()
             enter("backward")
             loss.backward()  # type: ignore[no-untyped-call]
-        if not self.number:
+        if not self.number and not isinstance(self.recipe, str):
             mxref_torch.check_census(self.context, self.model, self.recipe, run.micro_batches)
         enter("optimizer")
         norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
@@ -118,6 +171,23 @@ class Steps:
         if not math.isfinite(total + norm):
             raise DivergedError(f"step {self.number}: loss {total}, gradient norm {norm}; lower optim.lr")
         self.number += 1
+
+    def _take_captured(self, take: CapturedStep, tokens: torch.Tensor) -> None:
+        """Start a step, and look at the outcome of the one before it, as a loop would."""
+        self.context.reset_census()
+        outcome = take(tokens[:, :-1], tokens[:, 1:], step=self.number)
+        if not self.number and not isinstance(self.recipe, str):
+            mxref_torch.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+        self.number += 1
+        if outcome is not None:
+            self.repeated += outcome.widened
+            if not outcome.updated:
+                raise DivergedError(
+                    f"step {outcome.step}: loss {outcome.loss}, gradient norm {outcome.norm}; lower optim.lr"
+                )
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
 
 def with_run(config: TrainConfig, **changes: Any) -> TrainConfig:

@@ -103,7 +103,7 @@ def test_operators_pass_torchs_own_checks(profile):
     calls.append((operators.prepare, (*b, key, spec, 512, profile)))
     layout = operators.prepare(*b, key, spec, 512, profile)
     calls += [
-        (operators.scaled_gemm, (*a, *b, held, key, spec, spec, 512, profile, out, "fprop", 0))
+        (operators.scaled_gemm, (*a, *b, held, key, spec, spec, 512, profile, out, "fprop", None))
         for out in ("float32", "bfloat16")
         for held in ([], layout)
     ]

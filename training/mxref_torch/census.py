@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from mxref.formats import BF16
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
@@ -20,11 +18,7 @@ from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
 from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_linears
-
-
-def is_kept(name: str, recipe: Recipe) -> bool:
-    """Return whether a layer of this name, which has no wrappers in it, stays in BF16."""
-    return any(fnmatchcase(name, glob) for glob in recipe.keep_bf16)
+from mxref_torch.schedule import recipe_by_layer
 
 
 def expected_census(
@@ -38,12 +32,12 @@ def expected_census(
 ) -> operators.Census:
     """Return the GEMMs that forward and backward of one optimizer step run, by role and formats.
 
-    It follows from module names and the recipe alone, not from what `convert` made of them. Activation
-    checkpointing would run Fprop again: take the census without it.
+    It follows from module names and the recipe alone, not from what `convert` made of them. What activation
+    checkpointing does over in the backward pass is not counted.
 
     Args:
         model: converted or not.
-        recipe: the treatment of the three GEMMs.
+        recipe: the treatment of the three GEMMs; of one with a schedule, `recipe.at(step, steps)`.
         micro_batches: forward and backward passes of the step.
         without_dgrad: names of layers whose input needs no gradient, such as a first layer fed with data;
             Dgrad is not run for them. (In a language model the embedding needs gradients, so there is none.)
@@ -52,7 +46,7 @@ def expected_census(
         layers: names of the layers that `filter_fn` chose; default all.
 
     Raises:
-        LayerError: a name in `without_dgrad`, `calls` or `layers` that is no linear layer.
+        LayerError: a name in `without_dgrad`, `calls` or `layers` that is no linear layer; a recipe that does not fit.
     """
     expected = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
     return sum(expected.values(), Counter())
@@ -69,6 +63,7 @@ def _expected_by_layer(
     """Return the GEMMs that each layer runs, by its name; arguments and errors as in `expected_census`."""
     recipe = load_recipe(recipe)
     linears = named_linears(model)
+    recipes = recipe_by_layer(recipe, linears)
     for what, names in (("without_dgrad", without_dgrad), ("calls", calls), ("layers", layers or ())):
         for name in names:
             if name not in linears:
@@ -85,8 +80,7 @@ def _expected_by_layer(
                 GemmRole.DGRAD: name not in without_dgrad,
                 GemmRole.WGRAD: linear.weight.requires_grad,
             }[role]
-            formats = (BF16, BF16) if is_kept(name, recipe) else recipe.formats(role)
-            expected[name][role, *formats] += micro_batches * calls.get(name, 1) * runs
+            expected[name][role, *recipes[name].formats(role)] += micro_batches * calls.get(name, 1) * runs
     return expected
 
 

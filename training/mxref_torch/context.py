@@ -14,9 +14,12 @@ import torch
 from mxref.backend import Backend
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
+from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import StepError
+from mxref_torch.schedule import RecipeSchedule
+from mxref_torch.sharing import SharedOperands
 
 
 @dataclass
@@ -26,7 +29,7 @@ class StepContext:
     backend: Backend
     seed: int
     step: int = 0
-    """Optimizer step, from 0."""
+    """Optimizer step, from 0. Setting it gives every layer its recipe at that step."""
     token_origin: int = 0
     """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
     global_tokens: int | None = None
@@ -37,18 +40,47 @@ class StepContext:
     """The same for each layer, in the order of layer indices."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
     """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
+    schedule: RecipeSchedule | None = None
+    """The phases of the run; `schedule.span` is the one in force."""
 
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
         self.backend_key = operators.register_backend(self.backend)
         self._closed: int | None = None
         self._warned = False
+        self._streams: dict[int, torch.Tensor] = {}  # of all layers, by operand
+        self.shared = SharedOperands()
+
+    def stream(self, index: int, operand: int, spec: OperandSpec) -> torch.Tensor:
+        """Return the random stream of a layer's operand, as operators take it.
+
+        Layers whose operand would be the same get the same tensor: a compiler then sees that it is.
+
+        Args:
+            index: the layer's index in the random streams.
+            operand: the operand's, from `mxref.roles.OPERANDS`.
+            spec: its treatment.
+        """
+        if operators.draws_by_layer(spec):
+            return operators.stream_words(self.seed, index, operand)
+        if operand not in self._streams:
+            self._streams[operand] = operators.stream_words(self.seed, 0, operand)
+        return self._streams[operand]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step" and self.schedule is not None:
+            self.schedule.enter(value)
         super().__setattr__(name, value)
         if name in ("step", "token_origin", "global_tokens"):
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
+            if "shared" in vars(self):
+                self.shared.clear()
+
+    @property
+    def follows_schedule(self) -> bool:
+        """Whether layers change their recipes during the run, so that the step has to be right."""
+        return self.schedule is not None and self.schedule.changes
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: a backend that is found by its name travels as its name."""
@@ -89,12 +121,15 @@ class StepContext:
             draws: whether the layers draw random bits.
 
         Raises:
-            StepError: they do, and the step before it had the same number.
+            StepError: they do or the recipe has a schedule, and the step before it had the same number.
         """
         if not any(own.trained for own in self.layers):
             return False
-        if draws and self._closed == self.step:
-            raise StepError(_closed_before(self.step))
+        if self._closed == self.step:
+            if draws:
+                raise StepError(_closed_before(self.step))
+            if self.follows_schedule:
+                raise StepError(stood_still(self.step))
         for own in self.layers:
             own.trained = False
         first, self._closed = self._closed is None, self.step
@@ -135,6 +170,14 @@ def repeated(step: int) -> str:
         f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
         f"random bits would be drawn again: {_WAY_OUT}; if the step is done over, or the weights were loaded, call "
         "mxref_torch.restart(model) first"
+    )
+
+
+def stood_still(step: int) -> str:
+    """Return the message of a step whose number was not moved on under a recipe with a schedule."""
+    return (
+        f"a training step with the number context.step = {step} was finished before, and the recipe's schedule goes by "
+        f"that number: {_WAY_OUT}; if the step is done over, call mxref_torch.restart(model) first"
     )
 
 

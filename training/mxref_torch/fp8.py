@@ -137,13 +137,19 @@ class Fp8Scales(nn.Module):
         if self.delayed:
             self.amax.fill_(_UNSEEN)
 
-    def advance(self) -> None:
-        """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state."""
+    def advance(self, held: torch.Tensor | None = None) -> None:
+        """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state.
+
+        Args:
+            held: bool scalar on the same device: whether the step will be done over, so that no scale changes.
+        """
         if not self.delayed:
             return
         with torch.no_grad():
             previous = torch.where(self.scale != _NO_SCALE, self.scale, 1.0)
             seen = ~(self.amax < 0)  # a NaN has been seen
+            if held is not None:
+                seen = seen & ~held
             new = scale_from_amax(self.amax, self.limits, previous)
             self.scale.copy_(torch.where(seen, new, self.scale))
             self.amax.fill_(_UNSEEN)

@@ -8,27 +8,24 @@ needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import BF16
 from mxref.placement import Placement
-from mxref.recipe import DgradSpec, Fp8Scaling, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.recipe import Fp8Scaling, Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.context import StepContext, another_place, in_backward, repeated
+from mxref_torch.context import StepContext, another_place, in_backward, repeated, stood_still
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.operand import LayerGemm, Operand, Source
-
-_BF16 = OperandSpec(format=BF16)
-BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
-"""The recipe of the layers that `keep_bf16` names."""
+from mxref_torch.sharing import Made
 
 WeightKey = tuple[int, int, int]
 """Step, version and address of a weight, of which an operand was made."""
@@ -59,17 +56,42 @@ class MXLinear(nn.Linear):
         self.census = operators.LayerCensus()
         self.census.whole = context.census
         context.layers.append(self.census)
-        self._tally = operators.register_census(self.census)
+        self.tally = operators.register_census(self.census)
         self._has_scales = False
-        self.regions: dict[str, Sequence[int]] = dict.fromkeys(READERS, operators.WHOLE)
+        self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
         self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
         self._converted = weakref.ref(self.weight)
         self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
         self._weights: dict[str, tuple[WeightKey, Operand]] = {}
-        self.use(recipe)
+        self.switch(recipe)
         self._forward_recipe = recipe  # that of the last forward pass in training
 
     def use(self, recipe: Recipe) -> None:
+        """Compute by another recipe from now on; the weight, the index in the random streams and the census stay.
+
+        Call it between optimizer steps, after `advance`. The history of FP8's scales starts anew: the first step uses
+        each tensor's own amax. Nothing happens if the layer has this recipe already.
+
+        Args:
+            recipe: the treatment of the three GEMMs. Its `keep_bf16` is not read.
+
+        Raises:
+            StepError: a backward pass has run since the last `advance`.
+        """
+        if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
+            return
+        if self.census.trained:
+            raise StepError(
+                f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
+                "run: change it after mxref_torch.advance(model)"
+            )
+        if self._has_scales:
+            del self.fp8
+            self._has_scales = False
+        self._forget()
+        self.switch(recipe)
+
+    def switch(self, recipe: Recipe) -> None:
         """Compute by another recipe from the next forward pass on; a backward pass has the recipe of its forward pass.
 
         FP8's history stays, and goes on when a recipe with delayed scaling is used again.
@@ -84,7 +106,7 @@ class MXLinear(nn.Linear):
                 self._has_scales = True
             scales = self.fp8
         self.recipe = recipe
-        given = self.index, self.context, self._tally, scales
+        given = self.index, self.context, self.tally, scales
         self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
         self.draws = any(
@@ -124,14 +146,15 @@ class MXLinear(nn.Linear):
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
+        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if self.low_precision and not torch.compiler.is_compiling():
+            if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
                 self._check_recomputation()
                 self._check_step()
-            y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
         else:
             role = GemmRole.FPROP
-            a = self.operands("x", tokens, place, (role,))[role]
+            a = self.operands("x", tokens, place, (role,), shared=shared)[role]
             w = self.weight_operand(role, self.weight, place, None)
             y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
         # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
@@ -160,6 +183,8 @@ class MXLinear(nn.Linear):
                 self.context.note_next_step()
             elif self.draws:
                 raise StepError(repeated(now[0]))
+            elif self.context.follows_schedule:
+                raise StepError(stood_still(now[0]))
         self._trained = now
 
     def _has_own_weight(self, weight: torch.Tensor) -> bool:
@@ -178,9 +203,9 @@ class MXLinear(nn.Linear):
         """Take the state of `__getstate__`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._converted = weakref.ref(self.weight)
-        self._tally = operators.register_census(self.census)
-        for gemm in self.gemms.values():
-            gemm.tally = self._tally
+        self.census.whole = self.context.census
+        # A copy counts for itself.
+        self.tally.copy_(operators.register_census(self.census))
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
@@ -190,6 +215,7 @@ class MXLinear(nn.Linear):
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
         self._weights.clear()
+        self.context.shared.clear()
         self._trained = None
 
     def lies_at(self, tensor: str, placement: Placement) -> None:
@@ -216,6 +242,7 @@ class MXLinear(nn.Linear):
         place: torch.Tensor,
         roles: Collection[GemmRole],
         observe: bool = False,
+        shared: Made | None = None,
     ) -> dict[GemmRole, Operand]:
         """Return X, W or dY as each of the roles reads it.
 
@@ -225,7 +252,11 @@ class MXLinear(nn.Linear):
             place: where the micro-batch lies in training.
             roles: the GEMMs that will read it.
             observe: whether FP8's history takes note of it: in training, not in evaluation.
+            shared: operands that other layers made of these values in this step, to which it adds its own.
         """
+        if not torch.compiler.is_compiling():
+            for watcher in operators.watchers:
+                watcher.reading(self.index, tensor)
         source = Source(tensor, values, place, self.regions[tensor])
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}
@@ -233,7 +264,11 @@ class MXLinear(nn.Linear):
             kind = readers[0][0].kind
             alike = [reader for reader in readers if reader[0].kind is kind]
             readers = [reader for reader in readers if reader[0].kind is not kind]
-            operands = kind.make(source, alike)
+            key = None if shared is None else kind.shared_as(source, alike)
+            if shared is None or key is None:
+                operands = kind.make(source, alike)
+            else:
+                operands = shared.get(key) or shared.setdefault(key, kind.make(source, alike))
             if observe:
                 operands[0].observe(tensor, alike[0][0])
             made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
@@ -303,11 +338,16 @@ class MXLinear(nn.Linear):
         """Return whether what is kept of the weight is of that step and version."""
         return slot in self._weights and self._weights[slot][0] == key
 
-    def advance(self) -> None:
-        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step."""
+    def advance(self, held: torch.Tensor | None = None) -> None:
+        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.
+
+        Args:
+            held: as in `Fp8Scales.advance`.
+        """
         self._weights.clear()
+        self.context.shared.clear()
         if self._has_scales:
-            self.fp8.advance()
+            self.fp8.advance(held)
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""
@@ -325,11 +365,16 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        place: torch.Tensor,
+        layer: MXLinear,
+        shared: Made | None,
     ) -> torch.Tensor:
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("x", x, place, roles, observe=True)
+        made = layer.operands("x", x, place, roles, observe=True, shared=shared)
         kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, weight if needs_dx else None, *kept)
@@ -341,14 +386,18 @@ class _LinearFunction(torch.autograd.Function):
         return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, dy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         if ctx.gemms is ctx.layer.gemms:
             return _LinearFunction._gradients(ctx, dy)
         with ctx.layer.under(ctx.gemms):
             return _LinearFunction._gradients(ctx, dy)
 
     @staticmethod
-    def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def _gradients(
+        ctx: Any, dy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         layer = ctx.layer
         place, weight, *saved = ctx.saved_tensors
         # Activation checkpointing has saved the place anew: that of the forward pass it computed again.
@@ -371,7 +420,7 @@ class _LinearFunction(torch.autograd.Function):
                 dw = made[role].multiply(x, gemm, dy.shape[0], w_dtype)
             else:
                 made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
-        return dx, dw, None, None
+        return dx, dw, None, None, None
 
 
 def _check_place(forward: torch.Tensor, recomputed: torch.Tensor) -> None:

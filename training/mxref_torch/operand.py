@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -29,11 +29,13 @@ class LayerGemm:
     """The class of its two operands."""
     texts: list[str]
     """Treatments of the two operands, from `spec_text`."""
+    streams: list[torch.Tensor]
+    """Their random streams, from `stream_words`."""
+    by_layer: list[bool]
+    """Whether their random bits are the layer's own."""
     profile: GemmProfile
-    index: int
-    """The layer's index in the random streams."""
     context: StepContext
-    tally: int
+    tally: torch.Tensor
     """The layer's census, from `register_census`."""
     scales: Fp8Scales | None
     """The scales of a layer with FP8."""
@@ -45,16 +47,19 @@ class LayerGemm:
         role: GemmRole,
         index: int,
         context: StepContext,
-        tally: int,
+        tally: torch.Tensor,
         scales: Fp8Scales | None,
     ) -> LayerGemm:
         """Return the GEMM of a role under a recipe."""
-        texts = [operators.spec_text(spec) for spec in recipe.operands(role)]
-        return cls(role, KINDS[recipe.kind(role)], texts, recipe.gemm, index, context, tally, scales)
-
-    def stream(self, which: int) -> list[int]:
-        """Return the random stream of an operand, as operators take it."""
-        return operators.stream_words(self.context.seed, self.index, OPERANDS[self.role][which].id)
+        specs = recipe.operands(role)
+        texts = [operators.spec_text(spec) for spec in specs]
+        streams = [
+            context.stream(index, operand.id, spec)
+            for operand, spec in zip(OPERANDS[role], specs, strict=True)
+        ]
+        by_layer = [operators.draws_by_layer(spec) for spec in specs]
+        kind = KINDS[recipe.kind(role)]
+        return cls(role, kind, texts, streams, by_layer, recipe.gemm, context, tally, scales)
 
 
 Reader = tuple[LayerGemm, int]
@@ -71,7 +76,7 @@ class Source:
     """[tokens, features], or the weight [outputs, inputs]."""
     place: torch.Tensor
     """Step and tokens, from `step_place`."""
-    region: Sequence[int]
+    region: torch.Tensor
     """Place in the layer's whole tensor, from `region_words`."""
 
 
@@ -100,6 +105,11 @@ class Operand(ABC):
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
         """Return whether an operand depends on the step's random bits."""
         return False
+
+    @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return a key that layers have in common whose operands of a tensor are the same; None: each has its own."""
+        return cls
 
     @classmethod
     @abstractmethod
@@ -145,6 +155,11 @@ class Bf16Operand(Operand):
         return [cls(cast(source.values, torch.bfloat16))] * len(readers)
 
     @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return None where the operand is the tensor itself, which would be kept alive."""
+        return None if source.values.dtype is torch.bfloat16 else cls
+
+    @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
         """Return 2."""
         return 2.0
@@ -185,6 +200,11 @@ class Fp8Operand(Operand):
         return "fp8"
 
     @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return None under delayed scaling, whose history each layer has for itself."""
+        return None if _scales(readers[0][0]).delayed else cls
+
+    @classmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the tensors of `saved`."""
         return cls(*tensors)
@@ -200,6 +220,8 @@ class Fp8Operand(Operand):
 
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply the FP8 values in float32, then by both inverse scales."""
+        if dtype is torch.bfloat16 and self.data.device.type == "cuda":
+            return _dense(self.data, other.data, gemm, self.inverse, other.inverse)
         return cast(_dense(self.data, other.data, gemm) * self.inverse * other.inverse, dtype)
 
 
@@ -218,7 +240,7 @@ class BlockOperand(Operand):
         """Quantize along the axis of each reader; two readers share one read of the tensor."""
         given = source.values, source.place, readers[0][0].context.backend_key
         texts = [gemm.texts[which] for gemm, which in readers]
-        streams = [gemm.stream(which) for gemm, which in readers]
+        streams = [gemm.streams[which] for gemm, which in readers]
         where = source.region, source.tensor != "w"
         if len(readers) == 2:
             row_codes, row_scales, *column = operators.quantize_dual(*given, *texts, *streams, *where)
@@ -237,6 +259,13 @@ class BlockOperand(Operand):
     def slot(cls, role: GemmRole) -> str | None:
         """Return a name for each role: the blocks of each run along another axis, or are treated otherwise."""
         return role.value
+
+    @classmethod
+    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+        """Return the treatments and axes of both readers, unless random bits differ between layers."""
+        if any(gemm.by_layer[which] for gemm, which in readers):
+            return None
+        return tuple((gemm.context.backend_key, gemm.role, gemm.texts[which]) for gemm, which in readers)
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
@@ -290,12 +319,18 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return t if t.dtype is dtype else t.to(dtype)
 
 
-def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm) -> torch.Tensor:
-    """Return the product of two tensors that have no blocks, the contraction axis of each turned last."""
+def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.Tensor) -> torch.Tensor:
+    """Return the product of two tensors that have no blocks, the contraction axis of each turned last.
+
+    A GPU's FP8 units read rows along that axis alone: turned here, and not in the operator, a compiler can turn the
+    tensor where it casts it.
+    """
+    turns = a.device.type == "cuda" and a.dtype is not torch.bfloat16
     rows, columns = (
-        t if operand.axis == 1 else t.t() for operand, t in zip(OPERANDS[gemm.role], (a, b), strict=True)
+        t if operand.axis == 1 else (t.t().contiguous() if turns else t.t())
+        for operand, t in zip(OPERANDS[gemm.role], (a, b), strict=True)
     )
-    product: torch.Tensor = operators.dense_gemm(rows, columns, gemm.role.value, gemm.tally)
+    product: torch.Tensor = operators.dense_gemm(rows, columns, gemm.role.value, gemm.tally, *inverses)
     return product
 
 

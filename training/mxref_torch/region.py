@@ -37,9 +37,9 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     recipes = recipe_of_layers(layers, load_recipe(recipe), context.backend, context.seed)
     before = {name: layer.recipe for name, layer in layers.items()}
     for name, layer in layers.items():
-        layer.use(recipes[name])
+        layer.switch(recipes[name])
     try:
         yield
     finally:
         for name, layer in layers.items():
-            layer.use(before[name])
+            layer.switch(before[name])

@@ -217,17 +217,21 @@ class RunConfig:
     """How many checkpoints stay on disk."""
     log_every: int = 1
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
+    telemetry_every: int = 0
+    """Steps between measurements of telemetry; 0 measures nothing."""
     threads: int = 0
     """Threads of PyTorch; 0 leaves its default."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is where the backend computes."""
+    shadow: float = 0.0
+    """Share of the operations in block formats that the reference repeats and compares, 0 to 1."""
 
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
-        from_zero = ("micro_batch", "checkpoint_every")
+        from_zero = ("micro_batch", "checkpoint_every", "telemetry_every")
         counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        _check(self, "run", threads=(0, MAX_THREADS), **counts, **seeds)
+        _check(self, "run", threads=(0, MAX_THREADS), shadow=(0, 1), **counts, **seeds)
         _require(
             self.step_tokens <= MAX_STEP_TOKENS,
             f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {MAX_STEP_TOKENS:,}",

@@ -13,6 +13,9 @@ from mxref_torch.operators.registry import (
     Gemm,
     LayerCensus,
     block_format,
+    device_step,
+    draws,
+    draws_by_layer,
     formats_text,
     gemm_text,
     in_order,
@@ -24,15 +27,20 @@ from mxref_torch.operators.registry import (
     step_place,
     stream_words,
 )
+from mxref_torch.operators.watch import Watcher, watchers
 
 __all__ = [
     "WHOLE",
     "Census",
     "Gemm",
     "LayerCensus",
+    "Watcher",
     "add_product",
     "block_format",
     "dense_gemm",
+    "device_step",
+    "draws",
+    "draws_by_layer",
     "formats_text",
     "gemm_text",
     "in_order",
@@ -47,4 +55,5 @@ __all__ = [
     "spec_text",
     "step_place",
     "stream_words",
+    "watchers",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from mxref.recipe import GemmProfile, OperandSpec
 from mxref.roles import GemmRole
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators.registry import backend_of, block_format, count, fake, operator, parse_spec
+from mxref_torch.operators.watch import watchers
 
 
 @operator
@@ -92,7 +93,7 @@ def scaled_gemm(
     profile: str,
     out_dtype: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return A B^T of two operands quantized along the contraction axis, and count it.
 
@@ -109,7 +110,7 @@ def scaled_gemm(
         profile: the GEMM profile.
         out_dtype: `float32` or `bfloat16`.
         role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; 0 counts nowhere.
+        tally: handle from `register_census`; None counts nowhere.
 
     Returns:
         [M, N] of `out_dtype`.
@@ -124,6 +125,8 @@ def scaled_gemm(
     )
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
     count(tally, role, a.format, b.format, _tokens(role, a_codes, length))
+    for watcher in watchers:
+        watcher.multiplied(impl, a, b, GemmProfile(profile), out_dtype, role, out)
     return from_backend(out, impl)
 
 
@@ -141,7 +144,7 @@ def _(
     profile: str,
     out_dtype: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return a_codes.new_empty((a_codes.shape[0], b_codes.shape[0]), dtype=getattr(torch, out_dtype))
 
@@ -160,7 +163,7 @@ def add_product(
     length: int,
     profile: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> None:
     """Add A B^T to an array in place, and count the GEMM.
 
@@ -177,7 +180,7 @@ def add_product(
         length: contraction length before padding.
         profile: the GEMM profile.
         role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; 0 counts nowhere.
+        tally: handle from `register_census`; None counts nowhere.
 
     Raises:
         MxrefError: as `mxref.Backend.add_product`; `onto` is then as it was.
@@ -204,7 +207,7 @@ def _(
     length: int,
     profile: str,
     role: str,
-    tally: int = 0,
+    tally: torch.Tensor | None = None,
 ) -> None:
     return None
 
@@ -264,21 +267,35 @@ def _decode(q: torch.Tensor) -> torch.Tensor:
     return _values(q.dtype).index_select(0, codes).view(q.shape)
 
 
+_FP8_UNIT = 16
+"""What cuBLAS wants N and K to be multiples of in FP8."""
+
+
 @operator
-def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
+def dense_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    role: str,
+    tally: torch.Tensor | None = None,
+    a_inverse: torch.Tensor | None = None,
+    b_inverse: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
 
-    FP8 operands are decoded and multiplied without rounding: their values have at most 4 significant
+    A Hopper multiplies FP8 operands by its FP8 matrix units without fast accumulation, within the error class
+    `fp8-hopper`. Elsewhere they are decoded and multiplied without rounding: their values have at most 4 significant
     bits, which every matrix unit multiplies exactly.
 
     Args:
         a: [M, K], bfloat16, float8_e4m3fn or float8_e5m2.
         b: [N, K], likewise.
         role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; 0 counts nowhere.
+        tally: handle from `register_census`; None counts nowhere.
+        a_inverse: fl32(1 / scale) of A in FP8, float32 scalar, by which the product is multiplied; None: it is not.
+        b_inverse: that of B; both or none.
 
     Returns:
-        [M, N]: bfloat16 (rounded once) from BF16 operands, float32 from FP8.
+        [M, N]: bfloat16 (rounded once) from BF16 operands, and from FP8 where the inverses are given; else float32.
     """
     if a.dtype is torch.bfloat16:
         out = a @ b.T
@@ -287,13 +304,58 @@ def dense_gemm(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> t
     if a.device.type == "cpu":
         # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
         out = _decode(a) @ _decode(b).T
+    elif _multiplies_fp8(a, b):
+        out = _by_fp8_units(a, b, a_inverse, b_inverse)
     else:
         out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
+    if a_inverse is not None and b_inverse is not None and out.dtype is not torch.bfloat16:
+        out = (out * a_inverse * b_inverse).to(torch.bfloat16)
     count(tally, role, FP8, FP8, _tokens(role, a, a.shape[1]))
     return out
 
 
 @fake(dense_gemm)
-def _(a: torch.Tensor, b: torch.Tensor, role: str, tally: int = 0) -> torch.Tensor:
-    dtype = torch.bfloat16 if a.dtype is torch.bfloat16 else torch.float32
+def _(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    role: str,
+    tally: torch.Tensor | None = None,
+    a_inverse: torch.Tensor | None = None,
+    b_inverse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    dtype = torch.bfloat16 if a.dtype is torch.bfloat16 or a_inverse is not None else torch.float32
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+def _multiplies_fp8(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether the GPU's FP8 units multiply two operands."""
+    whole = a.shape[0] > 0 and b.shape[0] > 0 and a.shape[1] > 0
+    aligned = b.shape[0] % _FP8_UNIT == 0 and a.shape[1] % _FP8_UNIT == 0
+    pair = torch.float8_e4m3fn in (a.dtype, b.dtype)  # cuBLAS has no product of two E5M2
+    return whole and aligned and pair and _is_hopper(a.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
+def _by_fp8_units(
+    a: torch.Tensor, b: torch.Tensor, a_inverse: torch.Tensor | None, b_inverse: torch.Tensor | None
+) -> torch.Tensor:
+    """Return A B^T times the inverses in bfloat16, or without them in float32.
+
+    cuBLAS multiplies by both scales at once. In float32 that would be another result than two multiplications give;
+    rounded to bfloat16 it is one that some sum within the error class gives too.
+    """
+    scaled = a_inverse is not None and b_inverse is not None
+    return torch._scaled_mm(
+        a.contiguous(), b.contiguous().t(),
+        scale_a=a_inverse if scaled else _one(a.device), scale_b=b_inverse if scaled else _one(a.device),
+        out_dtype=torch.bfloat16 if scaled else torch.float32, use_fast_accum=False,
+    )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -11,10 +10,12 @@ from mxref.backend import Backend
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import OperandSpec
+from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.operators.registry import backend_of, block_format, fake, operator, parse_spec
+from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec, placed
+from mxref_torch.operators.watch import watchers
 
 
 @operator
@@ -24,8 +25,8 @@ def quantize(
     backend: str,
     spec: str,
     axis: int,
-    stream: Sequence[int],
-    region: Sequence[int],
+    stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a matrix in the block format of a spec as packed codes and scale codes, block axis last.
@@ -48,12 +49,12 @@ def quantize(
         MxrefError: as `mxref.Backend.quantize`.
     """
     impl, treatment = backend_of(backend), parse_spec(spec)
-    placement = _placement(x, place, treatment, stream, region, tokens)
+    placement, pad = _placement(x, place, treatment, stream, region, tokens), tokens and axis == 0
     if axis == 0:
         x = _whole_blocks(x, treatment, placement, tokens)
-    q = impl.quantize(
-        to_backend(x, impl), treatment, axis=axis, placement=placement, pad=tokens and axis == 0
-    )
+    q = impl.quantize(to_backend(x, impl), treatment, axis=axis, placement=placement, pad=pad)
+    for watcher in watchers:
+        watcher.quantized(impl, x, treatment, axis, placement, pad, q)
     return _tensors(q, impl)
 
 
@@ -64,8 +65,8 @@ def _(
     backend: str,
     spec: str,
     axis: int,
-    stream: Sequence[int],
-    region: Sequence[int],
+    stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _empty(x, spec, axis)
@@ -78,9 +79,9 @@ def quantize_dual(
     backend: str,
     row_spec: str,
     column_spec: str,
-    row_stream: Sequence[int],
-    column_stream: Sequence[int],
-    region: Sequence[int],
+    row_stream: torch.Tensor,
+    column_stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `quantize` returns along axis 1 and then along axis 0, from one read where the backend has it.
@@ -112,6 +113,9 @@ def quantize_dual(
     by_row, by_column = impl.quantize_dual(
         to_backend(filled, impl), specs, placements=(row, column), pads=(False, tokens)
     )
+    for watcher in watchers:
+        watcher.quantized(impl, filled, specs[0], 1, row, False, by_row)
+        watcher.quantized(impl, filled, specs[1], 0, column, tokens, by_column)
     rows = (t[: x.shape[0]] for t in _tensors(by_row, impl))
     return (*rows, *_tensors(by_column, impl))
 
@@ -123,9 +127,9 @@ def _(
     backend: str,
     row_spec: str,
     column_spec: str,
-    row_stream: Sequence[int],
-    column_stream: Sequence[int],
-    region: Sequence[int],
+    row_stream: torch.Tensor,
+    column_stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
@@ -135,26 +139,29 @@ def _placement(
     x: torch.Tensor,
     place: torch.Tensor,
     spec: OperandSpec,
-    words: Sequence[int],
-    region: Sequence[int],
+    stream: torch.Tensor,
+    region: torch.Tensor,
     tokens: bool,
 ) -> Placement:
     """Return the random stream of an operand and, under SR, where it lies in the global tensor.
 
-    Only SR depends on the place; anything else may be split into parts of any length.
+    Only SR depends on the place; anything else may be split into parts of any length. Where nothing is drawn,
+    the stream names the operand alone.
     """
+    low, high, layer, operand = stream.tolist()
+    if not draws(spec):
+        return Placement(Stream(0, 0, 0, operand))
     step, first, total = place.tolist()
-    low, high, layer, operand = words
-    stream = Stream(low | high << 32, step, layer, operand)
+    source = Stream(low | high << 32, step, layer, operand)
     if spec.rounding is not Rounding.SR:
-        return Placement(stream)
-    row, column, rows, columns = region
+        return placed(source) if spec.signs is not SignPolicy.FIXED else Placement(source)
+    row, column, rows, columns = region.tolist()
     if tokens:
         row, rows = first, total
     if rows < 0 and columns < 0:
-        return Placement(stream, (row, column))
+        return placed(source, (row, column))
     own = (rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1])
-    return Placement(stream, (row, column), own)
+    return placed(source, (row, column), own)
 
 
 def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement, tokens: bool) -> torch.Tensor:

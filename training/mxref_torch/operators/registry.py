@@ -6,7 +6,8 @@ import itertools
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -18,6 +19,9 @@ from mxref.formats import BlockFormat, OperandFormat
 from mxref.placement import Placement
 from mxref.recipe import OperandSpec
 from mxref.roles import GemmRole
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
 from mxref.tomlio import build, nearest, to_table
 
 Gemm = tuple[GemmRole, OperandFormat, OperandFormat]
@@ -109,15 +113,17 @@ def backend_of(key: str) -> Backend:
     return _backends[key]
 
 
-def register_census(census: Census) -> int:
-    """Return the handle under which GEMM operators count into `census`, for as long as it lives."""
+def register_census(census: Census) -> torch.Tensor:
+    """Return the handle under which GEMM operators count into `census`, for as long as it lives: int64 [1]."""
     handle = next(_handles)
     _tallies[handle] = census
-    return handle
+    return _words([handle])
 
 
-def count(tally: int, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
-    """Count a GEMM that ran into the census of a handle; 0, or one that no longer lives, counts nowhere.
+def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
+    """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
+
+    Fprop within a backward pass is done over by activation checkpointing, and was counted in the forward pass.
 
     Args:
         tally: from `register_census`.
@@ -126,10 +132,10 @@ def count(tally: int, role: str, a: OperandFormat, b: OperandFormat, tokens: int
         b: format of the second.
         tokens: rows of the activations or gradients that it read.
     """
-    census = _tallies.get(tally)
-    if census is None:
-        return
+    census = None if tally is None else _tallies.get(tally.item())
     gemm = GemmRole(role), a, b
+    if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
+        return
     census[gemm] += 1
     if isinstance(census, LayerCensus):
         census.ran = True
@@ -138,6 +144,33 @@ def count(tally: int, role: str, a: OperandFormat, b: OperandFormat, tokens: int
             census.whole[gemm] += 1
         if census.listener is not None:
             census.listener(gemm[0], tokens)
+
+
+_device_step: torch.Tensor | None = None
+
+
+@contextmanager
+def device_step(step: torch.Tensor) -> Iterator[None]:
+    """Have kernels within the block read the step from the device: a CUDA graph that is captured there has no number.
+
+    It holds for all threads, as a backward pass runs on others.
+
+    Args:
+        step: int64 [1] on the device of the operands.
+    """
+    global _device_step
+    before, _device_step = _device_step, step
+    try:
+        yield
+    finally:
+        _device_step = before
+
+
+def placed(stream: Stream, *where: Any) -> Placement:
+    """Return a placement whose step is the one of `device_step`, if there is one."""
+    if _device_step is None:
+        return Placement(stream, *where)
+    return Placement(stream, *where, step=_device_step)
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
@@ -175,32 +208,48 @@ def block_format(spec: OperandSpec) -> BlockFormat:
     return spec.format
 
 
-def stream_words(seed: int, layer: int, operand: int) -> list[int]:
-    """Return a random stream without its step; the seed is split in two because operators take signed integers."""
-    return [seed & 0xFFFFFFFF, seed >> 32, layer, operand]
+def draws(spec: OperandSpec) -> bool:
+    """Return whether an operand depends on its random stream."""
+    return spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE
 
 
-WHOLE = (0, 0, -1, -1)
+def draws_by_layer(spec: OperandSpec) -> bool:
+    """Return whether an operand depends on the layer of its random stream."""
+    return spec.rounding is Rounding.SR or spec.signs is SignPolicy.PER_STEP_LAYER
+
+
+def _words(values: Sequence[int]) -> torch.Tensor:
+    """Return integers as operators take what differs between layers and steps: int64, on the CPU.
+
+    `torch.compile` would compile anew for every value of an integer; all values of a tensor share one graph.
+    """
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def stream_words(seed: int, layer: int, operand: int) -> torch.Tensor:
+    """Return a random stream without its step, int64 [4]: low and high half of the seed, layer, operand."""
+    return _words([seed & 0xFFFFFFFF, seed >> 32, layer, operand])
+
+
+_WHOLE = (0, 0, -1, -1)
+WHOLE = _words(_WHOLE)
 """`region_words` of a matrix that is no part of a larger one."""
 
 
-def region_words(placement: Placement) -> list[int]:
-    """Return where a matrix lies as operators take it: row, column, global rows, global columns.
+def region_words(placement: Placement) -> torch.Tensor:
+    """Return where a matrix lies as operators take it, int64 [4]: row, column, global rows, global columns.
 
     A global length of -1 is that of the matrix itself. A step's tokens are not in it: they come by `step_place`.
 
     Raises:
         ShapeError: not two axes.
     """
-    origin, shape = placement.origin or WHOLE[:2], placement.global_shape or WHOLE[2:]
+    origin, shape = placement.origin or _WHOLE[:2], placement.global_shape or _WHOLE[2:]
     if len(origin) != 2 or len(shape) != 2:
         raise ShapeError(f"a matrix has two axes, got origin {origin} and global shape {shape}")
-    return [*origin, *shape]
+    return _words([*origin, *shape])
 
 
 def step_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
-    """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1.
-
-    It travels as a tensor because `torch.compile` would compile anew for every step given as an integer.
-    """
-    return torch.tensor([step, token_origin, -1 if global_tokens is None else global_tokens])
+    """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1."""
+    return _words([step, token_origin, -1 if global_tokens is None else global_tokens])

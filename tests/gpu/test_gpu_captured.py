@@ -1,0 +1,87 @@
+"""A step captured as one CUDA graph: the bits of the same step uncaptured, and no wait for the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch.nn import functional as F
+
+from compiled_gradients import Model, recipe_of
+from mxref import get_backend
+from mxref_torch import check_census, convert
+from mxref_torch.captured import WARM_UP, CapturedStep
+
+WIDTH, BATCH, LENGTH, STEPS = 512, 4, 256, 7
+TOKENS = BATCH * LENGTH
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+
+def loss_of(model: Any, ids: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    logits = model(ids[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()) * factor.mean()
+
+
+def trained(recipe: str, parts: int, capture: bool, compiled: bool, spoiled: int = -1) -> Any:
+    """Return the outcomes and the weights of some steps; the later ones are checked not to wait for the GPU."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model: Any = Model(WIDTH).cuda()
+    context = convert(model, recipe_of(recipe), backend=get_backend("triton"), seed=3)
+    if compiled:
+        for block in model.blocks:
+            block.compile(backend="aot_eager", fullgraph=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2.0**-8, fused=True)
+    take = CapturedStep(
+        model, context, loss_of, optimizer, tokens=TOKENS, micro_batches=parts, clip=0.5, capture=capture
+    )
+    generator, outcomes = torch.Generator().manual_seed(0), []
+    for number in range(STEPS):
+        ids = torch.randint(64, (BATCH, LENGTH + 1), generator=generator)
+        factor = torch.full((BATCH,), float("inf") if number == spoiled else 1.0)
+        context.reset_census()
+        torch.cuda.set_sync_debug_mode("error" if number > WARM_UP else "default")
+        try:
+            outcomes.append(take(ids, factor))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if number <= WARM_UP:
+            check_census(context, model, recipe_of(recipe), parts)
+    outcomes.append(take.finish())
+    return outcomes[1:], {name: t.clone() for name, t in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "tseng"])
+def test_the_bits_are_those_of_the_step_without_a_graph(recipe, parts, compiled, cases):
+    if recipe == "tseng" and not getattr(get_backend("triton").capabilities, "device_steps", False):
+        pytest.skip("the backend does not read the step from the device")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        outcomes, weights = trained(recipe, parts, capture=True, compiled=compiled)
+        want, plain = trained(recipe, parts, capture=False, compiled=compiled)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert outcomes == want
+    assert all(outcome.updated for outcome in outcomes)
+    assert len({outcome.loss for outcome in outcomes}) == STEPS
+    for name, t in plain.items():
+        assert torch.equal(weights[name], t), name
+    cases(STEPS)
+
+
+@pytest.mark.parametrize("spoiled", [1, WARM_UP + 2])
+def test_an_update_that_is_not_finite_is_left_out_on_the_gpu(spoiled):
+    outcomes, weights = trained("mxfp4_h16", 1, capture=True, compiled=False, spoiled=spoiled)
+    assert [outcome.updated for outcome in outcomes] == [number != spoiled for number in range(STEPS)]
+    assert all(bool(torch.isfinite(t).all()) for t in weights.values())

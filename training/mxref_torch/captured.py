@@ -1,0 +1,336 @@
+"""An optimizer step that never waits for the device, and on a GPU is one CUDA graph.
+
+Loss, norm and finiteness stay on the device and are read when the next step has been started. An update whose loss or
+gradient is not finite is left out on the device. A step in which an operand left the range of the backend's fast GEMM
+holds back all later ones on the device, until it has been repeated in the wider range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mxref.errors import ShapeError, UnsupportedError
+from mxref_torch import operators
+from mxref_torch.context import StepContext
+from mxref_torch.errors import LayerError, StepError
+from mxref_torch.gradient import sole_uses
+from mxref_torch.layer import MXLinear
+from mxref_torch.names import named_parameters
+
+WARM_UP = 2
+"""Steps of training before the capture: they compile kernels, and make the optimizer's state and FP8's history."""
+
+LossFunction = Callable[..., Tensor]
+"""Returns the mean loss of a micro-batch from the model and the micro-batch's tensors."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step came to, read after it."""
+
+    step: int
+    losses: tuple[float, ...]
+    """Of the micro-batches, each divided by their number."""
+    norm: float
+    """Of all gradients before clipping; NaN where the loss is not finite."""
+    nonfinite: str = ""
+    """The first weight, in the order of the backward pass, whose gradient is not finite; else empty."""
+    widened: bool = False
+    """Whether the step was repeated, because an operand had left the range of the backend's fast GEMM."""
+
+    @property
+    def loss(self) -> float:
+        """The loss of the step."""
+        total = 0.0
+        for loss in self.losses:
+            total += loss
+        return total
+
+    @property
+    def updated(self) -> bool:
+        """Whether the weights were updated: loss and norm are finite."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+@dataclass
+class _Pending:
+    """A step that was started, and whose outcome has not been read."""
+
+    step: int
+    batch: tuple[Tensor, ...]
+    host: Tensor
+    done: Any = None
+
+
+class CapturedStep:
+    """The optimizer steps of a converted model, without a wait for the device.
+
+    The first two steps are taken one operation at a time; on a GPU the third is captured, and replayed from then on.
+    A step's outcome is returned by the call that starts the step after it, the last one's by `finish`, which is to be
+    called before weights or optimizer are read, saved or changed. What runs in a replay is not seen by Python: the
+    census counts the steps before the capture and the capture itself, and hooks of modules and optimizer are not run.
+
+    The learning rate becomes a float32 tensor in `optimizer.param_groups`, so that it can change between replays; set
+    it there as ever, as a number or by a scheduler.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        context: StepContext,
+        loss: LossFunction,
+        optimizer: torch.optim.Optimizer,
+        *,
+        tokens: int,
+        micro_batches: int = 1,
+        clip: float = 0.0,
+        capture: bool | None = None,
+    ) -> None:
+        """Prepare to take steps.
+
+        Args:
+            model: converted; it or its blocks may be compiled.
+            context: the model's.
+            loss: called as `loss(model, *micro_batch)`.
+            optimizer: fused AdamW or Adam over the model's parameters.
+            tokens: of a whole step: rows of what enters the linear layers.
+            micro_batches: equal parts, along axis 0, into which each batch is split.
+            clip: largest global norm of the gradient; 0 switches clipping off.
+            capture: whether to capture a CUDA graph; None: where the model lies on a GPU.
+
+        Raises:
+            UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
+            LayerError: the optimizer is not a fused one, or the model is not on one device.
+        """
+        self.model, self.context, self.optimizer = model, context, optimizer
+        self._loss, self._tokens, self._parts, self._clip = loss, tokens, micro_batches, clip
+        self._layers = [module for module in model.modules() if isinstance(module, MXLinear)]
+        trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
+        devices = {p.device for _, p in trained}
+        if len(devices) != 1:
+            raise LayerError(f"CapturedStep takes a model on one device, got {sorted(map(str, devices))}")
+        (self._device,) = devices
+        self._names, self._parameters = zip(*trained, strict=True)
+        on_gpu = self._device.type == "cuda"
+        self.capture = on_gpu if capture is None else capture
+        self._check(on_gpu)
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None
+        self._lrs = [torch.zeros((), device=self._device) for _ in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["capturable"] = True
+        self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._held = torch.zeros((), dtype=torch.bool, device=self._device)
+        self._outcome = torch.zeros(micro_batches + 3, device=self._device)
+        self._inputs: tuple[Tensor, ...] = ()
+        self._graded: list[int] = []  # parameters that have a gradient
+        self._graph: Any = None
+        self._taken = 0
+        self._pending: _Pending | None = None
+
+    def _check(self, on_gpu: bool) -> None:
+        if not all(group.get("fused") for group in self.optimizer.param_groups):
+            raise LayerError(
+                f"CapturedStep needs a fused optimizer, which alone leaves an update out on the device, got "
+                f"{type(self.optimizer).__name__} without: pass fused=True, as in torch.optim.AdamW(..., fused=True)"
+            )
+        if self.capture and not on_gpu:
+            raise UnsupportedError(
+                f"a CUDA graph needs a GPU, and the model is on {self._device}: pass capture=False, or move the model"
+            )
+        backend = self.context.backend
+        reads_step = getattr(backend.capabilities, "device_steps", False)
+        if self.capture and not reads_step and any(layer.draws for layer in self._layers):
+            raise UnsupportedError(
+                f"the recipe draws random bits in each step, and backend {backend.name!r} does not declare "
+                "device_steps: a captured step would draw the same bits again; pass capture=False, or take a recipe "
+                "without SR and without random signs"
+            )
+
+    def __call__(self, *batch: Tensor, step: int | None = None) -> StepOutcome | None:
+        """Start a step and return the outcome of the one before it; None where there is none.
+
+        Args:
+            batch: what `loss` takes after the model, whole batches, on the CPU or the model's device.
+            step: its number; default one more than the last, and at first the context's.
+
+        Raises:
+            ShapeError: a batch that does not split, or is not shaped as the first one.
+            StepError: the number of the step before it.
+        """
+        if step is None:
+            step = self._pending.step + 1 if self._pending else self.context.step
+        if self._pending and step == self._pending.step:
+            raise StepError(f"step {step} was started already; each step has a number of its own")
+        self._check_batch(batch)
+        before, self._pending = self._pending, self._start(step, batch)
+        return None if before is None else self._settled(before)
+
+    def finish(self) -> StepOutcome | None:
+        """Wait for the last step and return its outcome; None where it was returned already."""
+        last, self._pending = self._pending, None
+        if last is None:
+            return None
+        outcome = self._settled(last)
+        self.context.step = last.step + 1
+        return outcome
+
+    def _check_batch(self, batch: Sequence[Tensor]) -> None:
+        for tensor in batch:
+            if not tensor.ndim or tensor.shape[0] % self._parts:
+                raise ShapeError(
+                    f"a batch of shape {tuple(tensor.shape)} does not split into {self._parts} equal micro-batches "
+                    "along axis 0"
+                )
+        shapes, first = ([(tuple(t.shape), t.dtype) for t in tensors] for tensors in (batch, self._inputs))
+        if first and shapes != first:
+            raise ShapeError(
+                f"a batch of {shapes} after one of {first}: a captured step takes one shape; leave the last, short "
+                "batch out, or fill it up"
+            )
+
+    def _start(self, step: int, batch: tuple[Tensor, ...]) -> _Pending:
+        """Start a step, and the copy of its outcome to the host."""
+        if not self._inputs:
+            self._inputs = tuple(torch.empty_like(t, device=self._device) for t in batch)
+        self._set(step)
+        for own, tensor in zip(self._inputs, batch, strict=True):
+            to_gpu = own.device.type == "cuda" and tensor.device.type == "cpu"
+            own.copy_(tensor.pin_memory() if to_gpu else tensor, non_blocking=True)
+        if self.capture and self._graph is None and self._taken >= WARM_UP:
+            self._graph = self._captured()
+        if self._graph is None:
+            self._aside(self._whole)
+        else:
+            self._graph.replay()
+        self._taken += 1
+        return self._sent(_Pending(step, batch, self._outcome))
+
+    def _set(self, step: int) -> None:
+        """Tell layers, kernels and optimizer the step and the learning rates."""
+        self.context.step, self.context.global_tokens = step, self._tokens
+        self._step.fill_(step)
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            if group["lr"] is not lr:
+                lr.fill_(float(group["lr"]))
+                group["lr"] = lr
+
+    def _sent(self, pending: _Pending) -> _Pending:
+        """Send the outcome to the host."""
+        if self._device.type == "cuda":
+            pending.host = torch.empty(self._outcome.shape, pin_memory=True)
+            pending.host.copy_(self._outcome, non_blocking=True)
+            pending.done = torch.cuda.Event()
+            pending.done.record()
+        else:
+            pending.host = self._outcome.clone()
+        return pending
+
+    def _settled(self, pending: _Pending) -> StepOutcome:
+        """Return a step's outcome; one that left the range is repeated, and then the one that was started after it."""
+        outcome, exceeded = self._read(pending)
+        if not exceeded:
+            return outcome
+        after = self._pending
+        if after is not None and after.done is not None:
+            after.done.synchronize()
+        self._held.zero_()
+        outcome = self._repeated(pending)
+        if after is not None:
+            self._pending = self._start(after.step, after.batch)
+        return replace(outcome, widened=True)
+
+    def _read(self, pending: _Pending) -> tuple[StepOutcome, bool]:
+        """Return a step's outcome, and whether an operand left the range."""
+        if pending.done is not None:
+            pending.done.synchronize()
+        *losses, norm, first, exceeded = pending.host.tolist()
+        if not math.isfinite(sum(losses)):
+            norm = math.nan
+        name = self._names[self._graded[int(first)]] if first >= 0 else ""
+        return StepOutcome(pending.step, tuple(losses), norm, name), bool(exceeded)
+
+    def _repeated(self, pending: _Pending) -> StepOutcome:
+        """Take a step again, one operation at a time and in the wider range, and wait for it."""
+        gradients = [p.grad for p in self._parameters]
+        self._set(pending.step)
+        for own, tensor in zip(self._inputs, pending.batch, strict=True):
+            own.copy_(tensor)
+        with self.context.backend.widened():
+            self._aside(self._whole)
+        outcome, _ = self._read(self._sent(_Pending(pending.step, (), self._outcome)))
+        for p, gradient in zip(self._parameters, gradients, strict=True):
+            p.grad = gradient  # a graph writes into the memory that it was captured with
+        return outcome
+
+    def _aside(self, run: Callable[[], None]) -> None:
+        """Run on the stream of the capture, in turn with the caller's."""
+        if self._stream is None:
+            run()
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _captured(self) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        for p in self._parameters:
+            p.grad = None
+        with operators.device_step(self._step), torch.cuda.graph(graph, stream=self._stream):
+            self._body()
+        return graph
+
+    def _whole(self) -> None:
+        for p in self._parameters:
+            p.grad = None
+        with operators.device_step(self._step) if self.capture else nullcontext():
+            self._body()
+
+    def _body(self) -> None:
+        """Run all of a step; nothing in it waits for the device."""
+        losses = []
+        for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self._inputs), strict=True)):
+            self.context.token_origin = number * (self._tokens // self._parts)
+            loss = self._loss(self.model, *micro_batch) / self._parts
+            losses.append(loss.detach().float())
+            # The first micro-batch makes the gradients.
+            self.context.sole_uses = sole_uses(loss) if number else {}
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.context.sole_uses = {}
+        with torch.no_grad():
+            self._update(torch.stack(losses))
+        self.context.close_step(draws=False)
+
+    def _update(self, losses: Tensor) -> None:
+        """Clip the gradients, update the weights unless something forbids it, and store the outcome."""
+        self._graded = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        gradients = [self._parameters[i].grad for i in self._graded]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norm = torch.linalg.vector_norm(norms)
+        finite = torch.isfinite(losses).all() & torch.isfinite(norm)
+        exceeded = torch.zeros_like(self._held)
+        for word in self.context.backend.range_words():
+            exceeded |= (word != 0).any()
+            word.zero_()
+        self._held |= exceeded
+        if self._clip > 0:
+            # As torch.nn.utils.clip_grads_with_norm_ has it; a norm that is not finite scales nothing.
+            factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, torch.where(finite, factor, 1.0))
+        self.optimizer.found_inf = (~finite | self._held).float()  # type: ignore[attr-defined]
+        try:
+            self.optimizer.step()
+        finally:
+            del self.optimizer.found_inf  # type: ignore[attr-defined]
+        for layer in self._layers:
+            layer.advance(self._held)
+        places = torch.arange(len(gradients), device=self._device)
+        last = torch.where(torch.isfinite(norms), -1, places).max()
+        self._outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
