@@ -240,8 +240,13 @@ class Handle:
             )
         if isinstance(state["step"], bool) or not isinstance(state["step"], int) or state["step"] < 0:
             raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
-        load_fp8_history(self.model, state["fp8"])
-        self.context.step = state["step"]
+        before = self.context.step
+        self.context.step = state["step"]  # which gives layers their recipes, and these have the history
+        try:
+            load_fp8_history(self.model, state["fp8"])
+        except LayerError:
+            self.context.step = before
+            raise
         self.context.reopen_step()
         if self._micro_batches is not None:
             self._micro_batches.begin_step()

@@ -80,6 +80,11 @@ class MXLinear(nn.Linear):
         """
         if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
             return
+        if self.context.regions:
+            raise StepError(
+                "a layer's recipe changed within `with mxref_torch.recipe(...)`, whose recipe it has; close the region "
+                "before the optimizer step, at which a schedule may begin another phase"
+            )
         if self.census.trained:
             raise StepError(
                 f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
