@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import mxref_torch
 from places import ROOT
 
 
@@ -38,3 +39,12 @@ def test_the_program_of_a_page_prints_what_is_written(page: str, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed
+
+
+def test_every_public_name_is_on_the_page_with_an_example() -> None:
+    """The examples themselves run with those of all pages."""
+    text = (ROOT / "docs" / "reference" / "api-torch.rst").read_text(encoding="utf-8")
+    parts = re.split(r"^\.\. auto\w+:: mxref_torch\.(\w+)$", text, flags=re.MULTILINE)[1:]
+    described = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert sorted(described) == mxref_torch.__all__
+    assert [name for name, example in described.items() if ">>>" not in example] == []
