@@ -6,6 +6,7 @@ import sys
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from api_setup import PLAIN, REFERENCE, SR, Model, batch, loss_of
@@ -13,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from mxref_torch import Handle, check_census, convert
+from mxref_torch import Handle, LayerError, check_census, convert
 
 STEPS = 2
 
@@ -71,6 +72,8 @@ def fsdp(rank: int, mesh: Any) -> None:
     model.reshard()
     for got, want in zip(model.parameters(), alone(), strict=True):
         assert torch.equal(got.full_tensor(), want)
+    with pytest.raises(LayerError, match="blocks.0.up: its weight is sharded"):
+        handle.unconvert()
 
 
 def policy(rank: int, mesh: Any) -> None:

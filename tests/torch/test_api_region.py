@@ -146,3 +146,18 @@ def test_a_schedule_begins_no_phase_within_a_region() -> None:
         mxref_torch.recipe(plan, handle),
     ):
         pass
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer
+def test_compiled_code_has_the_regions_recipe_too() -> None:
+    torch._dynamo.reset()
+    model = Model()
+    handle = convert(model, PLAIN, backend=REFERENCE, seed=3)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for name in ("mxfp4", "SR", "fp8", "mxfp4"):
+        model.zero_grad()
+        with mxref_torch.recipe(RECIPES[name], handle):
+            loss = loss_of(run, batch(0))
+        loss.backward()
+        assert_same(grads(model), gradients(RECIPES[name]))
+        handle.restart()
