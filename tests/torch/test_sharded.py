@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +9,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from ranks import assert_ranks_print
 
 from mxref import get_backend
 from mxref.errors import DtypeError, MxrefError
@@ -28,27 +27,11 @@ INTERPRETED = ["mxref_triton:TritonBackend:mxfp4:1"]
 
 @pytest.mark.parametrize("cases", [CASES, INTERPRETED], ids=["compiled", "interpreted"])
 def test_two_ranks_take_the_steps_of_one(cases: list[str], tmp_path: Path) -> None:
-    script = Path(__file__).with_name("sharded.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    settings = {}
     if cases is INTERPRETED:
         pytest.importorskip("triton")
-        environment["TRITON_INTERPRET"] = "1"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store"), *cases],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, output
-            assert output.split("\n")[:-1] == [f"{rank} {case} equal" for case in cases]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        settings["TRITON_INTERPRET"] = "1"
+    assert_ranks_print([f"{case} equal" for case in cases], "sharded.py", tmp_path, *cases, settings=settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
