@@ -1,4 +1,4 @@
-"""A ladder without training: synthetic loss curves, and the little that the ladder asks of a corpus."""
+"""Ladders without training: a trainer with synthetic loss curves, a corpus without tokens, and small ladders."""
 
 from __future__ import annotations
 

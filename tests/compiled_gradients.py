@@ -1,4 +1,4 @@
-"""A model of two blocks, its gradients compiled and eager, and what they must have in common."""
+"""Gradients of a model of two blocks, compiled and eager, and the comparison of the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the header of a test run says about the specification."""
+"""Adds to the header of a test run how many clauses of the specification it checks."""
 
 from __future__ import annotations
 

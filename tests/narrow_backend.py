@@ -1,4 +1,4 @@
-"""A backend whose GEMMs leave its range when they are told to."""
+"""A backend whose chosen GEMMs leave its range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the training loop that takes a second: sizes, made-up tokens, and what tests look at."""
+"""A run of the training loop that takes a second: its sizes, made-up tokens, and readers of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who implements and who checks a clause, read from source text: docstrings and pytest marks, by their syntax trees."""
+"""The code and the tests of each clause, read from docstrings and pytest marks through syntax trees."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _UNMARKED_OK = {
     "conform-clauses",
     "clause",
 }
-"""Directives of a chapter that say themselves what they are; anything else outside a clause is refused."""
+"""Directives that may stand outside a clause; anything else there is refused."""
 
 _LOCK_HEADER = """\
 # Checksum of every clause of the specification. An edited clause no longer matches: read its tests again,
@@ -60,7 +60,7 @@ class Clause:
 
     @property
     def checksum(self) -> str:
-        """First 16 hex digits of the SHA-256 of title and text, however their paragraphs are wrapped."""
+        """First 16 hex digits of the SHA-256 of title and text, independent of the wrapping of their paragraphs."""
         paragraphs = re.split(r"\n\s*\n", textwrap.dedent(self.text).strip("\n"))
         # Indented paragraphs are tables, lists and formulas, whose layout is part of what they say.
         joined = [p if re.search(r"^\s", p, re.MULTILINE) else " ".join(p.split()) for p in paragraphs]

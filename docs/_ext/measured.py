@@ -1,6 +1,6 @@
 """Sphinx extension: tables and plots of measurements, written from docs/records when the documentation is built.
 
-A page includes `/_measured/NAME`. The folder is not kept: a number is stored once, as data in docs/records.
+A page includes `/_measured/NAME`. The folder is not in git: a number is stored once, as data in docs/records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STUDIES = (
 
 
 def write(app: Sphinx) -> None:
-    """Write every part whose text is new; an equal one keeps its time, so that no page is read again for it."""
+    """Write every part whose text changed. An equal one keeps its time, so that Sphinx does not read its page again."""
     folder = Path(app.srcdir) / FOLDER
     folder.mkdir(exist_ok=True)
     for study in STUDIES:

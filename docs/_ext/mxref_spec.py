@@ -88,11 +88,11 @@ def _trace(clause: Clause) -> list[nodes.Node]:
 
 
 _VARIABLE = re.compile(r"(?<![A-Za-z_'.-])(d[XYW]|[b-zB-HJ-Z]'?)(?![\w'-]|\+\+| code)")
-"""A letter that stands alone; the words A, a and I are none, nor are the languages C and C++."""
+"""A single letter as a variable; the words A, a and I and the languages C and C++ are not variables."""
 
 
 def _set_variables(box: nodes.Element) -> None:
-    """Set letters that stand alone in italics, as formulas are printed, but for those in code."""
+    """Set single letters in italics, as variables of formulas are printed, except in code."""
     for text in list(box.findall(nodes.Text)):
         parents = []
         node = text.parent
@@ -160,7 +160,7 @@ class ClauseRole(ReferenceRole):
 
 
 def resolve_clause(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.Element) -> Any:
-    """Return the link of a `clause` reference; unknown IDs have stopped the build before."""
+    """Return the link of a `clause` reference; unknown IDs stopped the build earlier."""
     if node["reftype"] != "clause" or node["reftarget"] not in specification().clauses:
         return None
     clause = specification().clauses[node["reftarget"]]
@@ -210,7 +210,7 @@ class Coverage(SphinxDirective):
 
 
 class ConformClauses(SphinxDirective):
-    """Which clauses `mxref conform` reports under, and which it does not, each list in the order of the chapters."""
+    """The clauses that `mxref conform` reports, and those that it does not, each in the order of the chapters."""
 
     def run(self) -> list[nodes.Node]:
         known = specification().clauses

@@ -52,7 +52,7 @@ def bitfield_svg(bits: int, fields: list[tuple[int, int, str]], label: str) -> s
     if expected != -1:
         raise ValueError(f"bits {expected} to 0 have no field")
     widest = max(high - low + 1 for high, low, _ in fields)
-    # Wide enough for each name, and otherwise as wide as the bits are many.
+    # Wide enough for each name, and otherwise proportional to the number of bits.
     share = [
         max(high - low + 1, 0.09 * widest * len(name) ** 0.9, 0.06 * widest) for high, low, name in fields
     ]
@@ -153,7 +153,7 @@ class Drawing(SphinxDirective):
         captions = {
             "grid": "The grid of E2M1: magnitudes above, ties and codes below.",
             "butterfly": "A group of 8: every dot is one fl32 addition, or one fl32 subtraction where a dashed line "
-            "enters, which brings what is subtracted.",
+            "enters; the dashed line carries the subtrahend.",
         }
         if self.arguments[0] not in captions:
             raise self.error(f"no drawing {self.arguments[0]!r}; known: {', '.join(captions)}")

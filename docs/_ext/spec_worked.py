@@ -67,7 +67,7 @@ def _entry(cell: Cell) -> nodes.entry:
 
 
 def spec_of(text: str) -> OperandSpec:
-    """Return the treatment that `key=value, key=value` names; the key `dialect` sets where it starts from."""
+    """Return the treatment that `key=value, key=value` names; the key `dialect` names the treatment to start from."""
     spec = OperandSpec()
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")

@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python -m bench.bench_cpu [--quick] [--record]
 
-No number is printed before the bits agree. Each number of threads gets a process of its own, since thread
-pools are made once; within it everything runs in turns with what it is compared with, and a ratio is that of
-the fastest runs: 1 is as fast as the other, 2 twice as fast.
+No number is printed before the bits agree. Each number of threads gets its own process, since thread pools are made
+once. In it, an operation and what it is compared with run in turns. A ratio compares the fastest runs: 1 is as fast as
+the other, 2 is twice as fast.
 """
 
 from __future__ import annotations

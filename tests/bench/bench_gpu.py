@@ -118,7 +118,7 @@ DUAL = {"dual, RNE": ROW, "dual, H16": H16, "dual, SR": SR}
 
 
 def check_quantize(backend: TritonBackend, x: torch.Tensor) -> None:
-    """Exit unless slabs of the timed data get the reference's bits, alone and inside the whole."""
+    """Exit unless slabs of the timed data have the reference's bits, both alone and inside the whole."""
     reference = mxref.get_backend("reference")
     for name, (spec, axis) in QUANTIZE.items():
         q = backend.quantize(x, spec, axis=axis, placement=Placement(STREAM))
@@ -173,7 +173,7 @@ def check_gemm(products: list[Product], a: MXArray, b: MXArray) -> None:
 
 @dataclass(frozen=True)
 class Product:
-    """An MXFP4 product of this machine: its label, and who answers it."""
+    """An MXFP4 product of this machine: its label, and the kernel that computes it."""
 
     name: str
     profile: GemmProfile
@@ -323,7 +323,7 @@ def machine() -> dict[str, str]:
 
 
 def timed(case: Case, replays: int, calls: int) -> dict[str, Any]:
-    """Return a row of the record, but for its share."""
+    """Return a row of the record, without its share."""
     # What ran before may have taken the GPU to its power limit, which the next would pay for.
     torch.cuda.synchronize()
     time.sleep(_REST)
@@ -381,7 +381,7 @@ def main() -> None:
                 show(row, base, unit)
                 rows.append(row)
             if peer:
-                # A GPU that got warmer meanwhile, or was so before, flatters the one that did not wait for it.
+                # Measured before and after, so that a GPU that warms up favours neither side.
                 again = timed(peer, options.replays, 4)
                 show(again, base, unit)
                 rows[0] = max(rows[0], again, key=lambda row: float(row["per_second"]))

@@ -1,4 +1,4 @@
-"""Time whole optimizer steps on a GPU, by phase and by what the GPU's time goes to, recipe by recipe.
+"""Time whole optimizer steps on a GPU for each recipe, by phase and by kind of GPU work.
 
     PYTHONPATH=.:backends:training:tests python3 -m bench.bench_gpu_step [--quick] [--recipe mxfp4_h16:ordered] \
         [--layers 4] [--micro-batch 2] [--json FILE]

@@ -1,13 +1,12 @@
-"""Time the optimizer steps of small models, split by phase and by what the time goes to.
+"""Time the optimizer steps of small models, by phase and by kind of work.
 
     NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONPATH=tests python -m bench.bench_step \
         [--model demo] [--recipe mxfp4] [--steps 10] [--backend numba] [--json FILE] [--against FILE]
 
-Times are processor time of the process, which with one thread is what a quiet machine's clock shows; a row is the
-step that took the least, and `wall` the least by the clock. `quantize` holds everything that
-makes an operand of a GEMM in MXFP4 or FP8, layouts of weights included; `rest` is PyTorch's own work: attention,
-norms, casts to BF16, the embedding, the loss. `--against` takes the JSON of another run, of another checkout say,
-and adds how many times faster this one is.
+Times are processor time of the process; with one thread this equals the clock of an idle machine. A row shows the
+fastest step, and `wall` the least time by the clock. `quantize` includes everything that makes an operand of a GEMM in
+MXFP4 or FP8, also layouts of weights. `rest` is PyTorch's own work: attention, norms, casts to BF16, the embedding,
+the loss. `--against` takes the JSON of another run, for example of another checkout, and adds the ratio of the speeds.
 """
 
 from __future__ import annotations

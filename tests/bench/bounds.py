@@ -1,4 +1,4 @@
-"""What bounds the CPU quantizer: the same kernels on data in the cache, and memory read with nothing else to do.
+"""What limits the CPU quantizer: its kernels on data in the cache, and reading memory without any computation.
 
     NUMBA_NUM_THREADS=1 python -m bench.bounds
 

@@ -1,4 +1,4 @@
-"""What a call costs beside its work: on a 32 x 32 array, and the first one in a new process."""
+"""The overhead of a call: on a 32 x 32 array, and of the first call in a new process."""
 
 from __future__ import annotations
 

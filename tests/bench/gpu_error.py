@@ -1,4 +1,4 @@
-"""How far FP8 products on Hopper are off, by K and by what is multiplied: the measurement behind their error class.
+"""Errors of FP8 products on Hopper by K and by the multiplied data: the measurement behind their error class.
 
 A row names a pattern, a K, and the largest error over the sum of magnitudes, as a power of two, of cuBLAS's FP8
 product of folded operands (as `bounded` uses it, and with fast accumulation), of `ordered`, and of BF16.

@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and whether it was quiet."""
+"""The machine on which numbers were measured, and whether it was otherwise idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation on matrices, timed against copying the same matrix; the bits of what is timed are checked first."""
+"""Every operation on matrices, timed against copying the same matrix, after its bits were checked."""
 
 from __future__ import annotations
 

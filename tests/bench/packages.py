@@ -1,4 +1,4 @@
-"""Other packages that quantize to MXFP4 on a CPU, each at a size that it finishes, and what each does less."""
+"""Other packages that quantize to MXFP4 on a CPU: each at a size that it can finish, with what it leaves out."""
 
 from __future__ import annotations
 

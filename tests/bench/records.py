@@ -1,4 +1,4 @@
-"""Measurements that are kept: JSON files in docs/records, named KIND_MACHINE_DATE.json or KIND_DATE.json."""
+"""Recorded measurements: JSON files in docs/records, named KIND_MACHINE_DATE.json or KIND_DATE.json."""
 
 from __future__ import annotations
 

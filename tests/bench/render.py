@@ -68,7 +68,7 @@ def _goal(row: dict[str, Any]) -> str:
 def _headline(results: dict[str, Any]) -> str:
     machine = results["machine"]
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
-    noise = "quiet" if machine["quiet"] else f"NOT QUIET: others took {machine['busy_share']:.0%}"
+    noise = "quiet" if machine["quiet"] else f"NOT QUIET: other processes took {machine['busy_share']:.0%}"
     return (
         f"{machine['processor']}, {machine['cores']} cores, {noise}, {machine['date']}; "
         f"Python {machine['python']}, {versions}"
@@ -79,7 +79,7 @@ def keep(results: dict[str, Any], records: Path = RECORDS) -> Path:
     """Write the numbers that the page shows from then on, and return the file.
 
     Raises:
-        SystemExit: numbers that do not have what the page shows.
+        SystemExit: numbers that lack something that the page shows.
     """
     if not of_kind(results, "operation", size=MAIN_SIZE, threads=1) or not of_kind(results, "peer"):
         raise SystemExit(f"the page shows {MAIN_SIZE} x {MAIN_SIZE} and peers: record a whole run")
@@ -187,7 +187,7 @@ def _calls(results: dict[str, Any]) -> str:
     ms = {row["operation"]: row["milliseconds"] for row in first}
     quantize = ms["numba's own tables"] + ms["first quantize"]
     steps.append(
-        ("first call in all: Numba's tables, then quantize", f"{quantize:.0f}", f"{FIRST_CALL_MS:.0f}")
+        ("the very first call: Numba's tables, then quantize", f"{quantize:.0f}", f"{FIRST_CALL_MS:.0f}")
     )
     return (
         "A call on a 32 x 32 array:\n\n"

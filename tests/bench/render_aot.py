@@ -27,7 +27,7 @@ def render(recorded: Sequence[Mapping[str, Any]]) -> str:
     """Return the counts as a reStructuredText table, a column per release."""
     dates = ", ".join(f"{d['triton']} on {d['date']}" for d in recorded)
     tables = [{(r["case"], r["kernel"]): r for r in d["records"]} for d in recorded]
-    # A case that is younger than a release has an empty cell there.
+    # A case that was added after a release has an empty cell there.
     kernels = {key: record for table in tables for key, record in table.items()}
     launched = max(len(d["records"]) for d in recorded)
     size = f"{len({case for case, _ in kernels})} cases, {launched} kernels"

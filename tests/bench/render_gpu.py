@@ -18,7 +18,7 @@ from bench.records import RECORDS, newest, read
 
 TABLES = "performance_gpu.inc"
 KINDS = {"bench_gpu": "gemm", "test_gpu": "counts", "step_gpu": "steps"}
-"""Records by the entry that only they have."""
+"""The kinds of records, each with an entry that only this kind has."""
 
 Record = dict[str, Any]
 
@@ -43,15 +43,15 @@ def kind_of(record: Record) -> str:
 
 
 def tables_text(bench: Record, tests: Record | None, step: Record | None = None) -> str:
-    """Return the tables of the page as reStructuredText; no section about what was not recorded.
+    """Return the tables of the page as reStructuredText; parts that were not recorded have no section.
 
-    Errors of FP8 products are of Hopper alone.
+    Only Hopper has errors of FP8 products.
     """
     machine = bench["machine"]
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
     head = (
         f"{machine['gpu']}{driver}, PyTorch {machine['torch']}, Triton {machine['triton']}, {machine['date']}.\n"
-        f"A copy of memory moves {bench['copy_tb_per_s']:.2f} TB/s there, read and written.\n"
+        f"A copy of memory moves {bench['copy_tb_per_s']:.2f} TB/s there, reads and writes together.\n"
     )
     sections = {
         "Quantization": _quantization(bench["quantize"]),
@@ -97,9 +97,7 @@ def _quantization(rows: list[Record]) -> str:
             if sizes[-1] in at
         ),
     )
-    return (
-        f"From bfloat16; bytes read and written, against those that a copy moves in the same time.\n\n{table}"
-    )
+    return f"From bfloat16. The share compares bytes read and written with those of a copy in the same time.\n\n{table}"
 
 
 def _products(rows: list[Record]) -> str:
@@ -137,7 +135,7 @@ def _tests(tests: Record) -> str:
 
 
 def _in_words(test: str) -> str:
-    """Return the name of a test as it reads; whole names leave no room for the numbers."""
+    """Return the name of a test as short words; whole names leave no room for the numbers."""
     return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 

@@ -36,11 +36,11 @@ def section(record: Record, table: Any) -> str:
         f"{m['heads']} heads over {m['kv_heads']}, SwiGLU {m['ffn']}, vocabulary {m['vocab']}), "
         f"{tokens:,} tokens in each optimizer step, random weights and tokens; {machine['gpu']}, "
         f"PyTorch {machine['torch']}, {machine['date']}.\n"
-        "Everything that `mxref train` does in a step is in it, deterministic kernels and checks included; "
+        "A step contains everything that `mxref train` does, also deterministic kernels and checks; "
         "nothing is compiled by `torch.compile`.\n"
         "Products include the folding of their operands.\n"
-        "Times are medians; `busy` is the time of all kernels against that of the step: "
-        "what is missing from 1, the GPU waits for Python.\n\n"
+        "Times are medians. `busy` is the time of all kernels divided by that of the step: "
+        "the rest of the time the GPU waits for Python.\n\n"
     )
     headings = ("recipe", "tokens/s", f"of {base['recipe']}", "ms", *PHASES, "busy", "kernels", "peak, GiB")
     text += table(
@@ -70,12 +70,12 @@ def section(record: Record, table: Any) -> str:
     if any(row["recipe"] == "fp8" for row in rows):
         text += (
             "\n`fp8` is a baseline of accuracy, not of speed: plain PyTorch makes its operands, "
-            "and they are decoded to BF16 to be multiplied.\n"
+            "and they are decoded to BF16 before the product.\n"
         )
     repeated = [_name(row) for row in rows if row["repeated"]]
     if repeated:
         text += (
-            f"\nTraining would have done steps over under {', '.join(repeated)}: "
+            f"\nTraining would have repeated steps under {', '.join(repeated)}: "
             "an operand left the range of the fast product.\n"
         )
     return text

@@ -1,4 +1,4 @@
-"""An optimizer step as training runs it, cut at its phases, and what its time goes to: for benchmarks of a step."""
+"""An optimizer step as training runs it, timed by phase and by kind of work, for benchmarks of a step."""
 
 from __future__ import annotations
 
@@ -191,5 +191,5 @@ class Steps:
 
 
 def with_run(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """Return a configuration with other settings of its run, those that are None left alone."""
+    """Return a configuration with other settings of its run; settings that are None stay."""
     return replace(config, run=replace(config.run, **{k: v for k, v in changes.items() if v is not None}))

@@ -1,4 +1,4 @@
-"""The benchmark: it times what it says, refuses a backend that is wrong, and its page is what it measured."""
+"""The benchmark times the named operations and refuses a wrong backend, and its page shows the recorded numbers."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_in_turns_tells_slow_from_fast_and_waiting_from_working() -> None:
 
 
 class _OneCode(ReferenceBackend):
-    """The reference but for one code, in a place that moves."""
+    """The reference, except that one code is wrong, at a place that moves."""
 
     name = "one-code"
     place = 0

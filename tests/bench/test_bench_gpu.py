@@ -1,4 +1,4 @@
-"""The page of GPU numbers is what was recorded, and nothing else."""
+"""The page of GPU numbers shows exactly the recorded numbers."""
 
 import json
 import os

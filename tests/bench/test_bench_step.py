@@ -1,4 +1,4 @@
-"""The benchmarks of a step: the step is training's own, its parts add up, and the page is what was recorded."""
+"""The benchmarks of a step run training's own step, its parts add up, and the page shows the record."""
 
 import json
 import re
@@ -233,7 +233,7 @@ def test_the_section_says_what_the_record_says() -> None:
     assert cells[at + 1 : at + 6] == ["30.0", "80.0", "20.0", "60.0", "`adam` 12.5"]
     assert "1.02 billion parameters" in text
     assert "16,384 tokens" in text
-    assert "done steps over under `mxfp4_h16:bounded`:" in text
+    assert "repeated steps under `mxfp4_h16:bounded`:" in text
     assert "baseline of accuracy" not in text
     found = record()
     found["steps"][0]["recipe"] = "fp8"

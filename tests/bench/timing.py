@@ -1,4 +1,4 @@
-"""Two pieces of work timed in turns, so that whatever disturbs the machine disturbs both."""
+"""Times two pieces of work in turns, so that a disturbance of the machine affects both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms of the architecture page are those of the code; no import points upward, and none runs in a circle."""
+"""The architecture page lists the modules of the code, no import points upward, and no imports form a circle."""
 
 from __future__ import annotations
 

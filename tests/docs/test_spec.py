@@ -1,4 +1,4 @@
-"""The specification is in order, and each rule that says so really refuses what breaks it."""
+"""The specification follows its rules, and each rule refuses a specification that breaks it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Run complete sweeps of the reference and of the Numba backend, and write what came of them.
+"""Run complete sweeps of the reference and of the Numba backend, and write their results.
 
     PYTHONPATH=tests python -m exhaustive [--family mxfp8] [--only a] [--every 1] [--out DIR] [--machine TEXT]
 
 `make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle. Each family of formats
-has its own record. A run that was stopped goes on behind its last finished sweep when the same command is given
+has its own record. A stopped run continues after its last finished sweep if the same command is given
 on the same machine and versions.
 """
 

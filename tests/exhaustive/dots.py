@@ -1,4 +1,4 @@
-"""Part e: pairs of element codes in block dots, at every place, under scales out to both ends.
+"""Part e: pairs of element codes in block dots, at every place, under scales up to both ends of the range.
 
 A row holds codes at few places and zeros elsewhere, so one small GEMM multiplies all pairs of all rows.
 """
@@ -243,7 +243,7 @@ def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
 
 
 def _pairs_of_formats(formats: tuple[BlockFormat, ...]) -> Iterator[Sweep]:
-    """Yield the sweeps of each two of these formats and MXFP4, but for MXFP4 with itself."""
+    """Yield the sweeps of all pairs of these formats and MXFP4, except MXFP4 with itself."""
     for pair in product((*formats, MXFP4), repeat=2):
         if set(pair) != {MXFP4}:
             for profile in ("ordered", "exact"):

@@ -1,4 +1,4 @@
-"""What is swept: the formats of a record, the backends that take them, and codes as they are stored."""
+"""The families of the sweeps: the formats of a record, the backends that support them, and the stored codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def subjects(*formats: BlockFormat) -> tuple[str, ...]:
 
 
 def prefix(*formats: BlockFormat) -> str:
-    """What a domain's text starts with: the formats, but for MXFP4 alone."""
+    """Return the start of a domain's text: its formats, empty for MXFP4."""
     titles = [block_format.title for block_format in formats]
     return "" if set(formats) == {MXFP4} else f"{' times '.join(titles)}, "
 

@@ -1,4 +1,4 @@
-"""What a sweep is: a domain cut into chunks, each of which is compared completely."""
+"""A sweep: a domain cut into chunks, each of which is compared completely."""
 
 from __future__ import annotations
 

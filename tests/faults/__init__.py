@@ -1,1 +1,1 @@
-"""File operations that fail: a shim under a whole command, and the disks that a power cut may leave."""
+"""Failing file operations: a shim under a whole command, and every state of the disk that a power cut may leave."""

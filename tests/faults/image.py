@@ -2,7 +2,7 @@
 
 The model is that of ALICE (Pillai et al., OSDI 2014) for a file system that promises little: bytes are safe once their
 file was synced, and a name once its folder was. Until then each change of a folder may or may not have arrived, in any
-order; a rename arrives whole. Of a file that was not synced nothing, everything, half, or zeros may be there.
+order; a rename arrives whole. A file that was not synced may be empty, complete, cut in half, or full of zeros.
 
 A rename by a raw system call escapes the shim. It is inferred from the inode, which next appears under another name.
 """

@@ -1,7 +1,7 @@
 """What every disk after a power cut must hold, whether or not the command is given again.
 
-A command that is given again repeats what was lost, and ends with the same bytes even where a finished checkpoint was
-lost. These promises say that nothing goes which was there once.
+The same command, given again, repeats lost work, and ends with the same bytes even if a finished checkpoint was lost.
+These promises state that nothing disappears that was finished once.
 """
 
 from __future__ import annotations

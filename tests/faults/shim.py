@@ -1,4 +1,4 @@
-"""Commands under the shim: build it, run a command with one spoiled operation, read what was recorded."""
+"""Build the shim, run a command with one failing operation, and read the recorded operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any file operation may fail, any moment be the last: the same command ends with the same bytes.
+"""Whatever file operation fails, and whenever the process is killed, the same command ends with the same bytes.
 
 `MXREF_FAULTS_ALL=1` (`make test-faults`) tries every operation and one cut in `CUT_STRIDE`. Otherwise `FEW` of each are
 tried, a fixed distance apart. What a power cut may leave is computed after every operation, in either case, and held

@@ -1,4 +1,4 @@
-"""Tests on a GPU: skipped where there is none, and summed up in a file that the documentation shows."""
+"""Skips tests on machines without a GPU, and writes the summary that the documentation shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands made where kernels run, their exact products in float64, and `ordered` step by step."""
+"""Operands made on the device, their exact products in float64, and `ordered` step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled and eager gradients on the GPU, at widths from which on its own matrix kernels take other ways."""
+"""Compiled and eager gradients on the GPU, at widths from which its matrix kernels take other code paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can get wrong: graphs, streams, order of execution, memory, and tensors that lie elsewhere."""
+"""Faults that only a GPU can show: graphs, streams, order of execution, memory, and tensors on another device."""
 
 from __future__ import annotations
 

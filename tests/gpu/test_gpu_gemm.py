@@ -1,4 +1,4 @@
-"""Scaled GEMM on the GPU: `ordered` to the bit at sizes that matter, and what `bounded` may be off by."""
+"""Scaled GEMM on the GPU: `ordered` bit for bit at sizes of training, and `bounded` against its tolerance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_hopper = pytest.mark.skipif(
 
 @pytest.fixture(params=["packed", "folded"])
 def kernel(request, monkeypatch):
-    """Which kernel answers `ordered`, whatever the size; folded ones exist on Hopper and on gfx950."""
+    """The kernel that computes `ordered` at every size; folded ones exist on Hopper and on gfx950."""
     if request.param == "folded" and not bounded._multiplies_folded(torch.device("cuda")):
         pytest.skip("neither Hopper nor gfx950")
     monkeypatch.setattr(bounded, "LEAST_FOLDED_WORK", 0 if request.param == "folded" else 1 << 62)

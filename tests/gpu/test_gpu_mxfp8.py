@@ -1,4 +1,4 @@
-"""MXFP8 on the GPU: products of every pair of formats against their class, at every scale, and what is flagged."""
+"""MXFP8 on the GPU: products of every pair of formats against their error class, at every scale, and range flags."""
 
 from __future__ import annotations
 

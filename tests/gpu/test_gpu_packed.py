@@ -1,4 +1,4 @@
-"""Packed bfloat16 arithmetic: every pattern under every block maximum, and all else against the portable kernels."""
+"""Packed bfloat16 arithmetic: every pattern under every block maximum, and the rest against the portable kernels."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_portable_kernels_give_the_same(kind, n, monkeypatch, cases):
 @pytest.mark.clause("scale.nonfinite")
 @pytest.mark.parametrize("rule", RULES)
 def test_a_block_that_is_not_finite_leaves_its_neighbour_alone(rule, cases):
-    """Two lines share words: whatever one holds, at any of its places, the other's codes are its own."""
+    """Two lines share words: no value in one line changes the codes of the other."""
     backend, spec = TritonBackend(), OperandSpec(scale_rule=rule)
     values = torch.tensor([float("nan"), float("inf"), -float("inf"), -float("nan")], device="cuda")
     x = hostile(32 * 32, 256, torch.float32, 1).nan_to_num(1.0).bfloat16().clamp(-1e38, 1e38)

@@ -1,6 +1,6 @@
-"""Each tile of a GEMM, the large ones of training's sizes included, on products that are small enough to be compared.
+"""Each tile of a GEMM, also the large ones of training's sizes, on products that are small enough to compare.
 
-Which tile a product takes depends on its size, so most are forced here, and what was launched is looked at.
+The size of a product decides its tile, so most tiles are forced here, and the launched kernel is checked.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_every_scale_byte_is_a_power_of_two_or_nan(tile):
 
 
 def check_class(tile: Tile, out: str, m: int, n: int, k: int, launched: Spy) -> None:
-    """Hold a product of spread scales to its class, which a block at a wrong place or scale leaves far behind."""
+    """Compare a product of spread scales with its error class; a block at a wrong place or scale exceeds it by far."""
     backend = TritonBackend(bounded="mfma")
     a, b = drawn(m, k, 4, seed=1), drawn(n, k, 4, seed=2)
     want, magnitude = exact(a, b)

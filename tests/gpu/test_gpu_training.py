@@ -122,7 +122,7 @@ def test_compiled_in_one_graph(profile, compiler):
     for compiled in (False, True):
         torch.manual_seed(0)
         model = nn.ModuleDict({"layer": nn.Linear(512, 256, bias=False)}).cuda()
-        context = convert(model, recipe, backend=get_backend("triton"), seed=5)
+        context = convert(model, recipe, backend=get_backend("triton"), seed=5).context
         layer = model["layer"]
         forward = torch.compile(layer, fullgraph=True, backend=compiler) if compiled else layer
         found = []

@@ -1,4 +1,4 @@
-"""Faults that show in many clauses: the first that is named must be the one that decides."""
+"""Faults that show in many clauses: the clause that decides must be named first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the fused operations, of prepared operands and of sums in place, planted beside right ones."""
+"""Faults of the fused operations, of prepared operands and of sums in place, in otherwise right backends."""
 
 from __future__ import annotations
 

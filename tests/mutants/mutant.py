@@ -1,4 +1,4 @@
-"""What a planted fault is: the backend that has it, and the clause that it breaks."""
+"""A planted fault: the backend that has it, and the clause that it breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of kernels that were written for MXFP4 and now do MXFP8, and of conversions to FP8 that others offer."""
+"""Faults of MXFP4 kernels that were extended to MXFP8, and of other libraries' conversions to FP8."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_prepared_operand_is_read_by_who_prepared_it_and_by_all_others_as_code
         np.testing.assert_array_equal(layered.scaled_gemm(a, prepared, profile=profile), want)
         assert isinstance(layered.seen[1], PreparedArray) == (profile == "ordered")
         np.testing.assert_array_equal(reference.scaled_gemm(a, prepared, profile=profile), want)
-    prepared.layout[0][:] = 255  # whoever reads it now gives NaN
+    prepared.layout[0][:] = 255  # a GEMM that reads it now gives NaN
     assert np.isnan(layered.scaled_gemm(a, prepared)).all()
     assert not np.isnan(layered.scaled_gemm(a, prepared, profile="exact")).any()
     assert not np.isnan(reference.scaled_gemm(a, prepared)).any()

@@ -1,4 +1,4 @@
-"""Whatever value a key is given: it is accepted and can be written down, or a typed error names the key."""
+"""Every value of a key is either accepted and can be written back, or refused by a typed error that names the key."""
 
 from __future__ import annotations
 

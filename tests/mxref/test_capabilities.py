@@ -1,4 +1,4 @@
-"""What a backend declares: what it does not is refused by the field's name, and the specification has the defaults."""
+"""Capabilities: an undeclared request is refused with the field's name, and the defaults are the specification's."""
 
 import re
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""What callers pass by mistake, to every public function: it works, or an MxrefError says what to do."""
+"""Wrong arguments to every public function either work or raise an MxrefError that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans are made once for equal requests, and nothing that a request is checked for is skipped the second time."""
+"""Equal requests share one plan, and the second request is checked like the first."""
 
 import numpy as np
 import pytest

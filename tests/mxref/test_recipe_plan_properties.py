@@ -62,7 +62,7 @@ def plan_of(table):
         return None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(FILES)
 def test_a_plan_is_the_same_after_a_round_trip(table):
     plan = plan_of(table)
@@ -108,7 +108,7 @@ def selected(rule, kept):
     return set(chosen) - kept
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(FILES)
 @pytest.mark.clause("recipe.layers")
 def test_layers_resolve_as_the_specification_says(table):
@@ -138,7 +138,7 @@ def test_layers_resolve_as_the_specification_says(table):
         )  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(FILES, st.integers(1, 40))
 @pytest.mark.clause("recipe.schedule")
 def test_phases_resolve_as_the_specification_says(table, steps):

@@ -1,4 +1,4 @@
-"""A scalar, exact oracle in integers and fractions: the second opinion that the reference is held to.
+"""A scalar, exact oracle in integers and fractions, with which the reference is compared.
 
 Written from the text of the OCP MX v1.0 standard and the specification's prose, one number at a time, for
 clarity and independence: it shares no code with the package under test and uses no floating-point arithmetic.
@@ -6,7 +6,7 @@ Where the package computes a shared scale from bit fields, `oracle.scales` compa
 package uses thresholds, `oracle.elements` compares exact distances on the element grid.
 
 Everything is a Python int (float32 or bfloat16 bit pattern, element code, E8M0 byte, random integer), a list
-of them, or a Fraction. The element format is an argument, E2M1 where none is given.
+of them, or a Fraction. The element format is an argument; the default is E2M1.
 """
 
 from oracle.blocks import dequantize_bf16, dequantize_f32, quantize_block

@@ -54,7 +54,7 @@ def quantize_block(
 
 
 def dequantize_f32(byte: int, code: int, element: Element = E2M1) -> int:
-    """Element times shared scale as float32: exact, but for overflow to infinity; byte 255 is NaN."""
+    """Element times shared scale as float32, exact except for overflow to infinity; byte 255 is NaN."""
     scale, kind = scale_value(byte), element.kind(code)
     if scale is None or kind == "nan":
         return NAN32

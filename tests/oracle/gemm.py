@@ -1,6 +1,6 @@
 """One element of a scaled GEMM, summed in fractions.
 
-A contribution is a Fraction, or, where codes of NaN or infinities meet, a Python float that holds just that.
+A contribution is a Fraction. If codes of NaN or infinity meet, it is a Python float with that NaN or infinity.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The oracle's element formats against ml_dtypes, the published tables of their numbers, and paper."""
+"""The oracle's element formats against ml_dtypes, the published tables of their numbers, and hand calculation."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""Other implementations of MXFP4 on the same crafted inputs, and the page of where they differ from mxref.
+"""Other implementations of MXFP4 on the same crafted inputs, and the page that shows where they differ from mxref.
 
-One module per peer, which alone imports it; `python -m peers` runs all of them and writes the table.
+Each peer has one module, and only this module imports the peer. `python -m peers` runs all and writes the table.
 """

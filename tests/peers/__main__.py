@@ -1,4 +1,4 @@
-"""Run every peer and record what it stores: `make peers`."""
+"""Run every peer and record its results: `make peers`."""
 
 import datetime
 import importlib

@@ -1,4 +1,4 @@
-"""The crafted inputs, each with what it is meant to catch."""
+"""The crafted inputs, each with the fault that it is meant to show."""
 
 from dataclasses import dataclass
 from math import inf, nan
@@ -50,16 +50,16 @@ BLOCKS = {
         "One float32 above and below a tie: nothing is even here.",
     ),
     "above 4": Case((after(4.0), 1.0, 2.0, 3.0), "4\\ :sup:`+`, 1, 2, 3", "Where CEIL turns."),
-    "6": Case((6.0, 0.5, 2.0, 3.0), "6, 0.5, 2, 3", "The largest element at scale 1: RCEIL does not turn yet."),
+    "6": Case((6.0, 0.5, 2.0, 3.0), "6, 0.5, 2, 3", "The largest element at scale 1: RCEIL does not go up yet."),
     "above 6": Case(
-        (after(6.0), 0.5, 2.0, 3.0), "6\\ :sup:`+`, 0.5, 2, 3", "Where RCEIL turns: amax / 6 is 1 + 2\\ :sup:`-23`."
+        (after(6.0), 0.5, 2.0, 3.0), "6\\ :sup:`+`, 0.5, 2, 3", "RCEIL goes up here: amax / 6 is 1 + 2\\ :sup:`-23`."
     ),
     "above 6, large": Case(
         (after(6.0) * 2.0**80, 2.0**79, 2.0**81, 3 * 2.0**80), "2\\ :sup:`80` times the block above",
         "The same, where a float32 log2 of amax / 6 rounds to 80.",
     ),
     "below 7": Case(
-        (before(7.0), 1.0, 2.0, 3.0), "7\\ :sup:`-`, 1, 2, 3", "EVEN does not turn yet; in bfloat16 it is 7."
+        (before(7.0), 1.0, 2.0, 3.0), "7\\ :sup:`-`, 1, 2, 3", "EVEN does not go up yet; in bfloat16 it is 7."
     ),
     "7": Case((7.0, 1.0, 2.0, 3.0), "7, 1, 2, 3", "Where EVEN turns."),
     "7.9": Case((7.9, 1.0, 2.0, 3.0), "7.9, 1, 2, 3", "FLOOR saturates to 6."),
@@ -69,13 +69,13 @@ BLOCKS = {
     ),
     "3e38": Case(
         (3e38, 1.5e38, 7e37, 3e37), "3e38, 1.5e38, 7e37, 3e37",
-        "At least 1.75 x 2\\ :sup:`127`: EVEN rounds amax up to 2\\ :sup:`128`, which float32 has not.",
+        "At least 1.75 x 2\\ :sup:`127`: EVEN rounds amax up to 2\\ :sup:`128`, which float32 cannot hold.",
     ),
     "FLT_MAX": Case(
         halves(FLT_MAX), "FLT_MAX and its halves", "The largest finite input; CEIL and RCEIL reach byte 253."
     ),
-    "NaN": Case((nan, 1.0, 2.0, -3.0, 4.0), "NaN, 1, 2, -3, 4", "The standard leaves it open; here the block is NaN."),
-    "Inf": Case((inf, 1.0, 2.0, -3.0, 4.0), "+Inf, 1, 2, -3, 4", "No scale holds it; here the block is NaN."),
+    "NaN": Case((nan, 1.0, 2.0, -3.0, 4.0), "NaN, 1, 2, -3, 4", "The standard leaves this open; mxref: NaN."),
+    "Inf": Case((inf, 1.0, 2.0, -3.0, 4.0), "+Inf, 1, 2, -3, 4", "No scale can represent it; mxref: NaN."),
     "2^-125": Case(
         halves(2.0**-125), "2\\ :sup:`-125` and its halves", "The smallest byte, 0, is 2\\ :sup:`-127` and not zero."
     ),

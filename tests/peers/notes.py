@@ -13,7 +13,7 @@ class Note:
     rows: tuple[str, ...]
     text: str
     shows: str = ""
-    """What every one of the cells is, in a table without a reference to differ from."""
+    """The content of every one of the cells, in a table without a reference."""
 
 
 def _torchao(rule: str) -> list[Note]:
@@ -52,7 +52,7 @@ FLOOR = [
     Note(("gfloat float32",), ("FLT_MAX",), "The float32 log2 rounds up to 128."),
     Note(
         GGUF, ("FLT_MAX",),
-        "The float32 log2 rounds up to 128, and 4 x 2\\ :sup:`126` overflows where it looks for the nearest value: "
+        "The float32 log2 rounds up to 128, and 4 x 2\\ :sup:`126` overflows in the search for the nearest value: "
         "it takes 3.",
     ),
     Note(GGUF, ("ties",), "Ties go toward zero, to the first of two equally near values."),
@@ -96,16 +96,16 @@ ELEMENTS = [
 ONNX = ("onnx Cast nearest", "onnx Cast up", "onnx Cast down")
 
 CASTS = [
-    Note(("ml_dtypes", "gfloat"), ("0",), "Zero becomes NaN: no way to make the byte of a zero block.", "FF"),
+    Note(("ml_dtypes", "gfloat"), ("0",), "Zero becomes NaN, so this cast cannot make the byte of a zero block.", "FF"),
     Note(("torch", *ONNX), ("-1",), "The sign is ignored.", "7F"),
     Note(
         ("ml_dtypes", "torch", "onnx Cast nearest"), ("3",),
-        "1.5 and 3 lie midway: up both times; gfloat takes the even byte, 80, for both.", "81",
+        "1.5 and 3 lie midway, and both round up; gfloat takes the even byte, 80, for both.", "81",
     ),
     Note(("ml_dtypes", "torch"), ("3e38",), "A finite value becomes NaN: the nearest power is 2\\ :sup:`128`.", "FF"),
     Note(
         ("onnx Cast up",), ("2^-127", "2^-149"),
-        "Byte 00, 2\\ :sup:`-127`, is exact for the one and the next up for the other.", "01",
+        "Byte 00, 2\\ :sup:`-127`, is exact for one value, and the next larger power for the other.", "01",
     ),
     Note(("gfloat",), ("2^-149",), "A small positive value becomes NaN.", "FF"),
 ]  # fmt: skip

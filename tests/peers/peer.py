@@ -1,4 +1,4 @@
-"""What a peer can be asked, so that one loop asks all of them."""
+"""The common interface of the peers, so that one loop runs all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

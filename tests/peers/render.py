@@ -1,4 +1,4 @@
-"""The measured results as reStructuredText, beside what mxref gives for the same inputs now."""
+"""The measured results as reStructuredText, beside the present results of mxref for the same inputs."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ Block = tuple[int, np.ndarray]  # a scale byte and 32 codes
 
 
 class StaleNoteError(Exception):
-    """The notes do not fit the results: one explains what is not so, or a difference has none."""
+    """The notes do not fit the results: a note explains no difference, or a difference has no note."""
 
 
 class _Notes:
@@ -55,7 +55,7 @@ class _Notes:
     def explanations(self) -> str:
         """Return the notes as a list; every cell of every note has been marked."""
         for column, row in self.number.keys() - self.marked:
-            raise StaleNoteError(f"{column}, {row}: a note explains a difference that is none")
+            raise StaleNoteError(f"{column}, {row}: a note explains a difference that does not exist")
         items = [f"[{i}] **{', '.join(note.columns)}.** {note.text}" for i, note in enumerate(self.table, 1)]
         return "\n".join(f"| {item}" for item in items) + "\n"
 
@@ -169,11 +169,12 @@ def _raised(name: str) -> str:
 
 # ---- elements, decoding, casts ----
 
-_ELEMENTS = "Codes of single elements, compared with `rne`; all values but 0.25+, -0 and -0.1 lie midway.\n"
-_DECODING = "What 6.0 becomes at the first and last scale bytes, compared with mxref in the same type.\n"
+_ELEMENTS = "Codes of single elements, compared with `rne`; all values but 0.25+, -0 and -0.1 lie midway between two.\n"
+_DECODING = "The decoded 6.0 at the first and last scale bytes, compared with mxref in the same type.\n"
 _CASTING = """\
 mxref has no such cast: a scale rule takes the byte from the bits of amax.
-E8M0 has no zero, no sign and no infinity, so what becomes of them differs; **!** marks what is worth knowing.
+E8M0 has no zero, no sign and no infinity, so implementations treat them differently; **!** marks results worth
+knowing.
 """
 
 
@@ -212,7 +213,7 @@ def _decoder_table(results: Mapping[str, Any]) -> str:
 
 
 def _cast_table(results: Mapping[str, Any]) -> str:
-    """Without a reference to differ from, the notes say which cells they mark, and what those show."""
+    """There is no reference here, so the notes name the cells that they mark and say what these show."""
     explained = _Notes(notes.CASTS)
     wanted = {(c, r): note.shows for note in notes.CASTS for c in note.columns for r in note.rows}
     rows = []

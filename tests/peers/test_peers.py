@@ -1,7 +1,7 @@
 """Bit equality with independently written implementations, at the releases that constraints.txt pins.
 
-Every test states the domain where a peer agrees. What the installed release gets wrong is left out of that
-domain and asserted to be wrong still, so a release that repairs it fails here and the exclusion goes.
+Every test states the domain where a peer agrees. Known faults of the installed release are excluded from that domain,
+and tests assert that they still exist. A release that repairs one fails here, and then the exclusion must be removed.
 """
 
 from copy import deepcopy
@@ -329,7 +329,7 @@ def test_the_table_has_the_shares_of_differing_blocks():
     ("block", "stored", "message"),
     [
         ("zero", "7F " + "1" * 32, "no note says why"),
-        ("Inf", "FF " + "0" * 32, "a note explains a difference that is none"),
+        ("Inf", "FF " + "0" * 32, "a note explains a difference that does not exist"),
     ],
 )
 def test_a_difference_without_a_note_and_a_note_without_a_difference_are_refused(block, stored, message):

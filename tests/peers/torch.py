@@ -1,4 +1,4 @@
-"""torch: float8_e8m0fnu alone, for nothing casts to its packed float4_e2m1fn_x2."""
+"""torch: only float8_e8m0fnu, because torch has no cast to its packed float4_e2m1fn_x2."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Everything that is not counted: what the hardware can do, and how much of it is reached, with sources and bounds."""
+"""All assumptions: the peaks of the hardware and the shares of them that are reached, with sources and bounds."""
 
 from __future__ import annotations
 

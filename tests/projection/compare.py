@@ -1,4 +1,4 @@
-"""What is computed of a step, at each level of the assumptions, and how far it is from what was published."""
+"""The computed step at each level of the assumptions, and its deviation from published results."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def compare(projection: Projection) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What one assumption alone does to the result."""
+    """The effect of one assumption on the result."""
 
     name: str
     rate: tuple[float, float]

@@ -1,4 +1,4 @@
-"""Instruction counts that the projection stands on: training's own quantizations, and tables of `mxref_triton.aot`."""
+"""Instruction counts behind the projection: training's own quantizations, and tables of `mxref_triton.aot`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m projection.measure`: the rates that the projection assumes, measured on the GPU at hand."""
+"""`python -m projection.measure`: measures on this machine's GPU the rates that the projection assumes."""
 
 from __future__ import annotations
 

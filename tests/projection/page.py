@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bench.plot import STYLE
 from bench.records import RECORDS, newest, read
-from mxref_training.lab.report.plots import COLOURS, GRID, INK, MUTED
+from mxref_training.lab.report.plots import COLOURS, INK, MUTED
 from projection.__main__ import projection_of
 from projection.assumptions import Level
 from projection.compare import Projection
@@ -21,19 +22,7 @@ from projection.tables import Table, tables
 
 TABLES, PLOT = "projection.inc", "projection.svg"
 
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "projection",
-}
+_STYLE = STYLE | {"svg.hashsalt": "projection"}
 _COLOUR = {
     Part.FPROP: COLOURS[0], Part.DGRAD: "#3d94c9", Part.WGRAD: COLOURS[1],
     Part.QUANTIZE_X: COLOURS[3], Part.QUANTIZE_W: "#eb8a3d", Part.QUANTIZE_DY: COLOURS[5],
@@ -49,7 +38,7 @@ def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
         projection: what is shown.
         document: the counts, with their date and Triton's version.
     """
-    head = f"Instructions counted on {document['date']} in what Triton {document['triton']} compiles for gfx950.\n"
+    head = f"Instructions counted on {document['date']} in code that Triton {document['triton']} compiles for gfx950.\n"
     return "\n".join([head, *(_section(table) for table in tables(projection))])
 
 

@@ -1,4 +1,4 @@
-"""What others have published about MXFP4 training, as data with sources; nothing computed reads it."""
+"""Published results of MXFP4 training, as data with sources; no computation uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a counted kernel takes, and what sets it: memory, vector ALU or matrix cores."""
+"""The time of a counted kernel, and its limit: memory, vector ALU or matrix cores."""
 
 from __future__ import annotations
 

@@ -14,16 +14,16 @@ from projection.step import ARMS, QUANTIZATION, Part, Pass, Times, by_part, tota
 
 _LARGE = 1e6
 _G = 1e9
-"""Elements that the time of a kernel is given for."""
+"""Number of elements for which a kernel's time is given."""
 _AGAIN = "_ordered_misfits"
-"""The kernel that multiplies rows again: how many, depends on the operands."""
+"""The kernel that multiplies rows again; the operands decide how many."""
 _FLAG = "_flag_scales"
-"""The kernel that looks at the scale codes of a product, a byte for 32 elements: it converts none."""
+"""The kernel that checks the scale codes of a product, one byte for 32 elements; it converts no element."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, what it says, and rows of cells; the first columns of text, the others of numbers."""
+    """A title, a note, and rows of cells; the first columns are text, the others numbers."""
 
     title: str
     note: str
@@ -67,7 +67,7 @@ def _assumptions(assumed: Assumptions) -> Table:
     for f in fields(Assumptions):
         a: Assumption = getattr(assumed, f.name)
         rows.append((f"`{f.name}`", *(f"{v:g}" for v in (a.low, a.nominal, a.high)), a.source))
-    note = "Low is the slow end. Shares are fractions of a peak. Numbers behind a project's name are its pull requests."
+    note = "Low is the slow end. Shares are fractions of a peak. Numbers after a project's name are its pull requests."
     return Table("Assumptions", note, ("assumption", "low", "nominal", "high", "source"), rows)
 
 
@@ -96,7 +96,7 @@ def _kernels(projection: Projection) -> Table:
         "Bytes and issue slots of the vector ALU are per element, times per 10^9 elements. "
         "`train.x` and `train.w` are what the linear layer launches: both orientations of a BF16 activation or "
         "gradient, and of a float32 weight. "
-        "Of a fold both branches count; where a row's scales lie close together, less than half of it is executed."
+        "Counts of a fold include both branches; if a row's scales lie close together, less than half is executed."
     )
     return Table("Kernels", note, headings, rows)
 
@@ -121,10 +121,10 @@ def _gemms(projection: Projection) -> Table:
             )  # fmt: skip
     headings = ("case", "instruction", "VALU per MFMA", "VGPR", "waves", "matrix, ms", "vector, ms", "binds")
     note = (
-        "Of the inner loop, for 2^40 multiply-adds at the peaks, nothing waiting for memory. "
+        "Times of the inner loop for 2^40 multiply-adds at the peaks, without waiting for memory. "
         "`ordered` multiplies a block of 32 at a time, at BF16's rate, and adds it by the vector ALU; folding is among "
         "the kernels, and rows that do not fit are left out. "
-        "The step takes the shares of peak that other GEMMs reached, and none of these."
+        "The step uses the shares of peak that other GEMMs reached, not these times."
     )
     return Table("GEMM loops", note, headings, rows, 2)
 
@@ -145,7 +145,7 @@ def _steps(projection: Projection) -> Table:
     rows.append(("**samples/s**", *(f"{work.batch / total(t):.2f}" for t in columns)))
     note = (
         f"Milliseconds of one optimizer step of Llama 3.1 8B, computed: {work.batch} sequences of {work.seq_len} over "
-        f"{work.cards} cards, {work.micro_batch} at a time, nominal. In the bounds all assumptions lie at one end."
+        f"{work.cards} cards, {work.micro_batch} at a time, nominal. The bounds have all assumptions at one end."
     )
     return Table("One step", note, ("part", *(arm.label for arm in ARMS)), rows)
 
@@ -167,7 +167,7 @@ def _comparison(projection: Projection) -> Table:
             )
         )  # fmt: skip
     headings = ("what", "source", "published", "computed", "bounds", "deviation", "verdict")
-    note = "Bounds are over all assumptions at one end, and each alone at either end."
+    note = "Bounds cover all assumptions at one end, and each assumption alone at either end."
     return Table("Beside what was published", note, headings, rows, 2)
 
 

@@ -1,4 +1,4 @@
-"""Models, recipes, inputs and watching backends that the tests of the linear layer share."""
+"""Models, recipes, inputs and recording backends that the tests of the linear layer share."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def build(recipe, backend="reference", **kwargs):
     torch.manual_seed(0)
     model = Model(**kwargs)
     backend = get_backend(backend) if isinstance(backend, str) else backend
-    return model, convert(model, recipe, backend=backend, seed=SEED)
+    return model, convert(model, recipe, backend=backend, seed=SEED).context
 
 
 def tensors(tokens=TOKENS, dtype=torch.float32, seed=0):
@@ -105,7 +105,7 @@ def assert_composed(model, context, recipe, x, dy, origin=0, total=None):
 
 
 def recorder(base):
-    """Return a backend that does as another and keeps the operands' codes by operand id, and each read's ids."""
+    """Return a copy of a backend that records the codes by operand id, and the operand ids of each read."""
 
     class Recorder(type(get_backend(base))):
         name = "recorder"

@@ -1,4 +1,4 @@
-"""Ranks of a sharded training that a test starts: FSDP2 over gloo on the CPU, held to the same steps unsharded."""
+"""The ranks of a sharded training, which a test starts: FSDP2 over gloo on the CPU, compared with unsharded steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANKS, TOKENS = 2, 64
 def built(backend: str, recipe: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(32, 64), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64, bias=False))
-    return model, convert(model, find_recipe(recipe), backend=get_backend(backend), seed=1)
+    return model, convert(model, find_recipe(recipe), backend=get_backend(backend), seed=1).context
 
 
 def train(model: nn.Module, context: Any, recipe: str, steps: int) -> list[float]:

@@ -135,7 +135,7 @@ def test_a_schedule_begins_no_phase_within_a_region() -> None:
     before = handle.recipes
     with (
         mxref_torch.recipe(FP8, handle),
-        pytest.raises(StepError, match="close the region before the optimizer step"),
+        pytest.raises(StepError, match="leave the region before the phase changes"),
     ):
         handle.step = 1
     assert handle.recipes == before

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from compiled_gradients import Model, recipe_of
 from mxref import get_backend
 from mxref.errors import ShapeError, UnsupportedError
+from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import advance, check_census, convert
 from mxref_torch.captured import CapturedStep, StepOutcome
@@ -25,6 +26,13 @@ from mxref_torch.errors import LayerError, StepError
 LR, CLIP, BATCH, LENGTH = 2.0**-8, 0.5, 4, 32
 TOKENS = BATCH * LENGTH
 STEPS = 5
+PHASES = recipe_from_table(
+    {
+        "dialect": "amd",
+        "all": {"hadamard": 16},
+        "schedule": [{"until": 3, "recipe": {"all": {"format": "fp8"}}}],
+    }
+)
 
 
 def loss_of(model: nn.Module, ids: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -42,7 +50,8 @@ def batches(spoiled: dict[int, float] | None = None) -> Iterator[tuple[torch.Ten
 def made(recipe: str, backend: Any = None) -> tuple[Any, Any, torch.optim.AdamW]:
     torch.manual_seed(0)
     model: Any = Model(64, 1)
-    context = convert(model, recipe_of(recipe), backend=backend or get_backend("numba"), seed=3)
+    chosen = PHASES if recipe == "phases" else recipe_of(recipe)
+    context = convert(model, chosen, backend=backend or get_backend("numba"), seed=3).context
     return model, context, torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
 
@@ -89,7 +98,7 @@ def taken(take: CapturedStep, spoiled: dict[int, float] | None = None) -> list[S
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "tseng", "mixed"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "tseng", "mixed", "phases"])
 def test_losses_and_weights_are_those_of_a_plain_loop(recipe: str, parts: int) -> None:
     want, trained = plainly(recipe, parts)
     take, model = stepping(recipe, parts)
@@ -98,6 +107,24 @@ def test_losses_and_weights_are_those_of_a_plain_loop(recipe: str, parts: int) -
     assert all(outcome.updated and not outcome.nonfinite and not outcome.widened for outcome in found)
     assert weights(model) == trained
     assert take.context.step == STEPS
+
+
+def test_every_phase_has_a_capture_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, model = stepping("phases", 1)
+    replayed = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(take.context.step)
+            take._whole()
+
+    monkeypatch.setattr(take, "capture", True)
+    monkeypatch.setattr(take, "_captured", Graph)
+    found = taken(take)
+    assert replayed == [2]  # the steps 3 and 4 warm up the second phase
+    want, trained = plainly("phases", 1)
+    assert [outcome.loss for outcome in found] == want
+    assert weights(model) == trained
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "mxfp4_h16"])

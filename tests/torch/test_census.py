@@ -28,7 +28,7 @@ def run_chain(model, micro_batches=2, needs_dx=True):
 
 def test_census_of_a_faithful_model():
     model, recipe = chain(), recipe_of({"dgrad": {"format": "fp8"}, "keep_bf16": ["4"]})
-    context = convert(model, recipe, backend=get_backend("reference"), seed=0)
+    context = convert(model, recipe, backend=get_backend("reference"), seed=0).context
     run_chain(model)
     check_census(context, model, recipe, micro_batches=2)
     assert context.census == expected_census(chain(), recipe, 2)
@@ -50,7 +50,7 @@ def test_census_of_a_layer_that_several_depths_share():
     model.insert(3, model[2])  # layer "2" runs twice
     model.insert(4, nn.ReLU())
     recipe = recipe_of({"keep_bf16": ["6"]})
-    context = convert(model, recipe, backend=get_backend("reference"), seed=0)
+    context = convert(model, recipe, backend=get_backend("reference"), seed=0).context
     assert model[2] is model[3]
     run_chain(model)
     with pytest.raises(LayerError, match=r"fprop in mxfp4: 6 ran, 4 expected.* named in `calls`"):
@@ -78,7 +78,7 @@ def test_census_catches_a_layer_that_runs_in_another_precision():
 
     for fault in (plain, secretly_bf16, bypassed, backward_in_bf16):
         model = chain()
-        context = convert(model, recipe, backend=get_backend("reference"), seed=0)
+        context = convert(model, recipe, backend=get_backend("reference"), seed=0).context
         fault(model)
         run_chain(model)
         with pytest.raises(LayerError, match=r"wgrad in mxfp4: 4 ran, 6 expected"):

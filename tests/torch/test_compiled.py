@@ -1,6 +1,6 @@
 """Gradients of every recipe, compiled and eager: the same GEMMs, and the same values.
 
-Inductor compiles C++ for minutes, so it joins by `make test-compiled`, and on a GPU in tests/gpu.
+Inductor compiles C++ for minutes, so its tests run only in `make test-compiled`, and on a GPU in tests/gpu.
 """
 
 from __future__ import annotations

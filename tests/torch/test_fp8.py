@@ -194,7 +194,7 @@ RECIPE = recipe_from_table({"all": {"format": "fp8"}, "keep_bf16": []})
 def model_and_context(recipe=RECIPE, inputs=64, outputs=96):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
-    return model, convert(model, recipe, backend=get_backend("reference"), seed=0)
+    return model, convert(model, recipe, backend=get_backend("reference"), seed=0).context
 
 
 def decoded(x, tensor, scale):

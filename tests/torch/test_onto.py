@@ -1,4 +1,4 @@
-"""Wgrad that adds to a gradient in place: the same bits as autograd's sums, only where one layer reads the weight."""
+"""Wgrad adds to a gradient in place, only if one layer reads the weight, with the bits of autograd's sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose number was not moved on is refused, and layers that never ran are named."""
+"""A step whose number was not increased is refused, and layers that never ran are named."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class Past(nn.Module):
 
 def test_layers_that_never_ran_are_named_after_the_first_step() -> None:
     model = Past()
-    context = convert(model, SR, backend=get_backend("reference"), seed=0)
+    context = convert(model, SR, backend=get_backend("reference"), seed=0).context
     x = torch.randn(32, 32, requires_grad=True)
     context.reset_census()
     model(x).sum().backward()
@@ -269,7 +269,7 @@ def test_layers_that_never_ran_are_named_after_the_first_step() -> None:
 def test_the_census_is_held_to_each_layer() -> None:
     """One layer runs twice and another not at all: the sums are as they should be."""
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32))
-    context = convert(model, SR, backend=get_backend("reference"), seed=0)
+    context = convert(model, SR, backend=get_backend("reference"), seed=0).context
     x = torch.randn(32, 32, requires_grad=True)
     model[0](model[0](model[1](x))).sum().backward()
     with pytest.raises(LayerError, match=r"not the recipe's; never ran: 2; ran other GEMMs: 0: a layer"):

@@ -148,8 +148,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     original = mxref_torch.MXLinear.operands
 
-    def recorded(self: Any, tensor: str, values: Any, place: Any, roles: Any, observe: bool = False) -> Any:
-        made = original(self, tensor, values, place, roles, observe)
+    def recorded(
+        self: Any, tensor: str, values: Any, place: Any, roles: Any, observe: bool = False, **given: Any
+    ) -> Any:
+        made = original(self, tensor, values, place, roles, observe, **given)
         calls.append((self, tensor, values.detach().clone(), made, observe))
         return made
 
@@ -196,7 +198,7 @@ def test_every_number_is_that_of_its_definition(name: str, monkeypatch: pytest.M
 
 def _scale(layer: Any, tensor: str, values: torch.Tensor) -> float:
     """The scale of FP8 that is in force: that of the buffer, or one from the tensor's own largest magnitude."""
-    kept = layer.fp8.scale[("x", "w", "dy").index(tensor)].item() if layer.fp8.delayed else 0.0
+    kept = layer.fp8.scale[("x", "w", "dy").index(tensor)].item() if hasattr(layer, "fp8") else 0.0
     largest = np.float32(57344.0 if tensor == "dy" else 448.0)
     return kept or float(largest / np.float32(values.abs().max().item()))
 
@@ -386,3 +388,17 @@ def test_compiled_layers_are_measured_eagerly() -> None:
         backward(compiled, tokens())
     assert {row["layer"] for row in seen.rows} == {"first", "second"}
     torch.compiler.reset()
+
+
+def test_autocast_and_a_recipe_for_a_region_are_measured_as_they_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _ = converted(recipe_from_table({"all": {"format": "bf16"}}))
+    calls = reads(monkeypatch)
+    with mxref_torch.telemetry(net) as seen:
+        with mxref_torch.recipe("mxfp4", net), torch.autocast("cpu", torch.bfloat16):
+            loss = net(tokens(0, 64)).float().square().sum()
+        loss.backward()
+    assert {row["format"] for row in seen.rows} == {"mxfp4"}
+    read = [(own, values) for layer, t, values, _, own in calls if layer is net.second and t == "x"]
+    (step,), (again,) = ([values for own, values in read if own is whose] for whose in (True, False))
+    assert step.dtype is again.dtype is torch.bfloat16
+    assert torch.equal(step, again)

@@ -1,4 +1,4 @@
-"""What a traced layer may do: the compiler of torch 2.11 loses gradients where a function returns its own argument."""
+"""Limits of a traced layer: the compiler of torch 2.11 loses gradients if a function returns its own argument."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ SIZES = [
     "run.seq_len=32", "run.batch=2", "run.micro_batch=0", "run.steps=8", "run.eval_every=2",
     "run.eval_tokens=64", "run.checkpoint_every=2", "run.threads=1", "optim.warmup=0", "data.max_documents=0",
 ]  # fmt: skip
-# The reference, but for what the environment asks it to do once, in a step after the first checkpoint of H16.
+# The reference, except that it does once what the environment asks, in a step after the first checkpoint of H16.
 BACKEND = """
 import os, signal, time
 from pathlib import Path

@@ -160,7 +160,7 @@ def test_the_only_checkpoint_damaged_says_so(store: CheckpointStore) -> None:
 def test_a_state_of_another_step_or_format_is_refused(store: CheckpointStore) -> None:
     store.save(snapshot(3))
     store.path(3).rename(store.path(4))
-    with pytest.raises(CheckpointError, match="not that of a checkpoint of step 4"):
+    with pytest.raises(CheckpointError, match="not the state of step 4"):
         store.load(4)
 
 

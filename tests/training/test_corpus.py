@@ -1,4 +1,4 @@
-"""What a configuration says about data, and the tokens that come of it."""
+"""The data that a configuration names, and the tokens made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run sets on its device is set within it and nowhere else; memory that is not there is asked for by name."""
+"""Device settings of a run hold only during the run; an error about too little memory names the setting to change."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values that are not finite: no checkpoint holds one, and a run whose last loss is one ends with an error."""
+"""Non-finite values: no checkpoint holds one, and a run whose last loss is not finite ends with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: deterministic, and loud when something is wrong."""
+"""The training loop is deterministic, and reports every fault."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mxref_training.run.trackers import flat
 from narrow_backend import Narrow
 from training_setup import SR, Saboteur, change, crash, metrics, run, weights
 
-PLAIN = change(steps=4, threads=1)
+PLAIN = change(steps=4, threads=1, batch=2, micro_batch=1)
 EVERY_2 = change(PLAIN, telemetry_every=2)
 MIXED = recipe_from_table(
     {

@@ -16,7 +16,10 @@ from mxref.tomlio import dumps
 from mxref_torch import LayerError
 from mxref_training.config import find_recipe, load_config
 from mxref_training.errors import CheckpointError
+from mxref_training.report.page import markdown
+from mxref_training.report.read import read_runs
 from mxref_training.run.estimate import memory
+from mxref_training.run.metrics_log import read_lines
 from mxref_training.run.treatment import describe
 from training_setup import Saboteur, change, crash, lines, metrics, run, weights
 
@@ -70,6 +73,18 @@ def test_metrics_notes_and_the_record_name_the_phases(tmp_path: Path) -> None:
     identity = json.loads((tmp_path / "run.json").read_text())["identity"]
     assert identity["phases"] == [["fp8", 0], ["main", 2], ["healing", 4], ["bf16", 5]]
     assert find_recipe(tmp_path / "recipe.toml") == PLAN
+
+
+def test_telemetry_measures_what_a_phase_quantizes_and_the_report_shows_the_phases(tmp_path: Path) -> None:
+    run(tmp_path, PLAN, change(telemetry_every=1))
+    measured = list(read_lines(tmp_path / "telemetry.jsonl"))
+    formats = {
+        step: {line["format"] for line in measured if line["step"] == step and "snr" in line}
+        for step in range(1, 7)
+    }
+    assert formats == {1: {"fp8"}, 2: {"fp8"}, 3: {"mxfp4", "fp8"}, 4: {"mxfp4", "fp8"}, 5: {"fp8"}, 6: set()}
+    report = markdown(read_runs([tmp_path]))
+    assert "down_proj; FP8 until 30%; FP8 from step 4 until step 5; BF16 from step 5" in report
 
 
 def test_a_recipe_without_a_schedule_leaves_the_files_of_a_run_as_they_were(tmp_path: Path) -> None:

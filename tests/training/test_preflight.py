@@ -1,4 +1,4 @@
-"""What a run needs is known before its data are read: a device that is there, and memory that holds it."""
+"""Before a run reads data, it is checked that the device exists and that the memory suffices."""
 
 from __future__ import annotations
 

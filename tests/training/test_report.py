@@ -1,4 +1,4 @@
-"""The report of a ladder: complete, in one file, and saying what a short run cannot say."""
+"""The report of a ladder is complete and one file, and it states what a short run cannot show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import io
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rich.console import Console
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from html_page import Page
 from mxref import terminal
 from mxref.cli import main
 from mxref_training.cli.ablate import ablate, report
@@ -58,36 +58,8 @@ def page(results: dict[str, Any], folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-class _Page(HTMLParser):
-    """Collects tags and ids, and checks that every element is closed in order."""
-
-    VOID = ("meta", "br", "use", "path", "rect")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.ids += [value for name, value in attrs if name == "id" and value]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.ids += [value for name, value in attrs if name == "id" and value]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-
 def test_page_stands_alone(page: str) -> None:
-    parsed = _Page(page)
+    parsed = Page(page)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
     assert "http" not in page
     assert not re.search(r"@import|url\((?!#)|\bsrc=", page)
@@ -95,7 +67,7 @@ def test_page_stands_alone(page: str) -> None:
 
 
 def test_ids_are_unique_and_references_resolve(page: str) -> None:
-    ids = _Page(page).ids
+    ids = Page(page).ids
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', page)) <= set(ids)
 
@@ -187,7 +159,7 @@ def test_texts_are_escaped_in_the_page(results: dict[str, Any], tmp_path: Path) 
     assert "\x1b" not in text
     assert "&lt;script&gt;" in text
     assert r"\x1b[2J" in text
-    assert not {"script", "img"} & set(_Page(text).tags)
+    assert not {"script", "img"} & set(Page(text).tags)
 
 
 def test_texts_are_escaped_in_markdown(results: dict[str, Any]) -> None:

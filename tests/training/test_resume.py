@@ -1,4 +1,4 @@
-"""Runs that stop and go on: to the bit, in the same folder, or not at all."""
+"""Runs that stop and resume: bit for bit in the same folder, or they are refused."""
 
 from __future__ import annotations
 

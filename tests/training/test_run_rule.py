@@ -1,4 +1,4 @@
-"""The rule of a run's files: locks, edits, other versions, links, and advice that works when it is followed."""
+"""Rules for a run's files: locks, edits, other versions, links, and error messages whose advice works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, table, tiny
 from mxref.reference import ReferenceBackend
 from mxref.tomlio import build
 from mxref_training import durable
@@ -138,16 +138,12 @@ def test_a_backend_of_this_project_is_its_sources() -> None:
     assert backend_identity(Derived())["code"] != backend_identity(ReferenceBackend())["code"]
 
 
-LADDER = {
-    "title": "",
-    "train": {"preset": "tiny"},
-    "recipe": {"dialect": "amd", "all": {"format": "fp8"}},
-    "target": {"high_precision": ""},
-    "arm": [
+LADDER = table(
+    arm=[
         {"name": "fp8", "label": "FP8"},
         {"name": "h16", "label": "H16", "recipe": {"all": {"hadamard": 16, "format": "mxfp4"}}},
-    ],
-}
+    ]
+)
 
 
 def ladder(out: Path, trainer: Any) -> tuple[dict[str, Any], list[str]]:

@@ -1,4 +1,4 @@
-"""Backends that give one answer give one training run: numba's losses are the reference's, bit for bit."""
+"""Backends with equal bits give equal training runs: numba's losses are the reference's, bit for bit."""
 
 import pytest
 

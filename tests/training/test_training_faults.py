@@ -1,4 +1,4 @@
-"""The tests of the training oracle itself: each planted fault is caught, and first by the check of its own stage."""
+"""Tests of the training oracle: each planted fault is caught, first by the check of its own stage."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A step whose operands leave the range of a fast GEMM is done over in the wide one: counted, and never silent."""
+"""A step whose operands leave the range of the fast GEMM is repeated with the wide one, counted and reported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A witness that others wrote: Transformers' Llama in float32 follows a BF16 run from one of its checkpoints.
+"""An independent implementation, Transformers' Llama in float32, follows a BF16 run from one of its checkpoints.
 
-Of the product it takes the checkpoint and nothing else. The model is Transformers', the optimizer and the clipping are
-written here, and the order of the data is that of its description (`training_oracle`). What is left between the two
-is BF16's rounding in front of and behind each GEMM.
+From mxref it takes only the checkpoint. The model is Transformers', the optimizer and the clipping are written here,
+and the order of the data follows its description (`training_oracle`). The remaining difference is BF16's rounding
+before and after each GEMM.
 """
 
 from __future__ import annotations

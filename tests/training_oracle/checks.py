@@ -1,6 +1,7 @@
-"""What a recorded run is held to, one named check after another: each reads upstream values as they were recorded.
+"""Checks of a recorded run, each with a name. Each check reads the recorded upstream values, so a fault shows first in
+the check of its own stage.
 
-So a fault shows in the check of its own stage first. Only float32's rounding inside PyTorch is granted, and where:
+Only float32's rounding inside PyTorch is allowed, and only there:
 `REDUCED` for a float32 sum of at most 100 terms, of any order (100 * 2^-24 = 6e-6); `FEW` for a handful of float32
 operations on one value.
 """
@@ -49,7 +50,7 @@ def initial_weights(r: Recording) -> None:
 
 
 def data_order(r: Recording) -> None:
-    """Every step reads the samples that the description gives it, whatever was resumed in between."""
+    """Every step reads the samples that the description gives it, also after a resumption."""
     for number, step in enumerate(r.steps):
         seen = np.concatenate([forward.inputs for forward in step.forwards])
         np.testing.assert_array_equal(seen, batch_of(r, number)[0], err_msg=f"step {number}")

@@ -1,4 +1,4 @@
-"""An ablation over curves that are made up, and what has to be reported of it."""
+"""An ablation over made-up curves, and the results that it must report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a training step has to compute, in float64 or exactly: written from the documentation, with NumPy alone.
+"""A training step in float64 or exact arithmetic, written from the documentation with NumPy only.
 
-It shares no code with `mxref` or `mxref_training`, and works on what a run was seen to read: its inputs, logits,
+It shares no code with `mxref` or `mxref_training`, and works on the recorded values of a run: its inputs, logits,
 gradients and weights. Sources: Loshchilov and Hutter 2019, algorithm 2 (AdamW); Pascanu et al. 2013 (clipping);
 Salmon et al. 2011 (Philox); the clauses `fp8.*`; the section "The order of the data" of docs/reference/training.rst.
 """

@@ -1,4 +1,4 @@
-"""Llama 3 forwards in float64: written from the papers, with NumPy alone, for one gradient after another.
+"""The forward pass of Llama 3 in float64, written from the papers with NumPy only, for numerical gradients.
 
 Touvron et al. 2023 (pre-norm decoder), Su et al. 2021 (rotary embedding, in the half-split form of Transformers),
 Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped key-value heads), Zhang and Sennrich 2019 (RMSNorm).

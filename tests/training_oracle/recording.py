@@ -1,4 +1,4 @@
-"""What a run of the training loop was seen to do, through PyTorch's own hooks: nothing of the product is replaced."""
+"""Records a run of the training loop through PyTorch's own hooks, without replacing any code of mxref."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short runs of the product that the oracle is compared with: each takes a second or less, and has named checks."""
+"""Short runs that are compared with the oracle: each takes a second or less, and has named checks."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def forward(folder: Path) -> Forwards:
 
 
 def logits(f: Forwards) -> None:
-    """Float32 carries some 2^-20 of the largest logit through two layers, in whatever order a BLAS adds."""
+    """Float32 has an error of about 2^-20 of the largest logit after two layers, in any order of a BLAS's additions."""
     np.testing.assert_allclose(f.found, f.expected, rtol=0, atol=2.0**-14 * np.abs(f.expected).max())
 
 

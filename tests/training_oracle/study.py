@@ -1,6 +1,6 @@
-"""What an ablation has to report of validation curves: tokens to a target, and overheads of pairs.
+"""The results that an ablation must report of validation curves: tokens to a target, and overheads of pairs.
 
-Written from the rules that the report prints, in fractions where the product works in floats; no code is shared.
+Written from the rules that the report prints, in fractions instead of floats; no code is shared with mxref.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ class CapturedStep:
     A step's outcome is returned by the call that starts the step after it, the last one's by `finish`, which is to be
     called before weights or optimizer are read, saved or changed. What runs in a replay is not seen by Python: the
     census counts the steps before the capture and the capture itself, and hooks of modules and optimizer are not run.
+    Where a schedule changes the recipe, the step before is settled first, and there is a new capture.
 
     The learning rate becomes a float32 tensor in `optimizer.param_groups`, so that it can change between replays; set
     it there as ever, as a number or by a scheduler.
@@ -146,12 +147,18 @@ class CapturedStep:
             )
         backend = self.context.backend
         reads_step = getattr(backend.capabilities, "device_steps", False)
-        if self.capture and not reads_step and any(layer.draws for layer in self._layers):
+        if self.capture and not reads_step and self._draws():
             raise UnsupportedError(
                 f"the recipe draws random bits in each step, and backend {backend.name!r} does not declare "
                 "device_steps: a captured step would draw the same bits again; pass capture=False, or take a recipe "
                 "without SR and without random signs"
             )
+
+    def _draws(self) -> bool:
+        """Return whether a layer draws random bits, now or in a later phase."""
+        schedule = self.context.schedule
+        recipes = {own for phase in schedule.recipes for own in phase.values()} if schedule else set()
+        return any(layer.draws or any(map(layer.would_draw, recipes)) for layer in self._layers)
 
     def __call__(self, *batch: Tensor, step: int | None = None) -> StepOutcome | None:
         """Start a step and return the outcome of the one before it; None where there is none.
@@ -169,6 +176,13 @@ class CapturedStep:
         if self._pending and step == self._pending.step:
             raise StepError(f"step {step} was started already; each step has a number of its own")
         self._check_batch(batch)
+        schedule = self.context.schedule
+        if schedule is not None and schedule.turns(step):
+            # The last step of a phase may have to be repeated under its recipe, so it is settled first.
+            last = self.finish()
+            self._graph, self._taken = None, 0
+            self._pending = self._start(step, batch)
+            return last
         before, self._pending = self._pending, self._start(step, batch)
         return None if before is None else self._settled(before)
 

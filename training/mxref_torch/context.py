@@ -42,8 +42,6 @@ class StepContext:
     """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
     schedule: RecipeSchedule | None = None
     """The phases of the run; `schedule.span` is the one in force."""
-    regions: int = 0
-    """How many `with mxref_torch.recipe(...)` are open."""
 
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range

@@ -96,7 +96,6 @@ def convert(
         if name in chosen:
             replacements[linear] = MXLinear(linear, schedule.recipes[0][name], context, index)
             keep_plain(replacements[linear], linear)
-    schedule.attach({name: replacements[linear] for name, linear in chosen.items()})
     for parent in list(model.modules()):
         # Not named_children, which gives a module that has two names only once.
         for child_name, child in list(parent._modules.items()):

@@ -24,6 +24,7 @@ from mxref_torch.layer import MXLinear
 from mxref_torch.micro_batches import MicroBatches
 from mxref_torch.names import named_linears, require_module
 from mxref_torch.plain import plain_of
+from mxref_torch.schedule import RecipeSchedule
 from mxref_torch.steps import advance, restart
 
 
@@ -103,6 +104,12 @@ class Handle:
     @sole_uses.setter
     def sole_uses(self, found: Mapping[Any, torch.Tensor]) -> None:
         self.context.sole_uses = found
+
+    @property
+    def schedule(self) -> RecipeSchedule:
+        """The phases of the run; `schedule.span` is the one in force."""
+        assert self.context.schedule is not None  # `convert` made it
+        return self.context.schedule
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -241,13 +248,14 @@ class Handle:
         if isinstance(state["step"], bool) or not isinstance(state["step"], int) or state["step"] < 0:
             raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
         before = self.context.step
-        self.context.step = state["step"]  # which gives layers their recipes, and these have the history
+        self.context.reopen_step()
+        # The phase of the step decides which layers have a history.
+        self.context.step = state["step"]
         try:
             load_fp8_history(self.model, state["fp8"])
         except LayerError:
             self.context.step = before
             raise
-        self.context.reopen_step()
         if self._micro_batches is not None:
             self._micro_batches.begin_step()
 

@@ -24,7 +24,7 @@ from mxref_torch import operators
 from mxref_torch.context import StepContext, another_place, in_backward, repeated, stood_still
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
-from mxref_torch.operand import LayerGemm, Operand, Source
+from mxref_torch.operand import KINDS, LayerGemm, Operand, Source
 from mxref_torch.sharing import Made
 
 WeightKey = tuple[int, int, int]
@@ -65,6 +65,11 @@ class MXLinear(nn.Linear):
         self._weights: dict[str, tuple[WeightKey, Operand]] = {}
         self.switch(recipe)
         self._forward_recipe = recipe  # that of the last forward pass in training
+        self._join_schedule()
+
+    def _join_schedule(self) -> None:
+        if self.context.schedule is not None:
+            self.context.schedule.join(self.index, self)
 
     def use(self, recipe: Recipe) -> None:
         """Compute by another recipe from now on; the weight, the index in the random streams and the census stay.
@@ -80,11 +85,6 @@ class MXLinear(nn.Linear):
         """
         if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
             return
-        if self.context.regions:
-            raise StepError(
-                "a layer's recipe changed within `with mxref_torch.recipe(...)`, whose recipe it has; close the region "
-                "before the optimizer step, at which a schedule may begin another phase"
-            )
         if self.census.trained:
             raise StepError(
                 f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
@@ -114,12 +114,16 @@ class MXLinear(nn.Linear):
         given = self.index, self.context, self.tally, scales
         self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
-        self.draws = any(
-            gemm.kind.draws(spec, self.context.backend)
-            for gemm in self.gemms.values()
-            for spec in recipe.operands(gemm.role)
-        )
+        self.draws = self.would_draw(recipe)
         self._weights.clear()
+
+    def would_draw(self, recipe: Recipe) -> bool:
+        """Return whether the layer draws random bits under a recipe."""
+        return any(
+            KINDS[recipe.kind(role)].draws(spec, self.context.backend)
+            for role in GemmRole
+            for spec in recipe.operands(role)
+        )
 
     @contextmanager
     def under(self, gemms: dict[GemmRole, LayerGemm]) -> Iterator[None]:
@@ -209,6 +213,7 @@ class MXLinear(nn.Linear):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._converted = weakref.ref(self.weight)
         self.census.whole = self.context.census
+        self._join_schedule()
         # A copy counts for itself.
         self.tally.copy_(operators.register_census(self.census))
 

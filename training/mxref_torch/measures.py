@@ -122,6 +122,7 @@ def percent(part: int, whole: int) -> float:
 def measure(
     totals: Totals,
     operand: Operand,
+    spec: OperandSpec,
     layer: MXLinear,
     role: GemmRole,
     which: int,
@@ -133,6 +134,7 @@ def measure(
     Args:
         totals: of this operand.
         operand: as the GEMM reads it, in FP8 or a block format.
+        spec: its treatment.
         layer: the layer.
         role: the GEMM.
         which: 0 for its first operand, 1 for its second.
@@ -143,7 +145,7 @@ def measure(
         _add_fp8(totals, operand, OPERANDS[role][which].tensor, values)
     else:
         assert isinstance(operand, BlockOperand)
-        _add_blocks(totals, operand, layer, role, which, values, step)
+        _add_blocks(totals, operand, spec, layer, role, which, values, step)
 
 
 def _add_fp8(totals: Totals, operand: Fp8Operand, tensor: str, values: torch.Tensor) -> None:
@@ -164,14 +166,14 @@ def _add_fp8(totals: Totals, operand: Fp8Operand, tensor: str, values: torch.Ten
 def _add_blocks(
     totals: Totals,
     operand: BlockOperand,
+    spec: OperandSpec,
     layer: MXLinear,
     role: GemmRole,
     which: int,
     values: torch.Tensor,
     step: int,
 ) -> None:
-    spec, impl = layer.recipe.operands(role)[which], layer.context.backend
-    format = spec.format
+    format, impl = spec.format, layer.context.backend
     assert isinstance(format, BlockFormat)
     rows, length = operand.codes.shape[0], operand.scales.shape[1] * format.k
     stored = MXArray(
@@ -184,7 +186,7 @@ def _add_blocks(
         format=format,
     )
     result = from_backend(impl.dequantize(stored, "float32"), impl)  # [rows, K]
-    source = _before_rounding(values, layer, role, which, length, step)  # [rows, K]
+    source = _before_rounding(values, spec, layer, role, which, length, step)  # [rows, K]
     factor = format.element.prescale if spec.prescale else 1.0
     bias = format.scale.bias
     for v, q, scales in _slabs(source, result, operand.scales):
@@ -195,10 +197,16 @@ def _add_blocks(
 
 
 def _before_rounding(
-    values: torch.Tensor, layer: MXLinear, role: GemmRole, which: int, length: int, step: int
+    values: torch.Tensor,
+    spec: OperandSpec,
+    layer: MXLinear,
+    role: GemmRole,
+    which: int,
+    length: int,
+    step: int,
 ) -> torch.Tensor:
     """Return the source of an operand in float32, block axis last, padded and transformed: [rows, length]."""
-    operand, spec, context = OPERANDS[role][which], layer.recipe.operands(role)[which], layer.context
+    operand, context = OPERANDS[role][which], layer.context
     v = (values.t() if operand.axis == 0 else values).float()
     v = torch.nn.functional.pad(v, (0, length - v.shape[1])).contiguous()
     if not spec.hadamard:
@@ -232,4 +240,4 @@ def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
 def _slabs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield the same rows of several tensors, as many at a time as `_SLAB` allows."""
     rows = max(1, _SLAB // max(1, tensors[0].shape[-1]))
-    yield from zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

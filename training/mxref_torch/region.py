@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import nn
@@ -21,8 +21,8 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
     forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused, but
     `use_reentrant=True` hides it. `keep_bf16` and `layers` of this recipe say what each layer computes in meanwhile.
-    Regions may be nested. FP8's history lives on between regions. A schedule of the model may begin another phase
-    outside alone.
+    Regions may be nested. FP8's history lives on between regions. A region ends before the model's own recipe enters
+    another phase.
 
     Args:
         recipe: a recipe, the name of a shipped recipe, or a file.
@@ -37,12 +37,12 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     context = handle.context
     recipes = recipe_of_layers(layers, load_recipe(recipe), context.backend, context.seed)
     before = {name: layer.recipe for name, layer in layers.items()}
+    held = context.schedule.hold() if context.schedule else nullcontext()
     for name, layer in layers.items():
         layer.switch(recipes[name])
-    context.regions += 1
     try:
-        yield
+        with held:
+            yield
     finally:
-        context.regions -= 1
         for name, layer in layers.items():
             layer.switch(before[name])

@@ -5,13 +5,15 @@ Weights never change format. What changes at the first step of a phase is how a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from mxref.errors import RecipeError
 from mxref.layer_choice import matching
 from mxref.recipe import Recipe, Span
-from mxref_torch.errors import LayerError
+from mxref_torch.errors import LayerError, StepError
 
 
 class TakesRecipe(Protocol):
@@ -54,8 +56,17 @@ class RecipeSchedule:
     def __init__(self, recipe: Recipe, names: Collection[str], steps: int | None = None) -> None:
         self.spans: tuple[Span, ...] = recipe.spans(steps)
         self.recipes = tuple(recipe_by_layer(span.recipe, names) for span in self.spans)
-        self.layers: Mapping[str, TakesRecipe] = {}
-        self._entered = 0
+        self.names = tuple(names)
+        self._entered = self._held = 0
+        self._layers: weakref.WeakValueDictionary[int, TakesRecipe] = weakref.WeakValueDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: not the layers, whose copies join the copy."""
+        return {**vars(self), "_layers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of `__getstate__`."""
+        vars(self).update(state, _layers=weakref.WeakValueDictionary())
 
     @property
     def span(self) -> Span:
@@ -67,10 +78,9 @@ class RecipeSchedule:
         """Whether there is more than one phase."""
         return len(self.spans) > 1
 
-    def attach(self, layers: Mapping[str, TakesRecipe]) -> None:
-        """Take the layers, which have the recipes of step 0, by their names."""
-        if self.changes:  # a copy of one layer would copy all of them
-            self.layers = dict(layers)
+    def join(self, index: int, layer: TakesRecipe) -> None:
+        """Take a layer that has its recipe of the phase in force, by its index among all linear layers."""
+        self._layers[index] = layer
 
     def enter(self, step: int) -> None:
         """Give every layer its recipe at an optimizer step; nothing happens within a phase.
@@ -79,13 +89,34 @@ class RecipeSchedule:
         goes on with its own.
 
         Raises:
-            StepError: the step before is not closed by `advance`.
+            StepError: the step before is not closed by `advance`, or the phase ends within `hold`.
         """
-        found = max(i for i, span in enumerate(self.spans) if span.first <= max(step, 0))
+        found = self._place(step)
         if found != self._entered:
-            for name, layer in self.layers.items():
-                layer.use(self.recipes[found][name])
+            if self._held:
+                raise StepError(
+                    f"step {step} begins the phase {self.spans[found].name!r} within `with mxref_torch.recipe(...)`: "
+                    "leave the region before the phase changes"
+                )
+            for index, layer in sorted(self._layers.items(), key=lambda item: item[0]):
+                layer.use(self.recipes[found][self.names[index]])
             self._entered = found
+
+    def _place(self, step: int) -> int:
+        return max(i for i, span in enumerate(self.spans) if span.first <= max(step, 0))
+
+    def turns(self, step: int) -> bool:
+        """Return whether a step lies in another phase than the one in force."""
+        return self._place(step) != self._entered
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Refuse another phase within a `with` statement, which gives the layers recipes of its own."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
 
     def begins(self, step: int) -> str | None:
         """Return the name of the phase whose first step this is; None if there is none, or only one phase."""

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mxref.formats import OperandFormat
+from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.layer import READERS, MXLinear
@@ -62,8 +64,9 @@ class Alignment:
 class _LayerSums:
     """What is known of one layer."""
 
-    operands: dict[tuple[GemmRole, int], Totals] = field(default_factory=dict)
-    gradient: Alignment | None = None
+    operands: dict[tuple[GemmRole, int, OperandFormat], Totals] = field(default_factory=dict)
+    gradients: dict[str, Alignment] = field(default_factory=dict)
+    """By the formats of the two operands: a recipe may change within the block."""
     weight_step: int | None = None
     """The step whose weight was measured: it is the same in all micro-batches."""
 
@@ -86,31 +89,49 @@ class Telemetry:
             sums = self._sums[layer]
             for role in GemmRole:
                 for which, operand in enumerate(OPERANDS[role]):
-                    if totals := sums.operands.get((role, which)):
-                        head = _head(name, layer, role, which, operand.tensor)
-                        found.append(head | _numbers(totals, layer.recipe.kind(role)))
-            if sums.gradient:
-                head = _head(name, layer, GemmRole.WGRAD, None, "dw")
-                found.append(head | {"cosine": sums.gradient.cosine, "norm_ratio": sums.gradient.ratio})
+                    found += [
+                        _head(name, role, operand.tensor, format.name) | _numbers(totals, format.kind)
+                        for (own, place, format), totals in sums.operands.items()
+                        if (own, place) == (role, which)
+                    ]
+            found += [
+                _head(name, GemmRole.WGRAD, "dw", formats)
+                | {"cosine": gradient.cosine, "norm_ratio": gradient.ratio}
+                for formats, gradient in sums.gradients.items()
+            ]
         return found
 
     def tapped(
         self, layer: MXLinear, arguments: tuple[Any, ...], output: torch.Tensor
     ) -> torch.Tensor | None:
         """Put the measuring node behind a layer's output; a forward hook of PyTorch."""
-        if not output.requires_grad:
+        if not (output.requires_grad and layer.low_precision):
             return None
         x = arguments[0]
-        tapped: torch.Tensor = _Tap.apply(output, x.detach(), self, layer, x.requires_grad)  # type: ignore[no-untyped-call]
+        device = x.device.type
+        # The layer casts its input under autocast.
+        given = (
+            x.detach().to(torch.get_autocast_dtype(device))
+            if torch.is_autocast_enabled(device)
+            else x.detach()
+        )
+        tapped: torch.Tensor = _Tap.apply(output, given, self, layer, x.requires_grad)  # type: ignore[no-untyped-call]
         return tapped
 
     def measure(
-        self, layer: MXLinear, x: torch.Tensor, dy: torch.Tensor, place: torch.Tensor, needs_dx: bool
+        self,
+        layer: MXLinear,
+        recipe: Recipe,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        place: torch.Tensor,
+        needs_dx: bool,
     ) -> None:
         """Measure all operands of a layer for one micro-batch.
 
         Args:
             layer: the layer.
+            recipe: that of the forward pass.
             x: its input [tokens, inputs].
             dy: the gradient of its output [tokens, outputs].
             place: where the micro-batch lies in training.
@@ -122,7 +143,7 @@ class Telemetry:
             GemmRole.DGRAD: needs_dx,
             GemmRole.WGRAD: layer.weight.requires_grad,
         }
-        roles = [role for role in GemmRole if runs[role] and layer.recipe.kind(role) != "bf16"]
+        roles = [role for role in GemmRole if runs[role] and recipe.kind(role) != "bf16"]
         sources = {"x": x, "dy": dy}
         if sums.weight_step != step:
             sources["w"] = layer.weight.detach()
@@ -132,20 +153,19 @@ class Telemetry:
             for role, operand in layer.operands(tensor, values, place, roles).items():
                 made[role, tensor] = operand
                 which = dict(READERS[tensor])[role]
-                totals = sums.operands.setdefault((role, which), Totals())
-                measure(totals, operand, layer, role, which, values, step)
+                spec = recipe.operands(role)[which]
+                totals = sums.operands.setdefault((role, which, spec.format), Totals())
+                measure(totals, operand, spec, layer, role, which, values, step)
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))
             with _uncounted(layer):
                 quantized = a.multiply(b, layer.gemms[GemmRole.WGRAD], x.shape[0], torch.float32)
-            sums.gradient = sums.gradient or Alignment()
-            sums.gradient.add(dy.float().t() @ x.float(), quantized)
+            formats = operators.formats_text(*recipe.formats(GemmRole.WGRAD))
+            sums.gradients.setdefault(formats, Alignment()).add(dy.float().t() @ x.float(), quantized)
 
 
-def _head(name: str, layer: MXLinear, role: GemmRole, which: int | None, operand: str) -> Row:
-    a, b = layer.recipe.formats(role)
-    format = operators.formats_text(a, b) if which is None else (a, b)[which].name
-    return {"layer": name, "role": role.value, "operand": operand, "format": format}
+def _head(layer: str, role: GemmRole, operand: str, format: str) -> Row:
+    return {"layer": layer, "role": role.value, "operand": operand, "format": format}
 
 
 def _numbers(totals: Totals, kind: str) -> Row:
@@ -180,15 +200,18 @@ class _Tap(torch.autograd.Function):
         ctx.mark_dirty(y)
         ctx.save_for_backward(x)
         ctx.seen, ctx.layer, ctx.place, ctx.needs_dx = seen, layer, layer.context.place, needs_dx
+        # A recipe for a region may have ended when the backward pass comes by.
+        ctx.recipe, ctx.gemms = layer.recipe, layer.gemms
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         layer = ctx.layer
-        with torch.no_grad():
+        same = layer.gemms is ctx.gemms
+        with torch.no_grad(), contextlib.nullcontext() if same else layer.under(ctx.gemms):
             flat = x.reshape(-1, layer.in_features), dy.reshape(-1, layer.out_features)
-            ctx.seen.measure(layer, *flat, ctx.place, ctx.needs_dx)
+            ctx.seen.measure(layer, ctx.recipe, *flat, ctx.place, ctx.needs_dx)
         return dy, None, None, None, None
 
 
@@ -233,9 +256,7 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
     """
     model = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     linears = named_linears(require_module(model))
-    layers = {
-        name: layer for name, layer in linears.items() if isinstance(layer, MXLinear) and layer.low_precision
-    }
+    layers = {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
     seen = Telemetry(layers)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_eager())

@@ -151,31 +151,31 @@ def load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
     return load(builder, I32, 16, half, 64)
 
 
-def _rounded_even(builder: Any, scaled: list[Lanes], *_: Any) -> list[Lanes]:
-    return [round_even(v) for v in scaled]
+def roundings(
+    even: Callable[[Lanes], Lanes], by: Callable[[Lanes, Lanes], Lanes]
+) -> dict[int, Callable[..., list[Lanes]]]:
+    """Return how scaled magnitudes are rounded, by kind: `even` rounds to nearest, `by` by an integer."""
+
+    def by_constant(builder, scaled, group, key, integer):
+        same = splat(builder, integer, 16)
+        return [by(v, same) for v in scaled]
+
+    def randomly(per_call: int) -> Callable[..., list[Lanes]]:
+        def rounded(builder, scaled, group, key, integer):
+            random = random_vectors(builder, group, key, integer, STEP, per_call)
+            return [by(v, r) for v, r in zip(scaled, random, strict=True)]
+
+        return rounded
+
+    return {
+        EVEN: lambda _, scaled, *__: [even(v) for v in scaled],
+        CONSTANT: by_constant,
+        RANDOM_16: randomly(8),
+        RANDOM_32: randomly(4),
+    }
 
 
-def _rounded_by_constant(
-    builder: Any, scaled: list[Lanes], group: Any, key: Any, integer: Any
-) -> list[Lanes]:
-    same = splat(builder, integer, 16)
-    return [round_by(v, same) for v in scaled]
-
-
-def _rounded_randomly(per_call: int) -> Callable[..., list[Lanes]]:
-    def rounded(builder, scaled, group, key, integer):
-        random = random_vectors(builder, group, key, integer, STEP, per_call)
-        return [round_by(v, r) for v, r in zip(scaled, random, strict=True)]
-
-    return rounded
-
-
-_ROUNDED: dict[int, Callable[..., list[Lanes]]] = {
-    EVEN: _rounded_even,
-    CONSTANT: _rounded_by_constant,
-    RANDOM_16: _rounded_randomly(8),
-    RANDOM_32: _rounded_randomly(4),
-}
+_ROUNDED = roundings(round_even, round_by)
 
 
 def _codes(kind: Source, rounding: int) -> Any:

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: never stale, never in the way, and found by the next process."""
+"""Compiled kernels on disk: never stale, never an obstacle, and found by the next process."""
 
 import ast
 import json

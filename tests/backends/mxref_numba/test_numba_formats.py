@@ -1,4 +1,4 @@
-"""Elements of eight bits on both sets of Numba kernels: quantized and decoded as the reference does, bit for bit."""
+"""Elements of eight bits on both sets of Numba kernels, quantized and decoded with the bits of the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The product of operands of which one has elements of eight bits, on both sets of Numba kernels, bit for bit."""
+"""Products in which at least one operand has elements of eight bits, on both sets of Numba kernels, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of the Numba backend: any number, from any thread, and not behind a fork."""
+"""Threads of the Numba backend: any number, from any thread, and none after a fork."""
 
 import os
 import subprocess

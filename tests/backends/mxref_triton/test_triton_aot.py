@@ -346,7 +346,7 @@ def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
 
 
 def words_of(values, factors, spoil=None):
-    """Return what conversions give that are the reference's, but for `spoil`."""
+    """Return the results of the reference's conversions, changed by `spoil`."""
     with np.errstate(all="ignore"):
         wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
     magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Options and outputs that cannot be: one line on standard error and exit code 2, whatever the command."""
+"""Invalid options and unwritable outputs give one line on standard error and exit code 2, in every command."""
 
 from __future__ import annotations
 

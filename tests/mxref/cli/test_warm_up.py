@@ -1,4 +1,4 @@
-"""`mxref warm-up`, and what `mxref backends` says runs."""
+"""`mxref warm-up`, and the kernels that `mxref backends` reports."""
 
 import json
 import os

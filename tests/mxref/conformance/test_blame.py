@@ -1,4 +1,4 @@
-"""What a finding shows: operands and blocks that reproduce it, and no more of them than it takes."""
+"""A finding shows operands and blocks that reproduce it, and no more than needed."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Conformance: which backends pass, and what is asked of them."""
+"""Conformance: which backends pass, and which checks they get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failure shows: the smallest request that still fails, and the command that explains it."""
+"""A failure shows the smallest request that still fails, and the command that explains it."""
 
 from __future__ import annotations
 

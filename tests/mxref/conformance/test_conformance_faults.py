@@ -1,4 +1,4 @@
-"""A backend of several faults: every finding keeps a block on which its own fault fails, and no other does."""
+"""A backend with several faults: every finding shows a block that only its own fault breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block format in a conformance run: what is asked, what is skipped, and what a failure of MXFP8 shows."""
+"""Block formats in a conformance run: which checks run or are skipped, and what a failure of MXFP8 shows."""
 
 from __future__ import annotations
 

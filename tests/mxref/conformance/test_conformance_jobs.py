@@ -1,4 +1,4 @@
-"""A conformance run in several processes: the same report, whatever becomes of a process."""
+"""A conformance run in several processes gives the same report, also if a process dies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHILD = os.getpid() != int(os.environ["MXREF_TEST_PARENT"])
 
 
 def faulty(folder: Path, body: str) -> str:
-    """Return the name of a backend written to a file: the reference, but for `body`."""
+    """Return the name of a backend in a file: the reference with `body` added."""
     (folder / "faulty.py").write_text(
         f"{HEADER}\nclass Faulty(ReferenceBackend):\n{body}\nbackend = Faulty()\n"
     )

@@ -1,4 +1,4 @@
-"""What a backend does to memory: operands, the bytes around them, and results of earlier calls."""
+"""Memory that a backend must not change: operands, the bytes around them, and results of earlier calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conformance report shows of names with control codes, of hanging checks, and of a backend lost meanwhile."""
+"""A conformance report with control codes in names, with hanging checks, and of a backend that dies during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of the conformance kit itself: each planted fault is caught, and named by the clause that it breaks."""
+"""Tests of the conformance kit: each planted fault is caught, and the report names the broken clause."""
 
 from collections import Counter
 

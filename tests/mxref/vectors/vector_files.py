@@ -1,4 +1,4 @@
-"""The golden vectors of this repository, and what their tests do with copies of them."""
+"""The golden vectors of this repository, the command for them, and edits of copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of derived data: complete or absent, as it was written, and changed by nobody else."""
+"""The cache of derived data: entries are complete or absent, unchanged, and safe from other users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents: what is read from files of any packing, and which files and lines are refused."""
+"""Documents: texts from plain and compressed files, and the files and lines that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed files: every byte accounted for, and no more memory than one line and one window take."""
+"""Compressed files: every byte is checked, and memory holds at most one line and one window."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Faults of the training layer, one planted each: the oracle's checks must catch every one, at its own stage first.
+"""All planted faults of the training layer: the oracle's checks must catch every one, first at its own stage.
 
-Each is one that is easily made, or was made in a real stack. A fault replaces one function or method of the product for
-the length of a scenario; `training_fault_loop`, `training_fault_optimizer`, `training_fault_layers` and
-`training_fault_study` hold what is planted.
+Each fault is easily made, or was made in a real stack. It replaces one function or method of mxref during a scenario.
+The modules `loop`, `optimizer`, `layers` and `study` beside this one define the faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults of FP8, of random streams, of treatments and of the model's layers; as in `training_fault_loop`."""
+"""Faults of FP8, of random streams, of treatments and of the model's layers; planted as in `loop`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faults of the training loop: initial weights, data, loss, gradients and evaluation.
 
-Each function plants one, by replacing a function or method of the product for as long as `patch` lasts.
+Each function plants one: it replaces a function or method of mxref while `patch` is active.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def targets_shifted(by: int) -> Plant:
 
 
 def _loss(change: Callable[..., Any]) -> Plant:
-    """In training alone; the evaluation has a name of its own for it."""
+    """Only in training; the evaluation has its own name for it."""
     return lambda patch: patch.setattr(loop, "cross_entropy", change)
 
 

@@ -1,4 +1,4 @@
-"""Faults of clipping, of the learning rate and of AdamW; as in `training_fault_loop`."""
+"""Faults of clipping, of the learning rate and of AdamW; planted as in `loop`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the ablation: seeds, crossings, pairs, targets and intervals; as in `training_fault_loop`."""
+"""Faults of the ablation: seeds, crossings, pairs, targets and intervals; planted as in `loop`."""
 
 from __future__ import annotations
 

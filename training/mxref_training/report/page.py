@@ -156,7 +156,8 @@ def _without(runs: Sequence[Run]) -> str:
     names = [run.name for run in runs if not run.operands]
     if not names:
         return ""
-    if all(run.recipe.kind(role) == "bf16" for run in runs if not run.operands for role in GemmRole):
+    treatments = [own for run in runs if not run.operands for own in run.recipe.treatments()]
+    if all(own.kind(role) == "bf16" for own in treatments for role in GemmRole):
         return f"{', '.join(names)}: every GEMM is in BF16, so there is no quantized operand to measure."
     return WITHOUT.format(names=f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}")
 

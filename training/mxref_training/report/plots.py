@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mxref_training.lab.report.plots import COLOURS, INK, label_ends, styled, svg, token_unit, zoom
+from mxref_training.lab.report.plots import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
 from mxref_training.report.grid import Grid, layer_grid
-from mxref_training.report.read import Line, Run
-from mxref_training.report.tables import SLOTS, slot_title
+from mxref_training.report.read import SLOTS, Line, Run
+from mxref_training.report.tables import slot_title
 
 WIDTH = 11.2
 """Of every figure, in inches."""
@@ -81,10 +81,11 @@ def curves_svg(runs: Sequence[Run]) -> str:
         for run in runs:
             train = [(x["tokens"] / unit, x["loss"]) for x in run.steps if _real(x["loss"])]
             val = _validation(run, unit)
-            shade = {"color": colour[run.name]}
+            shade: Any = {"color": colour[run.name]}
             loss.plot(*_xy(train), lw=0.8, alpha=0.45, zorder=2, **shade)
             loss.plot(*_xy(val), lw=1.8, marker="o", ms=3.5, zorder=3, **shade)
             seen += [value for _, value in (*train, *val)]
+            _phases(loss, run, unit)
         loss.set_title("Loss: thin training, bold validation" if runs[0].steps else "Loss")
         loss.set_ylabel("nats per token")
         zoom(loss, seen)
@@ -99,6 +100,24 @@ def curves_svg(runs: Sequence[Run]) -> str:
         else:
             figure.tight_layout()
         return svg(figure, "curves")
+
+
+def _phases(axes: Axes, run: Run, unit: float) -> None:
+    """Mark where the run's recipe changed by its schedule."""
+    for line in run.steps:
+        if line.get("phase"):
+            x = (line["tokens"] - run.step_tokens) / unit
+            axes.axvline(x, color=MUTED, lw=1, ls=":")
+            axes.annotate(
+                str(line["phase"]),
+                (x, 0.98),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, 0),
+                textcoords="offset points",
+                color=MUTED,
+                fontsize=8,
+                va="top",
+            )
 
 
 def _differences(
@@ -181,7 +200,8 @@ def cosine_svg(runs: Sequence[Run]) -> str:
         grid = layer_grid(_names([line for run in runs for line in run.gradients]))
         height = max(2.7, 0.9 + _rows_height(grid))
         figure = Figure(figsize=(WIDTH, height))
-        left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+        sides: Any = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+        left, right = sides
         axes = left.subplots()
         for run in runs:
             _draw_series(axes, run, run.gradients, COSINE, runs)
@@ -230,9 +250,11 @@ def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
                 if not i:
                     axes.set_title(slot_title(*slot), fontsize=10)
             if len(runs) > 1:
-                panels[i][0].set_ylabel(_clipped(run.name, 26), fontsize=8.5, color=INK)
+                panels[i][0].set_ylabel(
+                    _clipped(run.name, round(14 * one)), fontsize=8, color=INK, labelpad=6
+                )
         figure.subplots_adjust(
-            left=0.06, right=0.92, top=1 - 0.3 / height, bottom=0.45 / height, wspace=0.08, hspace=0.14
+            left=0.065, right=0.92, top=1 - 0.3 / height, bottom=0.45 / height, wspace=0.08, hspace=0.14
         )
         _bar(figure, image, panels.ravel())
         return svg(figure, prefix)
@@ -248,21 +270,19 @@ def _draw_series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, ru
             series[line["layer"]].append((line["step"], value))
             by_step[line["step"]].append(value)
     middle = [(step, median(values)) for step, values in sorted(by_step.items())]
-    alone = {"marker": "o", "ms": 3} if len(middle) == 1 else {}
+    alone: Any = {"marker": "o", "ms": 3} if len(middle) == 1 else {}
     if len(runs) > 1:
         shade = run_colours(runs)[run.name]
         axes.plot(*_xy(middle), lw=1.4, color=shade, zorder=3, **alone)
-        band = [np.quantile(values, (0.1, 0.9)) for _, values in sorted(by_step.items())]
         if len(middle) > 1:
-            axes.fill_between(
-                [x for x, _ in middle], *zip(*band, strict=True), color=shade, alpha=0.15, lw=0, zorder=1
-            )
+            low, high = ([float(np.quantile(by_step[x], q)) for x, _ in middle] for q in (0.1, 0.9))
+            axes.fill_between([x for x, _ in middle], low, high, color=shade, alpha=0.15, lw=0, zorder=1)
         return
     grid = layer_grid(list(series))
     depths = max(1, len(grid.depths) - 1)
     for name, points in series.items():
-        shade = mpl.colormaps["viridis"](0.9 * grid.place[name][0] / depths)
-        axes.plot(*_xy(points), lw=0.7, color=shade, alpha=0.75, zorder=2, **alone)
+        depth = mpl.colormaps["viridis"](0.9 * grid.place[name][0] / depths)
+        axes.plot(*_xy(points), lw=0.7, color=depth, alpha=0.75, zorder=2, **alone)
     axes.plot(*_xy(middle), lw=1.6, color=INK, zorder=3, **alone)
 
 

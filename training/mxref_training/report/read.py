@@ -12,10 +12,14 @@ from typing import Any
 from mxref.errors import FileFormatError, MxrefError
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
+from mxref.roles import OPERANDS, GemmRole
 from mxref.tomlio import read_toml
 from mxref_training.run.folder import FORMAT
 
 Line = dict[str, Any]
+
+SLOTS = [(role.value, operand.tensor) for role in GemmRole for operand in OPERANDS[role]]
+"""Role and tensor of the six operands, in the order of all tables and figures."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def _read(folder: Path, name: str) -> Run:
     try:
         config, recipe = read_toml(folder / "config.toml"), load_recipe(folder / "recipe.toml")
         _require(config, "config.toml", "run", "model", "optim")
-    except (MxrefError, OSError) as err:
+    except (MxrefError, OSError, ValueError) as err:
         raise FileFormatError(
             f"{folder}: config.toml and recipe.toml are not both readable ({err}); the command that trained the run "
             "writes them again"
@@ -182,9 +186,11 @@ def _check_telemetry(line: Line) -> None:
     _require(line, "the line", "layer", "role", "operand", "format", *numbers)
     for key in numbers:
         _number(line, key)
-    for key in ("layer", "role", "operand", "format"):
+    for key in ("layer", "format"):
         if not isinstance(line[key], str):
             raise ValueError(f"{key} is no text")
+    if (line["role"], line["operand"]) not in (*SLOTS, ("wgrad", "dw")):
+        raise ValueError(f"{line['role']}.{line['operand']} is no operand")
 
 
 def _require(table: Mapping[str, Any], what: str, *keys: str) -> None:

@@ -13,14 +13,11 @@ from statistics import median
 from typing import Any
 
 from mxref.errors import FileFormatError
-from mxref.roles import OPERANDS, GemmRole
+from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.report.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, Line, Run
+from mxref_training.report.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, SLOTS, Line, Run
 from mxref_training.run.treatment import describe
-
-SLOTS = [(role.value, operand.tensor) for role in GemmRole for operand in OPERANDS[role]]
-"""Role and tensor of the six operands, in the order of all tables and figures."""
 
 TENSORS = {"x": "X", "w": "W", "dy": "dY", "dw": "dW"}
 
@@ -203,11 +200,23 @@ def curves(runs: Sequence[Run]) -> list[Table]:
             seconds[run.name].get(line["step"], {}).get("tokens_per_second"),
             line.get("skipped", ""),
             line.get("widened", False),
+            line.get("phase", ""),
         )
         for run in runs
         for line in run.steps
     ]
-    keys = ("step", "tokens", "loss", "lr", "grad_norm", "seconds", "tokens_per_second", "skipped", "widened")
+    keys = (
+        "step",
+        "tokens",
+        "loss",
+        "lr",
+        "grad_norm",
+        "seconds",
+        "tokens_per_second",
+        "skipped",
+        "widened",
+        "phase",
+    )
     return [
         _plain("validation", ("run", "step", "tokens", "val_loss", "val_perplexity"), evaluations),
         _plain("training", ("run", *keys), steps),
@@ -249,8 +258,8 @@ def summary(runs: Sequence[Run]) -> Table:
         Column("zeroed_worst", "highest", ".2f"),
         Column("bias_median", "Bias, %<br>median", "+.2f"),
         Column("bias_worst", "largest", "+.2f"),
-        Column("scale_min", "Scales<br>lowest", ".6g"),
-        Column("scale_max", "highest", ".6g"),
+        Column("scale_min", "Scales<br>lowest", ".4g"),
+        Column("scale_max", "highest", ".4g"),
     ]
     rows = []
     for run in runs:

@@ -71,7 +71,7 @@ class Observer:
         if self._every or mark or folder.telemetry.exists():
             # Lines of a process that died, or of one that measured more often, are cut off even where none is added.
             self._log = MetricsLog(folder.telemetry, mark)
-        if self._every and {recipe.kind(role) for role in GemmRole} == {"bf16"}:
+        if self._every and {own.kind(role) for own in recipe.treatments() for role in GemmRole} == {"bf16"}:
             sink.note("telemetry has no operands to measure: the recipe quantizes none")
         if asked.tensorboard:
             self._trackers.append(TensorBoard(folder.path, step))

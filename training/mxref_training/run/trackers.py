@@ -45,16 +45,16 @@ class TensorBoard(Tracker):
         except ImportError as err:
             raise _missing("--tensorboard", "tensorboard") from err
         # Events after `step` are of a process that died, and are written again.
-        self._writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=step + 1)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write each number as a scalar."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close the event file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class Hosted(Tracker):
