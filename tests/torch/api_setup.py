@@ -27,6 +27,11 @@ class Recorder(ReferenceBackend):
     def __init__(self) -> None:
         super().__init__()
         self.made: list[tuple[int, int, Any]] = []
+        self.products = 0
+
+    def scaled_gemm(self, *operands: Any, **given: Any) -> Any:
+        self.products += 1
+        return super().scaled_gemm(*operands, **given)
 
     def quantize(self, x: Any, spec: Any, *, placement: Any, **given: Any) -> Any:
         q = super().quantize(x, spec, placement=placement, **given)

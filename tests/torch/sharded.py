@@ -16,7 +16,7 @@ from mxref import get_backend
 from mxref_torch import advance, check_census, convert
 from mxref_training.config import find_recipe
 
-RANKS, STEPS, TOKENS = 2, 3, 64
+RANKS, TOKENS = 2, 64
 
 
 def built(backend: str, recipe: str) -> tuple[nn.Module, Any]:
@@ -25,11 +25,11 @@ def built(backend: str, recipe: str) -> tuple[nn.Module, Any]:
     return model, convert(model, find_recipe(recipe), backend=get_backend(backend), seed=1).context
 
 
-def train(model: nn.Module, context: Any, recipe: str) -> list[float]:
+def train(model: nn.Module, context: Any, recipe: str, steps: int) -> list[float]:
     """Steps of two micro-batches each, the same tokens on every rank, so that the mean over ranks is exact."""
     losses = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    for context.step in range(STEPS):
+    for context.step in range(steps):
         context.global_tokens = 2 * TOKENS
         context.reset_census()
         for part in range(2):
@@ -59,14 +59,14 @@ def main(rank: int, store: str, cases: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))
     for case in cases:
-        backend, recipe = case.split(":")
+        backend, recipe, steps = case.rsplit(":", 2)
         plain, context = built(backend, recipe)
-        want = train(plain, context, recipe)
+        want = train(plain, context, recipe, int(steps))
         model, context = built(backend, recipe)
         for layer in (model[1], model[3]):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        assert train(model, context, recipe) == want, case
+        assert train(model, context, recipe, int(steps)) == want, case
         model.reshard()  # the root keeps what it gathered for a forward pass
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter.full_tensor(), plain.get_parameter(name)), (case, name)

@@ -14,6 +14,7 @@ from api_setup import FP8, PLAIN, REFERENCE, SR, Model, Recorder, assert_same, b
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mxref.recipe_files import recipe_from_table
 from mxref_torch import Handle, advance, check_census, convert
 from mxref_torch.errors import LayerError, StepError
 
@@ -241,7 +242,16 @@ def test_the_weights_of_a_step_that_is_not_followed_are_still_guarded() -> None:
     loss_of(model, batch(0)).backward()
 
 
-@pytest.mark.parametrize("recipe", [SR, FP8], ids=["SR", "fp8"])
+def phases(until: int) -> Any:
+    """Return a recipe with FP8 before a step, and SR from it on."""
+    table = {"gemm": "ordered", "all": {"rounding": "sr"}, "schedule": [{"until": until, "recipe": "fp8"}]}
+    return recipe_from_table(table)
+
+
+RESUMED = {"SR": SR, "fp8": FP8, "a phase ends with the save": phases(2), "a phase ends after it": phases(3)}
+
+
+@pytest.mark.parametrize("recipe", RESUMED.values(), ids=RESUMED)
 def test_a_resumed_run_goes_on_to_the_bit(recipe: Any, tmp_path: Any) -> None:
     model, handle, optimizer = started(recipe)
     handle.follow(optimizer)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import mxref_torch
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import Handle, convert
-from mxref_torch.errors import LayerError
+from mxref_torch.errors import LayerError, StepError
 from mxref_torch.history import fp8_history
 
 RECIPES = {"SR": SR, "fp8": FP8, "mxfp4": PLAIN}
@@ -126,3 +126,38 @@ def test_recomputation_outside_of_the_region_is_refused() -> None:
     convert(plain, FP8, backend=REFERENCE, seed=3)
     plain.lm_head(plain.blocks(plain.embed(batch(0)))).square().mean().backward()
     assert_same(got, grads(plain))
+
+
+def test_a_schedule_begins_no_phase_within_a_region() -> None:
+    model = Model()
+    plan = recipe_from_table({"gemm": "ordered", "schedule": [{"until": 1, "recipe": "bf16"}]})
+    handle = convert(model, plan, backend=REFERENCE, steps=4)
+    before = handle.recipes
+    with (
+        mxref_torch.recipe(FP8, handle),
+        pytest.raises(StepError, match="leave the region before the phase changes"),
+    ):
+        handle.step = 1
+    assert handle.recipes == before
+    handle.step = 1
+    assert handle.recipes != before
+    with (
+        pytest.raises(LayerError, match="a recipe with a schedule has 2 phases"),
+        mxref_torch.recipe(plan, handle),
+    ):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer
+def test_compiled_code_has_the_regions_recipe_too() -> None:
+    torch._dynamo.reset()
+    model = Model()
+    handle = convert(model, PLAIN, backend=REFERENCE, seed=3)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for name in ("mxfp4", "SR", "fp8", "mxfp4"):
+        model.zero_grad()
+        with mxref_torch.recipe(RECIPES[name], handle):
+            loss = loss_of(run, batch(0))
+        loss.backward()
+        assert_same(grads(model), gradients(RECIPES[name]))
+        handle.restart()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,35 +10,28 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ranks import assert_ranks_print
+
 from mxref import get_backend
 from mxref.errors import DtypeError, MxrefError
 from mxref_torch.bridge import to_backend
 from mxref_torch.errors import LayerError
 
-CASES = ["reference:mxfp4", "reference:tseng", "reference:fp8", "reference:bf16"]
+CASES = [f"reference:{recipe}:3" for recipe in ("mxfp4", "tseng", "fp8", "bf16")]
 with suppress(MxrefError):  # where numba is not installed
-    CASES += [f"{get_backend('numba').name}:{recipe}" for recipe in ("mxfp4_h16", "tseng")]
+    CASES += [f"{get_backend('numba').name}:{recipe}:3" for recipe in ("mxfp4_h16", "tseng")]
 
 
-def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("sharded.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store"), *CASES],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, output
-            assert output.split("\n")[:-1] == [f"{rank} {case} equal" for case in CASES]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+INTERPRETED = ["mxref_triton:TritonBackend:mxfp4:1"]
+
+
+@pytest.mark.parametrize("cases", [CASES, INTERPRETED], ids=["compiled", "interpreted"])
+def test_two_ranks_take_the_steps_of_one(cases: list[str], tmp_path: Path) -> None:
+    settings = {}
+    if cases is INTERPRETED:
+        pytest.importorskip("triton")
+        settings["TRITON_INTERPRET"] = "1"
+    assert_ranks_print([f"{case} equal" for case in cases], "sharded.py", tmp_path, *cases, settings=settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])

@@ -195,7 +195,7 @@ class Handle:
         elif not self._closing:
             # An optimizer that steps within the backward pass: the step ends with that pass.
             self._closing = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._close)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._close)
 
     def _close(self) -> None:
         self._closing = False

@@ -74,7 +74,7 @@ class MicroBatches:
         # A backward pass within another one ends before all recomputation has ended.
         if task not in (-1, self._task) and self._recomputing in (-1, task):
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._move_on)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._move_on)
 
     def _move_on(self) -> None:
         """Go to the next micro-batch, if one ran."""

@@ -34,7 +34,7 @@ def keep_plain(layer: MXLinear, source: nn.Linear) -> None:
         vars(layer)[name] = vars(source)[name]
     vars(layer)["_is_full_backward_hook"] = source._is_full_backward_hook
     # In a tuple: as an attribute it would be a child, and have names in state dicts.
-    layer._plain = (plain,)
+    vars(layer)["_plain"] = (plain,)
 
 
 def plain_of(layer: MXLinear) -> nn.Linear:

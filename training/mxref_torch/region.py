@@ -19,17 +19,17 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     """Let all converted layers of a model compute by another recipe within a `with` statement.
 
     A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
-    forward pass alone, or both. With activation checkpointing, wrap both: a
-    recomputation outside is refused, but `use_reentrant=True` hides it. `keep_bf16` of this recipe says which
-    layers compute in BF16 meanwhile. Regions may be nested. FP8's history lives on between regions. A region ends
-    before the model's own recipe enters another phase.
+    forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused, but
+    `use_reentrant=True` hides it. `keep_bf16` and `layers` of this recipe say what each layer computes in meanwhile.
+    Regions may be nested. FP8's history lives on between regions. A region ends before the model's own recipe enters
+    another phase.
 
     Args:
         recipe: a recipe, the name of a shipped recipe, or a file.
         model: a converted model, or its handle.
 
     Raises:
-        LayerError: a model that is not converted, or a width that blocks do not divide.
+        LayerError: a model that is not converted, a recipe with a schedule, or a width that blocks do not divide.
         UnsupportedError: the recipe asks for what the backend of the layers does not declare.
     """
     handle = model if isinstance(model, Handle) else Handle(model)

@@ -41,7 +41,7 @@ class LayerCensus(Counter[Gemm]):
     trained: bool = False
     """Whether a GEMM of the backward pass ran since the last optimizer step."""
     listener: Callable[[GemmRole, int], None] | None = None
-    """Is told the role and the tokens of each GEMM that ran."""
+    """Is told the role and the tokens of each GEMM that ran, those of a recomputation too."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what a copy or a pickle is made of, without the listener; `Counter` leaves all attributes out."""
@@ -134,6 +134,8 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
     """
     census = None if tally is None else _tallies.get(tally.item())
     gemm = GemmRole(role), a, b
+    if isinstance(census, LayerCensus) and census.listener is not None:
+        census.listener(gemm[0], tokens)
     if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
         return
     census[gemm] += 1
@@ -142,8 +144,6 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         census.trained |= gemm[0] is not GemmRole.FPROP
         if census.whole is not None:
             census.whole[gemm] += 1
-        if census.listener is not None:
-            census.listener(gemm[0], tokens)
 
 
 _device_step: torch.Tensor | None = None

@@ -1,0 +1,50 @@
+"""The programs of the pages run as they stand there, and print what the pages say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import mxref_torch
+from places import ROOT
+
+
+@pytest.mark.parametrize("page", ["torch-layer", "transformers"])
+def test_the_program_of_a_page_prints_what_is_written(page: str, tmp_path: Path) -> None:
+    if page == "transformers":
+        pytest.importorskip("transformers")
+    text = (ROOT / "docs" / "how-to" / f"{page}.rst").read_text(encoding="utf-8")
+    found = re.search(
+        r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)\nIt prints\n\n\.\. code-block:: text\n\n((?:   .*\n|\n)+)",
+        text,
+    )
+    program, printed = (textwrap.dedent(part).strip() + "\n" for part in found.groups())
+    assert len([line for line in program.splitlines() if line.strip()]) <= 40
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
+
+
+def test_every_public_name_is_on_the_page_with_an_example() -> None:
+    """The examples themselves run with those of all pages."""
+    text = (ROOT / "docs" / "reference" / "api-torch.rst").read_text(encoding="utf-8")
+    parts = re.split(r"^\.\. auto\w+:: mxref_torch\.(\w+)$", text, flags=re.MULTILINE)[1:]
+    described = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert sorted(described) == mxref_torch.__all__
+    assert [name for name, example in described.items() if ">>>" not in example] == []
