@@ -121,7 +121,7 @@ class CapturedStep:
         on_gpu = self._device.type == "cuda"
         self.capture = on_gpu if capture is None else capture
         self._check(on_gpu)
-        self._stream = torch.cuda.Stream(self._device) if on_gpu else None
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._lrs = [torch.zeros((), device=self._device) for _ in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["capturable"] = True
@@ -226,7 +226,7 @@ class CapturedStep:
         if self._device.type == "cuda":
             pending.host = torch.empty(self._outcome.shape, pin_memory=True)
             pending.host.copy_(self._outcome, non_blocking=True)
-            pending.done = torch.cuda.Event()
+            pending.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             pending.done.record()
         else:
             pending.host = self._outcome.clone()

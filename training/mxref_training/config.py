@@ -194,6 +194,16 @@ class OptimConfig:
             _require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
 
 
+class Compile(StrEnum):
+    """What `torch.compile` compiles."""
+
+    NONE = "none"
+    BLOCK = "block"
+    """Each decoder layer; all of them share one graph."""
+    MODEL = "model"
+    """The whole model as one graph."""
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Length of a run, its batches, and what is written when."""
@@ -221,6 +231,13 @@ class RunConfig:
     """Threads of PyTorch; 0 leaves its default."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is where the backend computes."""
+    compile: Compile = Compile.NONE
+    """What `torch.compile` compiles: `none`, `block` or `model`."""
+    capture: bool = False
+    """Run each step as one CUDA graph, and report it when the next has been started; on a CPU without the graph.
+
+    The learning rate is then rounded to float32.
+    """
 
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")

@@ -125,7 +125,7 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         a: format of the first operand.
         b: format of the second.
     """
-    census = None if tally is None else _tallies.get(tally.item())
+    census = None if tally is None else _tallies.get(int(tally.item()))
     gemm = GemmRole(role), a, b
     if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
         return
@@ -159,9 +159,8 @@ def device_step(step: torch.Tensor) -> Iterator[None]:
 
 def placed(stream: Stream, *where: Any) -> Placement:
     """Return a placement whose step is the one of `device_step`, if there is one."""
-    if _device_step is None:
-        return Placement(stream, *where)
-    return Placement(stream, *where, step=_device_step)
+    step = {} if _device_step is None else {"step": _device_step}
+    return Placement(stream, *where, **step)
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
