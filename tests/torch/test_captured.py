@@ -211,3 +211,34 @@ def test_what_cannot_be_captured_is_refused() -> None:
     model.head.to("meta")
     with pytest.raises(LayerError, match=r"one device, got \['cpu', 'meta'\]"):
         CapturedStep(model, context, loss_of, optimizer, tokens=TOKENS)
+
+
+class Weights(ReferenceBackend):
+    """Counts the reads of weights [128, 64], a shape that nothing else has here."""
+
+    reads = 0
+
+    def quantize(self, x: Any, spec: Any, **named: Any) -> Any:
+        self.reads += tuple(x.shape) == (128, 64)
+        return super().quantize(x, spec, **named)
+
+    def quantize_dual(self, x: Any, specs: Any, **named: Any) -> Any:
+        self.reads += tuple(x.shape) == (128, 64)
+        return super().quantize_dual(x, specs, **named)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize(("recipe", "reads"), [("fp8", 0), ("mxfp4_h16", 2), ("mixed", 2)])
+def test_compiled_blocks_read_weights_that_were_made_once_for_all_micro_batches(
+    recipe: str, reads: int
+) -> None:
+    torch._dynamo.reset()
+    want, trained = plainly(recipe, 2)
+    backend = Weights()
+    take, model = stepping(recipe, 2, backend)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block, backend="aot_eager", fullgraph=True)
+    assert [outcome.loss for outcome in taken(take)] == want
+    assert backend.reads == STEPS * reads  # up and gate
+    assert list(weights(model).values()) == list(trained.values())

@@ -296,6 +296,9 @@ class CapturedStep:
     def _body(self) -> None:
         """Run all of a step; nothing in it waits for the device."""
         losses = []
+        if self._parts > 1:
+            for layer in self._layers:
+                layer.hold_weights(self.context.place)
         for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self._inputs), strict=True)):
             self.context.token_origin = number * (self._tokens // self._parts)
             loss = self._loss(self.model, *micro_batch) / self._parts
