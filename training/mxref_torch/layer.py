@@ -88,7 +88,7 @@ class MXLinear(nn.Linear):
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
-        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x)
+        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             if self.low_precision and not torch.compiler.is_compiling():
                 self._check_step()
