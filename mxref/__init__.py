@@ -1,6 +1,8 @@
 """mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed."""
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities
+from mxref.check import check_quantizer
 from mxref.dialects import DIALECTS
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError, UnsupportedError
@@ -57,6 +59,7 @@ __all__ = [
     "SignPolicy",
     "Stream",
     "UnsupportedError",
+    "check_quantizer",
     "dequantize",
     "get_backend",
     "hadamard",

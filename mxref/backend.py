@@ -8,9 +8,8 @@ underscored ones compute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -24,89 +23,17 @@ from mxref.arguments import (
     check_placement,
 )
 from mxref.arrays import as_array, as_sum, described
+from mxref.capabilities import Capabilities
 from mxref.dialects import Dialect
 from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
-from mxref.formats import INPUT_DTYPES, MXFP4, BlockFormat, BlockShape, Nonfinite
-from mxref.gemm import OUT_DTYPES, check_gemm, check_sum, gemm_profile
+from mxref.formats import BlockFormat, Nonfinite
+from mxref.gemm import check_gemm, check_sum, gemm_profile
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.placement import Placement
 from mxref.plan import QuantPlan, check_input, dtype_name, plan_quantize
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref.steps.hadamard import SIZES, Rotation
-from mxref.steps.rounding import MAX_SR_BITS, Rounding
-from mxref.steps.scale import ScaleRule
-
-Gemm = tuple[GemmProfile, BlockFormat, BlockFormat]
-"""What a scaled GEMM is asked for: its profile, the format of A and that of B."""
-
-
-def every_gemm(profiles: Iterable[GemmProfile], formats: Iterable[BlockFormat]) -> frozenset[Gemm]:
-    """Return each profile with each pair of formats that have the same block length."""
-    formats = tuple(formats)
-    return frozenset((p, a, b) for p in profiles for a in formats for b in formats if a.k == b.k)
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend promises to do bit for bit; asking for more raises UnsupportedError.
-
-    Implements: conformance.capabilities, rounding.native_sr
-    """
-
-    formats: frozenset[BlockFormat] = frozenset({MXFP4})
-    """Block formats that `quantize` makes and `dequantize` reads."""
-    scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
-    roundings: frozenset[Rounding] = frozenset(Rounding)
-    max_sr_bits: int = MAX_SR_BITS
-    blocks: frozenset[BlockShape] = frozenset(BlockShape)
-    hadamard_sizes: frozenset[int] = frozenset(SIZES)
-    prescale: bool = True
-    in_dtypes: frozenset[str] = frozenset(INPUT_DTYPES)
-    dequantize_dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
-    gemms: frozenset[Gemm] = every_gemm({GemmProfile.ORDERED}, {MXFP4})
-    """Profiles of `scaled_gemm`, each with the formats of its two operands."""
-    gemm_dtypes: frozenset[str] = frozenset(OUT_DTYPES)
-    bounded_class: str = "fp32"
-    """Error class of the profile `bounded`."""
-    bounded_max_scale: int = 254
-    """Largest scale code for which `bounded` is promised."""
-    devices: frozenset[str] = frozenset({"cpu"})
-    arrays: str = "numpy"
-    """Library whose arrays the operations take and give: `numpy` or `torch`."""
-    native_sr: bool = False
-    """Whether SR comes from the hardware's own random bits: statistical tests only."""
-
-    def profiles(self, a: BlockFormat, b: BlockFormat) -> frozenset[GemmProfile]:
-        """Return the GEMM profiles that are declared for operands of these formats."""
-        return frozenset(profile for profile, *formats in self.gemms if formats == [a, b])
-
-    def require(self, backend: str, capability: str, value: Any) -> None:
-        """Raise UnsupportedError, naming the field, unless `value` is declared in it.
-
-        Implements: conformance.unsupported
-        """
-        declared = getattr(self, capability)
-        if value not in declared:
-            names = ", ".join(sorted(map(declared_words, declared))) or "nothing"
-            raise UnsupportedError(
-                f"backend {backend!r} does not declare {declared_words(value)} in {capability} (declared: {names}); "
-                "change the recipe or choose another backend"
-            )
-
-    def require_prepared(self, backend: str, profile: GemmProfile, b: BlockFormat) -> None:
-        """Raise UnsupportedError unless a GEMM of this profile is declared whose operand B has this format."""
-        if not any((p, f) == (profile, b) for p, _, f in self.gemms):
-            self.require(backend, "gemms", (profile, b, b))
-
-    def require_prescale(self, backend: str) -> None:
-        """Raise UnsupportedError unless the prescale is declared, in quantization and in the GEMM alike."""
-        if not self.prescale:
-            raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
-
-
-def declared_words(value: Any) -> str:
-    """Return a declared value as an error message shows it, as in `ordered of mxfp4 x mxfp4`."""
-    return f"{value[0]} of {value[1]} x {value[2]}" if isinstance(value, tuple) else str(value)
+from mxref.steps.hadamard import Rotation
+from mxref.steps.rounding import Rounding
 
 
 class Backend(ABC):
@@ -169,6 +96,8 @@ class Backend(ABC):
         check_placement("placement", placement)
         pad = check_bool("pad", pad)
         caps.require(self.name, "in_dtypes", dtype_name(x))
+        if placement.step is not None:
+            caps.require_device_steps(self.name)
         if isinstance(spec.format, BlockFormat):  # the plan refuses any other
             caps.require(self.name, "formats", spec.format)
         caps.require(self.name, "scale_rules", spec.scale_rule)

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from mxref.backend import Backend, Capabilities
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities
 from mxref.errors import BackendError, LoadError, MxrefError
 from mxref.tomlio import nearest, suggestion
 

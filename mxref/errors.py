@@ -37,3 +37,7 @@ class LoadError(BackendError):
 
 class UnsupportedError(MxrefError, NotImplementedError):
     """A request that the backend does not declare in its capabilities. There is no fallback."""
+
+
+class ConformanceError(MxrefError, AssertionError):
+    """An answer that differs from the reference's. `require` shows it in several lines."""

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.errors import FileFormatError, ShapeError
+from mxref.errors import FileFormatError, ShapeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat, BlockShape
 from mxref.layouts.packed import unpack
-from mxref.steps.hadamard import Rotation
+from mxref.steps.hadamard import LateRotation, Rotation
 
 _FORMAT = "mxref.mxarray.1"
 
@@ -56,7 +56,7 @@ class MXArray:
     block: BlockShape = BlockShape.ROW
     prescale: bool = False
     """Whether elements carry the factor `format.element.prescale`, 3/4 for MXFP4."""
-    rotation: Rotation | None = None
+    rotation: Rotation | LateRotation | None = None
     """The Hadamard transform that the elements carry."""
     format: BlockFormat = MXFP4
 
@@ -104,7 +104,7 @@ class MXArray:
                 f"MXArray: shape {self.shape!r} must hold integers, axis {self.axis!r} be one, "
                 f"and block {self.block!r} be one of {', '.join(BlockShape)}"
             ) from err
-        if self.rotation is not None and not isinstance(self.rotation, Rotation):
+        if not isinstance(self.rotation, Rotation | LateRotation | None):
             raise ShapeError(
                 f"MXArray: rotation must be a Rotation or None, got {type(self.rotation).__name__}"
             )
@@ -146,7 +146,9 @@ class MXArray:
             extra.append(f"padded to {self.length}")
         if self.prescale:
             extra.append(f"prescaled {Fraction(self.format.element.prescale)}")
-        if self.rotation:
+        if isinstance(self.rotation, LateRotation):
+            extra.append(f"H{self.rotation.n} signs drawn on the device")
+        elif self.rotation:
             extra.append(
                 f"H{self.rotation.n}" + (f" signs={self.rotation.signs:#x}" if self.rotation.signs else "")
             )
@@ -167,8 +169,14 @@ class MXArray:
 
         Raises:
             FileFormatError: another suffix.
+            UnsupportedError: the device drew the signs of the transform, and a file has no place for its step.
         """
         path = _path(path)
+        if isinstance(self.rotation, LateRotation):
+            raise UnsupportedError(
+                "the signs of this array's Hadamard transform were drawn on the device, at a step that is known there "
+                "alone, so a file cannot hold them; quantize with the number as the step of placement.stream"
+            )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {
             "format": _FORMAT, "shape": list(self.shape), "axis": self.axis, "block": self.block.value,

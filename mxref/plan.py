@@ -7,7 +7,7 @@ place and refused with the same words everywhere.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import index
 from typing import Any
@@ -20,7 +20,7 @@ from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, BlockShape, 
 from mxref.mxarray import MXArray, on_host
 from mxref.placement import Placement, integers
 from mxref.recipe import OperandSpec
-from mxref.steps.hadamard import Rotation, SignPolicy, draw_rotation
+from mxref.steps.hadamard import LateRotation, Rotation, SignPolicy, draw_rotation, sign_stream
 from mxref.steps.random import Stream, check_operand
 from mxref.steps.rounding import Rounding
 
@@ -73,6 +73,10 @@ class QuantPlan:
     global_shape: tuple[int, ...]
     unit: int
     """Alignment of the block axis: lcm(k, Hadamard size)."""
+    step: Any = field(default=None, compare=False)
+    """int64 [1] on the device: the step of `stream` and of `signs`, from the placement; set if one of them needs it."""
+    signs: Stream | None = None
+    """Stream of the signs that kernels draw at `step`; set with `step` only, and `rotation` has no signs then."""
 
     @property
     def format(self) -> BlockFormat:
@@ -136,8 +140,10 @@ class QuantPlan:
                     f"NaN or Inf in {int(spoiled.sum())} blocks, the first at {where} of the scales (block axis last); "
                     "nonfinite = 'nan_block' would store them as NaN blocks"
                 )
+        rotation = self.rotation
+        late = LateRotation(rotation.n, self.signs) if rotation and self.signs else None
         return MXArray(
-            codes, scales, self.shape, self.axis, self.spec.block, self.spec.prescale, self.rotation,
+            codes, scales, self.shape, self.axis, self.spec.block, self.spec.prescale, late or rotation,
             self.format,
         )  # fmt: skip
 
@@ -177,8 +183,14 @@ def plan_quantize(
                 "pass placement=Placement(Stream(seed, step, layer, operand))"
             )
         bits["stream"] = check_operand(stream)
-    if spec.signs is not SignPolicy.NONE:
+    late = placement.step is not None
+    if late and spec.signs in (SignPolicy.PER_STEP, SignPolicy.PER_STEP_LAYER):
+        # The plan itself has to serve every step.
+        bits["signs"] = replace(sign_stream(spec.signs, stream), step=0)
+    elif spec.signs is not SignPolicy.NONE:
         bits["rotation"] = draw_rotation(spec.hadamard, spec.signs, stream)
+    if late and ("stream" in bits or "signs" in bits):
+        bits["step"] = placement.step
     return replace(plan, **bits) if bits else plan
 
 

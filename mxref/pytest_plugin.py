@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the group `mxref`."""
-    group = parser.getgroup("mxref", "conformance to the MXFP4 specification")
+    group = parser.getgroup("mxref", "conformance of a backend to the mxref specification")
     group.addoption(
         "--mxref-backend",
         metavar="NAME",
@@ -91,7 +91,8 @@ class _Clause(pytest.Item):
     def runtest(self) -> None:
         """Fail with the shrunk block, or skip if the backend declares nothing that the clause covers."""
         from mxref.conformance.model import NOT_ASKED
-        from mxref.conformance.report import failure_text, reasons_text
+        from mxref.conformance.outcome import failure_text
+        from mxref.conformance.report import reasons_text
 
         report = self.backend.report
         result = next((c for c in report.clauses if c.clause == self.name), None)

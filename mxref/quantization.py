@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mxref.arguments import as_spec, check_bool, check_mxarray, check_name, check_placement
 from mxref.arrays import as_array
 from mxref.dialects import Dialect
-from mxref.errors import DtypeError
+from mxref.errors import DtypeError, UnsupportedError
 from mxref.formats import CANONICAL_NAN, BlockShape
 from mxref.layouts.packed import pack, unpack
 from mxref.mxarray import MXArray
@@ -47,6 +47,7 @@ def quantize(
         ShapeError: lengths, axis or origin that do not fit.
         NonfiniteError: NaN or Inf under `nonfinite = "raise"`.
         RecipeError: a format without blocks, or SR or random signs without the random stream of an operand.
+        UnsupportedError: a step in the memory of a device.
 
     Source: OCP MX v1.0, section 6.3.
 
@@ -54,9 +55,12 @@ def quantize(
     """
     x = as_array(x)
     check_input(x)
-    plan = plan_quantize(
-        x.shape, as_spec(spec), axis, check_placement("placement", placement), check_bool("pad", pad)
-    )
+    if check_placement("placement", placement).step is not None:
+        raise UnsupportedError(
+            "mxref.quantize runs on the host and takes no placement.step, which kernels read on their device; give the "
+            "number to the stream, as in Stream(seed, step=3)"
+        )
+    plan = plan_quantize(x.shape, as_spec(spec), axis, placement, check_bool("pad", pad))
     return plan.array(*quantize_planned(x, plan))
 
 

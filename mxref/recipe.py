@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any
 
 from mxref.errors import RecipeError
-from mxref.formats import MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
+from mxref.formats import BF16, MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SIZES, SignPolicy
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
@@ -119,9 +121,30 @@ class Fp8Scaling(StrEnum):
     """The tensor's own amax."""
 
 
+MAIN = "main"
+"""Name of the steps at which a recipe file's own treatment is in force."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive optimizer steps with one recipe."""
+
+    name: str
+    """Name of the phase, or `main`."""
+    first: int
+    """First step, from 0."""
+    end: int | None
+    """Step after the last; None if the length of the run is not known."""
+    recipe: Recipe
+    """The recipe of the whole model at these steps."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The treatment of all six GEMM operands of a linear layer, and what surrounds them.
+
+    A file that gives layers or steps other treatments is a `mxref.recipe_plan.RecipePlan`. A recipe answers the same
+    questions: `spans`, `at` and `by_layer`.
 
     Implements: linear.rotation, linear.formats, recipe.formats
     """
@@ -138,7 +161,7 @@ class Recipe:
     def __post_init__(self) -> None:
         normalize(self)
         for role in GemmRole:
-            a, b = self.operands(role)
+            a, b = Recipe.operands(self, role)  # a plan's own treatment is checked too
             for key, first, second in (
                 ("kind of format", a.format.kind, b.format.kind),
                 ("block length", *(_block_length(spec) for spec in (a, b))),
@@ -167,6 +190,47 @@ class Recipe:
         """Return the kind of format that the role's two operands share: `bf16`, `fp8` or `block`."""
         return self.operands(role)[0].format.kind
 
+    def keeps(self, name: str) -> bool:
+        """Return whether `keep_bf16` names a linear layer, given by its qualified name without wrappers."""
+        return any(fnmatchcase(name, glob) for glob in self.keep_bf16)
+
+    def by_layer(self, names: Iterable[str]) -> dict[str, Recipe]:
+        """Return the recipe of each linear layer of a model.
+
+        Args:
+            names: qualified names of all its linear layers, without wrappers.
+
+        Raises:
+            RecipeError: an entry of `layers` that selects no layer or has no effect; or a recipe with a schedule.
+
+        Implements: recipe.layers
+        """
+        return {name: BF16_RECIPE if self.keeps(name) else self for name in names}
+
+    def treatments(self) -> tuple[Recipe, ...]:
+        """Return the recipes that a layer may have at some step, the file's own first."""
+        return (self,)
+
+    def spans(self, steps: int | None = None) -> tuple[Span, ...]:
+        """Return the phases of a run of that many optimizer steps, in order and without gaps.
+
+        Raises:
+            RecipeError: phases that overlap, are empty or lie beyond the run; or a share of a run of unknown length.
+
+        Implements: recipe.schedule
+        """
+        return (Span(MAIN, 0, steps, self),)
+
+    def at(self, step: int, steps: int | None = None) -> Recipe:
+        """Return the recipe in force at an optimizer step, from 0; after the last step, that of the last step.
+
+        Raises:
+            RecipeError: a negative step, or as in `spans`.
+        """
+        if step < 0:
+            raise RecipeError(f"step = {step} is negative")
+        return next(span.recipe for span in reversed(self.spans(steps)) if span.first <= step)
+
     @property
     def digest(self) -> str:
         """First 12 hex digits of the SHA-256 of the resolved recipe.
@@ -175,3 +239,8 @@ class Recipe:
         """
         text = json.dumps(to_table(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_BF16 = OperandSpec(format=BF16)
+BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
+"""The recipe of the layers that `keep_bf16` names."""

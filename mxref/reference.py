@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities, every_gemm
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities, every_gemm
 from mxref.formats import BLOCK_FORMATS
 from mxref.gemm import scaled_gemm
 from mxref.mxarray import MXArray

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mxref.tomlio import build
 from mxref_training.config import TrainConfig, load_config
 from mxref_training.errors import DivergedError
+from mxref_training.lab.ladder import Ladder
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,23 @@ class FakeTrainer:
 
 def tiny(*overrides: str) -> TrainConfig:
     return load_config("tiny", ["run.steps=100", "run.eval_every=10", *overrides])
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    return {
+        "title": "three arms",
+        "train": {"preset": "tiny"},
+        "recipe": {"dialect": "amd", "all": {"format": "fp8"}},
+        "target": {"high_precision": ""},
+        "arm": [
+            {"name": "fp8", "label": "FP8"},
+            {"name": "fp8-seed2", "label": "FP8 again", "seed_offset": 7},
+            {"name": "h16", "label": "H16", "recipe": {"all": {"format": "mxfp4", "hadamard": 16}}},
+            {"name": "bad", "label": "bad", "recipe": {"all": {"format": "mxfp4"}}},
+        ],
+        **changes,
+    }
+
+
+def ladder(**changes: Any) -> Ladder:
+    return build(Ladder, table(**changes), "test.toml")

@@ -1,5 +1,5 @@
 """The specification on CPUs, for speed: Numba kernels, held to the reference bit for bit."""
 
-from mxref_numba.backend import NumbaBackend, backend
+from mxref_numba.backend import NumbaBackend
 
-__all__ = ["NumbaBackend", "backend"]
+__all__ = ["NumbaBackend"]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities, every_gemm
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities, every_gemm
 from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan

@@ -4,6 +4,6 @@ The same kernels run on the CPU under Triton's interpreter (TRITON_INTERPRET=1),
 without a GPU.
 """
 
-from mxref_triton.backend import TritonBackend, backend
+from mxref_triton.backend import TritonBackend
 
-__all__ = ["TritonBackend", "backend"]
+__all__ = ["TritonBackend"]

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities, every_gemm
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
 from mxref.formats import BLOCK_FORMATS, MXFP4, Nonfinite
 from mxref.mxarray import MXArray
@@ -54,6 +55,7 @@ class TritonBackend(Backend):
         gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}) | every_gemm({GemmProfile.BOUNDED}, FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",
+        device_steps=True,
     )
 
     def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from mxref import Backend, BlockShape, Capabilities, GemmProfile, Rounding, ScaleRule
-from mxref.backend import every_gemm
+from mxref.capabilities import every_gemm
 from mxref.formats import E2M1, MXFP4
 from mxref.layouts.packed import pack, unpack
 

@@ -35,7 +35,9 @@ _OWN = {
     "backends": "mxref.cli.backends:backends",
     "warm-up": "mxref.cli.warm_up:warm_up",
     "conform": "mxref.cli.conform:conform",
+    "compare": "mxref.cli.compare:compare",
     "vectors": "mxref.cli.vectors:vectors",
+    "recipes": "mxref.cli.recipes:recipes",
 }
 
 
@@ -188,4 +190,4 @@ def _source(module: str) -> Path | None:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mxref", message="%(prog)s %(version)s")
 def main() -> None:
-    """MXFP4 training, specified bit by bit: explain a block, choose a backend, train, compare recipes."""
+    """Microscaled training, specified bit by bit: explain a block, check a backend, train, compare recipes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.discovery import Candidate, candidates, choose, get_backend
 from mxref.errors import MxrefError
 from mxref.formats import FORMATS, OperandFormat

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
@@ -79,6 +80,12 @@ _INTERVAL = 30.0
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the failing blocks into this folder.")
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Repeat the operations that a training run recorded, in this process, instead of the checks.",
+)
 def conform(
     name: str | None,
     ops: tuple[str, ...],
@@ -94,6 +101,7 @@ def conform(
     junit: Path | None,
     json_file: Path | None,
     save: Path | None,
+    replay: Path | None,
 ) -> None:
     """Check a backend against the specification, clause by clause.
 
@@ -107,10 +115,13 @@ def conform(
     mxref conform --backend numba --op gemm --junit conformance.xml
     mxref conform --backend numba --format mxfp8_e4m3
     mxref conform --backend triton --jobs 16           compile kernels in parallel
+    mxref conform --backend numba --replay runs/demo/shadow.npz
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
     from mxref.conformance.report import check_writable, to_json, to_junit, write
 
+    if replay is not None:
+        _replay(replay, name)
     for path in (junit, json_file, save / "x" if save and save.is_dir() else save):
         if path is not None:
             check_writable(path)
@@ -133,6 +144,23 @@ def conform(
         write(junit, to_junit(report))
     show(report, verbose)
     click.get_current_context().exit(0 if report.ok else 1)
+
+
+def _replay(file: Path, name: str | None) -> None:
+    """Repeat a recording, print what came of it, and exit: with 0 if every answer, recorded or new, is right."""
+    from mxref.conformance.replay import replay
+
+    ctx = click.get_current_context()
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name not in ("replay", "name"):
+            raise click.UsageError(f"--replay and {option.opts[0]} exclude each other")
+    chosen, why = choose(name)
+    echo(f"backend {chosen}, {why}")
+    report = replay(file, chosen)
+    for line in str(report).splitlines():
+        echo(line)
+    ctx.exit(0 if report.ok else 1)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mxref.conformance.model import NOT_ASKED, ClauseResult, Report
+from mxref.conformance.model import ClauseResult, Report
 
 _COUNTS = ("passed", "failed", "skipped")
 
@@ -13,7 +13,7 @@ def show(report: Report, verbose: bool) -> None:
     """Print a report; with `verbose`, a line per clause and the failure of each clause that failed."""
     from rich.text import Text
 
-    from mxref.conformance.report import failure_text
+    from mxref.conformance.outcome import failure_text, totals, verdict
     from mxref.terminal import console
 
     out = console()
@@ -23,16 +23,8 @@ def show(report: Report, verbose: bool) -> None:
         head, _, body = failure_text(failure).partition("\n")
         out.print(Text(f"\n{head}", "bold red"))
         out.print(Text(body), soft_wrap=True)
-    passed, failed, skipped, compared = (report.total(n) for n in (*_COUNTS, "compared"))
-    verdict = (
-        "conforms" if report.ok else "does not conform" if failed else "declares nothing that was asked for"
-    )
-    unasked = sum(c.reasons.get(NOT_ASKED, 0) for c in report.clauses)
-    totals = f"{passed:,} checks passed, {failed:,} failed, {skipped - unasked:,} skipped as not declared"
-    totals += f", {unasked:,} {NOT_ASKED}; " if unasked else "; "
-    totals += f"{compared:,} results compared in {report.seconds:.1f} s"
-    title = (f"{report.backend} {verdict}", "bold green" if report.ok else "bold red")
-    out.print(Text.assemble("\n", title, f" ({report.level.value}, seed {report.seed}): {totals}"))
+    title = (f"{report.backend} {verdict(report)}", "bold green" if report.ok else "bold red")
+    out.print(Text.assemble("\n", title, f" ({report.level.value}, seed {report.seed}): {totals(report)}"))
     if report.failing:
         out.print(Text(f"broken, likely causes first: {', '.join(report.failing)}"))
     if not verbose and len(report.failures) > 1:

@@ -16,6 +16,7 @@ from mxref.backend import Backend
 from mxref.conformance.model import (
     CLAUSES,
     NOT_ASKED,
+    Check,
     CheckResult,
     ClauseResult,
     Failure,
@@ -40,6 +41,7 @@ __all__ = [
     "asked_clauses",
     "check",
     "checks_of",
+    "examined",
 ]
 
 
@@ -94,23 +96,15 @@ def check(
     if isinstance(backend, str) and not in_process:
         source = Processes(backend, choice, jobs, time_limit)
     else:
-        source = _Here(get_backend(backend) if isinstance(backend, str) else backend, choice)
+        found = get_backend(backend) if isinstance(backend, str) else backend
+        source = _Here(found, choice.checks(found.capabilities))
     with closing(source):
         try:
-            name, outline = source.name, source.outline
+            source.outline  # noqa: B018 - loads the backend
+            name = source.name
         except LoadError as err:
             return _not_loaded(str(backend), choice, err, time.monotonic() - start)
-        verdicts: dict[int, CheckResult] = {}
-        skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
-        for i, verdict in source.verdicts(outline.groups):
-            verdicts[i] = verdict
-            if progress:
-                progress(skipped + len(verdicts), total)
-        if shrink:  # the first failure of each clause, which is known only now
-            again = [[i] for i in _first_failures(verdicts) if i not in source.lost]
-            for i, verdict in source.verdicts(again, shrink=True):
-                verdicts[i] = _shrunk(verdicts[i], verdict)
-    results = _results(outline, verdicts)
+        results = _examined(source, shrink, progress)
     return Report(
         name, Level(level), seed, choice.ops,
         tuple(results[clause] for clause in by_rank(results)), time.monotonic() - start, choice.formats,
@@ -133,14 +127,42 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
         return by_rank(set(source.outline.clauses))
 
 
+def examined(backend: Backend, checks: list[Check], shrink: bool = True) -> dict[str, ClauseResult]:
+    """Return what came of each clause of some checks, asked of a backend in this process.
+
+    Args:
+        backend: that is asked.
+        checks: of which those are skipped whose needs it does not declare.
+        shrink: whether the first failure of each clause is shrunk.
+    """
+    return _examined(_Here(backend, checks), shrink, None)
+
+
+def _examined(
+    source: Processes | _Here, shrink: bool, progress: Callable[[int, int], None] | None
+) -> dict[str, ClauseResult]:
+    outline = source.outline
+    verdicts: dict[int, CheckResult] = {}
+    skipped, total = sum(reason is not None for reason in outline.reasons), len(outline.reasons)
+    for i, verdict in source.verdicts(outline.groups):
+        verdicts[i] = verdict
+        if progress:
+            progress(skipped + len(verdicts), total)
+    if shrink:  # the first failure of each clause, which is known only now
+        again = [[i] for i in _first_failures(verdicts) if i not in source.lost]
+        for i, verdict in source.verdicts(again, shrink=True):
+            verdicts[i] = _shrunk(verdicts[i], verdict)
+    return _results(outline, verdicts)
+
+
 class _Here:
     """Answers checks in this process, as `Processes` does in others."""
 
     lost: frozenset[int] = frozenset()
 
-    def __init__(self, backend: Backend, choice: Choice) -> None:
+    def __init__(self, backend: Backend, checks: list[Check]) -> None:
         self.name = backend.name
-        self._subject, self._checks = Subject(backend), choice.checks(backend.capabilities)
+        self._subject, self._checks = Subject(backend), checks
         self.outline = outline(self._checks, backend.capabilities)
 
     def verdicts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -12,13 +12,19 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Backend, Capabilities, declared_words
+from mxref.backend import Backend
+from mxref.capabilities import Capabilities, declared_words
+from mxref.conformance.outcome import NOT_ASKED, CheckResult, ClauseResult, Failure, Level, Report
 from mxref.conformance.watch.memory import Watched
-from mxref.formats import BLOCK_FORMATS, INPUT_DTYPES, BlockFormat, ElementFormat
-from mxref.printable import printable
+from mxref.formats import INPUT_DTYPES, BlockFormat, ElementFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
+
+__all__ = [
+    "CLAUSES", "NOT_ASKED", "Check", "CheckResult", "ClauseResult", "Failure", "Level", "Op", "Plan", "Report",
+    "Subject", "block_format", "by_rank", "cast", "declares", "element_clause", "storage_clause",
+]  # fmt: skip
 
 CLAUSES = (
     "packing.nibbles", "packing.bytes", "packing.scales", "formats.e2m1", "formats.fp8", "formats.e8m0",
@@ -38,10 +44,6 @@ CLAUSES = (
     "dialect.ocp", "dialect.amd", "dialect.nvidia", "dialect.tseng", "quantize.order",
 )  # fmt: skip
 """The clauses that a backend can break, causes first: the first one that fails is most likely to be at fault."""
-
-
-NOT_ASKED = "not asked any more"
-"""Why a check was skipped after too many that ended their process or took too long."""
 
 
 def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -67,13 +69,6 @@ def element_clause(element: ElementFormat) -> str:
 def storage_clause(element: ElementFormat) -> str:
     """Return the clause of the order of an element's codes in bytes."""
     return "packing.bytes" if element.bits == 8 else "packing.nibbles"
-
-
-class Level(StrEnum):
-    """How much is checked: both cover every clause and capability, `full` every exponent and combination."""
-
-    QUICK = "quick"
-    FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -127,48 +122,6 @@ class Op(StrEnum):
     DEQUANTIZE = "dequantize"
     HADAMARD = "hadamard"
     GEMM = "gemm"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A request that a backend answers wrongly, shrunk as far as it stays wrong."""
-
-    clause: str
-    check: str
-    message: str
-    """What is wrong, in one line."""
-    request: dict[str, str] = field(default_factory=dict)
-    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Input bits as hex words, by operand."""
-    expected: str = ""
-    got: str = ""
-    differing: tuple[int, ...] = ()
-    """Positions of the elements that differ."""
-    command: str | None = None
-    """A command that prints how the expected answer comes about."""
-    array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
-    """The shrunk input of a quantization, block axis last."""
-    file_command: str | None = None
-    """The same command for what words cannot say, tiles; FILE stands for where `array` is saved."""
-    lost: bool = False
-    """Whether the backend ended the process of the check, or took too long."""
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The outcome of one check: how many blocks, values or results were compared, and what was wrong."""
-
-    compared: int
-    failure: Failure | None = None
-    misuse: Failure | None = None
-    """What a call did to memory, whatever its answer was."""
-    unasked: str | None = None
-    """Why the backend was not asked, None where it was."""
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """What was wrong: the answer, the use of memory, or both."""
-        return tuple(failure for failure in (self.failure, self.misuse) if failure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,72 +189,6 @@ class Subject:
         if self._last is None or self._last[0] is not key:
             self._last = key, compute()
         return self._last[1]
-
-
-@dataclass
-class ClauseResult:
-    """What came of the checks of one clause."""
-
-    clause: str
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    compared: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Each capability that was not declared, or `NOT_ASKED`, and how many checks were skipped for it."""
-    failures: list[Failure] = field(default_factory=list)
-    """The first failure, or the first that ended its process or took too long."""
-
-    @property
-    def outcome(self) -> str:
-        """`failed`, `passed`, or `skipped` where nothing was declared."""
-        if self.failed:
-            return "failed"
-        return "passed" if self.passed else "skipped"
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of a conformance run."""
-
-    backend: str
-    """Its name, with control codes spelled out."""
-    level: Level
-    seed: int
-    ops: tuple[str, ...]
-    clauses: tuple[ClauseResult, ...]
-    """In the order of `CLAUSES`: causes first."""
-    seconds: float
-    formats: tuple[str, ...] = tuple(BLOCK_FORMATS)
-    """Names of the block formats that were asked about."""
-
-    def __post_init__(self) -> None:
-        # Spelled out here, before lines are measured and wrapped, and because XML cannot hold control codes.
-        object.__setattr__(self, "backend", printable(str(self.backend)))
-
-    @property
-    def ok(self) -> bool:
-        """Whether something was checked and nothing failed."""
-        return not self.failing and any(c.passed for c in self.clauses)
-
-    @property
-    def failing(self) -> tuple[str, ...]:
-        """The clauses that failed: those with a check that ended its process or took too long, then causes first."""
-        return tuple(c.clause for c in self._failed)
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """The failures, in the order of `failing`."""
-        return tuple(f for c in self._failed for f in c.failures)
-
-    @property
-    def _failed(self) -> list[ClauseResult]:
-        failed = (c for c in self.clauses if c.failed)
-        return sorted(failed, key=lambda c: not any(f.lost for f in c.failures))
-
-    def total(self, name: str) -> int:
-        """Return the sum of `passed`, `failed`, `skipped` or `compared` over all clauses."""
-        return sum(getattr(c, name) for c in self.clauses)
 
 
 def by_rank(clauses: Iterable[str]) -> list[str]:

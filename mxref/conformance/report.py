@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
-import struct
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
 from mxref import __version__
-from mxref.conformance.model import ClauseResult, Failure, Report
+from mxref.conformance.outcome import COUNTS, ClauseResult, Failure, Report, failure_text
 from mxref.errors import FileFormatError
 from mxref.printable import printable
 
 FORMAT = "mxref.conformance.1"
-_FEW, _PER_LINE = 8, 6
-_COUNTS = ("passed", "failed", "skipped", "compared")
 
 
 def to_json(report: Report) -> str:
@@ -33,14 +30,14 @@ def to_json(report: Report) -> str:
         "machine": platform.platform(),
         "ok": report.ok,
         "seconds": round(report.seconds, 3),
-        "totals": {name: report.total(name) for name in _COUNTS},
+        "totals": {name: report.total(name) for name in COUNTS},
         "clauses": [_clause(c) for c in report.clauses],
     }
     return json.dumps(table, indent=2) + "\n"
 
 
 def _clause(c: ClauseResult) -> dict[str, Any]:
-    counts = {name: getattr(c, name) for name in _COUNTS}
+    counts = {name: getattr(c, name) for name in COUNTS}
     failures = [_failure(f) for f in c.failures]
     return {"clause": c.clause, "outcome": c.outcome, **counts, "reasons": c.reasons, "failures": failures}
 
@@ -86,36 +83,6 @@ def reasons_text(c: ClauseResult) -> str:
         name, _, value = reason.partition(": ")
         fields.setdefault(name, []).append(value)
     return "; ".join(f"{name} {', '.join(filter(None, values))}".strip() for name, values in fields.items())
-
-
-def failure_text(f: Failure) -> str:
-    """Return a failure as lines: clause and check, what differs, the request, inputs, both answers, the command."""
-    lines = [f"{f.clause}: {f.check}", f"  {f.message}"]
-    if f.request:
-        lines.append("  asked     " + ", ".join(f"{k} {v}" for k, v in f.request.items()))
-    for name, words in f.inputs.items():
-        lines += [f"  {name if i == 0 else '':<9} {row}" for i, row in enumerate(_rows(words))]
-    if f.expected:
-        lines += [f"  expected  {f.expected}", f"  got       {f.got}"]
-    if f.differing:
-        lines.append(f"  differing {', '.join(map(str, f.differing))}")
-    if f.command:
-        lines.append(f"  explain   {f.command}")
-    return "\n".join(lines)
-
-
-def _rows(words: tuple[str, ...]) -> list[str]:
-    """Return input words as lines; where most are zero, only the others, with their places and values."""
-    live = [i for i, word in enumerate(words) if word.startswith("0x") and int(word, 16)]
-    if not words or not words[0].startswith("0x") or len(live) > _FEW:
-        return [" ".join(words[i : i + _PER_LINE]) for i in range(0, len(words), _PER_LINE)]
-    rows = [f"[{i}] = {words[i]} = {_float32(words[i]):.9g}" for i in live]
-    return [*rows, f"the other {len(words) - len(live)} are 0"] if len(live) < len(words) else rows
-
-
-def _float32(word: str) -> float:
-    value: float = struct.unpack(">f", bytes.fromhex(word.removeprefix("0x")))[0]
-    return value
 
 
 def check_writable(path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from mxref.arrays import described
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.conformance.checks import (
     added,
     decode,

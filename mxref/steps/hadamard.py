@@ -59,6 +59,15 @@ class Rotation:
         return np.array([-1.0 if self.signs >> i & 1 else 1.0 for i in range(self.n)], np.float32)
 
 
+@dataclass(frozen=True)
+class LateRotation:
+    """A Hadamard transform of size n after signs that a device drew, at a step that no other knows."""
+
+    n: int
+    stream: Stream
+    """Stream of the signs; its step is 0, and the device's takes its place."""
+
+
 def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation:
     """Return the rotation of size n for a GEMM, with signs from the policy and the operand's stream.
 
@@ -71,6 +80,17 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
     """
     if policy is SignPolicy.NONE:
         return Rotation(n)
+    return _drawn(n, sign_stream(policy, stream))
+
+
+def sign_stream(policy: SignPolicy, stream: Stream | None) -> Stream:
+    """Return the stream of the signs that an operand of a stream gets under a policy other than `none`.
+
+    Raises:
+        RecipeError: no stream, or one that is not an operand's.
+
+    Implements: hadamard.policy
+    """
     if stream is None:
         raise RecipeError(
             f"signs = {policy.value!r} needs a random stream: "
@@ -78,7 +98,7 @@ def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation
         )
     step = 0 if policy is SignPolicy.FIXED else stream.step
     layer = stream.layer if policy is SignPolicy.PER_STEP_LAYER else 0
-    return _drawn(n, Stream(stream.seed, step, layer, SIGN_OPERAND + check_operand(stream).role))
+    return Stream(stream.seed, step, layer, SIGN_OPERAND + check_operand(stream).role)
 
 
 # Both operands of a GEMM and all micro-batches need the same rotation.

@@ -112,7 +112,7 @@ class Steps:
         self.context = StepContext(backend, config.run.seed)
         make_linear(model, recipe if isinstance(recipe, str) else "")
         if not isinstance(recipe, str):
-            self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
+            self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed).context
         compiles = mode in (Mode.COMPILED, Mode.CAPTURED)
         torch._dynamo.reset()
         for block in model.model.layers:

@@ -181,8 +181,8 @@ def test_labels_on_a_hopper_name_what_is_launched_there_and_are_those_of_the_rec
     assert launched["fold into E4M3"] == ["_fold"]
     assert launched["cuBLAS bf16"] == ["mm"]
     assert launched["cuBLAS fp8, row-wise scales"] == launched["cuBLAS fp8, tensor scales"] == ["_scaled_mm"]
-    assert launched["MXFP4 bounded by fp8"] == ["_fold", "_fold", "_ordered_misfits", "_scaled_mm"]
-    assert launched["MXFP4 bounded by fp8, weight prepared"] == ["_fold", "_ordered_misfits", "_scaled_mm"]
+    assert launched["MXFP4 bounded by fp8"] == ["_bounded_misfits", "_fold", "_fold", "_scaled_mm"]
+    assert launched["MXFP4 bounded by fp8, weight prepared"] == ["_bounded_misfits", "_fold", "_scaled_mm"]
     assert launched["MXFP4 bounded by bf16"] == ["_flag_scales", "_dequantize", "_dequantize", "mm"]
     assert launched["MXFP4 ordered"] == ["_fold", "_fold", "_ordered_folded", "_ordered_misfits"]
     assert not any(any(by_block) for _, _, by_block in cases.values())

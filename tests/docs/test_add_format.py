@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +62,7 @@ def make_edits(tree: Path) -> None:
 
 
 def test_the_page_has_edits_and_checks_and_nothing_that_looks_like_one_is_skipped():
-    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 8
+    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 12
     assert len(code_blocks("python", "name")) == PAGE.count("code-block:: python") >= 3
 
 
@@ -70,7 +72,9 @@ def test_after_the_edits_of_the_page_its_checks_pass(tree):
     words = shlex.split(command.removeprefix("$ mxref "))
     made = run(tree, f"from mxref.cli import main\nmain({words!r})")
     assert made.returncode == 0, made.stderr
-    assert (tree / "spec" / "vectors" / "mxfp4_e3m0.json").is_file()
+    vectors = json.loads((tree / "spec" / "vectors" / "mxfp4_e3m0.json").read_text())
+    jsonschema.validate(vectors, json.loads((tree / "spec" / "vectors" / "schema.json").read_text()))
+    assert any(record.get("rule") == "nearest" for record in vectors["records"])
     # Each check is a program of its own, and all run in one new process.
     done = run(tree, "".join(f"exec({code!r}, {{}})\n" for _, code in code_blocks("python", "name")))
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -118,6 +118,32 @@ def test_packages_import_only_packages_below_them(package):
     assert not targets & {path.stem for path in TESTS.iterdir() if path.stem not in FOLDERS | {"torch": 0}}
 
 
+@packages
+def test_no_name_of_a_package_hides_its_module(package):
+    known = modules(package)
+    hidden = [
+        f"{name}.{bound}"
+        for name, path in known.items()
+        if path.name == "__init__.py"
+        for bound in names_bound(path, known)
+        if f"{name}.{bound}" in known
+    ]
+    assert not hidden
+
+
+def names_bound(path: Path, known: Iterable[str]) -> Iterator[str]:
+    """Yield the names that the top level of a module defines or imports, except imported modules."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            names = (name for target in node.targets for name in ast.walk(target))
+            yield from (name.id for name in names if isinstance(name, ast.Name))
+        elif isinstance(node, ast.ImportFrom):
+            aliases = (alias for alias in node.names if f"{node.module}.{alias.name}" not in known)
+            yield from (alias.asname or alias.name for alias in aliases)
+
+
 def test_tests_are_found_without_changing_the_path():
     changed = re.compile(r"\bsys\.path\.(?:insert|append)\(|\bsys\.path\[")
     found = [
@@ -146,6 +172,10 @@ def test_an_upward_import_and_a_circle_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setitem(FOLDERS, "mxref_numba", tmp_path)
     with pytest.raises(AssertionError, match="path imports mxref_numba.backend"):
         test_no_import_points_upward("mxref_numba")
+    (folder / "__init__.py").write_text("from mxref_numba.backend import thing as backend")
+    with pytest.raises(AssertionError, match="mxref_numba.backend"):
+        test_no_name_of_a_package_hides_its_module("mxref_numba")
+    (folder / "__init__.py").write_text("")
     with pytest.raises(AssertionError, match="circles among"):
         test_no_module_imports_itself_through_others("mxref_numba")
     (folder / "backend.py").write_text("import mxref_triton")

@@ -89,6 +89,24 @@ def test_toml_of_the_recipes_page_is_valid():
     assert [str(f) for f in recipes[1].formats(mxref.GemmRole.FPROP)] == ["bf16", "bf16"]
 
 
+def test_toml_of_the_page_of_layers_and_phases_is_a_plan():
+    pytest.importorskip("mxref_training")
+    (block,) = blocks("how-to/layers-and-phases.rst", "toml")
+    plan = recipe_from_table(tomllib.loads(block))
+    names = [f"model.layers.{i}.mlp.{part}_proj" for i in range(3) for part in ("up", "down")] + ["lm_head"]
+
+    def treatments(step):
+        found = plan.at(step, 100).by_layer(names).values()
+        return [f"{r.fprop.x.format} {r.wgrad.dy.rounding.value}" for r in found]
+
+    assert [(span.name, span.first, span.end) for span in plan.spans(100)] == [
+        ("fp8", 0, 10), ("main", 10, 90), ("tail", 90, 100)
+    ]  # fmt: skip
+    assert treatments(10) == ["mxfp4 rne", "mxfp4 sr"] * 2 + ["bf16 rne"] * 3
+    assert treatments(0) == ["fp8 rne"] * 6 + ["bf16 rne"]
+    assert treatments(99) == ["bf16 rne"] * 7
+
+
 def test_toml_of_the_ablation_page_is_a_ladder(tmp_path):
     pytest.importorskip("mxref_training.lab.ladder")
     from mxref_training.lab.ladder import load_ladder

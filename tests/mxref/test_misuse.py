@@ -318,12 +318,12 @@ def test_names_stand_for_a_shipped_recipe() -> None:
 @pytest.mark.skipif(torch is None, reason="needs torch")
 def test_a_recipe_is_enough_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MXREF_BACKEND", raising=False)
-    context = mxref_torch.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16")
+    context = mxref_torch.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16").context
     assert (context.backend, context.seed) == (mxref.get_backend(), 0)
     monkeypatch.setenv("MXREF_BACKEND", "reference")
-    assert mxref_torch.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16").backend is mxref.get_backend(
-        "reference"
-    )
+    assert mxref_torch.convert(
+        nn.Sequential(nn.Linear(32, 32)), "mxfp4_h16"
+    ).context.backend is mxref.get_backend("reference")
 
 
 def test_messages_name_the_value_and_the_way_out() -> None:

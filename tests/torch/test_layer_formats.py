@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_layer import IN, LAYER, OUT, SEED, assert_composed, build, recipe_of, tensors
+from layer_setup import IN, LAYER, OUT, SEED, assert_composed, build, recipe_of, tensors
 from torch import nn
 
 from mxref import Stream, UnsupportedError, quantize
-from mxref.backend import every_gemm
+from mxref.capabilities import every_gemm
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BF16, FP8, MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.placement import Placement

@@ -113,7 +113,7 @@ def test_names_in_messages_are_those_inside() -> None:
             backend=get_backend("reference"),
             seed=0,
         )
-    context = convert(model, RECIPE, backend=get_backend("reference"), seed=0)
+    context = convert(model, RECIPE, backend=get_backend("reference"), seed=0).context
     with torch.no_grad():
         model.lm_head.weight[0, 0] = torch.inf
     x = torch.ones(32, 32)

@@ -247,7 +247,7 @@ def test_interrupt_stops_every_child_with_a_checkpoint(files: Path, unbroken: Pa
         last,
     ), err
     assert "Traceback" not in err
-    assert "H16: SIGINT: stops after this step; the next one ends it at once" in err
+    assert "H16: SIGINT: stops after this step; a second signal ends it at once" in err
     step = latest(tmp_path, "h16")
     assert 2 <= step < 8
     assert f"interrupted: SIGINT after step {step} of 8: saved" in log(tmp_path, "h16")

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from mxref.recipe_files import recipe_from_table
 from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import CheckpointError, ConfigError
 from training_setup import CONFIG, change, metrics, run
@@ -58,9 +59,21 @@ def test_a_compiled_run_has_the_metrics_of_an_eager_one(
     assert trained(tmp_path / how, compile=Compile(how), steps=3) == trained(tmp_path / "plain", steps=3)
 
 
+def test_a_phase_is_captured_anew_under_its_own_recipe(tmp_path: Path) -> None:
+    recipe = recipe_from_table(
+        {"all": {"format": "mxfp4"}, "schedule": [{"until": 2, "recipe": "fp8", "name": "warm"}]}
+    )
+    run(tmp_path / "plain", recipe, configured())
+    run(tmp_path / "late", recipe, configured(capture=True))
+    assert metrics(tmp_path / "late") == metrics(tmp_path / "plain")
+    assert b"warm" in metrics(tmp_path / "late")
+
+
 def test_the_keys_are_checked() -> None:
     with pytest.raises(ConfigError, match="compile"):
         load_config("tiny", ["run.compile=blocks"])
     with pytest.raises(ConfigError, match="capture"):
         load_config("tiny", ["run.capture=1"])
+    with pytest.raises(ConfigError, match="set both to 0, or run.capture = false"):
+        load_config("tiny", ["run.capture=true", "run.shadow=0.1"])
     assert load_config("tiny", ["run.compile=block", "run.capture=true"]).run.compile == "block"

@@ -25,6 +25,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.steps.rounding import Rounding
 from mxref_torch.errors import LayerError
+from mxref_torch.history import fp8_history
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.model.llama import Llama
@@ -92,15 +93,16 @@ def test_evaluating_more_often_trains_no_differently(tmp_path: Path, recipe: Rec
 def test_evaluation_leaves_no_trace(recipe: Recipe | str) -> None:
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     model = Llama(CONFIG.model)
-    context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0)
+    context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0).context
     model(torch.from_numpy(CORPUS.train.ids[:64].astype(np.int64).reshape(2, 32))).sum().backward()
     context.token_origin, context.global_tokens = 64, 128
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in (model.state_dict() | fp8_history(model)).items()}
     seen = context.token_origin, context.global_tokens, dict(context.census), torch.get_rng_state()
     found = evaluate(model, context, CORPUS.val.ids, seq_len=32, batch=1, limit=96)
     assert found.tokens == 96
     assert 0 < found.loss < 10
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    now = model.state_dict() | fp8_history(model)
+    assert all(torch.equal(now[name], tensor) for name, tensor in state.items())
     assert (context.token_origin, context.global_tokens, dict(context.census)) == seen[:3]
     assert torch.equal(torch.get_rng_state(), seen[3])
     assert model.training
@@ -108,7 +110,9 @@ def test_evaluation_leaves_no_trace(recipe: Recipe | str) -> None:
 
 def test_evaluation_is_on_the_first_tokens_in_order() -> None:
     model = Llama(CONFIG.model)
-    context = mxref_torch.convert(model, find_recipe("bf16"), backend=get_backend("reference"), seed=0)
+    context = mxref_torch.convert(
+        model, find_recipe("bf16"), backend=get_backend("reference"), seed=0
+    ).context
     ids = CORPUS.val.ids
     changed = ids.copy()
     changed[97:] = 0  # beyond the three windows that are read, and the target of their last token

@@ -189,7 +189,7 @@ def history(folder: Path) -> History:
     for layer in model.values():
         nn.init.normal_(layer.weight, generator=generator)
     recipe = recipe_from_table({"all": {"format": "fp8"}, "keep_bf16": []})
-    context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0)
+    context = mxref_torch.convert(model, recipe, backend=get_backend("reference"), seed=0).context
     kept = {(layer, tensor): oracle.Fp8History(tensor) for layer in LAYERS for tensor in oracle.FP8_MAX}
     out = History([], [])
     for step, micro_batches in enumerate(AMAXES):

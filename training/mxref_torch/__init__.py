@@ -1,21 +1,30 @@
 """Linear layers whose three GEMMs run in microscaled formats, for any PyTorch model.
 
-`convert(model, recipe)` replaces every `torch.nn.Linear`. The other functions guard a run: the census counts the
-GEMMs that ran, and the check of stochastic rounding looks at its mean and spread before the first step.
+`convert(model, recipe)` replaces the `torch.nn.Linear` modules and returns a `Handle`, which follows the optimizer.
+The other functions guard a run: the census counts the GEMMs that ran, and the check of stochastic rounding looks at
+its mean and spread before the first step.
 """
 
 from mxref_torch.census import check_census, expected_census
 from mxref_torch.context import StepContext
 from mxref_torch.conversion import convert
-from mxref_torch.errors import LayerError, StepError
+from mxref_torch.errors import LayerError, ShadowError, StepError
+from mxref_torch.finite import find_nonfinite
 from mxref_torch.gradient import sole_uses
+from mxref_torch.handle import Handle
 from mxref_torch.layer import MXLinear
+from mxref_torch.recording import record
+from mxref_torch.region import recipe
+from mxref_torch.shadow import shadow
 from mxref_torch.steps import advance, restart
 from mxref_torch.stochastic import check_stochastic_rounding
+from mxref_torch.telemetry import telemetry
 
 __all__ = [
+    "Handle",
     "LayerError",
     "MXLinear",
+    "ShadowError",
     "StepContext",
     "StepError",
     "advance",
@@ -23,6 +32,11 @@ __all__ = [
     "check_stochastic_rounding",
     "convert",
     "expected_census",
+    "find_nonfinite",
+    "recipe",
+    "record",
     "restart",
+    "shadow",
     "sole_uses",
+    "telemetry",
 ]

@@ -132,6 +132,7 @@ class CapturedStep:
         self._graded: list[int] = []  # parameters that have a gradient
         self._graph: Any = None
         self._taken = 0
+        self._next: int | None = None  # number of the next step
         self._pending: _Pending | None = None
 
     def _check(self, on_gpu: bool) -> None:
@@ -165,10 +166,20 @@ class CapturedStep:
             StepError: the number of the step before it.
         """
         if step is None:
-            step = self._pending.step + 1 if self._pending else self.context.step
+            step = self.context.step if self._next is None else self._next
         if self._pending and step == self._pending.step:
             raise StepError(f"step {step} was started already; each step has a number of its own")
         self._check_batch(batch)
+        self._next = step + 1
+        schedule = self.context.schedule
+        if schedule is not None and schedule.begins(step) is not None:
+            # The step before is settled under its own recipe; the new one is captured anew.
+            outcome = self.finish()
+            self.context.step = step
+            self._check(self._device.type == "cuda")
+            self._graph, self._taken = None, 0
+            self._pending = self._start(step, batch)
+            return outcome
         before, self._pending = self._pending, self._start(step, batch)
         return None if before is None else self._settled(before)
 
@@ -177,9 +188,7 @@ class CapturedStep:
         last, self._pending = self._pending, None
         if last is None:
             return None
-        outcome = self._settled(last)
-        self.context.step = last.step + 1
-        return outcome
+        return self._settled(last)
 
     def _check_batch(self, batch: Sequence[Tensor]) -> None:
         for tensor in batch:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from mxref.backend import Backend
+from mxref.discovery import get_backend
+from mxref.errors import MxrefError
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import StepError
+from mxref_torch.schedule import RecipeSchedule
 from mxref_torch.sharing import SharedOperands
 
 
@@ -25,7 +29,7 @@ class StepContext:
     backend: Backend
     seed: int
     step: int = 0
-    """Optimizer step, from 0."""
+    """Optimizer step, from 0. Setting it gives every layer its recipe at that step."""
     token_origin: int = 0
     """Index of the micro-batch's first token within the optimizer step (sample index * sequence length)."""
     global_tokens: int | None = None
@@ -36,6 +40,8 @@ class StepContext:
     """The same for each layer, in the order of layer indices."""
     sole_uses: Mapping[Any, torch.Tensor] = field(default_factory=dict)
     """Weights to whose `.grad` Wgrad adds in place, by node, from `mxref_torch.sole_uses`. Autograd adds the others."""
+    schedule: RecipeSchedule | None = None
+    """The phases of the run; `schedule.span` is the one in force."""
 
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
@@ -62,12 +68,34 @@ class StepContext:
         return self._streams[operand]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step" and self.schedule is not None:
+            self.schedule.enter(value)
         super().__setattr__(name, value)
         if name in ("step", "token_origin", "global_tokens"):
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
             if "shared" in vars(self):
                 self.shared.clear()
+
+    @property
+    def follows_schedule(self) -> bool:
+        """Whether layers change their recipes during the run, so that the step has to be right."""
+        return self.schedule is not None and self.schedule.changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: a backend that is found by its name travels as its name."""
+        state = dict(vars(self))
+        with suppress(MxrefError):
+            if get_backend(self.backend.name) is self.backend:
+                state["backend"] = self.backend.name
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of `__getstate__`, in this process or another."""
+        vars(self).update(state)
+        if isinstance(state["backend"], str):
+            self.backend = get_backend(state["backend"])
+        self.backend_key = operators.register_backend(self.backend)
 
     def reset_census(self) -> None:
         """Forget the GEMMs counted so far."""
@@ -93,12 +121,15 @@ class StepContext:
             draws: whether the layers draw random bits.
 
         Raises:
-            StepError: they do, and the step before it had the same number.
+            StepError: they do or the recipe has a schedule, and the step before it had the same number.
         """
         if not any(own.trained for own in self.layers):
             return False
-        if draws and self._closed == self.step:
-            raise StepError(_closed_before(self.step))
+        if self._closed == self.step:
+            if draws:
+                raise StepError(_closed_before(self.step))
+            if self.follows_schedule:
+                raise StepError(stood_still(self.step))
         for own in self.layers:
             own.trained = False
         first, self._closed = self._closed is None, self.step
@@ -123,6 +154,11 @@ class StepContext:
             own.trained = False
 
 
+def in_backward() -> bool:
+    """Return whether a backward pass runs on this thread: a forward pass within it is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
 _WAY_OUT = (
     "set context.step to the optimizer step's number before each forward, and evaluate within torch.no_grad()"
 )
@@ -134,6 +170,23 @@ def repeated(step: int) -> str:
         f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
         f"random bits would be drawn again: {_WAY_OUT}; if the step is done over, or the weights were loaded, call "
         "mxref_torch.restart(model) first"
+    )
+
+
+def stood_still(step: int) -> str:
+    """Return the message of a step whose number was not moved on under a recipe with a schedule."""
+    return (
+        f"a training step with the number context.step = {step} was finished before, and the recipe's schedule goes by "
+        f"that number: {_WAY_OUT}; if the step is done over, call mxref_torch.restart(model) first"
+    )
+
+
+def another_place(forward: list[int], recomputed: list[int]) -> str:
+    """Return the message of a recomputation that has drawn other random bits than its forward pass."""
+    return (
+        f"activation checkpointing computed a forward pass again at another place (step {recomputed[0]}, token "
+        f"{recomputed[1]}) than it ran at (step {forward[0]}, token {forward[1]}), with other random bits: run the "
+        "backward pass of each micro-batch before the next forward pass, and once"
     )
 
 

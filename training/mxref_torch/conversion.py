@@ -1,9 +1,9 @@
-"""Convert a model: every linear layer is replaced by one that computes by a recipe."""
+"""Convert a model: its linear layers are replaced by ones that compute by a recipe."""
 
 from __future__ import annotations
 
 import math
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +15,64 @@ from mxref.discovery import get_backend
 from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import BlockShape
 from mxref.placement import Placement
-from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe import BF16_RECIPE, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.census import is_kept
+from mxref_torch.chosen import Filter, chosen_linears
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import BF16_RECIPE, MXLinear
-from mxref_torch.names import named_linears, named_parameters
-from mxref_torch.replaceable import check_replaceable
+from mxref_torch.handle import Handle
+from mxref_torch.layer import MXLinear
+from mxref_torch.names import named_linears
+from mxref_torch.plain import keep_plain
+from mxref_torch.replaceable import check_master_weights, check_replaceable, check_sole_readers
+from mxref_torch.schedule import RecipeSchedule, recipe_by_layer
 
 
 def convert(
-    model: nn.Module, recipe: Recipe | str | Path, *, backend: Backend | str | None = None, seed: int = 0
-) -> StepContext:
-    """Replace every `nn.Linear` of a model by an MXLinear that holds the same Parameters, in place.
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    *,
+    filter_fn: Filter = None,
+    backend: Backend | str | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+) -> Handle:
+    """Replace the `nn.Linear` modules of a model by MXLinear that hold the same Parameters, in place.
 
     A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. Names have no wrappers of
     compilation, data parallelism and checkpointing in them. A layer's index in the random streams is its index among
     all linear modules in definition order, kept or not.
 
     Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
-    starts anew. Copy a model before converting it: the layers of a later copy use a copy of the context.
+    starts anew. The layers of a copy use a copy of the context: `Handle(copy)` is its handle.
 
-    Call `advance` after each optimizer step. Only `advance` reports layers that never ran. In a compiled or sharded
-    model, and where weights change through `.data`, only `advance` notices a `step` that was not increased.
+    A recipe with a schedule is followed: setting the step gives every layer its recipe at that step. Set it before
+    loading a state dict, whose FP8 history is that of the step.
+
+    Let the handle `follow` the optimizer, or call its `advance` after each optimizer step. Only these report layers
+    that never ran. In a compiled or sharded model, and where weights change through `.data`, only `advance` notices a
+    `step` that was not increased.
 
     Args:
-        model: holds float32 parameters.
+        model: holds float32 Parameters; a frozen one outside the chosen layers may have another type.
         recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
+        filter_fn: which layers to replace: a glob over their names, a list of globs, or a function of a module and its
+            name that returns True for them; default all. The others stay as they are, in their own precision.
         backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
         seed: of the random bits, 0 to 2^64 - 1.
+        steps: optimizer steps of the run, of which a schedule may name shares.
 
     Returns:
-        The context to set before each forward, shared by all layers.
+        The handle of the converted model.
 
     Raises:
-        LayerError: a parameter that is not float32, a width that blocks do not divide, a glob that
-            matches nothing, or a layer that would not run as converted; the model is then unchanged.
+        LayerError: a Parameter that is not float32, a width that blocks do not divide, a glob or filter that matches
+            nothing, a low-precision weight that another module reads too, or a layer that would not run as converted;
+            the model is then unchanged.
+        RecipeError: a schedule that does not fit `steps`.
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
     recipe = load_recipe(recipe)
@@ -62,33 +80,52 @@ def convert(
     linears = named_linears(model)
     if not linears or isinstance(model, nn.Linear):
         raise LayerError("convert replaces the linear layers inside a module, and this model has none inside")
-    for name, parameter in named_parameters(model):
-        if parameter.is_floating_point() and parameter.dtype != torch.float32:
-            raise LayerError(
-                f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
-                "call model.float() before convert"
-            )
-    for glob in recipe.keep_bf16:
-        if glob not in Recipe.keep_bf16 and not any(fnmatchcase(name, glob) for name in linears):
-            raise LayerError(
-                f"keep_bf16: {glob!r} matches no linear layer; the first is named {next(iter(linears))!r}"
-            )
-    check_replaceable(model)
-    require_supported(backend, recipe, seed)
-    for name, linear in linears.items():
-        if not is_kept(name, recipe):
-            _check_layer(name, linear, recipe)
-    context = StepContext(backend, seed)
-    replacements = {
-        linear: MXLinear(linear, BF16_RECIPE if is_kept(name, recipe) else recipe, context, index)
-        for index, (name, linear) in enumerate(linears.items())
-    }
+    chosen = chosen_linears(linears, filter_fn)
+    check_master_weights(model, chosen)
+    check_replaceable(model, chosen)
+    schedule = RecipeSchedule(recipe, linears, steps)
+    for treatment in recipe.treatments():
+        require_supported(backend, treatment, seed)
+    for recipes in schedule.recipes:
+        for name, linear in chosen.items():
+            _check_layer(name, linear, recipes[name])
+        check_sole_readers(model, chosen, {name for name in chosen if recipes[name] is not BF16_RECIPE})
+    context = StepContext(backend, seed, schedule=schedule)
+    replacements: dict[nn.Module, MXLinear] = {}
+    for index, (name, linear) in enumerate(linears.items()):
+        if name in chosen:
+            replacements[linear] = MXLinear(linear, schedule.recipes[0][name], context, index)
+            keep_plain(replacements[linear], linear)
+    schedule.attach({name: replacements[linear] for name, linear in chosen.items()})
     for parent in list(model.modules()):
         # Not named_children, which gives a module that has two names only once.
         for child_name, child in list(parent._modules.items()):
-            if isinstance(child, nn.Linear):
+            if child in replacements:
                 setattr(parent, child_name, replacements[child])
-    return context
+    return Handle(model)
+
+
+def recipe_of_layers(
+    linears: Mapping[str, nn.Linear], recipe: Recipe, backend: Backend, seed: int
+) -> dict[str, Recipe]:
+    """Return the recipe of each layer by its name, for a recipe without a schedule.
+
+    Raises:
+        LayerError: a schedule of several phases, a glob that matches nothing, or a width that blocks do not divide.
+        UnsupportedError: the recipe asks for what the backend does not declare.
+    """
+    spans = recipe.spans(None)
+    if len(spans) > 1:
+        raise LayerError(
+            f"a recipe with a schedule has {len(spans)} phases, and a region has one recipe; give one without a "
+            "schedule"
+        )
+    for treatment in recipe.treatments():
+        require_supported(backend, treatment, seed)
+    recipes = recipe_by_layer(spans[0].recipe, linears)
+    for name, linear in linears.items():
+        _check_layer(name, linear, recipes[name])
+    return recipes
 
 
 def require_backend(backend: Any) -> Backend:

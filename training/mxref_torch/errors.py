@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mxref.errors import MxrefError
+from mxref.errors import ConformanceError, MxrefError
 
 
 class LayerError(MxrefError, ValueError):
@@ -11,3 +11,7 @@ class LayerError(MxrefError, ValueError):
 
 class StepError(MxrefError, RuntimeError):
     """A training step that would draw the random bits of an earlier step again."""
+
+
+class ShadowError(ConformanceError):
+    """An answer of the backend during training that differs from the reference's."""

@@ -84,9 +84,9 @@ def cast(x: torch.Tensor, scale: torch.Tensor, tensor: str) -> torch.Tensor:
 class Fp8Scales(nn.Module):
     """The scales of a linear layer's three tensors, and under delayed scaling their history.
 
-    Buffers, float32 [3] in the order of `FORMATS`: `scale`, in force during this step, and `amax`, the
-    largest so far in this step; and, never saved, `limits`, the largest magnitudes of the formats. Under
-    current scaling there are none.
+    Buffers, float32 [3] in the order of `FORMATS`: `scale`, in force during this step, `amax`, the largest so far
+    in this step, and `limits`, the largest magnitudes of the formats. Under current scaling there are none. None is in
+    a state dict, which is that of `nn.Linear`; `mxref_torch.history` saves the first two.
 
     Implements: fp8.delayed, fp8.current
     """
@@ -99,8 +99,10 @@ class Fp8Scales(nn.Module):
         super().__init__()
         self.delayed = scaling is Fp8Scaling.DELAYED
         if self.delayed:
-            self.register_buffer("scale", torch.empty(3, dtype=torch.float32, device=device))
-            self.register_buffer("amax", torch.empty(3, dtype=torch.float32, device=device))
+            self.register_buffer(
+                "scale", torch.empty(3, dtype=torch.float32, device=device), persistent=False
+            )
+            self.register_buffer("amax", torch.empty(3, dtype=torch.float32, device=device), persistent=False)
             # Made here once: a tensor of Python's numbers is copied to a GPU while the CPU waits.
             limits = torch.empty(3, dtype=torch.float32, device=device)
             self.register_buffer("limits", limits, persistent=False)

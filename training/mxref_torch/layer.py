@@ -8,27 +8,24 @@ needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.formats import BF16
 from mxref.placement import Placement
-from mxref.recipe import DgradSpec, FpropSpec, OperandSpec, Recipe, WgradSpec
+from mxref.recipe import Fp8Scaling, Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.context import StepContext, repeated
+from mxref_torch.context import StepContext, another_place, in_backward, repeated, stood_still
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.operand import LayerGemm, Operand, Source
 from mxref_torch.sharing import Made
-
-_BF16 = OperandSpec(format=BF16)
-BF16_RECIPE = Recipe(FpropSpec(_BF16, _BF16), DgradSpec(_BF16, _BF16), WgradSpec(_BF16, _BF16))
-"""The recipe of the layers that `keep_bf16` names."""
 
 WeightKey = tuple[int, int, int]
 """Step, version and address of a weight, of which an operand was made."""
@@ -55,42 +52,108 @@ class MXLinear(nn.Linear):
         self.training = source.training
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias
-        self.recipe, self.context, self.index = recipe, context, index
+        self.context, self.index = context, index
         self.census = operators.LayerCensus()
         self.census.whole = context.census
         context.layers.append(self.census)
-        kinds = {recipe.kind(role) for role in GemmRole}
-        if "fp8" in kinds:
-            self.fp8 = Fp8Scales(recipe.fp8_scaling, source.weight.device)
-        self._has_scales = "fp8" in kinds
-        self.tally, scales = operators.register_census(self.census), self.fp8 if self._has_scales else None
-        self.gemms = {
-            role: LayerGemm.of(recipe, role, index, context, self.tally, scales) for role in GemmRole
-        }
+        self.tally = operators.register_census(self.census)
+        self._has_scales = False
         self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
-        self.low_precision = kinds != {"bf16"}
-        self.draws = any(
-            gemm.kind.draws(spec, context.backend)
-            for gemm in self.gemms.values()
-            for spec in recipe.operands(gemm.role)
-        )
         self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
         self._converted = weakref.ref(self.weight)
         self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
         self._weights: dict[str, tuple[WeightKey, Operand]] = {}
         self._held: dict[str, Operand] = {}
+        self.switch(recipe)
+        self._forward_recipe = recipe  # that of the last forward pass in training
+
+    def use(self, recipe: Recipe) -> None:
+        """Compute by another recipe from now on; the weight, the index in the random streams and the census stay.
+
+        Call it between optimizer steps, after `advance`. The history of FP8's scales starts anew: the first step uses
+        each tensor's own amax. Nothing happens if the layer has this recipe already.
+
+        Args:
+            recipe: the treatment of the three GEMMs. Its `keep_bf16` is not read.
+
+        Raises:
+            StepError: a backward pass has run since the last `advance`.
+        """
+        if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
+            return
+        if self.census.trained:
+            raise StepError(
+                f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
+                "run: change it after mxref_torch.advance(model)"
+            )
+        if self._has_scales:
+            del self.fp8
+            self._has_scales = False
+        self._forget()
+        self.switch(recipe)
+
+    def switch(self, recipe: Recipe) -> None:
+        """Compute by another recipe from the next forward pass on; a backward pass has the recipe of its forward pass.
+
+        FP8's history stays, and goes on when a recipe with delayed scaling is used again.
+        """
+        kinds = {recipe.kind(role) for role in GemmRole}
+        scales = None
+        if "fp8" in kinds and recipe.fp8_scaling is Fp8Scaling.CURRENT:
+            scales = Fp8Scales(recipe.fp8_scaling)
+        elif "fp8" in kinds:
+            if not self._has_scales:
+                self.fp8 = Fp8Scales(recipe.fp8_scaling, self.weight.device)
+                self._has_scales = True
+            scales = self.fp8
+        self.recipe = recipe
+        given = self.index, self.context, self.tally, scales
+        self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
+        self.low_precision = kinds != {"bf16"}
+        self.draws = any(
+            gemm.kind.draws(spec, self.context.backend)
+            for gemm in self.gemms.values()
+            for spec in recipe.operands(gemm.role)
+        )
+        self._weights.clear()
+        self._held.clear()
+
+    @contextmanager
+    def under(self, gemms: dict[GemmRole, LayerGemm]) -> Iterator[None]:
+        """Compute with the GEMMs of an earlier forward pass."""
+        now, self.gemms = self.gemms, gemms
+        self._weights.clear()
+        self._held.clear()
+        try:
+            yield
+        finally:
+            self.gemms = now
+            self._weights.clear()
+            self._held.clear()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T + bias."""
+        """Return x W^T + bias; under autocast x is cast first, as `nn.Linear` casts it."""
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            # Autocast would reach the products inside the operators too.
+            with torch.autocast(device, enabled=False):
+                return self._forward(x.to(dtype) if x.dtype in (torch.float32, torch.bfloat16) else x)
+        return self._forward(x)
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype not in (torch.float32, torch.bfloat16):
-            raise DtypeError(f"MXLinear takes float32 or bfloat16, got {x.dtype}; cast its input")
+            raise DtypeError(
+                f"MXLinear takes float32 or bfloat16, got {x.dtype}; cast its input, or autocast to bfloat16"
+            )
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
         shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if self.low_precision and not torch.compiler.is_compiling():
+            if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
+                self._check_recomputation()
                 self._check_step()
             y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
         else:
@@ -101,6 +164,17 @@ class MXLinear(nn.Linear):
         # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _check_recomputation(self) -> None:
+        """Raise LayerError if a backward pass recomputes a forward pass that ran under another recipe."""
+        if self._forward_recipe is self.recipe:
+            return
+        if in_backward() and self._forward_recipe != self.recipe:
+            raise LayerError(
+                "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
+                "backward pass within the same `with mxref_torch.recipe(...)`, and before the recipe is changed"
+            )
+        self._forward_recipe = self.recipe
 
     def _check_step(self) -> None:
         """Raise StepError if the weight has changed since the forward before, and the step of random bits has not."""
@@ -113,6 +187,8 @@ class MXLinear(nn.Linear):
                 self.context.note_next_step()
             elif self.draws:
                 raise StepError(repeated(now[0]))
+            elif self.context.follows_schedule:
+                raise StepError(stood_still(now[0]))
         self._trained = now
 
     def _has_own_weight(self, weight: torch.Tensor) -> bool:
@@ -183,6 +259,9 @@ class MXLinear(nn.Linear):
             observe: whether FP8's history takes note of it: in training, not in evaluation.
             shared: operands that other layers made of these values in this step, to which it adds its own.
         """
+        if not torch.compiler.is_compiling():
+            for watcher in operators.watchers:
+                watcher.reading(self.index, tensor)
         source = Source(tensor, values, place, self.regions[tensor])
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}
@@ -326,7 +405,8 @@ class _LinearFunction(torch.autograd.Function):
         kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         ctx.save_for_backward(place, weight if needs_dx else None, *kept)
-        ctx.layer, ctx.dtypes = layer, (x.dtype, weight.dtype)
+        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
+        ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
         ahead = [GemmRole.DGRAD] if needs_dx else []
         w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
         gemm = layer.gemms[GemmRole.FPROP]
@@ -336,8 +416,20 @@ class _LinearFunction(torch.autograd.Function):
     def backward(
         ctx: Any, dy: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+        if ctx.gemms is ctx.layer.gemms:
+            return _LinearFunction._gradients(ctx, dy)
+        with ctx.layer.under(ctx.gemms):
+            return _LinearFunction._gradients(ctx, dy)
+
+    @staticmethod
+    def _gradients(
+        ctx: Any, dy: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         layer = ctx.layer
         place, weight, *saved = ctx.saved_tensors
+        # Activation checkpointing has saved the place anew: that of the forward pass it computed again.
+        if ctx.place is not None and ctx.place is not place:
+            _check_place(ctx.place, place)
         x_dtype, w_dtype = ctx.dtypes
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         roles = [*([GemmRole.DGRAD] if needs_dx else []), *([GemmRole.WGRAD] if needs_dw else [])]
@@ -356,6 +448,12 @@ class _LinearFunction(torch.autograd.Function):
             else:
                 made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
         return dx, dw, None, None, None
+
+
+def _check_place(forward: torch.Tensor, recomputed: torch.Tensor) -> None:
+    """Raise StepError unless a recomputation drew the random bits of its forward pass."""
+    if forward.tolist() != recomputed.tolist():
+        raise StepError(another_place(forward.tolist(), recomputed.tolist()))
 
 
 def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:

@@ -32,15 +32,21 @@ _SR_COPIES = 4096
 def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Path) -> None:
     """Round a known block many times for each SR operand of the recipe, through the operator that training uses.
 
-    Four properties are checked: the mean is unbiased to 6 standard errors, the spread is right, other steps and
-    operands draw other bits, and a micro-batch draws the bits of its place in the step. Each is checked for the
-    operand alone, and again beside the operand that training makes in the same read, if there is one.
+    A recipe with layers or a schedule is checked for all of its treatments. Four properties are checked: the mean is
+    unbiased to 6 standard errors, the spread is right, other steps and operands draw other bits, and a micro-batch
+    draws the bits of its place in the step. Each is checked for the operand alone, and again beside the operand that
+    training makes in the same read, if there is one.
 
     Raises:
         LayerError: an SR that does not round stochastically, or not as a function of its stream and place.
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
     recipe, backend = load_recipe(recipe), require_backend(backend)
+    for treatment in recipe.treatments():
+        _check_treatment(backend, treatment)
+
+
+def _check_treatment(backend: Backend, recipe: Recipe) -> None:
     for role in GemmRole:
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
             if not isinstance(spec.format, BlockFormat) or spec.rounding is not Rounding.SR:

@@ -227,6 +227,8 @@ class RunConfig:
     """How many checkpoints stay on disk."""
     log_every: int = 1
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
+    telemetry_every: int = 0
+    """Steps between measurements of telemetry; 0 measures nothing."""
     threads: int = 0
     """Threads of PyTorch; 0 leaves its default."""
     device: str = "auto"
@@ -238,13 +240,15 @@ class RunConfig:
 
     The learning rate is then rounded to float32.
     """
+    shadow: float = 0.0
+    """Share of the operations in block formats that the reference repeats and compares, 0 to 1."""
 
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
-        from_zero = ("micro_batch", "checkpoint_every")
+        from_zero = ("micro_batch", "checkpoint_every", "telemetry_every")
         counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        _check(self, "run", threads=(0, MAX_THREADS), **counts, **seeds)
+        _check(self, "run", threads=(0, MAX_THREADS), shadow=(0, 1), **counts, **seeds)
         _require(
             self.step_tokens <= MAX_STEP_TOKENS,
             f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {MAX_STEP_TOKENS:,}",
@@ -256,6 +260,11 @@ class RunConfig:
         _require(
             self.eval_tokens >= self.seq_len,
             f"run.eval_tokens = {self.eval_tokens} is below one sequence of run.seq_len = {self.seq_len}",
+        )
+        _require(
+            not (self.capture and (self.shadow or self.telemetry_every)),
+            f"run.capture = true, but run.shadow = {self.shadow} and run.telemetry_every = {self.telemetry_every} look "
+            "at each operation, which a CUDA graph does not show: set both to 0, or run.capture = false",
         )
 
     @property

@@ -1,12 +1,13 @@
-"""Files that survive kills, full disks and power cuts: every file of a run, an arm or a cache gets its name here.
+"""Write files so that they survive kills, full disks and power cuts. All files of runs, arms and caches are written
+here.
 
-The rule, of which `docs/durability.rst` gives the whole:
+The rules in short; `docs/reference/durability.rst` has all of them:
 
-1. A file or folder that must be whole is written under a temporary name, synced, and renamed. Its old state or its
-   new one is there, never a part. The temporary name of `NAME` is `.NAME.tmp`, so what a killed process left is
-   overwritten or removed by the next one.
-2. A log is appended to. A checkpoint holds its length and SHA-256, and what follows that length is cut off.
-3. After a name appears or goes, the folder that holds the name is synced before anything that relies on it is written.
+1. A file or folder that must be whole is written under a temporary name, synced, and renamed. A reader finds its old
+   state or its new one, never a part. The temporary name of `NAME` is `.NAME.tmp`. What a killed process left there is
+   overwritten or removed by the next process.
+2. A log is appended to. A checkpoint records its length and SHA-256. Bytes after that length are cut off.
+3. After a name appears or disappears, its folder is synced before anything that relies on the name is written.
 4. A process that writes holds a lock. The lock ends with the process.
 """
 
@@ -25,7 +26,7 @@ from mxref.errors import MxrefError
 
 
 def temporary(path: Path) -> Path:
-    """Return the name under which a file or folder is made ready."""
+    """Return the temporary name under which a file or folder is written."""
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -51,12 +52,12 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, reach the disk."""
+    """Flush a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as err:
-        # Some network file systems know no sync of a folder; they write its names through.
+        # Some network file systems cannot sync a folder; they write its names at once.
         if err.errno != errno.EINVAL or not path.is_dir():
             raise
     finally:
@@ -64,7 +65,7 @@ def sync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file whole or not at all."""
+    """Replace a file's content atomically."""
     partial = temporary(path)
     descriptor = _hold(partial)
     try:
@@ -82,7 +83,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing; the disk knows their names when this returns."""
+    """Make a folder and its missing parents; their names are on the disk when this returns."""
     if not path.is_dir():
         make_folder(path.parent)
         try:
@@ -96,7 +97,7 @@ def make_folder(path: Path) -> None:
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Sync everything in a folder and give the folder its name, which must be free."""
+    """Sync everything in a folder, then rename it to its final name, which must not exist yet."""
     for folder, _, names in os.walk(partial, topdown=False):
         for name in sorted(names):
             sync(Path(folder, name))
@@ -106,7 +107,7 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (its target stays), or a folder, which goes by one rename before its content does."""
+    """Remove a file, a link (its target stays), or a folder. A folder is renamed first, so it disappears at once."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -116,11 +117,12 @@ def remove(path: Path) -> None:
     path.rename(doomed)
     sync(path.parent)
     shutil.rmtree(doomed)
-    sync(path.parent)  # a power cut would bring it back, and nobody looks into the folder of a finished run
+    # Without this, a power cut could bring the renamed folder back, and no later process would remove it.
+    sync(path.parent)
 
 
 def clean(folder: Path, pattern: str) -> None:
-    """Remove temporaries of the matching names, which processes that died have left; the caller holds the lock."""
+    """Remove the matching temporary files and folders of killed processes; the caller holds the lock."""
     found = list(folder.glob(f".{pattern}.tmp"))
     for left in found:
         if left.is_dir() and not left.is_symlink():
@@ -133,12 +135,12 @@ def clean(folder: Path, pattern: str) -> None:
 
 @contextmanager
 def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Iterator[None]:
-    """Hold a lock file during the block; it is removed afterwards, and a killed process loses the lock.
+    """Hold a lock file during the block. The file is removed afterwards; the lock of a killed process ends with it.
 
     Args:
         path: the lock file; its folder exists.
-        busy: makes the error to raise where a process holds the lock, from words that name this process. Without
-            it the lock is waited for.
+        busy: makes the error to raise if another process holds the lock, from a text that names that process. Without
+            it, the call waits for the lock.
     """
     descriptor = _hold(path, busy)
     try:
@@ -153,12 +155,12 @@ def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Itera
 
 
 def _hold(path: Path, busy: Callable[[str], MxrefError] | None = None) -> int:
-    """Return a descriptor of the file at `path`, made where it is missing, with its lock."""
+    """Open the file at `path`, create it if it is missing, lock it, and return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-            # Its last holder may have removed or renamed the file meanwhile.
+            # The last holder may have removed or renamed the file in the meantime.
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.stat(), os.fstat(descriptor)):
                     return descriptor

@@ -22,5 +22,5 @@ class DivergedError(MxrefError, ArithmeticError):
 
 
 def start_over(folder: object) -> str:
-    """Return the way out that every damaged run has: it works for a run of its own and for an arm of a ladder."""
+    """Return the advice for a damaged run; it is right for a single run and for an arm of a ladder."""
     return f"start over: mxref train with --no-resume, or delete {folder}"

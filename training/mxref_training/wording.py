@@ -1,4 +1,4 @@
-"""Numbers with their nouns, as messages say them."""
+"""Numbers with nouns, for messages."""
 
 from __future__ import annotations
 

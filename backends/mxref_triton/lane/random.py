@@ -38,6 +38,30 @@ def philox(group, seed_low, seed_high, stream_low, stream_high):
 
 
 @triton.jit
+def at_step(signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, P: tl.constexpr):
+    """Return the two words of signs and the key of a program: where the treatment says so, of the step in memory.
+
+    Args:
+        signs_low: bits 0 to 31 of the signs; if P.drawn the low word of their stream.
+        signs_high: bits 32 to 63.
+        seed_low: low word of the seed.
+        seed_high: its high word.
+        stream_low: low word of the stream: layer and operand.
+        stream_high: its high word, the step; if P.late an int64 pointer to it.
+        P: the treatment.
+    """
+    if P.late:
+        step = tl.load(stream_high).to(tl.int32)
+        if P.drawn:
+            words = philox(step.to(tl.int64) * 0, seed_low, seed_high, signs_low, step)
+            signs_low = words[0].to(tl.int32, bitcast=True)
+            signs_high = words[1].to(tl.int32, bitcast=True)
+        return signs_low, signs_high, (seed_low, seed_high, stream_low, step)
+    else:
+        return signs_low, signs_high, (seed_low, seed_high, stream_low, stream_high)
+
+
+@triton.jit
 def random_fraction(words, i: tl.constexpr, BITS: tl.constexpr):
     """Return the integer r of element i of eight, in the top BITS of 22 bits, uint32 [B].
 

@@ -57,6 +57,10 @@ class Treatment:
     """Size of the Hadamard transform that the kernel does, else 0."""
     signed: bool
     """Whether signs come before it."""
+    late: bool
+    """Whether the step is read from memory: the argument `stream_high` is a pointer to it then."""
+    drawn: bool
+    """Whether the kernel draws the signs, at that step: `signs_low` is the low word of their stream then."""
     norm: float
     """Factor after it, when it has to be a multiplication of its own, else 1."""
     folded_norm: float
@@ -117,6 +121,8 @@ def treatment(
     norm: float | None = None,
     native: frozenset[Rounding] = frozenset(),
     packed: bool = False,
+    late: bool = False,
+    drawn: bool = False,
 ) -> Treatment:
     """Return how kernels treat an operand.
 
@@ -129,6 +135,8 @@ def treatment(
         norm: factor after the transform; default that of its size.
         native: roundings of E2M1 for which the conversions of gfx950 are used, where there is no prescale.
         packed: whether there is packed bfloat16 arithmetic, which RNE to codes of E2M1 uses where there is no prescale.
+        late: whether the kernel reads the step from memory.
+        drawn: whether the kernel draws the signs at that step.
     """
     if norm is None:
         norm = float(norm_factor(n)) if n else 1.0
@@ -150,6 +158,8 @@ def treatment(
         saturates=not spec.prescale and _saturates(spec.scale_rule, element),
         n=n,
         signed=signed,
+        late=late,
+        drawn=drawn,
         norm=1.0 if folds else norm,
         folded_norm=norm if folds else 1.0,
         square=spec.block is BlockShape.TILE,

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from mxref.errors import RecipeError, UnsupportedError
+from mxref.errors import BackendError, RecipeError, UnsupportedError
 from mxref.formats import MXFP4
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
@@ -20,7 +20,8 @@ from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.by_block import multiply_blocks
 from mxref_triton.products.fold import Folded, fold
 from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
-from mxref_triton.products.ordered import multiply_misfits, ordered
+from mxref_triton.products.misfits import multiply_misfits
+from mxref_triton.products.ordered import ordered
 from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
 from mxref_triton.quantizer.decode import dequantize
@@ -90,8 +91,13 @@ class RangeFlag:
         self._words: dict[torch.device, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Return the device's word, int32 [1]."""
+        """Return the device's word, int32 [1]; BackendError if it would have to be made inside a captured graph."""
         if device not in self._words:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise BackendError(
+                    f"the first `bounded` GEMM of this backend on {device} is inside the capture of a CUDA graph, "
+                    "whose replays would forget what earlier GEMMs found out of range; run the step once before it"
+                )
             self._words[device] = torch.zeros(1, dtype=torch.int32, device=device)
         return self._words[device]
 

@@ -33,6 +33,9 @@ Two row scales then multiply to between 2^-108 and 2^84: no product or sum of fo
 leaves float32's normal numbers but for a sum that overflows in truth.
 """
 
+MISFIT_PROGRAMS = 4 if INTERPRETED else 528
+"""Programs that share the products of misfits under `bounded`: four for each multiprocessor of an H200."""
+
 _BLOCK = 32
 """Elements of a block of MXFP4, the format that is folded."""
 _TILE = 1 << 14 if INTERPRETED else 128
@@ -51,7 +54,13 @@ class Folded:
     scale: torch.Tensor
     """Powers of two, float32 [rows, 1]; NaN for a row with a NaN block, or with an element that is too large."""
     misfits: torch.Tensor
-    """int32 [1 + rows]: how many rows hold an element that is not exact, and then these rows, in no order."""
+    """int32 [1 + rows + MISFIT_PROGRAMS]: how many rows hold an element that is not exact, these rows, in no order,
+    and `done`."""
+
+    @property
+    def done(self) -> torch.Tensor:
+        """Zeros for the kernel that multiplies misfits, int32 [MISFIT_PROGRAMS], which it leaves as zeros."""
+        return self.misfits[1 + self.scale.shape[0] :]
 
     @property
     def by_block(self) -> bool:
@@ -217,7 +226,7 @@ def fold(q: MXArray, by_block: bool = False) -> Folded:
     shape = (blocks, rows, _BLOCK) if by_block else (rows, q.length)
     values = empty(shape, torch.uint8, codes.device)
     row_scales = empty((rows, 1), torch.float32, codes.device)
-    misfits = empty((1 + rows,), torch.int32, codes.device).zero_()
+    misfits = empty((1 + rows + MISFIT_PROGRAMS,), torch.int32, codes.device).zero_()
     if rows and blocks:
         height, width, warps = (_tile_by_block if by_block else _tile_by_row)(rows, blocks)
         launch(

@@ -100,18 +100,21 @@ def store_tile(
 
 
 @triton.jit
-def _ordered_tile(
-    a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
-    SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr, SHAPE: tl.constexpr,
+def ordered_sum(
+    a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, first, last, blocks,
+    EMULATED: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
-    """Multiply packed rows `row` of A with rows `column` of B; those from `rows` or `columns` on do not exist."""
+    """Return the sum over blocks `first` to `last` of packed rows `row` of A times rows `column` of B, float32 SHAPE.
+
+    Rows from `rows` and `columns` on do not exist.
+    """
     here_a, here_b = row < rows, column < columns
     byte = tl.arange(0, 16)
     a_line = a_codes + row.to(tl.int64)[:, None] * (blocks * 16) + byte[None, :]
     b_line = b_codes + column.to(tl.int64)[None, :] * (blocks * 16) + byte[:, None]
     a_scale, b_scale = a_scales + row.to(tl.int64) * blocks, b_scales + column.to(tl.int64) * blocks
     acc = tl.zeros(SHAPE, tl.float32)
-    for block in range(0, blocks):
+    for block in range(first, last):
         a = tl.load(a_line + block * 16, here_a[:, None], 0)
         b = tl.load(b_line + block * 16, here_b[None, :], 0)
         code_a = tl.load(a_scale + block, here_a, 127).to(tl.int32)
@@ -137,6 +140,18 @@ def _ordered_tile(
                 far_a[:, None] * power_b[None, :], 1.7014118346046923e38, tl.PropagateNan.ALL
             )
             acc = tl.fma((dot * 268435456.0) * power_a[:, None], power_ab, acc)
+    return acc
+
+
+@triton.jit
+def _ordered_tile(
+    a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr, SHAPE: tl.constexpr,
+):  # fmt: skip
+    """Multiply packed rows `row` of A with rows `column` of B and store them."""
+    acc = ordered_sum(
+        a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, 0, blocks, blocks, EMULATED, SHAPE
+    )
     store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
 
 
@@ -154,6 +169,21 @@ def _ordered(
 
 
 @triton.jit
+def misfit_tile(
+    task, a_tasks, a_count, b_count, a_misfits, b_misfits, rows, columns, BM: tl.constexpr, BN: tl.constexpr
+):
+    """Return the rows of A and of B whose product a task is: first come the tasks with listed rows of A."""
+    across, down = tl.cdiv(columns, BN), tl.cdiv(rows, BM)
+    of_a = task < a_tasks
+    other = task - a_tasks
+    row = tl.where(of_a, task // across, other % down) * BM + tl.arange(0, BM)
+    column = tl.where(of_a, task % across, other // down) * BN + tl.arange(0, BN)
+    listed_row = tl.load(a_misfits + 1 + row, of_a & (row < a_count), rows)
+    listed_column = tl.load(b_misfits + 1 + column, (task >= a_tasks) & (column < b_count), columns)
+    return tl.where(of_a, listed_row, row), tl.where(of_a, column, listed_column)
+
+
+@triton.jit
 def _ordered_misfits(
     a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, out, rows, columns, blocks, factor,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
@@ -161,17 +191,12 @@ def _ordered_misfits(
 ):  # fmt: skip
     """Do again what a row of A or of B that does not fit E4M3 takes part in: how much, the lists of them say."""
     a_count, b_count = tl.load(a_misfits), tl.load(b_misfits)
-    across, down = tl.cdiv(columns, BN), tl.cdiv(rows, BM)
-    a_tasks = tl.cdiv(a_count, BM) * across
-    tasks = a_tasks + tl.cdiv(b_count, BN) * down
+    a_tasks = tl.cdiv(a_count, BM) * tl.cdiv(columns, BN)
+    tasks = a_tasks + tl.cdiv(b_count, BN) * tl.cdiv(rows, BM)
     for task in range(tl.program_id(0), tasks, tl.num_programs(0)):
-        of_a = task < a_tasks
-        other = task - a_tasks
-        row = tl.where(of_a, task // across, other % down) * BM + tl.arange(0, BM)
-        column = tl.where(of_a, task % across, other // down) * BN + tl.arange(0, BN)
-        listed_row = tl.load(a_misfits + 1 + row, of_a & (row < a_count), rows)
-        listed_column = tl.load(b_misfits + 1 + column, (task >= a_tasks) & (column < b_count), columns)
-        row, column = tl.where(of_a, listed_row, row), tl.where(of_a, column, listed_column)
+        row, column = misfit_tile(
+            task, a_tasks, a_count, b_count, a_misfits, b_misfits, rows, columns, BM, BN
+        )
         _ordered_tile(
             a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
             SCALED, HALF, EMULATED, NAN, (BM, BN),
@@ -235,14 +260,15 @@ def _ordered_by_block(
     )
 
 
-def _treatment(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
-    """Return the constants that all kernels share, and the factor that undoes prescaled operands."""
+def store_options(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
+    """Return the constants of `store_tile`, and the factor that undoes prescaled operands."""
     factor = unprescale(a, b)
     constants = {"SCALED": factor != 1, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
     return constants, factor
 
 
-def _bits(out: torch.Tensor) -> torch.Tensor:
+def bits_of(out: torch.Tensor) -> torch.Tensor:
+    """Return a result as the integers that `store_tile` writes."""
     return out.view(torch.int16 if out.dtype == torch.bfloat16 else torch.int32)
 
 
@@ -262,26 +288,26 @@ def ordered(
     out = empty((m, n), getattr(torch, out_dtype), a_codes.device)
     if not out.numel():
         return out
-    treatment, factor = _treatment(a, b, out)
+    treatment, factor = store_options(a, b, out)
     size = m, n, blocks, factor
     if folded is None:
         tile = _tile(m, 64), _tile(n, 128)
         launch(
             _ordered, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
-            a_codes, a_scales, b_codes, b_scales, _bits(out), *size,
+            a_codes, a_scales, b_codes, b_scales, bits_of(out), *size,
             EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2, **treatment,
         )  # fmt: skip
         return out
     left, right = folded
     if left.by_block:
-        _multiply_by_block(left, right, _bits(out), size, treatment)
+        _multiply_by_block(left, right, bits_of(out), size, treatment)
     else:
-        _multiply_by_row(left, right, _bits(out), (m, n, a.length, factor), treatment)
-    multiply_misfits(a, b, left, right, out)
+        _multiply_by_row(left, right, bits_of(out), (m, n, a.length, factor), treatment)
+    _multiply_misfits(a, b, left, right, out)
     return out
 
 
-def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
+def _multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
     """Write over what rows that do not fit E4M3 take part in: the same from packed codes.
 
     Args:
@@ -292,14 +318,14 @@ def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: t
         out: their product [M, N], float32 or bfloat16.
     """
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
-    treatment, factor = _treatment(a, b, out)
+    treatment, factor = store_options(a, b, out)
     # Fewer warps spill scalar registers on gfx950.
     options: dict[str, Any] = {"num_warps": 4, "num_stages": 4}
     if left.by_block:
         options = {"num_warps": 8, "num_stages": 2} | MATRIX_SIDE
     launch(
         _ordered_misfits, (_MISFIT_PROGRAMS,),
-        a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, _bits(out), *out.shape,
+        a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, bits_of(out), *out.shape,
         a_scales.shape[1], factor,
         EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
     )  # fmt: skip

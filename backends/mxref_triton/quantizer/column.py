@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mxref_triton.lane.random import at_step
 from mxref_triton.lane.registers import (
     UNITS_LAST,
     bits_alone,
@@ -184,7 +185,9 @@ def quantize_columns(
     down, across = tile_index(BAND)
     line = across * LINES
     unit = down * UNITS
-    key = (seed_low, seed_high, stream_low, stream_high)
+    signs_low, signs_high, key = at_step(
+        signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, P
+    )
     x = x.to(tl.pointer_type(tl.int32 if P.kind == "float32" or TOGETHER == 2 else tl.int16))
     column_units(
         x, codes, scales, line, unit, lines, units, length, stride, step,

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from mxref.formats import BlockShape
 from mxref.plan import QuantPlan, dtype_name
 from mxref.steps.hadamard import Rotation
-from mxref.steps.random import elements_per_call
 from mxref.steps.rounding import Rounding
 from mxref_triton.lane.hopper import packs_bfloat16
 from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, Treatment, treatment
-from mxref_triton.launch import check_device, signed_word
+from mxref_triton.launch import check_device
 from mxref_triton.quantizer.inputs import Matrix, matrices
 from mxref_triton.quantizer.launches import launch_both, launch_columns, launch_rows
+from mxref_triton.quantizer.randomness import check_step, randomness
+from mxref_triton.quantizer.signs import drawn_signs
 from mxref_triton.quantizer.transform import hadamard
-
-
-@dataclass(frozen=True)
-class Randomness:
-    """Arguments of kernels that say which signs and random integers an operand gets."""
-
-    signs: tuple[int, int]
-    """Bits 0 to 31 and 32 to 63 of the Hadamard signs, as int32."""
-    first: int
-    """Number of the Philox call of the first element of the input."""
-    groups: int
-    """Philox calls per row of the global tensor."""
-    key: tuple[int, int, int, int]
-    """Seed and stream, as int32."""
-
-    def from_row(self, row: int) -> tuple[int, ...]:
-        """Return the arguments for a kernel whose first row is `row`."""
-        return (*self.signs, self.first + row * self.groups, self.groups, *self.key)
-
-
-def _randomness(plan: QuantPlan, rotation: Rotation | None) -> Randomness:
-    signs = rotation.signs if rotation else 0
-    words = signed_word(signs), signed_word(signs >> 32)
-    if plan.stream is None:
-        return Randomness(words, 0, 0, (0, 0, 0, 0))
-    per_call = elements_per_call(plan.spec.sr_bits)
-    groups = plan.global_length // per_call
-    seed, stream = plan.stream.seed, plan.stream.word
-    key = signed_word(seed), signed_word(seed >> 32), signed_word(stream), signed_word(stream >> 32)
-    return Randomness(words, plan.first // per_call, groups, key)
 
 
 class Storage:
@@ -79,14 +48,16 @@ def quantize(
 ) -> Storage:
     """Return a planned quantization of a tensor, as codes or as bfloat16 values; `native` as in `treatment`."""
     check_device(x)
+    check_step(plan, x.device)
     out = Storage(plan, x.device, output)
     if not out.scales.numel():
         return out
     rotation = plan.rotation
     if rotation is not None and rotation.n > MAX_FUSED_HADAMARD:
-        x, rotation = hadamard(padded(x, plan), rotation, plan.axis), None
+        signs = None if plan.signs is None else drawn_signs(rotation.n, plan.signs, plan.step)
+        x, rotation = hadamard(padded(x, plan), rotation, plan.axis, signs), None
     how = _treatment(x, plan, rotation, output, native)
-    random = _randomness(plan, rotation)
+    random = randomness(plan, rotation)
     for m in matrices(x, plan.axis, joined=_rows_are_even(plan)):
         words, scales = out.words, out.scales
         if m.first_row:
@@ -119,9 +90,11 @@ def quantize_dual(
     if not (gains and m.reads_words() and x.shape == (column.length, row.length) and x.numel()):
         return quantize(x, row, output, native), quantize(x, column, output, native)
     check_device(x)
+    for plan in (row, column):
+        check_step(plan, x.device)
     outs = Storage(row, x.device, output), Storage(column, x.device, output)
     arguments = [
-        (out.words, out.scales, _randomness(plan, plan.rotation).from_row(_global_row(plan, 0)))
+        (out.words, out.scales, randomness(plan, plan.rotation).from_row(_global_row(plan, 0)))
         for out, plan in zip(outs, (row, column), strict=True)
     ]
     hows = (
@@ -145,9 +118,11 @@ def _treatment(
     x: torch.Tensor, plan: QuantPlan, rotation: Rotation | None, output: Output, native: frozenset[Rounding]
 ) -> Treatment:
     n = rotation.n if rotation else 0
+    drawn = rotation is not None and plan.signs is not None
     return treatment(
-        plan.spec, dtype_name(x), n, bool(rotation and rotation.signs), output,
+        plan.spec, dtype_name(x), n, drawn or bool(rotation and rotation.signs), output,
         native=native, packed=packs_bfloat16(x.device),
+        late=plan.step is not None and (drawn or plan.stream is not None), drawn=drawn,
     )  # fmt: skip
 
 

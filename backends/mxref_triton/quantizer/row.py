@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mxref_triton.lane.random import at_step
 from mxref_triton.lane.registers import load_words, store_words, tile_index
 from mxref_triton.lane.unit import encode_words
 
@@ -85,7 +86,9 @@ def quantize_rows(
     down, across = tile_index(BAND)
     row = down * ROWS
     unit = across * UNITS
-    key = (seed_low, seed_high, stream_low, stream_high)
+    signs_low, signs_high, key = at_step(
+        signs_low, signs_high, seed_low, seed_high, stream_low, stream_high, P
+    )
     row_units(
         x.to(tl.pointer_type(tl.int32)), codes, scales, row, unit, rows, units, stride,
         signs_low, signs_high, group, groups, key, P, ROWS, UNITS, MASKED, WIDE,

@@ -15,13 +15,25 @@ from mxref_triton.lane.treatment import MAX_FUSED_HADAMARD, Output, treatment
 from mxref_triton.launch import check_device, signed_word
 from mxref_triton.quantizer.inputs import matrices
 from mxref_triton.quantizer.launches import launch_columns, launch_rows
+from mxref_triton.quantizer.signs import given_signs
 
 
-def hadamard(x: torch.Tensor, rotation: Rotation, axis: int) -> torch.Tensor:
-    """Return a tensor transformed along an axis, float32 in its shape; in memory that axis is the last."""
+def hadamard(
+    x: torch.Tensor, rotation: Rotation, axis: int, signs: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a tensor transformed along an axis, float32 in its shape; in memory that axis is the last.
+
+    Args:
+        x: the tensor.
+        rotation: size and signs.
+        axis: of x.
+        signs: those of a size above `MAX_FUSED_HADAMARD`, float32 [n], in place of the rotation's.
+    """
     check_device(x)
     if rotation.n > MAX_FUSED_HADAMARD:
-        return _long(x, rotation, axis)
+        if signs is None and rotation.signs:
+            signs = given_signs(rotation, x.device)
+        return _long(x, rotation.n, signs, axis)
     return _short(x, rotation, axis, float(norm_factor(rotation.n)))
 
 
@@ -43,12 +55,11 @@ def _short(x: torch.Tensor, rotation: Rotation, axis: int, norm: float) -> torch
     return out.movedim(-1, axis)
 
 
-def _long(x: torch.Tensor, rotation: Rotation, axis: int) -> torch.Tensor:
-    n, short = rotation.n, MAX_FUSED_HADAMARD
+def _long(x: torch.Tensor, n: int, signs: torch.Tensor | None, axis: int) -> torch.Tensor:
+    short = MAX_FUSED_HADAMARD
     last = x.movedim(axis, -1)
-    if rotation.signs:
-        d = torch.from_numpy(rotation.vector()).to(x.device)
-        last = (last.float().reshape(*last.shape[:-1], -1, n) * d).flatten(-2)
+    if signs is not None:
+        last = (last.float().reshape(*last.shape[:-1], -1, n) * signs).flatten(-2)
     y = _short(last, Rotation(short), -1, 1.0).reshape(-1, short)
     h = 1
     while h * short < n:

@@ -127,8 +127,7 @@ def _check(title: str, case: Sum) -> Check:
     if product.a.prescale or product.b.prescale:
         needs.append(("prescale", True))
     if bounded:
-        top = max((int(q.scales[q.scales < 255].max(initial=0)) for q in (product.a, product.b)), default=0)
-        needs.append(("bounded_max_scale", top))
+        needs.append(("bounded_max_scale", product.largest_scale))
     return Check("conformance.dual", title, Op.GEMM, tuple(needs), run, describe=describe)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, storage_clause
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
@@ -146,9 +146,12 @@ def _zeros_and_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArra
 
 
 def _permuted(plan: Plan, rng: np.random.Generator, clause: str, blocks: int) -> Check:
-    """Blame the layout where the very codes, or scales, that are right lie in another order."""
     shape = (48, plan.format.k * blocks)
-    request = Request(plan.cast(tame(rng, shape, made=plan.format)), plan.base, rng=STREAM)
+    return permuted(clause, Request(plan.cast(tame(rng, shape, made=plan.format)), plan.base, rng=STREAM))
+
+
+def permuted(clause: str, request: Request) -> Check:
+    """Return the check that blames the layout where the right codes, or scales, lie in another order."""
 
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
         if clause != "packing.scales":

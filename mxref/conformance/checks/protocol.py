@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mxref.backend import Capabilities, declared_words
+from mxref.capabilities import Capabilities, declared_words
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, declares
 from mxref.conformance.requests.crafted import any_bits
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given

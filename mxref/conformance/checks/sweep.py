@@ -68,18 +68,22 @@ def _prescale(spec: OperandSpec) -> str:
 
 
 def _every_bfloat16(plan: Plan) -> Iterator[Check]:
-    """Every bfloat16 from 0 to M as an element under X = 1, with either sign."""
-    k, largest = plan.format.k, int(np.float32(plan.element.max_value).view(np.uint32))
-    words = np.arange((largest >> 16) + 1, dtype=np.uint32) << np.uint32(16)
-    per_block = k - 1
-    blocks = np.full((-(-words.size // per_block), k), np.uint32(largest))
-    blocks[:, 1:].flat[: words.size] = words
-    x = plan.cast(np.concatenate([blocks, blocks | np.uint32(1 << 31)]).view(np.float32))
+    x = plan.cast(every_bfloat16(plan))
     for rounding, prescale in product(Rounding, (False, True)):
         request = Request(x, replace(plan.base, rounding=rounding, prescale=prescale), rng=STREAM)
         name = f"{rounding.value}{_prescale(request.spec)}, every bfloat16 to {plan.element.max_value:g}"
         for clause, judge in deciders(request):
             yield quantize_check(clause, name, request, judge)
+
+
+def every_bfloat16(plan: Plan) -> NDArray[np.float32]:
+    """Return every bfloat16 from 0 to M as an element under X = 1, with either sign: blocks [N, k]."""
+    k, largest = plan.format.k, int(np.float32(plan.element.max_value).view(np.uint32))
+    words = np.arange((largest >> 16) + 1, dtype=np.uint32) << np.uint32(16)
+    per_block = k - 1
+    blocks = np.full((-(-words.size // per_block), k), np.uint32(largest))
+    blocks[:, 1:].flat[: words.size] = words
+    return np.concatenate([blocks, blocks | np.uint32(1 << 31)]).view(np.float32)
 
 
 def _amax_places(plan: Plan) -> Iterator[Check]:
@@ -109,13 +113,15 @@ def _block_shapes(plan: Plan) -> Iterator[Check]:
             spec = replace(
                 plan.base, scale_rule=rule, rounding=rounding, block=BlockShape.TILE, zero_scale=127
             )
-            request = Request(plan.cast(_tiles(rng, shape, axis, plan.format.k)), spec, axis=axis, rng=STREAM)
+            request = Request(
+                plan.cast(crafted_tiles(rng, shape, axis, plan.format.k)), spec, axis=axis, rng=STREAM
+            )
             title = f"{rule.value} {rounding.value}, tiles of shape {shape} along axis {axis}"
             rows = replace(request, spec=replace(spec, block=BlockShape.ROW))
             yield controlled_check("scale.block.tile", title, request, [rows])
 
 
-def _tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k: int) -> NDArray[np.float64]:
+def crafted_tiles(rng: np.random.Generator, shape: tuple[int, ...], axis: int, k: int) -> NDArray[np.float64]:
     """Return tiles of grid points whose amax is in one row only; one tile with NaN or Inf, one of zeros."""
     lengths = [*shape]
     length = lengths.pop(axis)

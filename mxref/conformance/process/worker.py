@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.conformance.model import Subject
 from mxref.conformance.suite import Outline, outline, result_of
 from mxref.conformance.watch.copies import Copies

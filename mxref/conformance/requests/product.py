@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.backend import Gemm, within_range
+from mxref.backend import within_range
 from mxref.block_dots import block_dots
+from mxref.capabilities import Gemm
 from mxref.conformance.model import Subject
 from mxref.conformance.requests.decoding import differs, given
 from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
@@ -42,6 +43,11 @@ class Product:
     def gemm(self) -> Gemm:
         """The profile and the formats, as `Capabilities.gemms` has them."""
         return self.profile, self.a.format, self.b.format
+
+    @property
+    def largest_scale(self) -> int:
+        """The largest scale code of either operand that is not NaN; 0 where there is none."""
+        return max(int(q.scales[q.scales < q.format.scale.nan_code].max(initial=0)) for q in (self.a, self.b))
 
     @cached_property
     def expected(self) -> NDArray[Any]:
@@ -78,18 +84,23 @@ class Product:
         got = subject.take(
             within_range(backend, lambda: backend.scaled_gemm(a, b, profile=self.profile, out_dtype=self.out))
         )
+        return self.misses(got), got
+
+    def misses(self, got: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return where an answer is not allowed; ValueError for one of another shape or type than it should have."""
         want = self.expected
         if got.shape != want.shape or got.dtype != want.dtype:
             raise ValueError(f"the result is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}")
         if self.profile is not GemmProfile.BOUNDED:
-            return differs(got, want), got
+            return differs(got, want)
         total, tolerance = self.bound
         value = got.astype(np.float64)
         with np.errstate(invalid="ignore"):
             # Infinities of one sign are equal, and their difference is NaN.
             allowed = (np.abs(value - total) <= tolerance) | (value == total) | np.isinf(tolerance)
         nan = self._nan_scales | (np.isnan(total) & np.isfinite(tolerance))
-        return ~np.where(nan, np.isnan(value), allowed), got
+        wrong: NDArray[np.bool_] = ~np.where(nan, np.isnan(value), allowed)
+        return wrong
 
     def describe(self) -> dict[str, str]:
         """Return the request in words."""

@@ -183,3 +183,15 @@ def _widened(request: Request, place: Place) -> tuple[Request, Place] | None:
         return None
     found, place = _alone(request, place, request.spec)
     return replace(found, x=found.x.astype(np.float32)), place
+
+
+FEATURES: dict[str, Without] = {
+    "hadamard.order": _untransformed, "scale.block.tile": _by_row, "conventions.inputs": _widened,
+    "quantize.strides": _plain,
+}  # fmt: skip
+"""Features that a block may have, by the clause that each breaks, and what makes of a block the same without one."""
+
+
+def without_random_bits(request: Request, place: Place) -> tuple[Request, Place] | None:
+    """Return a block under SR as a request of its own under RNE; None for any other rounding."""
+    return _plain(request, place) if request.spec.rounding is Rounding.SR else None

@@ -57,14 +57,31 @@ def shrink_quantize(
     at = _where(request, row, block)
     if subject.shrink:
         request, row, block = _smallest(own, request, row, block)
-    element = request.element
-    want = _block(request.expected_blocks, row, block)
-    got = _answer(subject, request, row, block)
     message = (
         f"{wrong} of {total} blocks differ; shown is the one at {at}, shrunk"
         if subject.shrink
         else (f"{wrong} of {total} blocks differ, one of them at {at}")
     )
+    answer = Blocks.of(request.answer(subject))
+    return block_failure(request, (row, block), clause, check, message, answer)
+
+
+def block_failure(
+    request: Request, place: tuple[int, int], clause: str, check: str, message: str, answer: Blocks
+) -> Failure:
+    """Return the failure that a wrong block of an answer is.
+
+    Args:
+        request: what was asked.
+        place: stored row and number of the block.
+        clause: that it breaks.
+        check: name of the check.
+        message: what is wrong, in one line.
+        answer: the wrong answer.
+    """
+    row, block = place
+    element = request.element
+    want, got = _block(request.expected_blocks, row, block), _block(answer, row, block)
     array = unit_rows(request, row, block)
     flat = array.astype(np.float32).view(np.uint32).ravel()
     words = tuple(f"0x{int(w):08x}" for w in flat)
@@ -191,10 +208,6 @@ def _fewest_elements(own: Own, request: Request, row: int, block: int) -> Reques
                 start += run
         run //= 2
     return request
-
-
-def _answer(subject: Subject, request: Request, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:
-    return _block(Blocks.of(request.answer(subject)), row, block)
 
 
 def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:

@@ -172,7 +172,7 @@ def test_a_package_that_others_can_write_caches_in_the_users_folder(copied: Path
     assert (found["result"], found["hits"], found["warnings"]) == (6, 0, [])
     code = (
         "from mxref_numba.outer import twice\ntwice(10)\n"
-        "from mxref_numba import backend\nprint(backend.details())"
+        "from mxref_numba.backend import backend\nprint(backend.details())"
     )
     done = python(copied, code, XDG_CACHE_HOME=str(home))
     assert f"{first} can be written by every user" in done.stdout, done.stderr

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from numba_checks import REFERENCE, bits, check_bounded, operand
 from numpy.typing import NDArray
 
-from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
+from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError
 from mxref.formats import CANONICAL_NAN, E2M1
-from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import pack
 from mxref.mxarray import PreparedArray
 from places import TESTS
@@ -26,7 +26,6 @@ from mxref_numba.backend import NumbaBackend
 from mxref_numba.gemm import avx512
 from mxref_numba.path import KernelPath, available
 
-REFERENCE = get_backend("reference")
 BACKENDS = {path: NumbaBackend(path) for path in available()}
 SIZES = (1, 5, 6, 7, 31, 32, 33, 65)
 
@@ -44,21 +43,8 @@ def backend(request: pytest.FixtureRequest) -> NumbaBackend:
     return BACKENDS[request.param]
 
 
-def operand(rows: int, length: int, low: int, high: int, seed: int, **fields: Any) -> MXArray:
-    """Any codes, one block in ten all zeros of either sign, under scale bytes drawn from [low, high]."""
-    rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 256, (rows, length // K, K // 2), np.uint8)
-    codes[rng.random(codes.shape[:2]) < 0.1] &= 0x88
-    scales = rng.integers(low, high + 1, codes.shape[:2]).astype(np.uint8)
-    return MXArray(codes.reshape(rows, length // 2), scales, (rows, length), 1, **fields)
-
-
 def of(elements: NDArray[np.uint8], scales: NDArray[np.uint8]) -> MXArray:
     return MXArray(pack(elements, E2M1), scales, elements.shape, 1)
-
-
-def bits(out: NDArray[Any]) -> Bits:
-    return out.view(f"u{out.itemsize}")
 
 
 def check(
@@ -287,16 +273,7 @@ def test_each_path_has_its_own_name(backend: NumbaBackend) -> None:
 def test_bounded(backend: NumbaBackend, scales: tuple[int, int], dtype: str) -> None:
     a, b = operand(35, 1024, *scales, seed=24, prescale=True), operand(21, 1024, *scales, seed=25)
     a.scales[3, 0] = 255
-    got = backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED, out_dtype=dtype)
-    exact = REFERENCE.scaled_gemm(a, b, profile=GemmProfile.EXACT)
-    bound = bounded_tolerance(a, b, backend.capabilities.bounded_class, dtype)
-    assert got.dtype == dtype
-    assert (bits(got[3]) == CANONICAL_NAN >> (32 - 8 * got.itemsize)).all()
-    rows = np.arange(35) != 3
-    with np.errstate(invalid="ignore"):  # Inf - Inf, where anything goes
-        error = np.abs(got[rows].astype(np.float64) - exact[rows])
-    # The exact profile rounds once itself, by half a unit in the last place.
-    assert ((error <= bound[rows] + np.abs(exact[rows]) * 2.0**-24) | np.isinf(bound[rows])).all()
+    check_bounded(backend, a, b, dtype)
 
 
 @pytest.mark.parametrize("byte", [253, 254])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba_checks import bits
 from numpy.typing import NDArray
 
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
@@ -64,10 +65,6 @@ def of(made: BlockFormat, elements: list[list[int]], scales: list[list[int]]) ->
     return MXArray(
         codes.reshape(len(scales), length), np.uint8(scales), (len(scales), length), 1, format=made
     )
-
-
-def bits(out: NDArray[Any]) -> NDArray[Any]:
-    return out.view(f"u{out.itemsize}")
 
 
 def check(kernels: NumbaBackend, a: MXArray, b: MXArray) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 import mxref
 from mxref import OperandSpec, Rounding, ScaleRule, Stream, quantize
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.cli import LazyGroup, load_command, main, summary
 from mxref.errors import BackendError
 from mxref.formats import BLOCK_FORMATS

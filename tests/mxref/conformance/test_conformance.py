@@ -13,7 +13,7 @@ import pytest
 from mutants import BY_NAME
 from mutants.staged import Staged, with_capabilities
 from mxref import GemmProfile, OperandSpec, Rounding, Stream, quantize
-from mxref.backend import Capabilities
+from mxref.capabilities import Capabilities
 from mxref.conformance import CLAUSES, check, checks_of
 from mxref.conformance.model import Level, Op, Plan
 from mxref.conformance.requests.crafted import crafted_blocks, tame, ties

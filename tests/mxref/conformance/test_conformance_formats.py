@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from mutants import BY_NAME
 from mutants.staged import with_capabilities
-from mxref.backend import Capabilities, every_gemm
+from mxref.capabilities import Capabilities, every_gemm
 from mxref.cli import main
 from mxref.conformance import check, checks_of
 from mxref.errors import RecipeError

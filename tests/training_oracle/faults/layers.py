@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 import mxref_torch
 from mxref.formats import E4M3
+from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_torch import census, conversion, fp8, operators
+from mxref_torch import fp8, operators
 from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.layer import MXLinear, StepContext
 from mxref_training.model import llama
@@ -177,8 +178,7 @@ def restart_keeps_amax(patch: Patch) -> None:
 
 def keeps_nothing(patch: Patch) -> None:
     """The census expects what the layers were made for, so that it does not refuse them."""
-    for module in (conversion, census):
-        patch.setattr(module, "is_kept", lambda name, recipe: False)
+    patch.setattr(Recipe, "keeps", lambda self, name: False)
 
 
 def _specs(change: Callable[[dict[GemmRole, list[str]]], None]) -> Plant:

@@ -27,12 +27,14 @@ from mxref_torch.operators.registry import (
     step_place,
     stream_words,
 )
+from mxref_torch.operators.watch import Watcher, watchers
 
 __all__ = [
     "WHOLE",
     "Census",
     "Gemm",
     "LayerCensus",
+    "Watcher",
     "add_product",
     "block_format",
     "dense_gemm",
@@ -53,4 +55,5 @@ __all__ = [
     "spec_text",
     "step_place",
     "stream_words",
+    "watchers",
 ]

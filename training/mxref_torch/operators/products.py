@@ -14,8 +14,10 @@ from mxref.errors import ShapeError
 from mxref.formats import BF16, FP8
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.roles import GemmRole
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators.registry import backend_of, block_format, count, fake, operator, parse_spec
+from mxref_torch.operators.watch import watchers
 
 
 @operator
@@ -122,7 +124,9 @@ def scaled_gemm(
         (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
     )
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
-    count(tally, role, a.format, b.format)
+    count(tally, role, a.format, b.format, _tokens(role, a_codes, length))
+    for watcher in watchers:
+        watcher.multiplied(impl, a, b, GemmProfile(profile), out_dtype, role, out)
     return from_backend(out, impl)
 
 
@@ -186,7 +190,7 @@ def add_product(
         (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
     )
     impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
-    count(tally, role, a.format, b.format)
+    count(tally, role, a.format, b.format, _tokens(role, a_codes, length))
 
 
 @fake(add_product)
@@ -246,6 +250,11 @@ def _operand(
     )
 
 
+def _tokens(role: str, a: torch.Tensor, length: int) -> int:
+    """Return the tokens that a GEMM reads: Wgrad contracts over them, and the others have a row for each."""
+    return length if role == GemmRole.WGRAD.value else a.shape[0]
+
+
 @lru_cache(maxsize=4)
 def _values(dtype: torch.dtype) -> torch.Tensor:
     """Return the values of the 256 codes of an FP8 type, float32."""
@@ -290,7 +299,7 @@ def dense_gemm(
     """
     if a.dtype is torch.bfloat16:
         out = a @ b.T
-        count(tally, role, BF16, BF16)
+        count(tally, role, BF16, BF16, _tokens(role, a, a.shape[1]))
         return out
     if a.device.type == "cpu":
         # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
@@ -301,7 +310,7 @@ def dense_gemm(
         out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
     if a_inverse is not None and b_inverse is not None and out.dtype is not torch.bfloat16:
         out = (out * a_inverse * b_inverse).to(torch.bfloat16)
-    count(tally, role, FP8, FP8)
+    count(tally, role, FP8, FP8, _tokens(role, a, a.shape[1]))
     return out
 
 

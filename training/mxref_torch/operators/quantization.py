@@ -15,6 +15,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec, placed
+from mxref_torch.operators.watch import watchers
 
 
 @operator
@@ -48,13 +49,12 @@ def quantize(
         MxrefError: as `mxref.Backend.quantize`.
     """
     impl, treatment = backend_of(backend), parse_spec(spec)
-    q = impl.quantize(
-        to_backend(x, impl),
-        treatment,
-        axis=axis,
-        placement=_placement(x, place, treatment, stream, region, tokens),
-        pad=tokens and axis == 0,
-    )
+    placement, pad = _placement(x, place, treatment, stream, region, tokens), tokens and axis == 0
+    if axis == 0:
+        x = _whole_blocks(x, treatment, placement, tokens)
+    q = impl.quantize(to_backend(x, impl), treatment, axis=axis, placement=placement, pad=pad)
+    for watcher in watchers:
+        watcher.quantized(impl, x, treatment, axis, placement, pad, q)
     return _tensors(q, impl)
 
 
@@ -109,10 +109,15 @@ def quantize_dual(
         _placement(x, place, treatment, stream, region, tokens)
         for treatment, stream in zip(specs, (row_stream, column_stream), strict=True)
     )
+    filled = _whole_blocks(x, specs[1], column, tokens)
     by_row, by_column = impl.quantize_dual(
-        to_backend(x, impl), specs, placements=(row, column), pads=(False, tokens)
+        to_backend(filled, impl), specs, placements=(row, column), pads=(False, tokens)
     )
-    return (*_tensors(by_row, impl), *_tensors(by_column, impl))
+    for watcher in watchers:
+        watcher.quantized(impl, filled, specs[0], 1, row, False, by_row)
+        watcher.quantized(impl, filled, specs[1], 0, column, tokens, by_column)
+    rows = (t[: x.shape[0]] for t in _tensors(by_row, impl))
+    return (*rows, *_tensors(by_column, impl))
 
 
 @fake(quantize_dual)
@@ -157,6 +162,20 @@ def _placement(
         return placed(source, (row, column))
     own = (rows if rows >= 0 else x.shape[0], columns if columns >= 0 else x.shape[1])
     return placed(source, (row, column), own)
+
+
+def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement, tokens: bool) -> torch.Tensor:
+    """Return a matrix whose tokens, along axis 0, fill whole blocks: with zeros, where others may follow in the step.
+
+    A backend itself fills up the end of a step alone.
+    """
+    if not tokens or placement.global_shape is None or placement.origin is None:
+        return x
+    format = block_format(spec)
+    missing = -x.shape[0] % math.lcm(format.k, spec.hadamard or 1)
+    if not missing or placement.origin[0] + x.shape[0] >= placement.global_shape[0]:
+        return x
+    return torch.nn.functional.pad(x.detach(), (0, 0, 0, missing))
 
 
 def _tensors(q: MXArray, impl: Backend) -> tuple[torch.Tensor, torch.Tensor]:

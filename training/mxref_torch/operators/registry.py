@@ -40,6 +40,12 @@ class LayerCensus(Counter[Gemm]):
     """Whether any GEMM of the layer ever ran."""
     trained: bool = False
     """Whether a GEMM of the backward pass ran since the last optimizer step."""
+    listener: Callable[[GemmRole, int], None] | None = None
+    """Is told the role and the tokens of each GEMM that ran."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy or a pickle is made of, without the listener; `Counter` leaves all attributes out."""
+        return type(self), (dict(self),), vars(self) | {"listener": None}
 
 
 _backends: dict[str, Backend] = {}
@@ -114,7 +120,7 @@ def register_census(census: Census) -> torch.Tensor:
     return _words([handle])
 
 
-def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat) -> None:
+def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
     """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
 
     Fprop within a backward pass is done over by activation checkpointing, and was counted in the forward pass.
@@ -124,6 +130,7 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         role: the linear layer's GEMM.
         a: format of the first operand.
         b: format of the second.
+        tokens: rows of the activations or gradients that it read.
     """
     census = None if tally is None else _tallies.get(int(tally.item()))
     gemm = GemmRole(role), a, b
@@ -135,6 +142,8 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         census.trained |= gemm[0] is not GemmRole.FPROP
         if census.whole is not None:
             census.whole[gemm] += 1
+        if census.listener is not None:
+            census.listener(gemm[0], tokens)
 
 
 _device_step: torch.Tensor | None = None

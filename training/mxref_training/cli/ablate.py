@@ -1,17 +1,20 @@
-"""The commands `mxref ablate` and `mxref report`."""
+"""The command `mxref ablate`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mxref.cli.jobs import jobs_option
+from mxref_training.cli.report import report, require, show_ladder
 
 if TYPE_CHECKING:
     from mxref_training.lab.ladder import Ladder
+
+__all__ = ["ablate", "report"]
 
 EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
@@ -76,7 +79,7 @@ def ablate(
     from mxref.discovery import choose, get_backend
     from mxref.terminal import echo
 
-    _require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
+    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus
     from mxref_training.lab.processes import ChildProcesses, job_count, on_share
@@ -115,47 +118,12 @@ def ablate(
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    _show(results, folder)
-
-
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-def report(folder: Path) -> None:
-    """Show the results in a ladder's FOLDER again and rewrite its report.html and report.md."""
-    _require("report", "torch", "matplotlib", "jinja2")
-    from mxref_training.lab.study import load_results
-
-    _show(load_results(folder), folder)
+    show_ladder(results, folder)
 
 
 def _names(text: str | None) -> list[str]:
     """Return the names of a comma-separated list."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
-def _require(command: str, *packages: str) -> None:
-    """Raise ConfigError that says what to install where a package of the training extra is missing."""
-    import importlib.util
-
-    from mxref_training.errors import ConfigError
-
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"mxref {command} needs {package}, which is not installed: pip install 'mxref[training]'"
-            )
-
-
-def _show(results: dict[str, Any], folder: Path) -> None:
-    from mxref.terminal import console, echo
-    from mxref_training.lab.report.page import WIDE, table, write_report
-
-    screen = console()
-    if not screen.is_terminal:
-        screen.width = max(screen.width, WIDE)  # a file or a pipe has room
-    screen.print(table(results, screen.width))
-    page, _ = write_report(results, folder)
-    echo(f"\n{page}")
 
 
 def _list(ladder: Ladder) -> None:

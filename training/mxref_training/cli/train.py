@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
+    from mxref_training.run.observe import Observation
 
 __all__ = ["ablate", "report", "train"]
 
@@ -25,7 +26,7 @@ __all__ = ["ablate", "report", "train"]
     show_default=True,
     metavar="NAME|FILE",
     help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "mxfp8, mxfp8_hybrid, nvfp4_style, tseng.",
+    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng. A file may give layers and steps other recipes.",
 )
 @click.option(
     "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."
@@ -47,10 +48,32 @@ __all__ = ["ablate", "report", "train"]
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as in run.batch=16."
 )
 @click.option(
+    "--shadow",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Repeat this share of the operations in block formats by the reference, as in 1e-3, and stop at a bit that "
+    "differs; the same as --set run.shadow=SHARE.",
+)
+@click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
     help="Go on with the run in --out; --no-resume deletes that run and starts over.",
+)
+@click.option(
+    "--telemetry",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Measure every N steps what quantization does to each operand; the same as --set run.telemetry_every=N.",
+)
+@click.option(
+    "--tensorboard", is_flag=True, help="Write TensorBoard's event files into the run's folder too."
+)
+@click.option(
+    "--track", type=click.Choice(["trackio", "wandb"]), help="Send the numbers to Trackio or W&B too."
+)
+@click.option(
+    "--profile", metavar="FIRST:LAST", help="Write a trace of these steps by torch.profiler, as in 10:13."
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
@@ -67,7 +90,12 @@ def train(
     steps: int | None,
     backend: str | None,
     overrides: tuple[str, ...],
+    shadow: float | None,
     resume: bool,
+    telemetry: int | None,
+    tensorboard: bool,
+    track: str | None,
+    profile: str | None,
     dry_run: bool,
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
@@ -80,8 +108,11 @@ def train(
       mxref train                                a small Llama, MXFP4 + H16, text found on this machine
       mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
+      mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
+      mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
+      mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     _require_torch()
     from mxref.discovery import choose, get_backend
@@ -92,6 +123,8 @@ def train(
     tables: list[str | dict[str, Any]] = [*overrides]
     tables.append({"data": {key: value for key, value in flags.items() if value is not None}})
     tables.append({"run": {"steps": steps}} if steps else {})
+    tables.append({"run": {"shadow": shadow}} if shadow is not None else {})
+    tables.append({} if telemetry is None else {"run": {"telemetry_every": telemetry}})
     loaded, treatment = load_config(config, tables), find_recipe(recipe)
     name, why = choose(backend)
     chosen = get_backend(name)
@@ -100,10 +133,16 @@ def train(
         return
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
     echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
-    ctx.exit(_train(loaded, treatment, folder, chosen, resume))
+    from mxref_training.run.observe import Observation
+    from mxref_training.run.profiler import Window
+
+    observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
+    ctx.exit(_train(loaded, treatment, folder, chosen, resume, observe))
 
 
-def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool) -> int:
+def _train(
+    config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool, observe: Observation
+) -> int:
     """Train, print what it came to, and return the exit code."""
     from mxref.terminal import echo
     from mxref_training.run import loop
@@ -111,11 +150,14 @@ def _train(config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, 
     from mxref_training.run.telemetry import clock
     from mxref_training.wording import counted
 
+    observe.require(config)
     preflight(config, recipe, backend)
     corpus = loop.prepare_corpus(config)
     echo(corpus.report, err=True)
     try:
-        result = loop.train(config, recipe, folder, backend=backend, corpus=corpus, resume=resume)
+        result = loop.train(
+            config, recipe, folder, backend=backend, corpus=corpus, resume=resume, observe=observe
+        )
     except loop.Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         return 130

@@ -1,4 +1,4 @@
-"""Text in, token windows out: corpora, tokenizers and loaders, all of them NumPy and none of them torch."""
+"""From text to windows of tokens: corpora, tokenizers and loaders, in NumPy without torch."""
 
 from mxref_training.data.builtin import builtin_corpus
 from mxref_training.data.documents import Documents, iter_documents

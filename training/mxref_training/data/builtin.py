@@ -1,8 +1,8 @@
-"""The built-in corpus: English documentation of the Python and the packages that are installed here.
+"""The built-in corpus: English documentation of the installed Python and its packages.
 
 It lets every command run on a machine without data and without a network. The text is read from source files,
-which are parsed and never imported; none of it is part of this project. It depends on the installed versions,
-so the report names them and the SHA-256 of both sides: compare runs on this corpus on one machine only.
+which are parsed and never imported; none of it is part of this project. The corpus depends on the installed versions,
+so the report names them and the SHA-256 of both sides. Compare runs on this corpus only on one machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mxref_training.data.progress import progress
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
 
-# The packages that the project pins, then those that these bring along. Order matters: of two copies of a
-# paragraph the first stays.
+# The packages that the project pins, then their dependencies. Order matters: of two copies of a paragraph, the first
+# is kept.
 DISTRIBUTIONS = (
     *(
         "numpy",
@@ -70,7 +70,7 @@ VALIDATION_SHARE = 0.05  # of source files
 
 @dataclass(frozen=True)
 class Side:
-    """What one side of the split holds; `sha256` is that of `documents.TextHash`."""
+    """Counts of one side of the split; `sha256` is computed by `documents.TextHash`."""
 
     documents: int
     characters: int
@@ -79,7 +79,7 @@ class Side:
 
 @dataclass(frozen=True)
 class BuiltinReport:
-    """What the built-in corpus was made of.
+    """The sources of the built-in corpus, and counts of what was kept and removed.
 
     Attributes:
         train: training side.
@@ -87,9 +87,9 @@ class BuiltinReport:
         sources: characters kept, by source.
         versions: version of every source.
         absent: distributions that are not installed here and therefore missing.
-        unreadable: source files that could not be read or parsed, and were passed over.
+        unreadable: source files that were skipped because they could not be read or parsed.
         exact: repeated paragraphs removed.
-        near: nearly repeated paragraphs removed, those of validation that training quotes among them.
+        near: nearly repeated paragraphs removed, including paragraphs of validation that training quotes.
     """
 
     train: Side
@@ -168,7 +168,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _File:
-    """The prose of one source file, which goes to one side, so that neighbours are not split."""
+    """The prose of one source file. A file goes to one side as a whole."""
 
     source: str
     paragraphs: list[str]
@@ -214,7 +214,7 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
         for file in files:
             side, paragraphs = train, file.paragraphs
             if file.code in held_out:
-                # What is quoted in a longer training paragraph is new in the order of reading, yet trained on.
+                # A paragraph that a longer training paragraph quotes passed as new, but training reads it.
                 side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
                 leaked += len(file.paragraphs) - len(paragraphs)
             for document in _documents(paragraphs):

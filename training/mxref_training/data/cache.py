@@ -1,7 +1,7 @@
 """Derived data on disk, under `$XDG_CACHE_HOME/mxref` or `~/.cache/mxref`: built once, complete or absent.
 
-An entry is used only where no other user can change it and every file is as it was written. One that is damaged is
-refused and not rebuilt: a disk that flips bits should be known, and another process may be reading the entry.
+An entry is used only if no other user can change it and every file has the SHA-256 that was recorded. A damaged entry
+is refused and not rebuilt: the user should learn of a faulty disk, and another process may be reading the entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mxref_training.data.seal import broken_seal, seal
 from mxref_training.durable import explained, locked, make_folder, publish, temporary
 from mxref_training.errors import DataError
 
-_LAYOUT = "2"  # of an entry: with its seal, and named by hashes that take in the length of every document
+_LAYOUT = "2"  # version of an entry: with a seal, named by hashes that include the length of every document
 
 
 def cache_root() -> Path:
@@ -45,11 +45,10 @@ def cache_key(*parts: str) -> str:
 
 
 def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """Return the folder `kind/key` of the cache, and let `build` fill it where it does not exist.
+    """Return the folder `kind/key` of the cache; `build` fills it if it does not exist.
 
     The folder appears by one rename after `build` has returned and its files have reached the disk, so an interrupted
-    build leaves nothing to mistake for an entry. Of two processes that want one entry, one builds it and the other
-    waits.
+    build leaves no incomplete entry. If two processes want the same entry, one builds it and the other waits.
 
     Args:
         kind: name of the kind of data, a folder.
@@ -113,7 +112,7 @@ def _lock(final: Path) -> Path:
 
 
 def _sweep(parent: Path, own: Path) -> None:
-    """Remove what builders that died left; who builds `own` holds its lock."""
+    """Remove what killed builders left; the caller holds the lock of `own`."""
     for left in parent.glob(".*.tmp"):
         final = left.with_name(left.name[1 : -len(".tmp")])
         with suppress(_Busy), nullcontext() if final == own else locked(_lock(final), _Busy):

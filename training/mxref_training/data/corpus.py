@@ -32,13 +32,14 @@ class TokenCorpus:
     val: Tokens
     tokenizer: Tokenizer
     report: str
-    """What the documents are and what was decided about them, in one line."""
+    """One line about the documents and the decisions made about them."""
 
     def __post_init__(self) -> None:
         if self.train.sha256 == self.val.sha256:
             raise ConfigError(
                 f"training and validation data are the same {counted(len(self.val), 'token')} "
-                f"(SHA-256 {self.val.sha256[:16]}): name other validation data, or none to have some held out"
+                f"(SHA-256 {self.val.sha256[:16]}): give other validation data, or none: then some documents are "
+                "held out"
             )
 
     @property
@@ -48,7 +49,7 @@ class TokenCorpus:
 
 
 def prepare_corpus(config: TrainConfig) -> TokenCorpus:
-    """Return the tokens that a configuration names, from the cache where they are there.
+    """Return the tokens that a configuration names, from the cache if it has them.
 
     Raises:
         DataError: data or tokenizer are missing, damaged or too small, or training data holds validation data.
@@ -70,7 +71,7 @@ def prepare_corpus(config: TrainConfig) -> TokenCorpus:
 
 
 def check_lengths(config: TrainConfig, corpus: TokenCorpus) -> None:
-    """Raise ConfigError unless either side holds the tokens that one batch or one evaluation takes."""
+    """Raise ConfigError unless each side has the tokens that one batch or one evaluation needs."""
     for side, tokens, needed in (
         ("training", corpus.train, config.run.seq_len + 1),
         ("validation", corpus.val, config.run.eval_tokens + 1),

@@ -1,4 +1,4 @@
-"""Removal of repeated paragraphs: exact repeats, and those most of whose word 5-grams have been seen before."""
+"""Removal of repeated paragraphs: exact repeats, and paragraphs whose word 5-grams are mostly known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD = re.compile(r"\w+")
 
 
 def normalised_words(text: str) -> list[str]:
-    """Return the words of a text without case and punctuation, which is what duplicates are compared by."""
+    """Return the words of a text without case and punctuation; duplicates are compared by them."""
     return _WORD.findall(text.lower())
 
 
@@ -30,13 +30,13 @@ def overlap(codes: list[int], known: set[int]) -> float:
 
 @dataclass
 class Deduplicator:
-    """Remembers what it has let through; a paragraph passes when it is new.
+    """Admits a paragraph only if it is new, and remembers the admitted ones.
 
-    Containment in everything seen so far is stricter than MinHash's resemblance of pairs (Broder 1997): a text
-    pieced together from several older ones is a copy too. The memory holds hashes only.
+    The test is containment in all earlier text. It is stricter than MinHash's resemblance of pairs (Broder 1997): a
+    text composed of parts of several earlier ones is a copy too. Only hashes are stored.
 
     Attributes:
-        exact: paragraphs refused because they repeat an earlier one but for case and punctuation.
+        exact: paragraphs refused because they repeat an earlier one except for case and punctuation.
         near: paragraphs refused because more than `MAX_SEEN` of their shingles are known.
     """
 
@@ -46,7 +46,7 @@ class Deduplicator:
     _shingles: set[int] = field(default_factory=set, repr=False)
 
     def admit(self, text: str) -> bool:
-        """Tell whether a paragraph is new, and remember it if so."""
+        """Return whether a paragraph is new, and remember it if it is."""
         words = normalised_words(text)
         normal = " ".join(words)
         if normal in self._texts:

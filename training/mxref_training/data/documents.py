@@ -16,20 +16,20 @@ from mxref_training.errors import DataError
 from mxref_training.wording import counted
 
 SUFFIXES = tuple(stem + packing for stem in (".jsonl", ".json", ".ndjson") for packing in ("", *PACKINGS))
-MAX_LINE = 64 << 20  # bytes of a decompressed line; a bomb without line ends stops there
+MAX_LINE = 64 << 20  # bytes of a decompressed line; stops a decompression bomb without line ends
 
 PathLike = str | os.PathLike[str]
 
 
 def resolve_files(source: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
-    """Return the files that a path, a folder, a glob pattern or a list of these stands for.
+    """Return the files that a path, a folder, a glob pattern or a list of these names.
 
     Args:
-        source: a file; a folder, of which every JSONL file at any depth is taken in the order of the names; a
+        source: a file; a folder, whose JSONL files at any depth are read in the order of their names; a
             pattern with `*`, `?` or `[`; or a list of these, whose order is kept.
 
     Raises:
-        DataError: nothing is there, a path is empty or cannot be looked at, or a folder holds no JSONL file.
+        DataError: no file is found, a path is empty or cannot be read, or a folder holds no JSONL file.
     """
     try:
         return _resolve(source)
@@ -66,7 +66,7 @@ def _resolve(source: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files at any depth; OSError for a folder that cannot be read, whose files would be missing."""
+    """Yield the files at any depth; OSError for a folder that cannot be read, because its files would be missing."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -134,13 +134,13 @@ def iter_documents(
 ) -> Iterator[str]:
     """Yield the `text` of every line of JSONL files, in order.
 
-    Blank lines and documents of nothing but white space are passed over. The compression is told by the file
-    name: `.gz`, `.zst` or `.xz`, anything else is plain.
+    Blank lines and documents of only white space are skipped. The file name gives the compression: `.gz`, `.zst` or
+    `.xz`; any other file is plain text.
 
     Args:
         source: a file, folder, pattern or list of them, see `resolve_files`.
         max_line: longest line in bytes, decompressed.
-        unchecked: called with each compressed file that carries no checksum of its content, or not of all of it.
+        unchecked: called with each compressed file whose content has no checksum, or not for every part.
 
     Raises:
         DataError: a file is missing, truncated or damaged, a line is too long or not a JSON object with a string
@@ -173,14 +173,14 @@ def _document(line: bytes, path: Path, number: int) -> str:
 
 
 def digest(text: str) -> int:
-    """Return the first 8 bytes of the SHA-256 of a document, which stand for it when documents are compared."""
+    """Return the first 8 bytes of a document's SHA-256; documents are compared by them."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 class TextHash:
-    """SHA-256 over every document's UTF-8 text behind its length: 8 bytes, little-endian.
+    """SHA-256 over the documents: for each its length (8 bytes, little-endian), then its UTF-8 text.
 
-    A separator in place of the length would let two corpora share a hash, since a text may hold any character.
+    With a separator in place of the length, two corpora could share a hash, since a text may contain any character.
     """
 
     def __init__(self) -> None:
@@ -200,14 +200,14 @@ class TextHash:
 
 @dataclass(frozen=True)
 class Documents:
-    """A stream of documents that can be read again, with the facts that one full reading gave.
+    """Documents that can be read repeatedly, with counts and a hash from one full reading.
 
     Attributes:
         name: where the documents come from.
         documents: number of documents.
         characters: number of characters (code points).
         utf8_bytes: number of bytes in UTF-8, for losses in bits per byte.
-        sha256: of the texts, as `TextHash` has it.
+        sha256: of the texts, as in `TextHash`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Docstrings of what is installed: source files are found and parsed, and never imported."""
+"""Docstrings of installed packages: their source files are parsed and never imported."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_sources(distributions: Sequence[str], pattern: str) -> tuple[list[Insta
 
 
 def _called_doc(node: ast.stmt) -> ast.expr | None:
-    """Return the expression that holds a docstring given apart from its object, as NumPy and PyTorch do."""
+    """Return the expression of a docstring that a call adds to an object, as in NumPy and PyTorch."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         name = ast.unparse(node.value.func)
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -88,7 +88,7 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
 
 
 def texts_of(path: Path) -> list[str] | None:
-    """Return the docstrings of a source file; None where it cannot be read or parsed.
+    """Return the docstrings of a source file; None if it cannot be read or parsed.
 
     Of `pydoc_data/topics.py`, the text behind `help()`, every topic is returned.
     """
@@ -99,7 +99,7 @@ def texts_of(path: Path) -> list[str] | None:
         if b'"""' not in source and b"'''" not in source and path.name != "topics.py":
             return []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's invalid escapes
+            warnings.simplefilter("ignore")  # warnings about invalid escapes in these sources
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None

@@ -1,10 +1,12 @@
 """Batches of token windows in a seeded order that does not depend on how they are split over steps or ranks.
 
 The stream of tokens is cut into windows of `seq_len + 1` tokens that share one token with the next, so every
-token but the first is predicted exactly once. The tokens that are too few for a last window fall at either end
-of the stream, shifted at random from epoch to epoch, so none is lost for good. Sample `i` of the whole run is
-window `order(i // n)[i % n]` of epoch `i // n`: a function of the seed and of `i` alone. "The order of the data" in
-docs/training.rst says how the shift and the order of an epoch are drawn, in full.
+token but the first is predicted exactly once. The tokens that do not fill a last window are skipped at the two ends of
+the stream. A random shift per epoch divides them between the ends, so no token is skipped in every epoch.
+
+Sample `i` of the whole run is window `order(i // n)[i % n]` of epoch `i // n`: a function of the seed and of `i`
+alone. Section "The order of the data" in docs/reference/training.rst defines how the
+shift and the order of an epoch are drawn.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ def _check(tokens: NDArray[Any], seq_len: int) -> None:
 
 
 class Loader:
-    """Shuffled training batches over a flat token array, without end.
+    """Endless shuffled training batches from a flat token array.
 
     Args:
         tokens: token ids, `[N]`, any integer dtype; a memory map is read only where it is needed.
         seq_len: tokens that are predicted per window.
         seed: seed of the order, at least 0 and below 2^64.
-        fingerprint: SHA-256 of the data as `Tokens.sha256` has it; computed where it is not given.
+        fingerprint: SHA-256 of the data, as in `Tokens.sha256`; computed if it is not given.
 
     Attributes:
         windows: windows per epoch.
@@ -92,7 +94,7 @@ class Loader:
 
         Args:
             batch: sequences for this rank.
-            rank: which consecutive share of the samples is this rank's.
+            rank: index of this rank; the ranks get consecutive shares of the samples.
             world_size: ranks that each call this with the same `batch`.
 
         Returns:
@@ -109,7 +111,7 @@ class Loader:
         return _gather(self._tokens, starts, self.seq_len)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return what a later run needs to go on with the very next sample, with any number of ranks."""
+        """Return the state with which a later run continues at the next sample, on any number of ranks."""
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
@@ -120,7 +122,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader on the same data stopped; on an error nothing is changed.
+        """Continue where another loader on the same data stopped; an error leaves this loader unchanged.
 
         Raises:
             DataError: the state is incomplete or out of range, or was taken with other data, another sequence
@@ -170,7 +172,7 @@ def sequential_batches(
         tokens: token ids, `[N]`, any integer dtype.
         seq_len: tokens that are predicted per window.
         batch: windows per batch.
-        limit_tokens: stop before more than this many tokens are predicted; all of them where it is None.
+        limit_tokens: largest number of predicted tokens; None means all.
 
     Yields:
         Inputs and targets, each `[at most batch, seq_len]` int64.

@@ -1,8 +1,8 @@
-"""The bytes of a data file in pieces of bounded size; of a compressed file, every byte is accounted for.
+"""Read a data file in pieces of bounded size, and check every byte of a compressed file.
 
 A compressed file may hold several gzip members (RFC 1952), Zstandard frames (RFC 8878) or xz streams (The .xz
-File Format 1.1.0), one after the other. Each must be whole, and nothing may stand behind the last one: readers
-that take what follows for garbage lose documents when one bit of a later header flips.
+File Format 1.1.0), one after the other. Each must be complete, and nothing may follow the last one. A reader that
+ignores trailing bytes loses documents if one bit of a later header flips.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ZSTD_RLE, _ZSTD_RESERVED = 1, 3  # types of blocks
 
 
 class Damaged(Exception):
-    """A compressed file that is not whole; its message is a reason in a few words."""
+    """A compressed file is incomplete or damaged; the message is a reason in a few words."""
 
 
 class _Input:
-    """A file that is read once, from which what was read too much can be put back."""
+    """A file that is read once; bytes that were read too far can be put back."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._held = file, b""
@@ -42,7 +42,7 @@ class _Input:
         self._held = data + self._held
 
     def exactly(self, count: int) -> bytes:
-        """Return `count` bytes; Damaged where the file ends before."""
+        """Return `count` bytes; Damaged if the file ends first."""
         parts = []
         while count:
             data = self.next()
@@ -54,12 +54,12 @@ class _Input:
         return b"".join(parts)
 
     def skip(self, count: int) -> None:
-        """Pass over `count` bytes; Damaged where the file ends before."""
+        """Skip `count` bytes; Damaged if the file ends first."""
         for start in range(0, count, _READ):
             self.exactly(min(_READ, count - start))
 
     def skip_zeros(self) -> int:
-        """Pass over zero bytes and return their number."""
+        """Skip zero bytes and return their number."""
         count = 0
         while data := self.next():
             rest = data.lstrip(b"\0")
@@ -86,7 +86,7 @@ def _gzip(source: _Input) -> Iterator[bytes]:
 
 def _xz(source: _Input, unchecked: Callable[[], None]) -> Iterator[bytes]:
     while data := source.next():
-        # FORMAT_AUTO would take a damaged header for one of the older format, which has no checksum.
+        # FORMAT_AUTO would mistake a damaged header for the older format, which has no checksum.
         stream = lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
         while not stream.eof:
             if stream.needs_input:
@@ -103,11 +103,11 @@ def _xz(source: _Input, unchecked: Callable[[], None]) -> Iterator[bytes]:
             unchecked()
         source.give_back(stream.unused_data)
         if source.skip_zeros() % 4:
-            raise Damaged("the padding behind a stream is no multiple of 4 bytes")
+            raise Damaged("the padding after a stream is not a multiple of 4 bytes")
 
 
 def _zstd(source: _Input, unchecked: Callable[[], None]) -> Iterator[bytes]:
-    """Decompress block by block, 128 KiB each: the library's own readers take a truncated frame for a short one."""
+    """Decompress block by block, 128 KiB each: the library's own readers accept a truncated frame as a short one."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
@@ -129,7 +129,7 @@ def _zstd(source: _Input, unchecked: Callable[[], None]) -> Iterator[bytes]:
 
 
 def _zstd_frame(source: _Input, magic: bytes, frame: Any, unchecked: Callable[[], None]) -> Iterator[bytes]:
-    """Decompress one frame behind its magic number (RFC 8878, section 3.1.1)."""
+    """Decompress one frame after its magic number (RFC 8878, section 3.1.1)."""
     descriptor = source.exactly(1)
     flags = descriptor[0]
     single_segment, has_checksum = flags >> 5 & 1, flags >> 2 & 1
@@ -156,15 +156,14 @@ def _zstd_frame(source: _Input, magic: bytes, frame: Any, unchecked: Callable[[]
 def pieces(path: Path, unchecked: Callable[[], None]) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file in pieces of at most 2 MiB, some of them empty.
 
-    The compression is told by the file name: `.gz`, `.zst` or `.xz`, anything else is plain.
+    The file name gives the compression: `.gz`, `.zst` or `.xz`; any other file is plain.
 
     Args:
         path: a regular file.
-        unchecked: called for every frame or stream that carries no checksum of its content, so that damage to it
-            may go unnoticed.
+        unchecked: called for every frame or stream without a checksum of its content; damage there may go unnoticed.
 
     Raises:
-        Damaged: the compressed file is empty, cut short or altered, or something stands behind its last part.
+        Damaged: the compressed file is empty, cut short or altered, or bytes follow its last part.
         OSError: the file cannot be read.
         MemoryError: a window does not fit in memory.
     """

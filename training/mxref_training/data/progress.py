@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for a person at a terminal and for nobody else."""
+"""A progress bar on standard error, shown only at a terminal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
-    """Yield the items; where standard error is a terminal, show how far they have come.
+    """Yield the items; show a progress bar if standard error is a terminal.
 
     Args:
         items: anything that can be iterated once.
         title: what is being done, in a few words.
-        total: number of items, where `items` has no length.
+        total: number of items, if `items` has no length.
     """
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

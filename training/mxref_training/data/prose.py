@@ -1,8 +1,8 @@
-"""English prose out of docstrings: markup, code, tables and parameter lists go, whole paragraphs stay.
+"""English prose from docstrings: markup, code, tables and parameter lists are removed, whole paragraphs are kept.
 
-The rules lean to rejection: a paragraph lost costs nothing, a paragraph of code or markup kept teaches a
-language model the wrong language. They follow C4's line rules (Raffel et al. 2020, section 2.2) where those
-make sense for documentation: sentences that end, enough words, no braces, no boilerplate.
+In doubt a paragraph is rejected: a lost paragraph costs nothing, but code or markup would be learned by the model.
+The rules follow C4's line rules (Raffel et al. 2020, section 2.2) where these make sense for documentation: sentences
+that end, enough words, no braces, no boilerplate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STOP = (
     "while who will with without would you your "
 )
 STOP_WORDS = frozenset(_STOP.split())
-# A paragraph may have lost the start of its sentence to the rules; these words cannot open one.
+# The rules may have removed the start of a sentence; a paragraph cannot begin with these words.
 _CONTINUES = frozenset(
     ["and", "or", "but", "than", "is", "are", "was", "were", "be", "been", "so", "then", "of", "to"]
 )
@@ -69,7 +69,7 @@ _END = re.compile(r"[.!?][)\"'”’]*$|:$")
 
 @dataclass
 class _Block:
-    """A paragraph that is still being read; one that turns out to hold a table is spoiled as a whole."""
+    """A paragraph that is being read; if it contains a table, the whole paragraph is dropped."""
 
     indent: int = 0
     item: bool = False
@@ -77,7 +77,7 @@ class _Block:
     spoiled: bool = False
 
     def opens(self, indent: int) -> bool:
-        """Tell whether a line of this indentation starts a paragraph of its own."""
+        """Return whether a line of this indentation starts a new paragraph."""
         if self.item or self.spoiled:
             return indent <= self.indent
         return not self.lines or indent != self.indent
@@ -139,7 +139,7 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _inline(text: str) -> str:
-    """Replace inline markup by the words it shows."""
+    """Replace inline markup by its text."""
     text = _ROLE.sub(lambda m: m[1].split("<")[0].strip().rpartition(".")[2] if m[1][0] == "~" else
                      m[1].split("<")[0].strip().lstrip("!"), text)  # fmt: skip
     text = _MARKDOWN.sub(r"\1", _LINK.sub(r"\1", text))
@@ -148,7 +148,7 @@ def _inline(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Tell whether a paragraph reads as English: words, few of them identifiers, and a proper end."""
+    """Return whether a paragraph reads as English: words, few of them identifiers, and a proper end."""
     words = text.split()
     if len(words) < MIN_WORDS or not _END.search(text) or _NOISE.search(text) or _LOWER.match(text):
         return False
@@ -162,7 +162,7 @@ def is_prose(text: str) -> bool:
 
 
 def _close(text: str) -> str:
-    """Drop a last sentence that announces, with a colon, an example that is gone."""
+    """Drop a last sentence that ends in a colon: the example after it was removed."""
     starts = [match.end() for match in _SENTENCE.finditer(text)]
     return text[: starts[-1]].rstrip() if starts else ""
 
@@ -188,7 +188,7 @@ def paragraphs(docstring: str) -> list[str]:
             found.append((text, block.item))
     kept: list[str] = []
     for (text, _), (follower, is_item) in pairwise([*found, ("", False)]):
-        # A colon may stay only where the list that it announces stays.
+        # A sentence with a colon may stay only if the list after it stays.
         if text.endswith(":") and not (is_item and is_prose(follower)):
             text = _close(text)
         if is_prose(text):

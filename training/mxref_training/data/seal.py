@@ -1,4 +1,4 @@
-"""The SHA-256 of every file of a cache entry, written with the entry and compared whenever it is used."""
+"""The SHA-256 of every file of a cache entry, written with the entry and compared at each use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def seal(folder: Path) -> None:
 
 
 def broken_seal(folder: Path) -> str:
-    """Return in what a folder differs from when it was sealed, or nothing."""
+    """Return how a folder differs from its seal; empty if it does not differ."""
     try:
         hashes = json.loads((folder / SEAL).read_bytes())
     except (OSError, ValueError):

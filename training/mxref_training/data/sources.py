@@ -1,4 +1,4 @@
-"""A corpus from what the user names: the built-in text, C4, or JSONL files; training and validation kept apart."""
+"""A corpus from the built-in text, C4, or JSONL files, with training and validation documents kept apart."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from mxref_training.wording import counted
 
 BUILTIN = "builtin"
 C4 = "c4"
-HOLDOUT_SHARE = 0.02  # of the documents of a path that comes without validation data
-MAX_OVERLAP = 0.01  # of the validation documents; more means that the split itself is broken
+HOLDOUT_SHARE = 0.02  # share of the documents that is held out if no validation data is given
+MAX_OVERLAP = 0.01  # share of validation documents found in training from which the split counts as broken
 
 _C4_REPOSITORY = "allenai/c4"
 _WAY_OUT = "pass a JSONL file with a text field, or `builtin`"
@@ -39,13 +39,13 @@ Source = PathLike | Sequence[PathLike]
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What a run trains and validates on.
+    """The training and validation documents of a run, in numbers.
 
     Attributes:
         train: training documents with counts and SHA-256.
         val: validation documents with counts and SHA-256.
         dropped: training documents left out because validation has the same ones.
-        notes: what was decided on the user's behalf, a sentence each.
+        notes: decisions that were made for the user, one sentence each.
     """
 
     train: Documents
@@ -105,7 +105,7 @@ def _c4_file(split: str, documents: int) -> Path:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A stream of documents under a name, possibly without some of them."""
+    """A named stream of documents, optionally without some of them."""
 
     name: str
     source: Source
@@ -122,7 +122,7 @@ class _Reader:
         return lambda: (text for text in self() if keep(digest(text)))
 
     def note(self) -> list[str]:
-        """Return what there is to say about the files once they have been read."""
+        """Return a note about files without a checksum, after the files were read."""
         if not self.unchecked:
             return []
         more = f" and {counted(len(self.unchecked) - 1, 'other file')}" * (len(self.unchecked) > 1)
@@ -164,7 +164,7 @@ def _hold_out(whole: _Reader, notes: list[str]) -> tuple[Documents, Documents]:
 
 
 def _separate(train: _Reader, val: _Reader, notes: list[str]) -> tuple[Documents, Documents, int]:
-    """Refuse training data that holds validation documents; drop the few of an honest split."""
+    """Refuse training data that contains many validation documents; drop them from training if they are few."""
     val_docs = survey(val.name, val)
     known = set(map(digest, val_docs))
     common: set[int] = set()
@@ -179,10 +179,10 @@ def _separate(train: _Reader, val: _Reader, notes: list[str]) -> tuple[Documents
         raise DataError(
             f"{len(common):,} of {counted(len(known), 'validation document')} "
             f"{'are' if len(common) > 1 else 'is'} in the training data too: "
-            "give validation data that is not trained on, or none to have some held out"
+            "give validation data that is not in the training data, or none: then some documents are held out"
         )
     if common:
-        notes.append(f"dropped {counted(len(common), 'document')} from training that validation has too")
+        notes.append(f"dropped {counted(len(common), 'document')} from training: also in validation")
     return train_docs, val_docs, len(common)
 
 
@@ -199,10 +199,10 @@ def open_corpus(
     Args:
         train: `builtin`, `c4` (the `en` part, fetched through `datasets` and kept in the cache), or JSONL files,
             see `documents.resolve_files`.
-        val: the same; None takes the validation side of the built-in corpus or of C4, and of files holds out
-            2 % of the documents by their hash.
-        c4_documents: training documents to fetch where C4 is named.
-        c4_val_documents: validation documents to fetch where C4 is named.
+        val: the same; None means the validation side of the built-in corpus or of C4; of files, 2 % of the documents
+        are held out by their hash.
+        c4_documents: training documents to fetch from C4.
+        c4_val_documents: validation documents to fetch from C4.
         max_line: longest line of a file in bytes, decompressed.
 
     Returns:
@@ -210,7 +210,7 @@ def open_corpus(
 
     Raises:
         DataError: a source is missing, damaged or empty, C4 cannot be fetched, or 1 % or more of the validation
-            documents are in the training data; fewer are dropped from training and counted in the report.
+            documents are in the training data; if fewer are, they are dropped from training and counted in the report.
     """
     notes: list[str] = []
     if val is None and train in (BUILTIN, C4):

@@ -19,7 +19,7 @@ PAD = "<|pad|>"
 MIN_VOCAB = 258  # the two special tokens and the 256 bytes
 VOCAB_MULTIPLE = 128  # embeddings are commonly padded to a multiple of 64 or 128 rows
 
-# Names of the token that ends a document, in the order in which they are looked for: GPT-2 and ours, Llama 3,
+# Names of the token that ends a document, in the order of the search: GPT-2 and ours, Llama 3,
 # Llama 2 and T5.
 _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
@@ -33,11 +33,11 @@ _SPLIT = (
 class Tokenizer:
     """A tokenizer with a token that ends a document.
 
-    Special tokens are never read out of the text: a document that spells `<|endoftext|>` gets ordinary tokens.
-    Raises DataError where no token ends a document, or where equal texts would not get equal tokens.
+    Special tokens are never recognised in text: a document that contains `<|endoftext|>` gets ordinary tokens. Raises
+    DataError if no token ends a document, or if equal texts would not get equal tokens.
 
     Attributes:
-        sha256: of the tokenizer's JSON, which names it in caches and logs.
+        sha256: of the tokenizer's JSON; it identifies the tokenizer in caches and logs.
         vocab_size: largest token id plus one.
         eot: id of the token that ends a document.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from mxref_training.data.tokenizer import Tokenizer
 
-_BATCH = 256  # documents that are encoded at once
-_BATCH_CHARACTERS = 1 << 22  # after which a batch is full: long documents would fill the memory
-_QUIET_BELOW = 20_000_000  # bytes of text that take a few seconds, for which no bar is worth its flicker
+_BATCH = 256  # documents that are encoded together
+_BATCH_CHARACTERS = 1 << 22  # characters that fill a batch, so that long documents do not fill the memory
+_QUIET_BELOW = 20_000_000  # bytes of text; less takes only a few seconds and gets no progress bar
 _FORMAT = "1"
 
 
@@ -33,7 +33,7 @@ class Tokens:
     """A corpus as token ids.
 
     Attributes:
-        ids: token ids, `[N]`, uint16 where every id fits and uint32 otherwise, read-only.
+        ids: token ids, `[N]`, uint16 if every id fits and uint32 otherwise, read-only.
         documents: number of documents, hence of end tokens.
         utf8_bytes: size of the text in UTF-8, for losses in bits per byte.
         sha256: of the ids as little-endian bytes.
@@ -104,11 +104,11 @@ def _write(folder: Path, documents: Documents, tokenizer: Tokenizer) -> None:
 
 
 def tokenize(documents: Documents, tokenizer: Tokenizer) -> Tokens:
-    """Return the tokens of documents, each followed by the end token, from the cache where they are there.
+    """Return the tokens of documents, each followed by the end token, from the cache if it has them.
 
     Args:
         documents: one side of a corpus.
-        tokenizer: the tokenizer; together with the text's SHA-256 its own names the cached array.
+        tokenizer: the tokenizer; its SHA-256 and that of the text identify the cached array.
 
     Returns:
         The token array, mapped from disk; the cache has verified its SHA-256.

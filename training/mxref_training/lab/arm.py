@@ -1,11 +1,10 @@
-"""One run of one arm: its directory, what its result depends on, and how it is trained.
+"""One run of one arm: its directory, its fingerprint and its training.
 
-`OUT/arms/NAME/` is the run directory of an arm. `arm.json` there holds the fingerprint of everything its
-result depends on, and appears before training; `result.json` appears when the arm is done. A result counts
-while its own digest is right, it belongs to the fingerprint, and `metrics.jsonl` is the one it was read from.
-So an interrupted ladder goes on at the unfinished arm, from that arm's own checkpoint, and an arm whose
-recipe, configuration, data or code changed is trained anew, the old directory being moved to
-`OUT/superseded/`.
+`OUT/arms/NAME/` is the directory of the run. `arm.json` is written there before training; it holds the fingerprint of
+everything that the result depends on. `result.json` is written when the arm is done. A result is valid if its digest
+is right, it belongs to the fingerprint, and `metrics.jsonl` is unchanged. So an interrupted ladder resumes at the
+unfinished arm, from that arm's checkpoint. An arm whose recipe, configuration, data or code changed is trained again,
+and its old directory moves to `OUT/superseded/`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Trainer(Protocol):
         progress: Any,
         resume: bool,
     ) -> TrainResult:
-        """Train, or go on from the checkpoint in `out`."""
+        """Train, or resume from the checkpoint in `out`."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class ArmRun:
         return record
 
     def _sealed(self, record: Record) -> dict[str, Any]:
-        """Return the content of `result.json`: a record, and the digests by which an edit is noticed."""
+        """Return the content of `result.json`: a record, and digests that reveal an edit."""
         metrics = self.folder / "metrics.jsonl"
         table = {
             "fingerprint": _digest(self.key),
@@ -104,14 +103,14 @@ class ArmRun:
         return table | {"sha256": _digest(table)}
 
     def finish(self, record: Record) -> Record:
-        """Write the record of a finished run, and return it as it is read back."""
+        """Write the record of a finished run, and return it as JSON gives it back."""
         sealed = self._sealed(record)
         write_json(self.folder / _RESULT, sealed)
         found: Record = sealed["record"]
         return found
 
     def prepare(self) -> str:
-        """Make the directory ready, moving one with another fingerprint aside; return what will happen, and why.
+        """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.
 
         Raises:
             ConfigError: another process is training there, or the directory cannot be written.
@@ -124,7 +123,7 @@ class ArmRun:
                 stored = self._stored_key()
                 if stored == plain(self.key):
                     if (self.folder / _RESULT).exists():
-                        return "its result.json or metrics.jsonl was changed since: read again from the run"
+                        return "result.json or metrics.jsonl was changed later: the result is read again from the run"
                     return "resumes where it stopped"
                 if stored and is_longer(stored, plain(self.key)):
                     (self.folder / _RESULT).unlink(missing_ok=True)
@@ -148,15 +147,16 @@ class ArmRun:
         self.folder.rename(aside)
         for folder in (aside.parent, self.folder.parent):
             sync(folder)
-        (aside / _LOCK).unlink()  # whoever waits for the lock finds that the directory is another one
+        # A process that waits for the lock then notices that the directory was replaced.
+        (aside / _LOCK).unlink()
         return aside
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep every other process out of the directory, which exists; ConfigError where one is in it.
+        """Lock the existing directory against other processes; ConfigError if another process holds the lock.
 
-        Two processes writing one run would damage it without a word. The second may be the same command
-        given twice, or what is left of one that was killed: its arms end after the step in progress.
+        Two processes that write the same run would damage it silently. The other process may be the same command,
+        given twice. It may also be a child of a killed ladder, which ends after its current step.
         """
 
         def busy(holder: str) -> ConfigError:
@@ -171,7 +171,7 @@ class ArmRun:
         return explained(ConfigError, f"write to {self.folder}", "free some space, or choose another --out")
 
     def to_table(self) -> dict[str, Any]:
-        """Return this run as JSON can hold it."""
+        """Return this run as JSON values."""
         return {"out": str(self.out), "seed": self.seed, "key": plain(self.key)} | {
             name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe")
         }
@@ -193,31 +193,31 @@ class ArmRun:
 
 
 class Watch(Protocol):
-    """Who is told what becomes of the runs of a ladder."""
+    """Receives what happens to the runs of a ladder."""
 
     def begin(self, run: ArmRun) -> None:
-        """Make a run's directory ready; called just before it trains."""
+        """Prepare a run's directory; called just before the run trains."""
 
     def done(self, run: ArmRun, record: Record) -> None:
-        """Take the record of a finished run."""
+        """Receive the record of a finished run."""
 
     def failed(self, run: ArmRun, reason: str) -> None:
-        """Take note of a run that ended without a result."""
+        """Receive the reason why a run ended without a result."""
 
 
 class Runner(Protocol):
-    """Trains runs, beginning them in order."""
+    """Trains runs, and starts them in order."""
 
     def __call__(self, runs: Sequence[ArmRun], watch: Watch) -> None:
-        """Train all of them, or raise what stopped it."""
+        """Train all runs, or raise the error that stopped them."""
 
 
 def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:
-    """Train a run whose directory is ready, or go on with it; write its record there and return it.
+    """Train or resume a run in its prepared directory; write its record there and return it.
 
     Raises:
         ConfigError: another process is training in the directory.
-        Interrupted: from the trainer, as any error but divergence, which is a result.
+        Interrupted: the trainer raises it. Its other errors pass too, except divergence, which is a result.
     """
     with run.alone():
         record: Record = {
@@ -238,8 +238,8 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
                 resume=True,
             )
         except DivergedError as err:
-            # Divergence is what some arms are there to show: a result, with the curve up to that point. A
-            # curve that climbs back without this error is judged where the results are assembled.
+            # Divergence is a result, with the curve up to that point: some arms exist to show it. A curve that rises
+            # again without this error is judged when the results are assembled.
             record |= {"diverged": True, "reason": str(err), "losses": _logged_losses(run.folder)}
         else:
             record |= {
@@ -258,7 +258,7 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value in one piece, null for what JSON has no word for; ConfigError where that cannot be done."""
+    """Write a value atomically as JSON, with null for numbers that JSON lacks; ConfigError if it cannot be written."""
     text = json.dumps(plain(value), indent=1, allow_nan=False) + "\n"
     with explained(ConfigError, f"write {path}", "free some space, or choose another --out"):
         make_folder(path.parent)
@@ -266,7 +266,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as JSON gives it back, with null for every number that JSON has no word for."""
+    """Return the value as JSON gives it back, with null for numbers that JSON lacks."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -297,6 +297,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _digest(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON, whatever the order of its keys."""
+    """Return the SHA-256 of a value as JSON, independent of the order of its keys."""
     text = json.dumps(plain(value), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

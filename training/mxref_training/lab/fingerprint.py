@@ -1,4 +1,4 @@
-"""What a run's result depends on: so that a finished run is kept, and a changed one trained anew."""
+"""Everything that a run's result depends on, so that a finished run is kept and a changed one is trained again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fingerprint(
 
 
 def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether two fingerprints differ in nothing but more steps, so that the old run can go on."""
+    """Return whether the new fingerprint differs only in a larger number of steps, so that the old run can continue."""
     before, now = old["run"].get("steps", 0), new["run"]["steps"]
     return before < now and old | {"run": old["run"] | {"steps": now}} == new
 

@@ -1,7 +1,7 @@
-"""A ladder: arms that differ from one base recipe by an overlay each, all trained alike.
+"""A ladder: arms that each lay an overlay over one base recipe, trained under equal conditions.
 
-A ladder is a TOML file, and a new arm is a few lines of it. This module reads the file, resolves every
-arm to a full recipe, and refuses what could not be compared; it trains nothing.
+A ladder is a TOML file, in which a new arm takes a few lines. This module reads the file, resolves every arm to a full
+recipe, and refuses arms that cannot be compared. It trains nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
 
-# A table taken as it is: what it is laid over checks its keys. `build` knows plain `dict` alone.
+# A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
     Table = dict[str, Any]
 else:
@@ -70,7 +70,7 @@ class Arm:
     """Names its directory: lower-case letters, digits, `-` and `_`."""
     label: str
     stage: str = ""
-    """Which GEMMs it treats, as the table's rows are grouped."""
+    """The GEMMs that it treats; the table's rows are grouped by it."""
     recipe: Table = field(default_factory=dict)
     seed_offset: int = 0
     """Added to both seeds: a repetition of the reference arm that shows the noise."""
@@ -79,16 +79,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Target:
-    """The validation loss at which tokens are counted, and what the arms are compared with."""
+    """The validation loss at which tokens are counted, and the arms that the others are compared with."""
 
     reference: str = "fp8"
-    """Name of the arm whose tokens are 0 % overhead."""
+    """Name of the reference arm, which has 0 % overhead."""
     fraction: float = 0.7
     """The target is the reference's own validation loss at this fraction of its tokens."""
     loss: float | None = None
     """A fixed target in nats per token, in place of the fraction."""
     high_precision: str = "bf16"
-    """Name of a second arm to which the gap in loss is given; empty is none."""
+    """Name of a second arm to which the gap in loss is measured; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,9 @@ class Ladder:
                     f"{MAX_NAME} at most"
                 )
             if names.count(name) > 1:
-                raise ConfigError(f"two arms are named {name!r}; a name is a directory, so give each its own")
+                raise ConfigError(
+                    f"two arms are named {name!r}; names are directories, so give each arm its own"
+                )
         for key in ("reference", "high_precision"):
             name = getattr(self.target, key)
             if name not in names and (name or key == "reference"):
@@ -153,7 +155,7 @@ class Ladder:
 
     @property
     def reference(self) -> Arm:
-        """The arm that is 0 % overhead."""
+        """The reference arm, which has 0 % overhead."""
         return self.named(self.target.reference)
 
     def named(self, name: str) -> Arm:
@@ -168,7 +170,7 @@ class Ladder:
         return recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
 
     def names(self, arms: list[str], without: list[str]) -> list[str]:
-        """Return the names of some arms, or of all if none is given, less those to leave out.
+        """Return the given names of arms, or all names if none is given, without those to leave out.
 
         Raises:
             ConfigError: a name that no arm has, or the reference among those to leave out.
@@ -192,7 +194,7 @@ def shipped() -> list[str]:
 
 
 def load_ladder(path_or_name: str | Path) -> Ladder:
-    """Return the ladder of a TOML file, or a shipped one by its name, every arm resolved once.
+    """Return the ladder of a TOML file, or a shipped one by its name, after resolving every arm once.
 
     Raises:
         FileFormatError: no such file or name, or no valid TOML.

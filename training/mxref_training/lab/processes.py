@@ -1,8 +1,8 @@
 """Several arms at a time, each in a child process on its share of the cores.
 
-Two small arms on a core each finish sooner than one after the other on two: the parallel parts of a step are
-short, and each ends with threads waiting for the slowest. Nothing is shared but the directory of the ladder;
-a child trains as this process would (`mxref_training.lab.worker`), and reports through a pipe.
+Two small arms with a core each finish sooner than one after the other with two cores: the parallel parts of a step are
+short, and at the end of each part the threads wait for the slowest one. The processes share only the directory of the
+ladder. A child trains like this process (`mxref_training.lab.worker`), and reports through a pipe.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from mxref_training.run.telemetry import ProgressSink
 
 LOG = "log.txt"
 AUTO_LIMIT = 8
-"""Most processes that are started unasked: each holds a model, its optimizer and the tokens."""
+"""Largest default number of processes: each holds a model, its optimizer and the tokens."""
 
-_POLL = 0.2  # seconds until a signal is noticed where no child reports
+_POLL = 0.2  # seconds until a signal is noticed if no child reports
 
 
 class ArmError(MxrefError, RuntimeError):
-    """Arms that ended without a result, when all others have theirs."""
+    """Some arms ended without a result, and all others have one."""
 
 
 def job_count(asked: int | None, runs: int) -> int:
     """Return how many of a ladder's `runs` train at a time; None asks for one per core, up to `AUTO_LIMIT`.
 
-    It depends on the ladder and not on how much of it is left, so that a resumed ladder has the same threads.
+    The number depends on the whole ladder, not on the unfinished runs, so a resumed ladder has the same thread counts.
     """
     return max(1, min(min(cores(), AUTO_LIMIT) if asked is None else asked, runs))
 
 
 def on_share(config: TrainConfig, jobs: int) -> TrainConfig:
-    """Return the configuration with `run.threads`, where it is not set, as the share of one of `jobs` processes.
+    """Return the configuration with `run.threads` set, if it is not, to the share of one of `jobs` processes.
 
-    Threads belong to the machine and not to the recipe: a finished arm stays finished, and an unfinished one
-    goes on, on another number of them, which is noted. But a sum over threads has another order of additions,
-    so equal bits are claimed for equal thread counts alone, and every result keeps its own.
+    Threads belong to the machine and not to the recipe. With another number of threads, a finished arm stays finished,
+    and an unfinished one resumes with a note. But a sum over threads then has another order of additions, so equal
+    bits are promised only for equal thread counts. Every result records its own.
     """
     threads = config.run.threads or max(1, cores() // jobs)
     return replace(config, run=replace(config.run, threads=threads))
@@ -62,8 +62,8 @@ def on_share(config: TrainConfig, jobs: int) -> TrainConfig:
 class ChildProcesses:
     """Trains runs in child processes, at most `jobs` at a time; a `Runner`.
 
-    SIGINT or SIGTERM stops every child after its step, with a checkpoint; a second one ends all at once. A
-    child that dies is reported when it does, and the others go on.
+    SIGINT or SIGTERM stops every child after its step, with a checkpoint; a second signal ends all children at once. A
+    child that dies is reported immediately, and the others continue.
 
     Raises:
         Interrupted: it was stopped, and runs are unfinished.
@@ -76,7 +76,9 @@ class ChildProcesses:
         backend: str,
         display: Callable[[int, int], Display] = default_display,
     ) -> None:
-        """`backend` is the name to load it by; `display` is given the number of jobs and of runs."""
+        """`backend` is the name under which children load it; `display` is called with the numbers of jobs and of
+        runs.
+        """
         self._jobs, self._backend, self._display = jobs, backend, display
 
     def __call__(self, runs: Sequence[ArmRun], watch: Watch) -> None:
@@ -87,7 +89,7 @@ class ChildProcesses:
 
 
 class _Batch:
-    """The runs of one call: those that wait, those that train, and what became of the others."""
+    """The runs of one call: waiting, training, done and failed."""
 
     def __init__(self, runs: Sequence[ArmRun], watch: Watch, display: Display, request: StopRequest) -> None:
         self.total, self.waiting = len(runs), deque(runs)
@@ -113,14 +115,14 @@ class _Batch:
                     asked = True
                     for child in self.running:
                         child.sink.note(
-                            f"{self.request.signal}: stops after this step; the next one ends it at once"
+                            f"{self.request.signal}: stops after this step; a second signal ends it at once"
                         )
                     self.stop(signal.SIGINT)
         except KeyboardInterrupt:  # the second signal
             self.stop(signal.SIGKILL)
             raise
         finally:
-            self.stop(signal.SIGINT)  # after an error here: what they have is saved
+            self.stop(signal.SIGINT)  # after an error in this process: the children save what they have
             for child in self.running:
                 child.wait()
         self.conclude()
@@ -173,7 +175,7 @@ class _Child:
     def start(cls, run: ArmRun, backend: str, sink: ProgressSink) -> _Child:
         threads = run.config.run.threads
         environment = os.environ | {name: str(threads) for name in THREAD_VARIABLES}
-        # The child finds what this process finds, and with -P nothing that happens to lie beside it.
+        # The child gets this process's import path; -P keeps its working directory out of it.
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-P", "-m", "mxref_training.lab.worker", run.name]
         path = run.folder / LOG
@@ -184,7 +186,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal reaches this process alone, which passes it on
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which passes it on
             )
             began = datetime.now(UTC).isoformat(timespec="seconds")
             log.write(f"--- {began}: process {process.pid}, threads {threads}\n".encode())
@@ -203,7 +205,7 @@ class _Child:
         return self.process.stdout.fileno()
 
     def read_and_see_end(self) -> bool:
-        """Pass on what the child reported; return whether it will report nothing more."""
+        """Pass on what the child reported; return whether its reports have ended."""
         data = os.read(self.fileno(), 1 << 16)
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
@@ -220,7 +222,7 @@ class _Child:
         return self.process.wait()
 
     def reason(self, code: int) -> str:
-        """Return in a line why the process ended without a result."""
+        """Return in one line why the process ended without a result."""
         with self.log.open("rb") as file:
             file.seek(self.log_start)
             lines = file.read().decode(errors="replace").split("\n")

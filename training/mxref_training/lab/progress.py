@@ -1,4 +1,4 @@
-"""What a ladder shows while several of its arms train at a time: a bar for each, or lines now and then."""
+"""Progress of a ladder that trains several arms at a time: a bar for each arm, or occasional lines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rich.text import Text
 from mxref.terminal import console
 from mxref_training.run.telemetry import PlainProgress, ProgressSink, SilentProgress
 
-_INTERVAL = 10.0  # seconds between plain lines, those of all arms together
-_WINDOW = 600.0  # seconds over which a pace is measured; a step may take many
+_INTERVAL = 10.0  # seconds between plain lines, counted over all arms
+_WINDOW = 600.0  # seconds over which the pace is measured; one step may take several
 
 
 class Display(Protocol):
@@ -33,17 +33,17 @@ class Display(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, in whatever way."""
+        """End, also after an error."""
 
     def arm(self, name: str) -> ProgressSink:
-        """Return where an arm reports to; its `stop` ends what is shown of it."""
+        """Return the sink for an arm's progress; its `stop` ends the arm's display."""
 
     def done(self) -> None:
-        """Count one arm more, finished or failed."""
+        """Count one more arm, finished or failed."""
 
 
 class LinesDisplay:
-    """A line on standard error now and then."""
+    """Occasional lines on standard error."""
 
     def __init__(self, jobs: int) -> None:
         self._interval = _INTERVAL * jobs
@@ -61,11 +61,11 @@ class LinesDisplay:
         return PlainProgress(self._interval)
 
     def done(self) -> None:
-        """Take no notice: the ladder itself says in a line what an arm came to."""
+        """Do nothing: the ladder itself prints a line with the result of an arm."""
 
 
 class BarsDisplay:
-    """A bar for every arm that trains, under one for the ladder."""
+    """A bar for every arm that trains, below a bar for the ladder."""
 
     def __init__(self, console: Console, arms: int) -> None:
         self._bars = Progress(
@@ -91,7 +91,7 @@ class BarsDisplay:
         self._bars.stop()
 
     def arm(self, name: str) -> ProgressSink:
-        """Return the bar of an arm, which appears at once: a process takes seconds to load."""
+        """Return the bar of an arm. It appears at once, because a process takes seconds to load."""
         return _ArmBar(self._bars, name)
 
     def done(self) -> None:
@@ -131,6 +131,6 @@ class _ArmBar(SilentProgress):
 
 
 def default_display(jobs: int, arms: int) -> Display:
-    """Return bars where standard error is a terminal, and plain lines elsewhere."""
+    """Return bars if standard error is a terminal, and plain lines otherwise."""
     err = console(stderr=True)
     return BarsDisplay(err, arms) if err.is_terminal else LinesDisplay(jobs)

@@ -1,4 +1,4 @@
-"""From the records of finished runs to the numbers of the report: targets, overheads, gaps, verdicts."""
+"""Compute the numbers of the report from the records of finished runs: targets, overheads, gaps, verdicts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assemble(
     Args:
         ladder: the arms and the target.
         config: the configuration that the arms share.
-        records: the finished runs of each arm, by name; an unfinished ladder gives those it has.
+        records: the finished runs of each arm, by name; an unfinished ladder has some.
         seeds: repetitions asked for.
         corpus: the shared tokens; `hashes` and `report` are kept.
         backend: name of the backend.
@@ -72,7 +72,7 @@ def assemble(
 
 
 def summary(record: Record) -> str:
-    """Return in a line what a run came to."""
+    """Return the result of a run in one line."""
     if record["diverged"]:
         return f"diverged: {record['reason']}"
     rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
@@ -82,7 +82,7 @@ def summary(record: Record) -> str:
 
 
 class _Study:
-    """The runs of a ladder, beside the reference's crossings that they are measured against."""
+    """The runs of a ladder, and the reference's crossings with which they are compared."""
 
     def __init__(self, ladder: Ladder, config: TrainConfig, records: Records) -> None:
         self.ladder = ladder
@@ -93,7 +93,7 @@ class _Study:
         self.reference_curves = pairs
         self.targets = {pair: self._target(curve) for pair, curve in pairs.items()}
         self.crossings: dict[int, Crossing] = {}
-        """The reference's own, of those pairs in which it does cross."""
+        """The reference's crossings, for the pairs in which it reaches the target."""
         for pair, target in self.targets.items():
             found = first_crossing(pairs[pair], target) if target is not None else None
             if found and found.reach is Reach.CROSSED:
@@ -107,7 +107,7 @@ class _Study:
         )
 
     def curve(self, record: Record) -> list[Point]:
-        """Return the validation curve over tokens; a missing loss is one that was not finite."""
+        """Return the validation curve over tokens; a missing loss was not finite."""
         return [
             (step * self.step_tokens, math.nan if loss is None else loss) for step, loss in record["losses"]
         ]
@@ -131,7 +131,7 @@ class _Study:
         return first_crossing(curve, target)
 
     def _noise(self) -> Noise:
-        """Return what another seed alone does: all runs of the reference's recipe, at the first pair's target."""
+        """Return the effect of the seed alone: from all runs of the reference's recipe, at the first pair's target."""
         if 0 not in self.crossings:
             return Noise()
         others = [r for r in self.records[self.ladder.reference.name] if r["pair"] != 0]
@@ -139,7 +139,7 @@ class _Study:
         return seed_noise([self.crossings[0], *(self._crossing(record, 0) for record in others)])
 
     def noise_summary(self) -> dict[str, Any]:
-        """Return the seeds' own spread: half-width in percent, runs, and the final losses in nats."""
+        """Return the spread between seeds: half-width in percent, runs, and the final losses in nats."""
         names = [self.ladder.reference.name, *(arm.name for arm in self.ladder.arm if arm.seed_offset)]
         finals = [self._final(r) for name in names for r in self.records.get(name, ())]
         known = [loss for loss in finals if loss is not None]
@@ -156,7 +156,7 @@ class _Study:
         return curve[-1][1]
 
     def _gap(self, arm: Arm, other: str) -> float | None:
-        """Return the mean over the pairs of the final validation loss less that of another arm, in nats."""
+        """Return the final validation loss minus that of another arm, as the mean over the pairs, in nats."""
         theirs = {record["pair"]: self._final(record) for record in self.records.get(other, ())}
         gaps = []
         for record in self.records[arm.name]:
@@ -175,7 +175,7 @@ class _Study:
         return overhead(pairs, self.noise, self.resolution) if pairs else None
 
     def row(self, arm: Arm) -> dict[str, Any]:
-        """Return one line of the table and what stands behind it."""
+        """Return one row of the table, and the data from which it is made."""
         recipe = self.ladder.resolve(arm)
         records = self.records[arm.name]
         found = self._overhead(arm)

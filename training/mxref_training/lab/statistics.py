@@ -17,7 +17,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.run.divergence import SPIKE, Point
 
 MIN_RUNS = 3
-"""Runs behind an interval before it can carry a verdict."""
+"""Runs that an interval needs before it can support a verdict."""
 
 RULES = {
     "crossing": "Tokens to target: where the validation curve, drawn as straight lines between evaluations, first "
@@ -52,13 +52,13 @@ def student_t95(freedom: int) -> float:
 
 
 class Reach(StrEnum):
-    """How an arm stands to the target."""
+    """Whether and when an arm reaches the target."""
 
     CROSSED = "crossed"
     FIRST = "first"
-    """Already at its first evaluation: the crossing is that or earlier."""
+    """Reached at the first evaluation: the crossing is there or earlier."""
     NEVER = "never"
-    """Not within its budget: the crossing is censored."""
+    """Not reached within the budget: the crossing is censored."""
     DIVERGED = "diverged"
 
 
@@ -116,7 +116,7 @@ def spacing(curve: Sequence[Point], tokens: float) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """What another seed alone does: the 95 % half-width in percent for one pair, and the runs it comes from."""
+    """The effect of the seed alone: the 95 % half-width in percent for one pair, and the number of runs behind it."""
 
     half_width: float = math.inf
     runs: int = 1
@@ -125,8 +125,8 @@ class Noise:
 def seed_noise(crossings: Sequence[Crossing]) -> Noise:
     """Return the half-width of the overhead of one run over another of the same recipe.
 
-    From n runs of the reference with different seeds: t(n - 1) times their standard deviation times the
-    root of two, for a difference has two runs' noise. Infinite if n < 2 or a run gives only a bound.
+    From n runs of the reference with different seeds: t(n - 1) times their standard deviation times the root of two,
+    because a difference has the noise of two runs. Infinite if n < 2 or a run gives only a bound.
 
     Args:
         crossings: the reference's own first, then its repetitions'.
@@ -146,7 +146,7 @@ class Overhead:
     percent: float
     """A lower bound if never reached, an upper bound if reached at the first evaluation, NaN if diverged."""
     half_width: float = math.inf
-    """Of the 95 % interval, in percent."""
+    """Half of the 95 % interval, in percent."""
     runs: int = 1
     """Runs that the interval comes from: seeds of the arm, or of the reference if the arm has one."""
     diverged: int = 0
@@ -176,7 +176,7 @@ def overhead(pairs: Sequence[tuple[Crossing, Crossing]], noise: Noise, resolutio
 
     Args:
         pairs: for each seed the arm's crossing and the reference's, which must be `crossed`.
-        noise: what another seed alone does; the uncertainty of an arm with one seed.
+        noise: the effect of the seed alone; the uncertainty of an arm with one seed.
         resolution: half the distance between evaluations, in percent of the reference's tokens.
 
     Returns:

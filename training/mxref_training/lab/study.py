@@ -1,7 +1,7 @@
-"""Run a ladder: every arm trained alike, each in its own directory, finished ones never twice.
+"""Run a ladder: every arm is trained under equal conditions in its own directory, and no finished arm again.
 
 The runs go one after another in this process, or several at a time in child processes
-(`mxref_training.lab.processes`); one of them is `mxref_training.lab.arm`, in either case.
+(`mxref_training.lab.processes`). Both train a single run by `mxref_training.lab.arm`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ def run_ladder(
         out: directory of the ladder.
         backend: computes the block formats.
         trainer: the training loop.
-        corpus: makes the tokens that all arms share, once, after all checks; their `hashes` name them.
+        corpus: makes the tokens that all arms share; it is called once, after all checks. `hashes` identifies the
+            tokens.
         seeds: repetitions of every arm, each pair at equal seeds.
         arms: names of the arms to run; default all. The reference is always among them.
         progress: handed to the trainer.
-        runner: trains the runs in its own way; default one after another, here, by `trainer`.
+        runner: trains the runs; by default `trainer` trains them one after another in this process.
         say: prints one line.
 
     Raises:
         ConfigError: evaluations too rare to interpolate the target, or an unknown arm.
         UnsupportedError: the backend does not declare what an arm asks for.
-        Interrupted: from the trainer or the runner; the next call goes on where this one stopped.
+        Interrupted: the trainer or the runner was interrupted; the next call continues there.
     """
     selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
     _check(ladder, ladder.select(arms), config, backend, seeds)
@@ -79,7 +80,7 @@ def run_ladder(
             by_arm[run.arm.name] += [records[run.name]] if run.name in records else []
         table = assemble(ladder, config, by_arm, seeds=seeds, corpus=tokens, backend=backend.name)
         written: dict[str, Any] = plain(table)
-        # Without a run of the reference there is nothing to compare with, nor a report.
+        # Without a run of the reference there is nothing to compare with, so no results are written.
         if by_arm[ladder.reference.name]:
             write_json(out / RESULTS, written)
         return written
@@ -92,8 +93,8 @@ def run_ladder(
 def planned(ladder: Ladder, seeds: int, arms: list[str] | None = None) -> list[tuple[Arm, int]]:
     """Return the runs of a ladder in order, each as its arm and the number of its repetition.
 
-    An arm with an offset is a repetition itself, and runs once. `arms` are names, with which the reference
-    comes; default all.
+    An arm with a seed offset is itself a repetition, and runs once. `arms` are names, to which the reference is added;
+    default all.
     """
     selected = ladder.select(arms)
     return [(arm, seed) for seed in range(seeds) for arm in selected if not (seed and arm.seed_offset)]
@@ -137,7 +138,7 @@ def _check(ladder: Ladder, arms: Sequence[Arm], config: TrainConfig, backend: Ba
             f"run.eval_every = {run.eval_every} leaves no evaluation before {ladder.target.fraction:.0%} of the "
             f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
         )
-    # What a backend cannot do is said before the first arm trains, not hours into the ladder.
+    # An arm that the backend cannot compute is refused before the first arm trains, not hours later.
     for arm in arms:
         try:
             require_supported(backend, ladder.resolve(arm))
@@ -155,7 +156,7 @@ def _one_by_one(trainer: Trainer, backend: Backend, corpus: Any, progress: Any) 
 
 
 class _Tally:
-    """The records so far; says what becomes of each run, and has the results written after it."""
+    """Collects the records, prints a line about each run, and writes the results after it."""
 
     def __init__(
         self,
@@ -169,22 +170,22 @@ class _Tally:
         self._titles = {run.name: f"[{i}/{len(wanted)}] {run.name}" for i, run in enumerate(wanted, 1)}
 
     def unfinished(self) -> list[ArmRun]:
-        """Return the runs that are to be trained, having named those that are not."""
+        """Return the runs that remain to be trained, after printing a line for each finished one."""
         for run in self._wanted:
             if run.name in self.records:
                 self.begin(run)
         return [run for run in self._wanted if run.name not in self.records]
 
     def begin(self, run: ArmRun) -> None:
-        """Make a run's directory ready."""
+        """Prepare a run's directory, and print what will happen."""
         self._say(f"{self._titles[run.name]}: {run.prepare()}")
 
     def done(self, run: ArmRun, record: Record) -> None:
-        """Take the record of a finished run."""
+        """Keep the record of a finished run, and write the results."""
         self.records[run.name] = record
         self._results(self.records)
         self._say(f"{self._titles[run.name]}: {summary(record)}")
 
     def failed(self, run: ArmRun, reason: str) -> None:
-        """Say why a run has no result."""
+        """Print why a run has no result."""
         self._say(f"{self._titles[run.name]}: failed: {reason}")

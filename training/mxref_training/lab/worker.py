@@ -1,11 +1,11 @@
 """One run of a ladder in a process of its own: `python -m mxref_training.lab.worker NAME`, for the ladder.
 
-Standard input gives the run as JSON, and NAME shows it in a list of processes. Standard output takes what the
-run reports, one call of `ProgressSink` in a line; anything else that is printed goes to standard error, which
-is the run's log. The exit code is 0 with a result, 130 after a stop, and 2 after an error said in one line.
+Standard input gives the run as JSON; NAME only labels the process in a list of processes. Standard output carries the
+run's progress, one call of `ProgressSink` per line. Everything else is printed to standard error, which is the run's
+log. The exit code is 0 with a result, 130 after an interrupt, and 2 after an error, which is printed in one line.
 """
 
-# Imports are in the functions: an interrupt that comes while PyTorch loads must end as any other.
+# Imports are in the functions, so that an interrupt while PyTorch loads ends like any other.
 from __future__ import annotations
 
 import json
@@ -19,31 +19,31 @@ EXIT_INTERRUPTED = 130
 
 
 class PipeProgress:
-    """Hands a run's progress to the process that started this one; a `ProgressSink`."""
+    """Sends a run's progress to the process that started this one; a `ProgressSink`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._open = True
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Hand it on."""
+        """Send the call."""
         self._send("start", label, step, steps, step_tokens)
 
     def step(self, step: int, loss: float | None) -> None:
-        """Hand it on."""
+        """Send the call."""
         self._send("step", step, loss)
 
     def validation(self, step: int, loss: float) -> None:
-        """Hand it on."""
+        """Send the call."""
         self._send("validation", step, loss)
 
     def note(self, text: str) -> None:
-        """Hand it on, and keep it in the log."""
+        """Send the call, and write the text to the log."""
         print(text, file=sys.stderr, flush=True)
         self._send("note", text)
 
     def stop(self) -> None:
-        """Take no notice: the end of the process says it."""
+        """Do nothing: the other process notices the end of this one."""
 
     def _send(self, *call: Any) -> None:
         data = (json.dumps(call) + "\n").encode()
@@ -51,7 +51,7 @@ class PipeProgress:
             while data and self._open:
                 data = data[os.write(self._descriptor, data) :]
         except BrokenPipeError:
-            # The ladder's process is gone, killed perhaps: nobody would end this one, or know of it.
+            # The ladder's process has ended, perhaps killed. Nothing else would stop this process, so it stops itself.
             self._open = False
             print("the process that runs the ladder is gone", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -83,7 +83,7 @@ def _train(table: dict[str, Any], progress: PipeProgress) -> int:
         corpus = prepare_corpus(run.config)
         key = plain(fingerprint(run.config, run.recipe, backend, corpus, code_digest()))
         if key != run.key:
-            # The sources may have been edited since the ladder began; its arms would not be alike.
+            # The sources may have been edited since the ladder began; then its arms cannot be compared.
             changed = ", ".join(changes(run.key, key))
             raise ConfigError(f"{changed} while the ladder ran: give the same command again")
         train_arm(run, train, backend, corpus, progress)

@@ -1,4 +1,4 @@
-"""Which code a backend is: so that another code under the same name is noticed."""
+"""The identity of a backend's code, so that different code under the same name is noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mxref
 from mxref.backend import Backend
 
 _CORE = "mxref"
-# Packages of this project that show, judge or compare results: none of their code changes one.
+# Packages of this project that only show, check or compare results. Their code changes no result.
 READERS = frozenset({"cli", "conformance", "explain", "lab", "pytest_plugin", "vectors"})
 
 
@@ -37,7 +37,7 @@ def digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def own_sources(package: Path) -> list[tuple[str, Path]]:
-    """Return the sources of one of this project's packages, less those in `READERS`."""
+    """Return the sources of one of this project's packages, without those in `READERS`."""
     files = ((path.relative_to(package), path) for path in sorted(package.rglob("*.py")))
     return [
         (name.as_posix(), path) for name, path in files if name.parts[0].removesuffix(".py") not in READERS
@@ -52,7 +52,7 @@ def _packages(kind: type[Backend]) -> list[ModuleType]:
 
 
 def _top(module: str) -> str:
-    """Return the outermost package that has files of its own: a namespace package is shared with strangers."""
+    """Return the outermost package with an `__init__`. A namespace package is skipped: other projects may share it."""
     words = module.split(".")
     for count in range(1, len(words)):
         name = ".".join(words[:count])

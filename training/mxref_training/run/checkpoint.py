@@ -1,8 +1,8 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all, verified when they are read.
+"""Checkpoints of safetensors and JSON files, written atomically and verified when they are read.
 
 `checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors`, `rng.safetensors`, `state.json` and
-`manifest.json` with the size and SHA-256 of each. It is made ready under another name and renamed. A run goes on from
-the newest one. Nothing is pickled.
+`manifest.json` with the size and SHA-256 of each. It is written under a temporary name and renamed. A run resumes from
+its newest checkpoint. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run needs to go on after `step` optimizer steps."""
+    """Everything that a run needs to resume after `step` optimizer steps."""
 
     step: int
     tensors: Mapping[str, dict[str, Tensor]]
@@ -43,7 +43,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run: a folder, and how many of them stay there."""
+    """The checkpoints of one run: their folder, and how many are kept."""
 
     folder: Path
     keep: int
@@ -59,20 +59,20 @@ class CheckpointStore:
         return sorted(int(found[1]) for p in self.folder.iterdir() if (found := _NAME.fullmatch(p.name)))
 
     def latest(self) -> int | None:
-        """Return the step to go on from, that of the newest checkpoint; None where there is none."""
+        """Return the step of the newest checkpoint, from which a run resumes; None if there is none."""
         return max(self.steps(), default=None)
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Write a checkpoint; once it is on the disk, delete the oldest beyond `keep`, and any of a later step.
+        """Write a checkpoint. Then delete the oldest ones beyond `keep`, and all of later steps.
 
         Raises:
-            CheckpointError: it cannot be written, for want of space for example; what was there stays.
+            CheckpointError: it cannot be written, for example on a full disk; existing checkpoints stay.
         """
         final = self.path(snapshot.step)
         partial = temporary(final)
         if final.exists() or final.is_symlink():
             raise CheckpointError(
-                f"{final} exists already, though a run goes on from its newest checkpoint: delete this folder"
+                f"{final} exists already, and this run did not resume from it: delete this folder"
             )
         try:
             make_folder(self.folder)
@@ -93,10 +93,11 @@ class CheckpointStore:
         return final
 
     def settle(self, step: int) -> None:
-        """Delete the oldest beyond `keep` where a process could not, once the newest, `step`, is found to be whole.
+        """Verify the newest checkpoint, that of `step`, then delete the oldest beyond `keep` that a killed process
+        left.
 
         Raises:
-            CheckpointError: from `load`, or an old one cannot be deleted.
+            CheckpointError: `load` raises it, or an old checkpoint cannot be deleted.
         """
         if len(self.steps()) > self.keep:
             self.load(step)
@@ -115,11 +116,11 @@ class CheckpointStore:
                 ) from err
 
     def load(self, step: int) -> Snapshot:
-        """Return a checkpoint, every byte of it verified.
+        """Return a checkpoint after verifying every byte of it.
 
         Raises:
-            CheckpointError: it is of another version of mxref, or a file is missing or damaged; the message names the
-                file and the checkpoint before.
+            CheckpointError: another version of mxref wrote it, or a file is missing or damaged; the message names the
+                file and the previous checkpoint.
         """
         state, path = self.state(step), self.path(step)
         try:
@@ -132,7 +133,7 @@ class CheckpointStore:
         return Snapshot(step, tensors, state)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint holds beside tensors, verified, as `load` does."""
+        """Return everything that a checkpoint holds except tensors, verified as in `load`."""
         path = self.path(step)
         try:
             manifest = _manifest(path)
@@ -141,7 +142,7 @@ class CheckpointStore:
             version = str(state["format"])
             if version == FORMAT:
                 if state["step"] != step:
-                    raise ValueError(f"{_STATE} is not that of a checkpoint of step {step}")
+                    raise ValueError(f"{_STATE} is not the state of step {step}")
                 if set(manifest) != {_STATE, *(f"{group}.safetensors" for group in GROUPS)}:
                     raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
         except (OSError, ValueError, KeyError, TypeError) as err:
@@ -154,11 +155,11 @@ class CheckpointStore:
         return state
 
     def clean(self) -> None:
-        """Remove what a process that died left unfinished."""
+        """Remove the unfinished checkpoint of a killed process."""
         clean(self.folder, "step-*")
 
     def clear(self) -> None:
-        """Delete all checkpoints; a folder that is a link, and files of other origin, stay."""
+        """Delete all checkpoints. A folder that is a link stays, and so do files that mxref did not write."""
         self.clean()
         for step in self.steps():
             remove(self.path(step))
@@ -191,7 +192,7 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return size and SHA-256 of each file; ValueError names the manifest where it cannot be read."""
+    """Return size and SHA-256 of each file; ValueError if the manifest cannot be read."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         facts = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest.items()}
@@ -203,7 +204,7 @@ def _manifest(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _verify(folder: Path, name: str, manifest: Mapping[str, tuple[int, str]]) -> None:
-    """Raise ValueError, naming the file, unless it is as the manifest says."""
+    """Raise ValueError, which names the file, unless the file matches the manifest."""
     size, sha = manifest[name]
     path = folder / name
     found = path.stat().st_size

@@ -1,4 +1,4 @@
-"""The rule by which a run has diverged."""
+"""The rule that decides whether a run has diverged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPIKE = 0.1
 
 
 def has_diverged(curve: Sequence[Point]) -> bool:
-    """Return whether a curve breaks off in a non-finite loss or has climbed back: the rule `divergence` of a report."""
+    """Return whether a curve ends in a non-finite loss or has risen again: the rule `divergence` of a report."""
     losses = [loss for _, loss in curve]
     if not all(math.isfinite(loss) for loss in losses):
         return True

@@ -1,4 +1,4 @@
-"""What a run will take, worked out without data and without memory for the model: `mxref train --dry-run`."""
+"""What a run needs, estimated without data and without allocating the model (`mxref train --dry-run`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 import mxref_torch
 from mxref.backend import Backend
 from mxref.formats import BF16
-from mxref.recipe import Recipe
+from mxref.recipe import Recipe, Span
 from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.operand import KINDS
 from mxref_torch.operators import Census
-from mxref_training.config import TrainConfig
+from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
@@ -26,7 +26,7 @@ from mxref_training.wording import counted
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 Section = tuple[str, list[tuple[str, str]]]
-"""A heading and its lines: a name and what there is to say."""
+"""A heading and its lines, each a name and a text."""
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,51 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
     """Return the memory of one micro-batch's forward and backward pass.
 
     Activations are what the backward pass reads: the residual stream at both norms (float32), queries, keys,
-    values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each
-    linear layer keeps for Wgrad in the recipe's format, which BF16 layers with one input share.
+    values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each linear layer
+    keeps for Wgrad, in the recipe's format. BF16 layers with the same input share it.
     """
     m, tokens = config.model, config.run.sequences * config.run.seq_len
-    _, kept = recipe.formats(GemmRole.WGRAD)
-    shared = kept is BF16
-    bytes_kept = KINDS[kept.kind].element_bytes(kept)
-    inputs = m.width * ((1 + 1 + 1) if shared else (3 + 1 + 2)) + m.ffn  # into q k v, o, gate up, down
     attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
-    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn + bytes_kept * inputs
+    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn
+    kept = max(_kept(m, span.recipe) for span in recipe.spans(config.run.steps))
     parameters = parameter_count(m)
     return Memory(
         weights=4 * parameters,
         gradients=4 * parameters,
         optimizer=8 * parameters,
-        activations=round(tokens * m.layers * layer),
-        logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # BF16, float32, their log-softmax and its gradient
+        activations=round(tokens * (m.layers * layer + kept)),
+        logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # in BF16 and float32, their log-softmax, its gradient
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
+
+
+_INPUTS = (
+    ("self_attn", ("q_proj", "k_proj", "v_proj"), "width"),
+    ("self_attn", ("o_proj",), "width"),
+    ("mlp", ("gate_proj", "up_proj"), "width"),
+    ("mlp", ("down_proj",), "ffn"),
+)
+"""The inputs of a block's linear layers: the layers that read each, and its width in `ModelConfig`."""
+
+
+def _kept(m: ModelConfig, recipe: Recipe) -> float:
+    """Return the bytes per token of the operands that all linear layers keep for Wgrad at one moment."""
+    names = [
+        f"model.layers.{i}.{part}.{name}"
+        for i in range(m.layers)
+        for part, group, _ in _INPUTS
+        for name in group
+    ]
+    formats = {
+        name: own.formats(GemmRole.WGRAD)[1] for name, own in recipe.by_layer([*names, "lm_head"]).items()
+    }
+    total = 0.0
+    for i in range(m.layers):
+        for part, group, width in _INPUTS:
+            kept = [formats[f"model.layers.{i}.{part}.{name}"] for name in group]
+            once = [*(f for f in kept if f is not BF16), *([BF16] if BF16 in kept else [])]
+            total += getattr(m, width) * sum(KINDS[f.kind].element_bytes(f) for f in once)
+    return total
 
 
 def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: int = 1) -> None:
@@ -80,10 +106,10 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
         config: the run.
         recipe: treatment of the linear layers.
         available: bytes of the device, as `mxref_training.run.device.memory_limit` returns.
-        runs: how many such runs share them.
+        runs: how many such runs share this memory.
 
     Raises:
-        ConfigError: the estimate is above what there is; the message gives both.
+        ConfigError: the estimate is above the available memory; the message gives both.
     """
     need = memory(config, recipe)
     if need.total * runs <= available:
@@ -106,9 +132,9 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
 
 
 def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
-    """Return the device of a run, once it is known to be there and to hold the run.
+    """Return a run's device after checking that it exists and that the run fits into its memory.
 
-    It needs no data, so a command calls it before it makes a corpus. Of `runs` at a time each has its share.
+    Commands call this before they read data. `runs` runs share the device at the same time.
 
     Raises:
         ConfigError: no such device, the backend does not compute on it, or too little memory.
@@ -119,13 +145,13 @@ def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int =
 
 
 def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> list[Section]:
-    """Return what a run will do and take, in sections for people to read.
+    """Return a summary of a run and of what it needs, in sections for people to read.
 
     Args:
         config: the run.
         recipe: treatment of the linear layers.
         backend: computes the block formats.
-        why: why that one was chosen.
+        why: the reason why this backend was chosen.
 
     Raises:
         ConfigError: the recipe does not fit the model's widths, or its stochastic rounding does not work.
@@ -133,8 +159,8 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     """
     mxref_torch.check_stochastic_rounding(backend, recipe)
     model = Llama(config.model, device="meta")
-    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed)
-    census = mxref_torch.expected_census(model, recipe, config.run.micro_batches)
+    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
+    spans = recipe.spans(config.run.steps)
     m, run, need = config.model, config.run, memory(config, recipe)
     flops = flops_per_token(m, run.seq_len)
     tokens = run.steps * run.step_tokens
@@ -182,16 +208,23 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
             f"Recipe {recipe.digest}",
             [*describe(recipe), ("in BF16", ", ".join(recipe.keep_bf16) or "nothing")],
         ),
-        (
-            "GEMMs per step",
-            [(f"{role.value.capitalize()}", _counts(role, census)) for role in GemmRole],
-        ),
+        *(_gemms(model, span, config.run.micro_batches, len(spans) > 1) for span in spans),
         ("Backend", [(backend.name, why)]),
     ]
 
 
+def _gemms(model: Llama, span: Span, micro_batches: int, several: bool) -> Section:
+    """Return the GEMMs of a step in one phase, with its name and steps if there are several."""
+    census = mxref_torch.expected_census(model, span.recipe, micro_batches)
+    steps = [("steps", f"{span.first + 1} to {span.end}")] if several else []
+    return (
+        f"GEMMs per step, {span.name}" if several else "GEMMs per step",
+        [*steps, *((f"{role.value.capitalize()}", _counts(role, census)) for role in GemmRole)],
+    )
+
+
 def si(value: float) -> str:
-    """Return a number to three digits with a space and the prefix of its size, as in `8.03 G`."""
+    """Return a number with three digits, a space and its SI prefix, as in `8.03 G`."""
     power = 0
     while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
         value, power = value / 1000, power + 1

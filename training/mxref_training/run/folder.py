@@ -1,9 +1,9 @@
-"""The folder of a run: what it was, what it wrote, and whether it may go on.
+"""The folder of a run: its record, its logs, and the checks before a run resumes.
 
-`run.json` is the first file to appear: with it the folder is a run, without it it is none. `config.toml` and
-`recipe.toml` are copies for readers and are made again where they are missing. `metrics.jsonl` and `timing.jsonl` are
-logs, and count up to the length that the newest checkpoint records. Clock readings are in `timing.jsonl` and `run.json`
-alone, so the metrics of a resumed run equal those of one that never stopped. `docs/durability.rst` has the whole rule.
+`run.json` is written first: a folder with it holds a run, and a folder without it does not. `config.toml` and
+`recipe.toml` are copies for readers; missing ones are written again. `metrics.jsonl` and `timing.jsonl` are logs,
+valid up to the length that the newest checkpoint records. Clock times are only in `timing.jsonl` and `run.json`, so a
+resumed run has the metrics of a run that never stopped. `docs/reference/durability.rst` has all rules.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from mxref_training.run.telemetry import environment
 FORMAT = "mxref.run.2"
 _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
-"""What `run.json` is renamed to before a run is deleted: with it, the files of the run are rubbish."""
+"""`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
-_OWN = ("config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "checkpoints", "run.json")
+_OWN = (
+    "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "tensorboard", "profile",
+    "shadow.npz", "checkpoints", "run.json",
+)  # fmt: skip
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
-    """Return everything that decides a run's numbers, as plain tables; a resumed run must have the same."""
+    """Return everything that determines a run's numbers, as plain tables. A resumed run must match it."""
     run = config.run
     kept: dict[str, Any] = {
         "seed": run.seed,
@@ -63,6 +66,9 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
         "data": corpus.hashes,
         "backend": backend_identity(backend),
     }
+    spans = recipe.spans(run.steps)
+    if len(spans) > 1:  # where the phases begin, which shares of the run leave open
+        table["phases"] = [[span.name, span.first] for span in spans]
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
 
@@ -85,16 +91,21 @@ class RunFolder:
         return self.path / "timing.jsonl"
 
     @property
+    def telemetry(self) -> Path:
+        """What quantization did to the operands, by step, layer and GEMM."""
+        return self.path / "telemetry.jsonl"
+
+    @property
     def store(self) -> CheckpointStore:
         """The checkpoints."""
         return CheckpointStore(self.path / "checkpoints", self.keep)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep every other process out of the folder, which is made where it is missing, and clear up after dead ones.
+        """Lock the folder, made if it is missing, and remove what killed processes left.
 
         Raises:
-            ConfigError: another process trains there, or the folder holds files of other origin.
+            ConfigError: another process trains there, or the folder holds files that belong to no run.
             CheckpointError: the folder cannot be made or written.
         """
 
@@ -139,10 +150,10 @@ class RunFolder:
         return explained(CheckpointError, f"write to {self.path}", "free some space, or choose another --out")
 
     def record(self) -> dict[str, Any] | None:
-        """Return `run.json`; None where there is no run yet.
+        """Return the content of `run.json`; None if there is no run yet.
 
         Raises:
-            CheckpointError: it is damaged, or of another version of mxref.
+            CheckpointError: it is damaged, or another version of mxref wrote it.
         """
         path = self.path / "run.json"
         try:
@@ -168,14 +179,14 @@ class RunFolder:
         return table
 
     def _way_out(self, text: str) -> str:
-        """Return how to start over: what `--no-resume` may not delete, the user has to."""
+        """Return how to start over. The user has to delete what `--no-resume` must not delete."""
         if _is_ours(text):
             return start_over(self.path)
         names = [name for name in _OWN if (self.path / name).exists()]
         return f"start over: delete {', '.join(names)} in {self.path}"
 
     def require(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Raise CheckpointError, naming the first difference, unless the run here is the one that is wanted."""
+        """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run."""
         if differences := _differences(wanted, found):
             key, mine, theirs = differences[0]
             more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
@@ -185,7 +196,7 @@ class RunFolder:
             )
 
     def create(self, recipe: Recipe, corpus: TokenCorpus, device: str, facts: Mapping[str, Any]) -> None:
-        """Write `run.json`, with `facts` and the device's name: from here on the folder is a run."""
+        """Write `run.json` with `facts` and the device's name. From then on the folder holds a run."""
         record = {
             "format": FORMAT,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -205,16 +216,16 @@ class RunFolder:
             (self.path / _DELETED).unlink(missing_ok=True)
 
     def require_checkpoints(self) -> None:
-        """Raise CheckpointError where the folder of the checkpoints is gone: a run would start over unasked."""
+        """Raise CheckpointError if the folder of the checkpoints is missing: the run would start over silently."""
         folder = self.store.folder
         if not folder.is_dir():
-            what = "leads nowhere" if folder.is_symlink() else "is missing"
+            what = "is a link without a target" if folder.is_symlink() else "is missing"
             raise CheckpointError(
                 f"{folder} {what}: put the checkpoints back (is their disk mounted?), or {start_over(self.path)}"
             )
 
     def describe(self, config: TrainConfig, recipe: Recipe) -> None:
-        """Write `config.toml` and `recipe.toml` where they are missing or say something else."""
+        """Write `config.toml` and `recipe.toml` if they are missing or differ."""
         with self._explained():
             for name, text in (("config.toml", dumps(config)), ("recipe.toml", dumps(recipe))):
                 path = self.path / name
@@ -222,15 +233,15 @@ class RunFolder:
                     replace_text(path, text)
 
     def verify_logs(self, step: int) -> None:
-        """Cut the logs back to what the checkpoint of a step knew; CheckpointError where that was changed since."""
+        """Cut the logs to the lengths in the checkpoint of a step; CheckpointError if that part was changed."""
         for name, mark in log_marks(self.store.state(step)).items():
             MetricsLog(self.path / f"{name}.jsonl", mark).close()
 
     def clear(self) -> None:
-        """Delete the files of the run that is here; other files stay.
+        """Delete the files of the run in this folder; other files stay.
 
         Raises:
-            CheckpointError: `run.json` is not one of mxref's, or a file cannot be deleted.
+            CheckpointError: mxref did not write `run.json`, or a file cannot be deleted.
         """
         path = self.path / "run.json"
         if not path.exists():
@@ -246,7 +257,9 @@ class RunFolder:
             self._finish_deletion()
 
     def _finish_deletion(self) -> None:
-        """Delete what a run left, its `run.json` being gone; the mark stays until there is a new one."""
+        """Delete the files of a run whose `run.json` was renamed. The renamed file stays until a new `run.json`
+        exists.
+        """
         if (self.path / "run.json").exists():
             (self.path / _DELETED).unlink()
             return
@@ -259,17 +272,17 @@ class RunFolder:
 
 
 def log_marks(state: Mapping[str, Any]) -> dict[str, Mark]:
-    """Return what a checkpoint's state says of each log, by its name."""
+    """Return the mark of each log that a checkpoint's state records, by the log's name."""
     return {name: Mark(**mark) for name, mark in state["logs"].items()}
 
 
 def _is_ours(text: str) -> bool:
-    """Return whether a file begins as `run.json` does, whatever became of the rest."""
+    """Return whether a text begins like a `run.json` of mxref, even if the rest is damaged."""
     return text.startswith(f'{{\n "format": "{_FAMILY}')
 
 
 def changed_environment(record: Mapping[str, Any], device: str) -> list[str]:
-    """Return what differs between the machine of a run so far and this one, as `torch 2.12 -> 2.13`."""
+    """Return the differences between the machine that a run recorded and this one, as in `torch 2.12 -> 2.13`."""
     now = environment(device)
     return [
         f"{key} {theirs} -> {mine}"

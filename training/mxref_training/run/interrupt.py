@@ -11,22 +11,22 @@ from mxref.errors import MxrefError
 
 
 class Interrupted(MxrefError):
-    """A run that was asked to stop and did, after a checkpoint."""
+    """A run stopped on request, after it wrote a checkpoint."""
 
 
 _AT_ONCE: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
 }  # fmt: skip
-"""What the second signal does where signals were ignored before, as shells do for what they start with `&`."""
+"""What the second signal does if signals were ignored before; shells ignore them for commands started with `&`."""
 
 
 class StopRequest:
     """Takes the first SIGINT or SIGTERM as a request to stop; the next one acts at once.
 
-    Signals reach the main thread alone; entered in another one, this changes nothing.
+    Python delivers signals only to the main thread. In any other thread this changes nothing.
 
     Attributes:
-        signal: name of the signal that came, or nothing.
+        signal: name of the received signal; empty if there was none.
     """
 
     def __init__(self) -> None:

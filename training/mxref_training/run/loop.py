@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import torch
 import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref.roles import GemmRole
 from mxref_training.config import TrainConfig
 from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.errors import CheckpointError, DivergedError, start_over
+from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.device import (
     deterministic,
@@ -34,6 +37,7 @@ from mxref_training.run.finite import require_finite, require_finite_loss, requi
 from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.metrics_log import Mark, MetricsLog
+from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import (
     clip_gradients,
     learning_rate,
@@ -63,6 +67,7 @@ def train(
     progress: ProgressSink | None = None,
     resume: bool = True,
     stop_after: int | None = None,
+    observe: Observation = UNOBSERVED,
 ) -> TrainResult:
     """Train a Llama from its initial weights, or from the latest checkpoint in `out`.
 
@@ -76,6 +81,7 @@ def train(
         progress: where to report to; default the terminal, or lines on standard error.
         resume: go on with the run in `out`; False deletes that run first.
         stop_after: stop after this optimizer step as if the process ended there, with a checkpoint.
+        observe: trackers and profile.
 
     Raises:
         ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
@@ -84,6 +90,7 @@ def train(
             `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
     """
+    observe.require(config)
     device = preflight(config, recipe, backend)
     corpus = corpus or prepare_corpus(config)
     check_lengths(config, corpus)
@@ -130,7 +137,8 @@ def train(
                 }
                 folder.create(recipe, corpus, device_name(device), facts)
             folder.describe(config, recipe)
-            run.go(min(config.run.steps, stop_after or config.run.steps), label)
+            with run.shadowed():
+                run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
         result = outcome(folder, config)
         if step == config.run.steps:
@@ -158,7 +166,11 @@ class _Run:
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.model = Llama(config.model, run.seed, device=device)
-        self.context = mxref_torch.convert(self.model, recipe, backend=backend, seed=run.seed)
+        self.context = mxref_torch.convert(
+            self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
+        ).context
+        assert self.context.schedule is not None  # `convert` made it
+        self.schedule = self.context.schedule
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
@@ -175,11 +187,29 @@ class _Run:
         self.marks = self._restore(step) if step else {}
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store)
 
-    def go(self, last: int, label: str) -> None:
+    @contextmanager
+    def shadowed(self) -> Iterator[None]:
+        """Have the reference repeat the share `run.shadow` of the block's operations; say what was compared."""
+        share = self.config.run.shadow
+        if not share:
+            yield
+            return
+        if all(own.kind(role) != "block" for own in self.recipe.treatments() for role in GemmRole):
+            raise ConfigError(
+                f"run.shadow = {share}, but the recipe has no block format to compare: set run.shadow = 0"
+            )
+        file = self.folder.path / "shadow.npz"
+        with mxref_torch.shadow(self.model, share, file=file, seed=self.config.run.seed) as watch:
+            yield
+            self.sink.note(str(watch))
+
+    def go(self, last: int, label: str, observe: Observation) -> None:
         """Train up to the step `last`."""
         run = self.config.run
         self.metrics = MetricsLog(self.folder.metrics, self.marks.get("metrics"))
         self.timing = MetricsLog(self.folder.timing, self.marks.get("timing"))
+        watched = self.config, self.recipe, self.folder, self.model, self.context
+        self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
         self.sink.start(label, self.step, run.steps, run.step_tokens)
         if self.step:
             self.sink.note(f"resumed at step {self.step} of {run.steps}")
@@ -187,7 +217,8 @@ class _Run:
         try:
             with StopRequest() as request:
                 while self.step < last:
-                    self._train_step()
+                    with self.observer.step(self.step + 1):
+                        self._train_step()
                     if self.step % run.eval_every == 0 or self.step == run.steps:
                         self._catch_up()
                         self._validate()
@@ -204,12 +235,17 @@ class _Run:
         finally:
             self.metrics.close()
             self.timing.close()
+            self.observer.close()
 
     def _train_step(self) -> None:
         """Take a step, or start one and report the one before it."""
         run = self.config.run
         lr = learning_rate(self.config.optim, self.step, run.steps)
         set_learning_rate(self.optimizer, lr)
+        if phase := self.schedule.begins(self.step):
+            self._catch_up()
+            self.checked = False
+            self.sink.note(f"step {self.step + 1} begins the phase {phase}")
         batch = self.loader.next_batch(run.batch)
         if not self.checked:
             self.context.reset_census()
@@ -229,11 +265,12 @@ class _Run:
     def _taken(self, batch: Batch, lr: float) -> Taken:
         """Take a step, waiting for each of its values."""
         self.context.step, self.context.global_tokens = self.step, self.config.run.step_tokens
-        loss, norm, problem = self._gradients(batch)
+        with self.observer.measuring(self.step + 1):
+            loss, norm, problem = self._gradients(batch)
         widened = self.backend.range_exceeded()
         if widened:
             self._forget_gradients()
-            with self.backend.widened():
+            with self.backend.widened(), self.observer.measuring(self.step + 1):
                 loss, norm, problem = self._gradients(batch)
         if not problem:
             self.optimizer.step()
@@ -255,14 +292,18 @@ class _Run:
             "lr": taken.lr,
             "grad_norm": _finite(taken.norm),
         }
+        phase = self.schedule.begins(taken.step)
+        if phase:
+            line["phase"] = phase
         if taken.widened:
             line["widened"] = True
             self.sink.note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
         if problem:
             line["skipped"] = problem
             self.sink.note(f"step {step} skipped: {problem}")
-        if problem or taken.widened or step % run.log_every == 0 or step == run.steps:
+        if phase or problem or taken.widened or step % run.log_every == 0 or step == run.steps:
             self.metrics.write(line)
+            self.observer.log(line)
         began, self.began = self.began, time.perf_counter()
         seconds = self.began - began
         self.timing.write({"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds})
@@ -307,9 +348,10 @@ class _Run:
         mxref_torch.restart(self.model)
 
     def _check_first(self) -> None:
-        """After this process's first step: every GEMM ran in the recipe's format, and all state is float32."""
+        """After the first step of this process or phase: every GEMM ran in its format, and all state is float32."""
         if not self.checked:
-            mxref_torch.check_census(self.context, self.model, self.recipe, self.config.run.micro_batches)
+            recipe = self.schedule.span.recipe
+            mxref_torch.check_census(self.context, self.model, recipe, self.config.run.micro_batches)
             require_float32_state(self.model, self.optimizer)
             self.checked = True
 
@@ -329,6 +371,7 @@ class _Run:
             "val_perplexity": _finite(found.perplexity),
         }
         self.metrics.write(line | ({"widened": True} if widened else {}))
+        self.observer.log(line)
         self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
         self.sink.validation(self.step, found.loss)
         if not math.isfinite(found.loss):
@@ -353,7 +396,11 @@ class _Run:
         self._require_finite()
         facts = {
             "skipped_in_a_row": self.skipped_in_a_row,
-            "logs": {"metrics": self.metrics.mark().to_table(), "timing": self.timing.mark().to_table()},
+            "logs": {
+                "metrics": self.metrics.mark().to_table(),
+                "timing": self.timing.mark().to_table(),
+            }
+            | self.observer.marks(),
             "identity": self.identity,
         }
         self.folder.store.save(self.state.snapshot(self.step, facts))
@@ -362,6 +409,7 @@ class _Run:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
         snapshot = self.folder.store.load(step)
         self.folder.require(self.identity, snapshot.state["identity"])
+        self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)

@@ -1,4 +1,4 @@
-"""A log of JSON lines that a checkpoint can vouch for, and that can be cut back to what the checkpoint knew."""
+"""A log of JSON lines. A checkpoint records its length and SHA-256, and a resumed run cuts it to that length."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class Mark:
     sha256: str = hashlib.sha256().hexdigest()
 
     def to_table(self) -> dict[str, Any]:
-        """Return the mark as JSON can hold it."""
+        """Return the mark as JSON values."""
         return asdict(self)
 
 
 class MetricsLog:
     """A file of JSON lines.
 
-    A line reaches the operating system as soon as it is written, so a killed process loses none. `mark` has the lines
-    reach the disk.
+    A line reaches the operating system as soon as it is written, so a killed process loses none. `mark` flushes the
+    lines to the disk.
     """
 
     def __init__(self, path: Path, kept: Mark | None = None) -> None:
-        """Open a log, keep the part that a checkpoint knows, and cut off the rest.
+        """Open a log, keep the part that a checkpoint recorded, and cut off the rest.
 
         Raises:
-            CheckpointError: that part is not there any more, or the file cannot be written.
+            CheckpointError: that part is missing or changed, or the file cannot be written.
         """
         self.path = path
         kept = kept or Mark()
@@ -57,7 +57,7 @@ class MetricsLog:
                 raise
 
     def _verified(self, kept: Mark) -> Any:
-        """Return the running hash over the first bytes, once they are found to be those of the mark."""
+        """Return the running hash over the first bytes after comparing it with the mark."""
         found = os.fstat(self._descriptor).st_size
         if found < kept.bytes:
             raise CheckpointError(
@@ -82,7 +82,7 @@ class MetricsLog:
         """Append a line; floats are written so that reading them back gives the same bits.
 
         Raises:
-            CheckpointError: it cannot be written, for want of space for example.
+            CheckpointError: it cannot be written, for example on a full disk.
         """
         data = (json.dumps(line, allow_nan=False) + "\n").encode()
         with self._explained("write"):
@@ -91,7 +91,7 @@ class MetricsLog:
         self._length += len(data)
 
     def mark(self) -> Mark:
-        """Return length and SHA-256 of what was written so far, once it has reached the disk."""
+        """Flush the log to the disk, and return the length and SHA-256 of what was written so far."""
         with self._explained("write"):
             os.fsync(self._descriptor)
         return Mark(self._length, self._digest.hexdigest())
@@ -109,7 +109,7 @@ class MetricsLog:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log; a last line that was cut short is left out.
+    """Yield the lines of a log, without an incomplete last line.
 
     Raises:
         CheckpointError: a line is not JSON.
@@ -121,7 +121,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
                 except ValueError as err:
                     raise CheckpointError(
-                        f"{path}, line {number} is no JSON ({err}): restore the file, or {start_over(path.parent)}"
+                        f"{path}, line {number} is not JSON ({err}): restore the file, or {start_over(path.parent)}"
                     ) from err
 
 

@@ -1,4 +1,4 @@
-"""What a run came to, read back from what it logged."""
+"""The result of a run, read from its logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mxref_training.run.metrics_log import read_lines
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to, all of it since step 0 however often it was resumed."""
+    """The result of a run since step 0, including the parts before it was resumed."""
 
     losses: list[tuple[int, float]]
     """Validation loss by step, in nats per token; NaN where it was not finite."""
@@ -28,11 +28,11 @@ class TrainResult:
     """By the rule of `mxref_training.run.divergence.has_diverged`."""
     skipped_steps: int
     widened_steps: int
-    """Steps done over because an operand left the range of the backend's fast GEMM."""
+    """Steps that were repeated because an operand left the range of the backend's fast GEMM."""
 
 
 def outcome(folder: RunFolder, config: TrainConfig) -> TrainResult:
-    """Return what the run in a folder has come to so far."""
+    """Return the result so far of the run in a folder."""
     lines = list(read_lines(folder.metrics))
     losses = [
         (x["step"], math.nan if x["val_loss"] is None else x["val_loss"]) for x in lines if "val_loss" in x

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mxref.errors import MxrefError
+from mxref_torch.history import fp8_history, load_fp8_history
 from mxref_training.data import Loader
 from mxref_training.errors import CheckpointError
 from mxref_training.model.llama import Llama
@@ -44,9 +46,11 @@ class RunState:
         tensors = dict(snapshot.tensors["model"])
         if self._tied:
             tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        history = {name: tensors.pop(name) for name in list(tensors) if ".fp8." in name}
         try:
             self.model.load_state_dict(tensors)
-        except RuntimeError as err:
+            load_fp8_history(self.model, history)
+        except (RuntimeError, MxrefError) as err:
             first = str(err).splitlines()[-1].strip()
             raise CheckpointError(
                 f"the checkpoint of step {snapshot.step} does not fit the model: {first}"
@@ -63,4 +67,4 @@ class RunState:
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         if self._tied:
             del tensors["lm_head.weight"]
-        return tensors
+        return tensors | {name: tensor.detach() for name, tensor in fp8_history(self.model).items()}

@@ -7,12 +7,49 @@ from fractions import Fraction
 
 from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe_plan import LayerRule, RecipePlan
 from mxref.roles import OPERANDS, GemmRole
 
 
 def describe(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return for each GEMM its role and its treatment in a few words, as in `MXFP4, EVEN, SR on dY, H16`."""
-    return [(role.value.capitalize(), _treatment(recipe, role)) for role in GemmRole]
+    """Return for each GEMM its role and its treatment in a few words, as in `MXFP4, EVEN, SR on dY, H16`.
+
+    Layers and phases with another treatment follow: `MXFP4, EVEN; BF16 in blocks -2:; FP8 until 10%`.
+    """
+    return [(role.value.capitalize(), "; ".join(_parts(recipe, role))) for role in GemmRole]
+
+
+def _parts(recipe: Recipe, role: GemmRole) -> list[str]:
+    """Return the treatment of a GEMM, and each that differs from it with its layers or steps."""
+    if not isinstance(recipe, RecipePlan):
+        return [_treatment(recipe, role)]
+    own, *parts = [
+        _treatment(recipe.own, role),
+        *(f"{_treatment(rule.recipe, role)} in {_layers(rule)}" for rule in recipe.layers),
+    ]
+    since = None
+    for phase in recipe.schedule:
+        start = phase.start or since
+        since = phase.until
+        when = [f"{word} {_moment(at)}" for word, at in (("from", start), ("until", phase.until)) if at]
+        other, *exceptions = _parts(phase.recipe, role)
+        note = f" ({'; '.join(exceptions)})" if exceptions and phase.recipe.layers != recipe.layers else ""
+        parts.append(f"{other} {' '.join(when)}{note}")
+    return [own, *parts]
+
+
+def _layers(rule: LayerRule) -> str:
+    """Return which layers a rule selects, as in `*.down_proj of blocks -2:`."""
+    return " of ".join(
+        [
+            *([", ".join(rule.match)] if rule.match else []),
+            *([f"blocks {rule.blocks}"] if rule.blocks else []),
+        ]
+    )
+
+
+def _moment(position: str) -> str:
+    return position if position.endswith("%") else f"step {position}"
 
 
 def _treatment(recipe: Recipe, role: GemmRole) -> str:

@@ -11,7 +11,7 @@ import mxref
 from interpreted.gemm_operands import bits, drawn, extreme, hostile, matrix, on
 from mxref import GemmProfile, MXArray
 from mxref.conformance import check
-from mxref.conformance.report import failure_text
+from mxref.conformance.outcome import failure_text
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import E2M1
 from mxref.gemm import bounded_tolerance, scaled_gemm

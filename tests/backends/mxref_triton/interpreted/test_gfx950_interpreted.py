@@ -11,9 +11,9 @@ import torch
 
 from interpreted.gemm_operands import bits, drawn, on
 from mxref import GemmProfile
-from mxref.backend import every_gemm
+from mxref.capabilities import every_gemm
 from mxref.conformance import check
-from mxref.conformance.report import failure_text
+from mxref.conformance.outcome import failure_text
 from mxref.errors import BackendError, RecipeError, UnsupportedError
 from mxref.formats import MXFP4
 from mxref.gemm import bounded_tolerance, scaled_gemm
@@ -210,7 +210,7 @@ def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
 @pytest.mark.parametrize(("asked", "least"), [("1", 1), ("0", 1 << 30)])
 def test_kernels_of_products_can_be_asked_for(asked, least):
     """Folding of every product, and another way for `bounded`."""
-    said = "import mxref_triton as t; print(t.products.bounded.LEAST_FOLDED_WORK, t.backend().way)"
+    said = "import mxref_triton as t; print(t.products.bounded.LEAST_FOLDED_WORK, t.backend.backend().way)"
     done = subprocess.run(
         [sys.executable, "-c", said], capture_output=True, text=True, check=True,
         env=os.environ | {"MXREF_TRITON_FOLD": asked, "MXREF_TRITON_BOUNDED": "ordered", "TRITON_INTERPRET": "1"},

@@ -12,7 +12,7 @@ from mxref.placement import Placement
 from mxref.steps.hadamard import SIZES
 from strategies import crafted_blocks
 
-BACKEND = get_backend("mxref_triton:backend")
+BACKEND = get_backend("mxref_triton.backend:backend")
 REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0xFEDCBA9876543210, step=70_000, layer=300, operand=4)
 OTHER = Stream(seed=0xFEDCBA9876543210, step=70_000, layer=300, operand=5)

@@ -1,4 +1,4 @@
-"""The two charts of the report as SVG text that can stand inside a page: loss curves, and overheads."""
+"""The two charts of a ladder's report as SVG text that can stand inside a page, and what other charts share."""
 
 from __future__ import annotations
 
@@ -54,11 +54,17 @@ _STYLE: Any = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "svg.fonttype": "none",
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
 }
+
+_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", BAND: "--soft"}
+"""Colours that follow the page's own, light or dark."""
 
 
 @contextmanager
-def _look(salt: str) -> Iterator[None]:
+def styled(salt: str) -> Iterator[None]:
     """Draw in the report's style; a reader's browser has the letters that the font here lacks."""
     with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -85,13 +91,13 @@ def curves_svg(results: dict[str, Any]) -> str:
 
     The difference is drawn to the scale of the second half of the budget.
     """
-    with _look("curves"):
+    with styled("curves"):
         figure = Figure(figsize=(11.2, 4.5))
         loss, gap = figure.subplots(1, 2, width_ratios=(1, 1.08))
         colour, names = colours(results["arms"]), short_names(results["arms"])
         reference = next(arm for arm in results["arms"] if arm["role"] == "reference")
         base = {run["pair"]: _finite(run["curve"]) for run in reference["runs"]}
-        unit, unit_name = _token_unit(results["tokens"])
+        unit, unit_name = token_unit(results["tokens"])
         ends: list[tuple[float, float, str, str]] = []
         late = [0.0]
         for arm in results["arms"]:
@@ -135,7 +141,7 @@ def curves_svg(results: dict[str, Any]) -> str:
         spread = results["noise"]["loss_spread"]
         if spread is not None:
             gap.axhspan(-spread, spread, color=BAND, zorder=0)
-        _zoom(loss, [v for arm in results["arms"] for run in arm["runs"] for _, v in _finite(run["curve"])])
+        zoom(loss, [v for arm in results["arms"] for run in arm["runs"] for _, v in _finite(run["curve"])])
         if max(late) > min(late):
             # A loss that jumps for one early step would press the ends, which matter, into one line.
             room = 0.5 * (max(late) - min(late))
@@ -147,14 +153,14 @@ def curves_svg(results: dict[str, Any]) -> str:
             axes.xaxis.set_major_locator(MaxNLocator(6))
             axes.set_xlim(0, results["tokens"] / unit)
         figure.tight_layout(w_pad=2.5, rect=(0, 0, 0.83, 1))
-        _label_ends(gap, ends)
-        return _svg(figure, "curves")
+        label_ends(gap, ends)
+        return svg(figure, "curves")
 
 
 def overheads_svg(results: dict[str, Any]) -> str:
     """Return the overhead of every arm with its interval, beside the paper's range, as one SVG."""
     arms = [arm for arm in results["arms"] if arm["role"] != "reference"]
-    with _look("overheads"):
+    with styled("overheads"):
         figure = Figure(figsize=(11.2, 0.95 + 0.36 * max(len(arms), 1)))
         axes = figure.subplots()
         low, high = _limits(arms)
@@ -182,7 +188,7 @@ def overheads_svg(results: dict[str, Any]) -> str:
         axes.set_axisbelow(True)
         axes.spines["left"].set_visible(False)
         figure.tight_layout(rect=(0, 0, 1, 1))
-        return _svg(figure, "overheads")
+        return svg(figure, "overheads")
 
 
 def _cell(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
@@ -243,7 +249,7 @@ def _limits(arms: Sequence[dict[str, Any]]) -> tuple[float, float]:
     )
 
 
-def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
+def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Write each curve's name beside its end, moved apart where they would overlap."""
     if not ends:
         return
@@ -284,7 +290,7 @@ def _spread(values: Sequence[float], step: float) -> list[float]:
     return [centre + step * (i - (n - 1) / 2) for centre, n in groups for i in range(n)]
 
 
-def _zoom(axes: Axes, losses: list[float]) -> None:
+def zoom(axes: Axes, losses: list[float]) -> None:
     """Cut off the first fall of the loss, which would press all differences into one line."""
     if len(losses) > 2 and min(losses) < max(losses):
         ordered = sorted(losses)
@@ -311,14 +317,15 @@ def short_names(arms: Sequence[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def _token_unit(tokens: float) -> tuple[float, str]:
+def token_unit(tokens: float) -> tuple[float, str]:
+    """Return the unit in which an axis up to `tokens` is labelled, and its name."""
     for unit, name in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if tokens >= unit:
             return unit, name
     return 1.0, "number of"
 
 
-def _svg(figure: Figure, prefix: str) -> str:
+def svg(figure: Figure, prefix: str) -> str:
     """Return the figure as an `<svg>` element without namespaces, metadata or ids that another could share."""
     buffer = io.StringIO()
     figure.savefig(
@@ -332,4 +339,6 @@ def _svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
     text = text.replace("'DejaVu Sans'", "system-ui")
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r'<svg role="img" \1\2', text, count=1)

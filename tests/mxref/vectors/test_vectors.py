@@ -1,11 +1,10 @@
-"""Golden vectors: valid, true by reference and oracle, reproducible to the byte, and readable without Python."""
+"""Golden vectors: valid, true by reference and oracle, and reproducible to the byte."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,10 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from vector_files import VECTORS, cli, edit
 
-from mxref import MxrefError, UnsupportedError
-from mxref.backend import Capabilities
-from mxref.cli import main
+from mxref import UnsupportedError
+from mxref.capabilities import Capabilities
 from mxref.discovery import get_backend
 from mxref.errors import FileFormatError
 from mxref.gemm import bounded_tolerance
@@ -35,14 +33,11 @@ from mxref.vectors import (
     load_vectors,
     vectors_directory,
 )
-from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
 from mxref.vectors.make import default_tests, generate
 from mxref.vectors.oracle import Oracle
 from mxref.vectors.run import code_digits, record_format, run_record, verify_vectors
 from places import ROOT
 
-VECTORS = ROOT / "spec" / "vectors"
-READER = ROOT / "docs" / "examples" / "read_vectors.c"
 LARGEST, LARGEST_FORMAT = (
     1_500_000,
     400_000,
@@ -78,20 +73,6 @@ def schema() -> jsonschema.Draft202012Validator:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(VECTORS, tmp_path / "vectors"))
-
-
-def cli(*args: str | Path) -> tuple[int, str, str]:
-    done = CliRunner().invoke(main, ["vectors", *map(str, args)], env={"COLUMNS": "120"})
-    return done.exit_code, done.stdout, done.stderr
-
-
-def edit(path: Path, old: str, new: str, count: int = 1) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, count))
-
-
-# ---- the files ----
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -175,9 +156,6 @@ def test_every_flag_is_a_clause():
     assert unused <= {"rounding.native_sr", "hadamard.inverse"}
 
 
-# ---- the results ----
-
-
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_reference_gives_every_result(chapter):
     count, mismatches = verify_vectors(chapter)
@@ -236,9 +214,6 @@ def test_generator_trusts_neither_side(oracle, monkeypatch):
         generate("random", Wrong(default_tests()))
     with pytest.raises(FileFormatError, match=r"reference and the oracle disagree: packing\.unpack"):
         generate("packing", Wrong(default_tests()))
-
-
-# ---- backends ----
 
 
 class Narrow(ReferenceBackend):
@@ -300,73 +275,6 @@ def test_bounded_results_may_differ_by_their_bound():
             assert run_record(exact, Off(share)) is not None
 
 
-# ---- damaged files ----
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_verify_names_the_record_that_was_edited(chapter, copy):
-    record = [r for r in load_vectors(chapter) if r.inputs.get("profile") != "bounded" and r.expected][-1]
-    name, text = list(record.expected.items())[-1]
-    changed = f"{text[:-1]}{int(text[-1], 16) ^ 1:x}"
-    edit(
-        copy / f"{chapter}.json",
-        record.line(),
-        replace(record, expected={**record.expected, name: changed}).line(),
-    )
-    code, out, err = cli("verify", "--dir", copy)
-    assert code == 1
-    assert record.id in out
-    assert re.search(rf"^{chapter} +1 of \d+ differ$", out, re.MULTILINE)
-    assert len(re.findall(r"^\w+ +\d+ agree$", out, re.MULTILINE)) == len(CHAPTERS) - 1
-    assert err == ""
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda f: f.unlink(), r"cannot read golden vectors .*scale\.json: No such file"),
-        (lambda f: f.write_text(f.read_text()[:5000]), r"scale\.json is not valid JSON: .*line \d+ column"),
-        (lambda f: f.write_bytes(b"\xff\xfe{}"), r"scale\.json is not valid JSON"),
-        (lambda f: f.write_text("[]"), r"does not hold the vectors of chapter 'scale'"),
-        (lambda f: f.write_text((VECTORS / "gemm.json").read_text()), r"does not hold the vectors of chapter 'scale'"),
-        (lambda f: edit(f, "mxref.vectors.1", "mxref.vectors.9"), r"format is 'mxref.vectors.9'"),
-        (lambda f: edit(f, '"count":250', '"count":251'), r"announces 251 records and holds 250"),
-        (lambda f: edit(f, "scale.ceil.000", "scale.floor.000"), r"'scale.floor.000' is used twice"),
-        (lambda f: edit(f, '"op":"scale"', '"op":"scales"'), r"record 1 \(.*\): 'scales' is not a valid RecordOp"),
-        (lambda f: edit(f, '"amax"', '"amx"'), r"no key 'amx' \(did you mean 'amax'\?\)"),
-        (lambda f: edit(f, '"rule":"floor",', ""), r"record 1 .* needs exactly one of rule"),
-        (lambda f: edit(f, '"rule":"floor"', '"rule":"flor"'), r"scale.floor.000: damaged inputs: .*'flor'"),
-        (lambda f: edit(f, '"note":"exponent', '"not":"exponent'), r"record 1 .* has no 'note'"),
-        (lambda f: edit(f, '"amax":"0', '"amax":"x'), r"scale.floor.000: amax: not hex words"),
-        (lambda f: edit(f, '"x":"', '"x":"00000000 '), r"scale.place.floor: x has 1025 words, not a multiple of 32"),
-        (lambda f: edit(f, '"scales":"', '"scales":["'), r"scale.json is not valid JSON"),
-        (lambda f: edit(f, '"scales":', '"scales":7,"note":'), r"record 1 .* no result, or one that is not text"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "damage",
-)  # fmt: skip
-def test_damaged_files_are_one_clear_line(copy, damage, message):
-    damage(copy / "scale.json")
-    code, _, err = cli("verify", "--dir", copy)
-    assert code == 2
-    assert re.fullmatch(rf"error: .*{message}.*\n", err), err
-
-
-def test_operands_that_do_not_fit_are_named(copy):
-    edit(copy / "gemm.json", '"m":16', '"m":15')
-    edit(copy / "packing.json", '"packed":"00', '"packed":"0')
-    with pytest.raises(
-        FileFormatError, match=r"gemm.products.exact.float32: a_codes: 512 hex digits, expected 480"
-    ):
-        verify_vectors("gemm", copy)
-    with pytest.raises(FileFormatError, match=r"packing.unpack: 511 hex digits"):
-        verify_vectors("packing", copy)
-    with pytest.raises(FileFormatError, match=r"chapter 'gem' \(did you mean 'gemm'\?\)"):
-        load_vectors("gem")
-
-
-# ---- the command line ----
-
-
 def test_list_counts_records_by_source():
     code, out, _ = cli("list")
     assert code == 0
@@ -415,119 +323,3 @@ def test_a_checkout_wins_over_an_installed_copy(tmp_path, monkeypatch):
     assert load_vectors() == load_vectors(directory=VECTORS)
     shutil.copytree(VECTORS, package.parent / "spec" / "vectors")
     assert vectors_directory() == package.parent / "spec" / "vectors"
-
-
-# ---- without Python ----
-
-
-def compiled(source: Path, out: Path) -> Path:
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["gcc", *flags, str(source), "-o", str(out), "-lm"], check=True, timeout=60)
-    return out
-
-
-def test_c_reader_checks_and_notices(tmp_path, copy):
-    reader = compiled(READER, tmp_path / "read_vectors")
-
-    def read(*names: str) -> tuple[int, str]:
-        files = [str(copy / f"{name}.json") for name in names]
-        done = subprocess.run([str(reader), *files], capture_output=True, text=True, timeout=60)
-        return done.returncode, done.stdout
-
-    code, out = read("scale", "rounding", "quantize")
-    assert code == 0
-    checked, wrong, skipped = map(int, re.findall(r"(\d+) (?:checked|wrong|skipped)", out))
-    records = [r for name in ("scale", "rounding", "quantize") for r in load_vectors(name)]
-    plain = [
-        r
-        for r in records
-        if r.op is RecordOp.SCALE
-        or (list(r.inputs) == ["rule", "rounding", "x"] and r.inputs["rounding"] == "rne")
-    ]
-    assert (checked, wrong, skipped) == (len(plain), 0, len(records) - len(plain))
-    assert len(plain) > 500
-    for field in ("scales", "codes", "x", "amax"):
-        for record in [r for r in plain if field in {**r.inputs, **r.expected}][::40]:
-            text = {**record.inputs, **record.expected}[field]
-            # The top of a word: its lowest bits may lie between two codes, where nothing has to differ.
-            flipped = f"{int(text[0], 16) ^ (8 if field == 'x' else 2):x}{text[1:]}"
-            edit(
-                copy / f"{record.chapter}.json",
-                record.line(),
-                record.line().replace(f'"{text}"', f'"{flipped}"'),
-            )
-            code, out = read(record.chapter)
-            assert code == 1, (record.id, field)
-            assert f"{record.id} is wrong" in out
-            shutil.copy(VECTORS / f"{record.chapter}.json", copy)
-    assert read("gemm")[0] == 1  # nothing to check is no success
-    assert read("none")[0] == 2
-
-
-def test_input_rule_of_the_readme_in_c(tmp_path):
-    (block,) = re.findall(r"```c\n(.*?)```", (VECTORS / "README.md").read_text(), re.DOTALL)
-    source = tmp_path / "inputs.c"
-    source.write_text(
-        """#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-static void philox(uint32_t c[4], uint32_t k[2], uint32_t out[4]) {
-    for (int i = 0; i < 10; i++) {
-        uint64_t p = (uint64_t)0xD2511F53 * c[0], q = (uint64_t)0xCD9E8D57 * c[2];
-        uint32_t high0 = (uint32_t)(q >> 32) ^ c[1] ^ k[0], high1 = (uint32_t)(p >> 32) ^ c[3] ^ k[1];
-        uint32_t next[4] = {high0, (uint32_t)q, high1, (uint32_t)p};
-        memcpy(c, next, sizeof next);
-        k[0] += 0x9E3779B9; k[1] += 0xBB67AE85;
-    }
-    memcpy(out, c, 16);
-}
-"""
-        + block
-        + """
-int main(int argc, char **argv) {
-    if (argc < 5) return 2;
-    uint64_t seed = strtoull(argv[1], NULL, 16), count = strtoull(argv[4], NULL, 10);
-    for (uint64_t i = 0; i < count; i++) {
-        uint32_t base = (uint32_t)strtoul(argv[3], NULL, 10);
-        uint32_t w = strcmp(argv[2], "words") ? input_bits(argv[2], base, seed, i) : input_word(seed, base, i);
-        printf("%s%08" PRIx32, i ? " " : "", w);
-    }
-}
-"""
-    )
-    program = compiled(source, tmp_path / "inputs")
-
-    def c_words(rule: str, base: int, seed: int) -> str:
-        args = [str(program), f"{seed:x}", rule, str(base), "3001"]
-        return subprocess.run(args, capture_output=True, text=True, check=True, timeout=60).stdout
-
-    for seed in (0, 0xFEDCBA9876543210):
-        assert c_words("words", 3, seed) == words_text(input_words(seed, 3, 3001))
-        for rule, base in (
-            (InputRule.RAW, 0),
-            (InputRule.FINITE, 0),
-            (InputRule.WINDOW, 118),
-            (InputRule.GRID, 247),
-            (InputRule.LADDER, 0),
-        ):
-            assert c_words(rule.value, base, seed) == words_text(generated_bits(rule, base, seed, 3001))
-
-
-def test_generated_inputs_are_what_their_rules_say():
-    n = 31 * 32 * 4
-    exponent = {r: generated_bits(r, 100, 7, n) >> 23 & 255 for r in InputRule}
-    assert (exponent[InputRule.RAW] == 255).any()
-    assert (exponent[InputRule.FINITE] < 255).all()
-    assert set(exponent[InputRule.WINDOW]) == set(exponent[InputRule.GRID]) == set(range(100, 108))
-    assert set(exponent[InputRule.LADDER]) == set(range(248))
-    assert (generated_bits(InputRule.GRID, 100, 7, n) & 0x7FFFF == 0).all()
-    with pytest.raises(MxrefError):
-        run_record(
-            replace(
-                load_vectors("quantize")[-1], inputs={"rule": "floor", "rounding": "rne", "x_seed": "0" * 16}
-            ),
-            reference,
-        )

@@ -1,0 +1,97 @@
+"""What a backend declares that it does: formats, scale rules, roundings, GEMMs, types and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mxref.errors import UnsupportedError
+from mxref.formats import INPUT_DTYPES, MXFP4, BlockFormat, BlockShape
+from mxref.gemm import OUT_DTYPES
+from mxref.recipe import GemmProfile
+from mxref.steps.hadamard import SIZES
+from mxref.steps.rounding import MAX_SR_BITS, Rounding
+from mxref.steps.scale import ScaleRule
+
+Gemm = tuple[GemmProfile, BlockFormat, BlockFormat]
+"""What a scaled GEMM is asked for: its profile, the format of A and that of B."""
+
+
+def every_gemm(profiles: Iterable[GemmProfile], formats: Iterable[BlockFormat]) -> frozenset[Gemm]:
+    """Return each profile with each pair of formats that have the same block length."""
+    formats = tuple(formats)
+    return frozenset((p, a, b) for p in profiles for a in formats for b in formats if a.k == b.k)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend promises to do bit for bit; asking for more raises UnsupportedError.
+
+    Implements: conformance.capabilities, rounding.native_sr
+    """
+
+    formats: frozenset[BlockFormat] = frozenset({MXFP4})
+    """Block formats that `quantize` makes and `dequantize` reads."""
+    scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
+    roundings: frozenset[Rounding] = frozenset(Rounding)
+    max_sr_bits: int = MAX_SR_BITS
+    blocks: frozenset[BlockShape] = frozenset(BlockShape)
+    hadamard_sizes: frozenset[int] = frozenset(SIZES)
+    prescale: bool = True
+    in_dtypes: frozenset[str] = frozenset(INPUT_DTYPES)
+    dequantize_dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
+    gemms: frozenset[Gemm] = every_gemm({GemmProfile.ORDERED}, {MXFP4})
+    """Profiles of `scaled_gemm`, each with the formats of its two operands."""
+    gemm_dtypes: frozenset[str] = frozenset(OUT_DTYPES)
+    bounded_class: str = "fp32"
+    """Error class of the profile `bounded`."""
+    bounded_max_scale: int = 254
+    """Largest scale code for which `bounded` is promised."""
+    devices: frozenset[str] = frozenset({"cpu"})
+    arrays: str = "numpy"
+    """Library whose arrays the operations take and give: `numpy` or `torch`."""
+    native_sr: bool = False
+    """Whether SR comes from the hardware's own random bits: statistical tests only."""
+    device_steps: bool = False
+    """Whether `Placement.step` is taken: kernels read the step when they run."""
+
+    def profiles(self, a: BlockFormat, b: BlockFormat) -> frozenset[GemmProfile]:
+        """Return the GEMM profiles that are declared for operands of these formats."""
+        return frozenset(profile for profile, *formats in self.gemms if formats == [a, b])
+
+    def require(self, backend: str, capability: str, value: Any) -> None:
+        """Raise UnsupportedError, naming the field, unless `value` is declared in it.
+
+        Implements: conformance.unsupported
+        """
+        declared = getattr(self, capability)
+        if value not in declared:
+            names = ", ".join(sorted(map(declared_words, declared))) or "nothing"
+            raise UnsupportedError(
+                f"backend {backend!r} does not declare {declared_words(value)} in {capability} (declared: {names}); "
+                "change the recipe or choose another backend"
+            )
+
+    def require_prepared(self, backend: str, profile: GemmProfile, b: BlockFormat) -> None:
+        """Raise UnsupportedError unless a GEMM of this profile is declared whose operand B has this format."""
+        if not any((p, f) == (profile, b) for p, _, f in self.gemms):
+            self.require(backend, "gemms", (profile, b, b))
+
+    def require_device_steps(self, backend: str) -> None:
+        """Raise UnsupportedError unless a step in the memory of the device is declared."""
+        if not self.device_steps:
+            raise UnsupportedError(
+                f"backend {backend!r} does not declare device_steps, so it takes no placement.step; give the number to "
+                "the stream, as in Stream(seed, step=3), or choose another backend"
+            )
+
+    def require_prescale(self, backend: str) -> None:
+        """Raise UnsupportedError unless the prescale is declared, in quantization and in the GEMM alike."""
+        if not self.prescale:
+            raise UnsupportedError(f"backend {backend!r} does not declare prescale; choose another backend")
+
+
+def declared_words(value: Any) -> str:
+    """Return a declared value as an error message shows it, as in `ordered of mxfp4 x mxfp4`."""
+    return f"{value[0]} of {value[1]} x {value[2]}" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,187 @@
+"""One-line checks of a quantizer that is no backend: of a function, and of arrays that a kernel wrote."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mxref.arguments import as_spec, check_integer
+from mxref.arrays import described
+from mxref.dialects import DIALECTS, Dialect
+from mxref.errors import DtypeError, RecipeError, ShapeError
+from mxref.formats import INPUT_DTYPES, BlockFormat, BlockShape
+from mxref.recipe import OperandSpec
+from mxref.recipe_files import load_recipe
+from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.tomlio import nearest
+
+if TYPE_CHECKING:  # `import mxref` stays light
+    from mxref.conformance.dump import Comparison
+    from mxref.conformance.model import Report
+
+
+def check_quantizer(
+    function: Callable[[Any], Any],
+    spec: OperandSpec | Dialect | str = "ocp",
+    *,
+    axis: int = -1,
+    layout: str | Sequence[str] = (),
+    device: str | None = None,
+    dtypes: str | Sequence[str] = "float32",
+    level: str = "quick",
+    finite: bool = False,
+    strided: bool = True,
+    multiple: tuple[int, int] = (1, 1),
+    stream: Stream | None = None,
+    seed: int = 0,
+    shrink: bool = True,
+) -> Report:
+    """Hold a function to the specification of one treatment, with the requests of `mxref conform`.
+
+    Args:
+        function: of a matrix. It returns `(codes, scales)`, an MXArray, or the dequantized matrix, whose values
+            are those of `mxref.dequantize`: without undoing a Hadamard transform or a prescale.
+        spec: the treatment: a spec, a dialect or its name, or an operand of a recipe, as in `mxfp4_h16:wgrad.dy`.
+        axis: the block axis of the matrix, -1 or 0.
+        layout: how codes and scales are stored, by names of `mxref.layouts.foreign.LAYOUTS`.
+        device: pass torch tensors on this device, as in `cpu` or `cuda`; default: NumPy arrays.
+        dtypes: input types that the function takes.
+        level: `quick`, or `full` for every exponent and more draws.
+        finite: leave out blocks with NaN or Inf.
+        strided: pass views of larger arrays too.
+        multiple: rows and length along the block axis are multiples of these numbers.
+        stream: the random stream whose bits the function draws, for SR and random signs.
+        seed: of drawn values.
+        shrink: whether the first failure of each clause is shrunk to the smallest block that fails.
+
+    Returns:
+        A report: true if everything passed. `str` shows the failures, `require()` raises ConformanceError with them.
+
+    Raises:
+        RecipeError, ShapeError, DtypeError: an argument that does not fit.
+
+    What the function raises is a failure of the check that called it.
+    """
+    from mxref.conformance import examined
+    from mxref.conformance.checks.single import Ways, checks
+    from mxref.conformance.function import FunctionBackend
+    from mxref.conformance.model import Level, Op, Plan, Report, by_rank
+    from mxref.layouts.foreign import layouts_of
+    from mxref.placement import Placement
+    from mxref.plan import plan_quantize
+
+    if not callable(function):
+        raise DtypeError(f"check_quantizer takes a function of a matrix, got {described(function)}")
+    start = time.monotonic()
+    treatment = named_spec(spec)
+    made = treatment.format
+    if not isinstance(made, BlockFormat):
+        raise RecipeError(f"check_quantizer checks block formats, and {made} has no blocks")
+    if level not in tuple(Level):
+        raise RecipeError(f"unknown level {described(level)}; known: {', '.join(Level)}")
+    random = treatment.rounding is Rounding.SR or treatment.signs is not SignPolicy.NONE
+    if random and stream is None:
+        raise RecipeError(
+            "the treatment draws random bits: pass stream=mxref.Stream(seed, step, layer, operand), whose bits the "
+            "function draws"
+        )
+    types = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+    if unknown := [name for name in types if name not in INPUT_DTYPES] or not types:
+        raise DtypeError(f"dtypes = {unknown or types}: take some of {', '.join(INPUT_DTYPES)}")
+    rows, unit = _multiples(multiple, treatment, made)
+    along = _matrix_axis(axis)
+    # Refuses a random stream that is no operand's before the function is asked.
+    plan_quantize((rows, unit), treatment, 1, Placement(stream))
+    names = (layout,) if isinstance(layout, str) else tuple(layout)
+    backend = FunctionBackend(function, treatment, along, layouts_of(names), device, frozenset(types))
+    ways = Ways(along, stream, types, finite, strided, rows, unit)
+    plan = Plan(Level(level), seed, treatment, types[0], backend.capabilities)
+    results = examined(backend, list(checks(plan, ways)), shrink)
+    return Report(
+        backend.name, Level(level), seed, (Op.QUANTIZE.value,), tuple(results[c] for c in by_rank(results)),
+        time.monotonic() - start, (made.name,),
+    )  # fmt: skip
+
+
+def compare(
+    x: Any,
+    codes: Any,
+    scales: Any,
+    spec: OperandSpec | Dialect | str = "ocp",
+    *,
+    axis: int = -1,
+    layout: str | Sequence[str] = (),
+    stream: Stream | None = None,
+    pad: bool = False,
+) -> Comparison:
+    """Compare the codes and scales that a kernel wrote for an array with the reference's, byte by byte.
+
+    Args:
+        x: what was quantized: float32, bfloat16 or float16, any shape.
+        codes: the kernel's codes, of any one-byte type.
+        scales: its scales.
+        spec: the treatment, as in `check_quantizer`.
+        axis: the block axis of `x`.
+        layout: how codes and scales are stored, by names of `mxref.layouts.foreign.LAYOUTS`; `any` tries them all.
+        stream: the random stream, for SR and random signs.
+        pad: whether the kernel fills the block axis up with zeros.
+
+    Returns:
+        What differs: true if nothing does. It names the first differing block, the clause that decides it, the
+        `mxref explain` command that shows it, and layouts and treatments under which the bytes would be equal.
+
+    Raises:
+        ShapeError, DtypeError, RecipeError: arrays that do not fit together, or as `mxref.quantize`.
+    """
+    from mxref.conformance.dump import compare_arrays
+
+    names = (layout,) if isinstance(layout, str) else tuple(layout)
+    return compare_arrays(x, codes, scales, named_spec(spec), axis, names, stream, pad)
+
+
+def named_spec(spec: OperandSpec | Dialect | str) -> OperandSpec:
+    """Return a treatment: a spec, a dialect or its name, or an operand of a recipe, as `mxfp4_h16:wgrad.dy`.
+
+    Raises:
+        RecipeError: an unknown name.
+    """
+    if not isinstance(spec, str) or spec in DIALECTS or ":" not in spec:
+        return as_spec(spec)
+    name, _, operand = spec.rpartition(":")
+    known = {
+        f"{role.value}.{o.tensor}": (role, which)
+        for role in GemmRole
+        for which, o in enumerate(OPERANDS[role])
+    }
+    if operand not in known:
+        raise RecipeError(
+            f"unknown operand {operand!r}{nearest(operand, known)}; known: {', '.join(known)}, as in mxfp4_h16:wgrad.dy"
+        )
+    role, which = known[operand]
+    return load_recipe(name).operands(role)[which]
+
+
+def _matrix_axis(axis: int) -> int:
+    found = check_integer("axis", axis)
+    if not -2 <= found < 2:
+        raise ShapeError(f"axis = {found}: the function is given matrices; take -1 (rows) or 0 (columns)")
+    return found % 2
+
+
+def _multiples(multiple: Any, spec: OperandSpec, made: BlockFormat) -> tuple[int, int]:
+    """Return what rows and length are multiples of, blocks, tiles and Hadamard groups included."""
+    try:
+        rows, length = (check_integer("multiple", value) for value in multiple)
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"multiple = {multiple!r} must be two integers: of rows, and of the length"
+        ) from None
+    if rows < 1 or length < 1:
+        raise ShapeError(f"multiple = {multiple!r} must be positive: of rows, and of the length")
+    tile = made.k if spec.block is BlockShape.TILE else 1
+    return math.lcm(rows, tile), math.lcm(length, made.k, spec.hadamard or 1)

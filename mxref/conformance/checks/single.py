@@ -1,0 +1,211 @@
+"""Checks of one treatment, for a function that takes values and nothing else.
+
+The values are those of the whole suite. A failure counts under the clause that decides its first wrong bit, unless
+a plainer request shows that the transform, the tiles, the input type or the strides are at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.conformance.checks.layout import permuted
+from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
+from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, storage_clause
+from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
+from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
+from mxref.conformance.shrink.blame import blame
+from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.formats import BlockShape
+from mxref.plan import dtype_name
+from mxref.steps.random import Stream
+
+_SIZES = ((1, 1), (3, 3), (33, 1), (130, 2), (7, 40))
+"""Rows and units of the block axis."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How a function is asked."""
+
+    axis: int
+    """The block axis of the matrices that it is given, 0 or 1."""
+    stream: Stream | None
+    """The random stream whose bits it draws."""
+    dtypes: tuple[str, ...]
+    """Input types."""
+    finite: bool
+    """Whether blocks with NaN or Inf are left out."""
+    strided: bool
+    """Whether it is also given views of larger arrays."""
+    rows: int
+    """What the number of rows is a multiple of."""
+    unit: int
+    """What the length of the block axis is a multiple of."""
+
+
+def checks(plan: Plan, ways: Ways) -> Iterator[Check]:
+    """Yield the checks of a treatment, `plan.base`."""
+    whole = _Asked(plan, ways)
+    yield from whole.order()
+    if plan.base.hadamard:
+        yield whole.check("hadamard.order", "one value per Hadamard group", whole.impulses)
+    for dtype in ways.dtypes:
+        for title, x in _values(plan, ways):
+            yield whole.check(None, f"{title}, {dtype}", whole.request(x, dtype))
+    for rows, units in _SIZES:
+        shape = (rows * ways.rows, units * ways.unit)
+        x = tame(np.random.default_rng(rows), shape, made=plan.format)
+        yield whole.check(None, f"shape {shape}", whole.request(x, ways.dtypes[0]))
+    if ways.strided:
+        for title, view in _views():
+            yield whole.strided(title, view)
+
+
+def _values(plan: Plan, ways: Ways) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield titles and matrices, block axis last, that fit into the multiples of `ways`."""
+    rng = np.random.default_rng(plan.seed)
+    crafted = crafted_blocks(plan.format, plan.full).x
+    yield "crafted blocks", _fitted(_finite(crafted, ways), ways)
+    if plan.full:
+        yield "every bfloat16", _fitted(every_bfloat16(plan), ways)
+    if plan.base.block is BlockShape.TILE:
+        shape = 2 * np.lcm(plan.format.k, ways.rows), 2 * ways.unit
+        tiles = crafted_tiles(rng, tuple(map(int, shape)), 1, plan.format.k)
+        yield "tiles", np.where(np.isfinite(tiles), tiles, 1.0) if ways.finite else tiles
+    shape = 4 * ways.rows, 4 * ways.unit
+    for number in range(40 if plan.full else 4):
+        drawn = any_bits(rng, shape, ways.finite, element=plan.element)
+        for title, x in (
+            ("any bits", np.where(np.isfinite(drawn), drawn, np.float32(1)) if ways.finite else drawn),
+            ("heavy tails", heavy_tailed(rng, shape)), ("normal draws", rng.standard_normal(shape)),
+        ):  # fmt: skip
+            yield f"{title} {number}", x.astype(np.float32)
+
+
+def _finite(blocks: NDArray[np.float32], ways: Ways) -> NDArray[np.float32]:
+    return blocks[np.isfinite(blocks).all(axis=1)] if ways.finite else blocks
+
+
+def _fitted(blocks: NDArray[np.float32], ways: Ways) -> NDArray[np.float32]:
+    """Return blocks [N, k] as a matrix whose rows are `unit` long, the last ones filled up with ones."""
+    together = ways.rows * ways.unit
+    flat = blocks.reshape(-1)
+    filled = np.concatenate([flat, np.ones(-flat.size % together, np.float32)])
+    return filled.reshape(-1, ways.unit)
+
+
+def _views() -> list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]]:
+    """Views of twice the rows and columns, or of the transposed matrix."""
+    return [
+        ("transposed", lambda x: np.ascontiguousarray(x.T).T),
+        ("every second row and column", lambda x: np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2]),
+        ("columns out of the middle", lambda x: np.pad(x, [(0, 0), (8, 24)])[:, 8:-24]),
+    ]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Requests of one treatment, and the checks that they are."""
+
+    plan: Plan
+    ways: Ways
+
+    def request(self, x: NDArray[Any], dtype: str, **rest: Any) -> Request:
+        """Return the request for a matrix whose block axis is last."""
+        turned = np.ascontiguousarray(x if self.ways.axis == 1 else x.T)
+        typed = replace(self.plan, dtype=dtype).cast(turned)
+        if self.ways.finite:  # a narrow type may hold less
+            typed = np.where(np.isfinite(typed.astype(np.float32)), typed, typed.dtype.type(1))
+        return Request(typed, self.plan.base, axis=self.ways.axis, rng=self.ways.stream, **rest)
+
+    @property
+    def impulses(self) -> Request:
+        """One power of two in each Hadamard group: its transform has equal magnitudes, which every rule keeps."""
+        n = self.plan.base.hadamard
+        x = np.zeros((np.lcm(n, self.ways.rows), self.ways.unit), np.float32)
+        for group in range(self.ways.unit // n):
+            x[np.arange(len(x)), group * n + np.arange(len(x)) % n] = 4.0**group
+        return self.request(x, self.ways.dtypes[0])
+
+    def order(self) -> Iterator[Check]:
+        """Yield the checks that codes and scales are the right ones in another order."""
+        ways = self.ways
+        for clause in (storage_clause(self.plan.element), "packing.scales"):
+            shape = (16 * ways.rows, 8 * ways.unit if clause == "packing.scales" else ways.unit)
+            x = tame(np.random.default_rng(17), shape, made=self.plan.format)
+            yield self._untransformed(permuted(clause, self.request(x, ways.dtypes[0])))
+
+    def _untransformed(self, check: Check) -> Check:
+        """Return a check that blames nothing where the transform is wrong, under which any order may be met.
+
+        Exceptions are left to the other checks too.
+        """
+
+        def run(subject: Subject) -> CheckResult:
+            try:
+                verdict = check.run(subject)
+            except Exception:
+                return CheckResult(0)
+            spoiled = verdict.failure and self.plan.base.hadamard and _wrong(subject, self.impulses)
+            return replace(verdict, failure=None) if spoiled else verdict
+
+        return replace(check, run=run)
+
+    def check(self, clause: str | None, title: str, request: Request) -> Check:
+        """Return the check of a request; without a clause the failure decides it."""
+
+        def run(subject: Subject) -> CheckResult:
+            want, got = request.expected_blocks, Blocks.of(request.answer(subject))
+            wrong, compared = all_of_it(got, want)
+            if not wrong.any():
+                return CheckResult(compared)
+            row, block = plainest(wrong, want, request.element)
+            blamed = clause or self._cause(subject, request, blame(request, got, row, block))
+            count = int(wrong.sum())
+            return CheckResult(compared, shrink_quantize(subject, request, row, block, blamed, title, count))
+
+        own = clause or f"rounding.{request.spec.rounding.value}"
+        return Check(own, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
+
+    def _cause(self, subject: Subject, request: Request, decided: str | None) -> str:
+        """Return the clause of a wrong answer; `decided` is the clause of its first wrong bit."""
+        spec, found = request.spec, decided or "quantize.order"
+        if spec.hadamard and _wrong(subject, self.impulses):
+            return "hadamard.order"
+        if spec.block is BlockShape.TILE and found.startswith("scale."):
+            even = np.full((np.lcm(request.format.k, self.ways.rows), self.ways.unit), 4.0)
+            return found if _wrong(subject, self.request(even, self.ways.dtypes[0])) else "scale.block.tile"
+        if dtype_name(request.x) != "float32" and "float32" in self.ways.dtypes:
+            wide = replace(request, x=request.x.astype(np.float32))
+            return found if _wrong(subject, wide) else "conventions.inputs"
+        return found
+
+    def strided(self, title: str, view: Callable[[NDArray[Any]], NDArray[Any]]) -> Check:
+        """Return the check of a view whose values are answered rightly where they are contiguous."""
+        x = tame(np.random.default_rng(5), (4 * self.ways.rows, 2 * self.ways.unit), made=self.plan.format)
+        plain = self.request(x, self.ways.dtypes[0])
+        viewed = replace(plain, view=view, layout=title)
+        check = self.check("quantize.strides", title, viewed)
+
+        def run(subject: Subject) -> CheckResult:
+            verdict = check.run(subject)
+            if verdict.failure is None or not _wrong(subject, plain):
+                return verdict
+            found = self._cause(subject, plain, verdict.failure.clause)
+            return replace(verdict, failure=replace(verdict.failure, clause=_other(found, self.plan)))
+
+        return replace(check, run=run)
+
+
+def _other(clause: str, plan: Plan) -> str:
+    """Return the clause of a fault that strides have no part in."""
+    return f"rounding.{plan.base.rounding.value}" if clause == "quantize.strides" else clause
+
+
+def _wrong(subject: Subject, request: Request) -> bool:
+    return bool(all_of_it(Blocks.of(request.answer(subject)), request.expected_blocks)[0].any())

@@ -1,0 +1,263 @@
+"""Codes and scales that a kernel wrote, held against the reference: what differs, and what they are instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.conformance.function import on_host, on_host_bytes
+from mxref.conformance.model import Failure, block_format, storage_clause
+from mxref.conformance.outcome import failure_text, printable_lines
+from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, unit_rows
+from mxref.conformance.shrink.blame import blame
+from mxref.conformance.shrink.quantization import block_failure
+from mxref.dialects import DIALECTS
+from mxref.errors import ConformanceError, RecipeError, ShapeError
+from mxref.formats import BlockFormat, BlockShape
+from mxref.layouts.foreign import Layout, elements, fitting, layouts_of
+from mxref.plan import QuantPlan, check_input
+from mxref.recipe import OperandSpec
+from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
+
+ANY = "any"
+"""The name that tries every layout."""
+_SAMPLE_BLOCKS = 4096
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between a kernel's bytes and the reference's."""
+
+    blocks: int
+    """Blocks that were compared."""
+    wrong: int
+    """Blocks with another code or another scale."""
+    wrong_scales: int
+    """Blocks with another scale."""
+    layout: tuple[str, str]
+    """Layouts of codes and of scales under which they were read."""
+    failure: Failure | None = None
+    """The first differing block."""
+    hints: tuple[str, ...] = ()
+    """Layouts and treatments under which the bytes would be equal."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every byte is equal."""
+        return self.failure is None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raise ConformanceError, whose message is the comparison, unless every byte is equal."""
+        if not self.ok:
+            raise ConformanceError(str(self))
+
+    def __str__(self) -> str:
+        """Return the comparison as lines."""
+        read = f"layout {self.layout[0]}, {self.layout[1]}"
+        if self.failure is None:
+            return f"equal: the codes and scales of {self.blocks:,} blocks ({read})"
+        head = f"{self.wrong:,} of {self.blocks:,} blocks differ, {self.wrong_scales:,} of them in the scale ({read})"
+        return printable_lines("\n".join([head, failure_text(self.failure), *self.hints]))
+
+
+def compare_arrays(
+    x: Any,
+    codes: Any,
+    scales: Any,
+    spec: OperandSpec,
+    axis: int,
+    names: tuple[str, ...],
+    stream: Stream | None,
+    pad: bool,
+) -> Comparison:
+    """Return what differs; arguments and errors as in `mxref.check.compare`."""
+    values = on_host(x)
+    check_input(values)
+    request = Request(np.asarray(values), spec, axis, stream, pad=pad)
+    plan = request.plan
+    codes, scales = on_host_bytes(codes), on_host_bytes(scales)
+    found = _layouts(request, codes, scales, names)
+    read = [
+        layout.read(part, plan.rows, plan.length, plan.format)
+        for layout, part in zip(found, (codes, scales), strict=True)
+    ]
+    got = Blocks(elements(read[0], plan.format), read[1])
+    want = request.expected_blocks
+    wrong, _ = all_of_it(got, want)
+    total, both = int(wrong.sum()), (found[0].name, found[1].name)
+    count = int((got.scales != want.scales).sum())
+    if not total:
+        return Comparison(wrong.size, 0, 0, both)
+    row, block = (int(i) for i in np.argwhere(wrong)[0])
+    equal = [_equal(request, part, stored) for part, stored in (("codes", codes), ("scales", scales))]
+    failure = _one_block(request, got, (row, block), _clause(request, got, (row, block), equal, both))
+    hints = (*_layout_hints(equal, both), *_treatment_hints(request, got))
+    return Comparison(wrong.size, total, count, both, failure, hints)
+
+
+def _clause(
+    request: Request, got: Blocks, place: tuple[int, int], equal: list[list[str]], read: tuple[str, str]
+) -> str:
+    """Return the clause of a wrong block: the layout's, if another layout makes all codes or all scales equal."""
+    for found, name, clause in zip(
+        equal, read, (storage_clause(request.element), "packing.scales"), strict=True
+    ):
+        if found and name not in found:
+            return clause
+    return blame(request, got, *place) or "quantize.order"
+
+
+def _layouts(
+    request: Request, codes: NDArray[np.uint8], scales: NDArray[np.uint8], names: tuple[str, ...]
+) -> tuple[Layout, Layout]:
+    """Return the layouts to read by; ShapeError that names those that fit if the bytes do not fit them."""
+    plan = request.plan
+    if ANY in names:
+        if len(names) > 1:
+            raise RecipeError(
+                f"layout {ANY} tries every layout; leave out {', '.join(n for n in names if n != ANY)}"
+            )
+        names = tuple(_equal(request, part, stored)[0] for part, stored in (("codes", codes), ("scales", scales))
+                      if _equal(request, part, stored))  # fmt: skip
+    found = layouts_of(names)
+    for layout, stored in zip(found, (codes, scales), strict=True):
+        try:
+            layout.read(stored, plan.rows, plan.length, plan.format)
+        except ShapeError as err:
+            fit = ", ".join(
+                name for name, _ in fitting(layout.part, stored, plan.rows, plan.length, plan.format)
+            )
+            way_out = f"the layouts that fit are {fit}" if fit else "no known layout fits"
+            raise ShapeError(
+                f"{layout.part} do not fit x of shape {plan.shape} along axis {plan.axis} under layout "
+                f"{layout.name}: {err}; {way_out}; check the axis too"
+            ) from err
+    return found
+
+
+def _expected(request: Request) -> dict[str, NDArray[np.uint8]]:
+    q, rows = request.expected, request.plan.rows
+    return {"codes": q.codes.reshape(rows, -1), "scales": q.scales.reshape(rows, -1)}
+
+
+def _equal(request: Request, part: str, stored: NDArray[np.uint8]) -> list[str]:
+    """Return the names of the layouts under which stored bytes are the reference's."""
+    plan, want = request.plan, _expected(request)[part]
+    fit = fitting(part, stored, plan.rows, plan.length, plan.format)
+    return [name for name, read in fit if np.array_equal(read, want)]
+
+
+def _layout_hints(equal: list[list[str]], read: tuple[str, str]) -> Iterator[str]:
+    for part, found, name in zip(("codes", "scales"), equal, read, strict=True):
+        if name in found:
+            yield f"  all {part} are equal"
+        elif found:
+            yield f"  all {part} are equal under --layout {found[0]}"
+
+
+def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: str) -> Failure:
+    """Return the failure of a block, as a request of its own where the block's place decides nothing."""
+    row, block = place
+    at = f"block {block} of row {row}"
+    plan = request.plan
+    alone = Request(np.ascontiguousarray(unit_rows(request, row, block)), request.spec, rng=request.rng)
+    k = plan.format.k
+    tile = request.spec.block is BlockShape.TILE
+    first = row // k * k if tile else row
+    units = plan.unit // k
+    start = block // units * units
+    rows = slice(first, first + len(alone.x))
+    part = Blocks(got.codes[rows, start : start + units], got.scales[rows, start : start + units])
+    here = row - first, block - start
+    same = all(
+        np.array_equal(a[here], b[place])
+        for a, b in zip(alone.expected_blocks, request.expected_blocks, strict=True)
+    )
+    message = f"shown is the first block that differs, {at}"
+    if same:
+        return block_failure(alone, here, clause, "the kernel's bytes", message, part)
+    return block_failure(request, place, clause, "the kernel's bytes", message, got)
+
+
+def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
+    """Yield the treatment nearest to the one asked for that gives the kernel's bytes."""
+    sample = _sample(request, got)
+    for text, spec in _other_treatments(request.spec):
+        try:
+            other = replace(request, spec=spec)
+            fits = other.plan.length == request.plan.length
+        except (RecipeError, ShapeError):
+            continue
+        if fits and sample.equal(other) and not all_of_it(got, other.expected_blocks)[0].any():
+            yield f"  all bytes are those of {text}"
+            return
+
+
+def _other_treatments(spec: OperandSpec) -> Iterator[tuple[str, OperandSpec]]:
+    """Yield the dialects, then changes of one choice, then of two. SR is left out: its stream is not known."""
+    for name, dialect in DIALECTS.items():
+        if dialect.spec.rounding is not Rounding.SR:
+            yield f"the dialect {name}", replace(dialect.spec, format=spec.format)
+    for changes in _changes(spec):
+        text = ", ".join(f"{key} = {getattr(value, 'value', value)}" for key, value in changes.items())
+        try:
+            yield text, replace(spec, **changes)
+        except RecipeError:
+            continue
+
+
+def _changes(spec: OperandSpec) -> Iterator[dict[str, Any]]:
+    choices: dict[str, list[Any]] = {
+        "scale_rule": [rule for rule in ScaleRule if rule is not spec.scale_rule],
+        "rounding": [r for r in Rounding if r not in (spec.rounding, Rounding.SR)],
+        "zero_scale": [127 - spec.zero_scale], "prescale": [not spec.prescale],
+        "hadamard": [n for n in (0, *SIZES) if n != spec.hadamard],
+        "block": [shape for shape in BlockShape if shape is not spec.block],
+    }  # fmt: skip
+
+    def change(key: str, value: Any) -> dict[str, Any]:
+        # Without a transform there are no signs.
+        return {key: value, **({"signs": SignPolicy.NONE} if key == "hadamard" and not value else {})}
+
+    for count in (1, 2):
+        for keys in combinations(choices, count):
+            options = [[change(key, value) for value in choices[key]] for key in keys]
+            for first in options[0]:
+                for second in options[1] if count == 2 else [{}]:
+                    yield first | second
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The first rows of an answer, which rule out most treatments at once."""
+
+    rows: int
+    got: Blocks
+
+    def equal(self, request: Request) -> bool:
+        """Return whether a treatment gives these rows; a place in the whole array decides nothing without SR."""
+        plan = request.plan
+        values = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)[: self.rows]
+        if request.spec.rounding is Rounding.SR:
+            return True
+        few = Request(np.ascontiguousarray(values), request.spec, rng=request.rng, pad=request.pad)
+        return not all_of_it(self.got, few.expected_blocks)[0].any()
+
+
+def _sample(request: Request, got: Blocks) -> _Sample:
+    plan: QuantPlan = request.plan
+    made: BlockFormat = block_format(request.spec)
+    count = max(_SAMPLE_BLOCKS // max(plan.length // made.k, 1) // made.k, 1) * made.k
+    rows = min(count, plan.rows)
+    return _Sample(rows, Blocks(got.codes[:rows], got.scales[:rows]))

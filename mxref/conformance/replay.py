@@ -1,0 +1,201 @@
+"""Recorded operations, done again: by a backend and by the reference, compared with each other and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mxref.backend import Backend
+from mxref.conformance.compare import product_check, quantize_check
+from mxref.conformance.model import Failure, Subject
+from mxref.conformance.outcome import failure_text
+from mxref.conformance.recorded import (
+    Call,
+    RecordedProduct,
+    RecordedQuantization,
+    load_recording,
+    where_text,
+)
+from mxref.conformance.requests.decoding import shown
+from mxref.conformance.requests.quantization import Blocks, all_of_it, plainest
+from mxref.conformance.shrink.blame import blame
+from mxref.conformance.shrink.cause import cause
+from mxref.conformance.shrink.quantization import block_failure, shrink_quantize
+from mxref.discovery import get_backend
+from mxref.errors import ConformanceError, MxrefError
+
+
+@dataclass(frozen=True)
+class ReplayedCall:
+    """What came of one recorded operation."""
+
+    where: str
+    """Step, layer, role and tensor."""
+    op: str
+    """`quantize` or `gemm`."""
+    compared: int
+    """Blocks, or elements of a product."""
+    recorded: Failure | None = None
+    """How the recorded answer differs from the reference's; None where it does not."""
+    answered: Failure | None = None
+    """How the backend's answer differs now, shrunk; None where it does not."""
+    undeclared: str | None = None
+    """The capability that the backend does not declare; it was then not asked."""
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What came of a recording."""
+
+    backend: str
+    """The backend that was asked now."""
+    recorded_by: str
+    """The backend that gave the recorded answers."""
+    reason: str
+    """Why the file was written."""
+    facts: Mapping[str, str]
+    calls: tuple[ReplayedCall, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every recorded answer and every new one is right, and at least one operation was compared."""
+        return bool(self.calls) and not any(call.recorded or call.answered for call in self.calls)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raise ConformanceError, which shows the first difference, unless all answers are right."""
+        if not self.ok:
+            raise ConformanceError(str(self))
+
+    def __str__(self) -> str:
+        """Return the report as lines."""
+        lines = [f"recorded by backend {self.recorded_by}" + (f": {self.reason}" if self.reason else "")]
+        lines += [f"  {key}: {value}" for key, value in self.facts.items()]
+        shown_one = False
+        for call in self.calls:
+            failure = call.answered or call.recorded
+            lines.append(f"{call.op} of {call.where}: {self._verdict(call)}")
+            if failure and not shown_one:
+                lines.append(failure_text(failure))
+                shown_one = True
+        lines.append(self._total())
+        return "\n".join(lines)
+
+    def _verdict(self, call: ReplayedCall) -> str:
+        unit = "blocks" if call.op == "quantize" else "results"
+        record = "differs" if call.recorded else "is right"
+        if call.undeclared:
+            return f"the recorded answer {record}; {self.backend} does not declare {call.undeclared}"
+        if call.answered and call.recorded:
+            return f"still differs under {call.answered.clause}"
+        if call.answered:
+            return f"the recorded answer is right, {self.backend} differs under {call.answered.clause}"
+        if call.recorded:
+            return f"the recorded answer differs under {call.recorded.clause}, {self.backend} is right now"
+        return f"equal in {call.compared:,} {unit}"
+
+    def _total(self) -> str:
+        wrong = sum(bool(call.recorded or call.answered) for call in self.calls)
+        undeclared = sum(call.undeclared is not None for call in self.calls)
+        text = f"{len(self.calls)} operations, {wrong} with a difference"
+        return text + (f", {undeclared} not declared by {self.backend}" if undeclared else "")
+
+
+def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> ReplayReport:
+    """Do the operations of a recording again and compare every bit; products under `bounded` with their tolerance.
+
+    Args:
+        file: what `mxref_torch.record` or a shadow wrote.
+        backend: what is asked now, in this process.
+        shrink: whether the first difference is shrunk to the smallest block or product that still differs.
+
+    Raises:
+        FileFormatError: a file that is missing or damaged.
+        BackendError: there is no such backend.
+    """
+    recording = load_recording(file)
+    subject = Subject(get_backend(backend) if isinstance(backend, str) else backend, shrink)
+    calls = []
+    for call in recording.calls:
+        subject.watched.start()
+        subject.watched.forget()
+        calls.append(_replayed(subject, call))
+        if calls[-1].answered:
+            subject.shrink = False  # one small example is enough
+    return ReplayReport(
+        subject.backend.name, recording.backend, recording.reason, recording.facts, tuple(calls)
+    )
+
+
+def _replayed(subject: Subject, call: Call) -> ReplayedCall:
+    if isinstance(call, RecordedQuantization):
+        return _quantization(subject, call)
+    return _product(subject, call)
+
+
+def recorded_failure(call: Call) -> Failure | None:
+    """Return how the recorded answer of an operation differs from the reference's; None where it does not."""
+    where = where_text(call.where)
+    if isinstance(call, RecordedQuantization):
+        request = call.request
+        wrong, _ = all_of_it(call.answer, request.expected_blocks)
+        if not wrong.any():
+            return None
+        row, block = (int(i) for i in np.argwhere(wrong)[0])
+        clause = blame(request, call.answer, row, block) or "quantize.order"
+        message = f"{int(wrong.sum())} of {wrong.size} blocks differ; shown is the first, block {block} of row {row}"
+        return block_failure(request, (row, block), clause, where, message, call.answer)
+    product = call.product
+    wrong = product.misses(call.result)
+    if not wrong.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    message = f"{int(wrong.sum())} of {wrong.size} results differ, the first at {at}"
+    both = shown(product.expected[at]), shown(call.result[at])
+    return Failure(_product_clause(call), where, message, product.describe(), {}, *both)
+
+
+def _product_clause(call: RecordedProduct) -> str:
+    return f"gemm.{call.product.profile.value}"
+
+
+def _quantization(subject: Subject, call: RecordedQuantization) -> ReplayedCall:
+    request = call.request
+    where, want = where_text(call.where), request.expected_blocks
+    compared, recorded = want.scales.size, recorded_failure(call)
+    if undeclared := quantize_check("quantize.order", where, request).undeclared(subject.capabilities):
+        return ReplayedCall(where, "quantize", compared, recorded, undeclared=undeclared)
+    try:
+        got = Blocks.of(request.answer(subject))
+    except Exception as err:  # whatever the backend raises is its answer
+        return ReplayedCall(where, "quantize", compared, recorded, _raised("quantize.order", where, err))
+    wrong, _ = all_of_it(got, want)
+    if not wrong.any():
+        return ReplayedCall(where, "quantize", compared, recorded)
+    row, block = plainest(wrong, want, request.element)
+    clause = cause(subject, request, got, (row, block))
+    answered = shrink_quantize(subject, request, row, block, clause, where, int(wrong.sum()))
+    return ReplayedCall(where, "quantize", compared, recorded, answered)
+
+
+def _product(subject: Subject, call: RecordedProduct) -> ReplayedCall:
+    product, where, recorded = call.product, where_text(call.where), recorded_failure(call)
+    compared = call.result.size
+    check = product_check(_product_clause(call), where, product, product.largest_scale)
+    if undeclared := check.undeclared(subject.capabilities):
+        return ReplayedCall(where, "gemm", compared, recorded, undeclared=undeclared)
+    try:
+        answered = check.run(subject).failure
+    except Exception as err:  # whatever the backend raises is its answer
+        answered = _raised(_product_clause(call), where, err)
+    return ReplayedCall(where, "gemm", compared, recorded, answered)
+
+
+def _raised(clause: str, where: str, err: Exception) -> Failure:
+    kind = "" if isinstance(err, MxrefError) else f"{type(err).__name__}: "
+    return Failure(clause, where, f"raised {kind}{' '.join(str(err).split()) or 'no message'}")

@@ -1,0 +1,224 @@
+"""How other libraries store codes and scales, as the bytes that `mxref` stores: packed rows, one scale byte per block.
+
+A layout is a name and a function that reads it. Names of layouts of codes and of scales are distinct, so a list of
+names says both. Letters: R rows, K elements along the block axis (padded), C = K / k blocks per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.errors import RecipeError, ShapeError
+from mxref.formats import BlockFormat
+from mxref.layouts.packed import pack, unpack
+
+Bytes = NDArray[np.uint8]
+_Read = Callable[[Bytes, int, int, BlockFormat], Bytes]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to store the codes or the scales of a quantized matrix."""
+
+    name: str
+    part: str
+    """`codes` or `scales`."""
+    title: str
+    """What it is, in a few words."""
+    read: _Read
+    """Returns what `mxref` stores, from the stored bytes, R, K and the format; ShapeError if the size does not fit."""
+
+
+def layout(name: str) -> Layout:
+    """Return a layout by name; RecipeError lists the known ones."""
+    if name not in LAYOUTS:
+        raise RecipeError(f"unknown layout {name!r}; known: {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def layouts_of(names: tuple[str, ...]) -> tuple[Layout, Layout]:
+    """Return the layout of codes and that of scales from names of either; what is not named is mxref's own.
+
+    Raises:
+        RecipeError: an unknown name, or two for one part.
+    """
+    found = {"codes": LAYOUTS["packed"], "scales": LAYOUTS["rows"]}
+    named: dict[str, str] = {}
+    for name in names:
+        one = layout(name)
+        if one.part in named:
+            raise RecipeError(
+                f"layouts {named[one.part]} and {name} are both of {one.part}; give one of codes and one of scales"
+            )
+        named[one.part] = name
+        found[one.part] = one
+    return found["codes"], found["scales"]
+
+
+def _sized(stored: Bytes, size: int, what: str) -> Bytes:
+    flat = stored.reshape(-1)
+    if flat.size != size:
+        raise ShapeError(f"{what} take {size} bytes here, got {flat.size} (shape {stored.shape})")
+    return flat
+
+
+def _packed(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    width = made.code_bytes(length)
+    return _sized(stored, rows * width, "packed codes").reshape(rows, width)
+
+
+def _high_first(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    codes = _packed(stored, rows, length, made)
+    if made.element.bits != 4:
+        raise ShapeError(f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits")
+    return codes << 4 | codes >> 4
+
+
+def _halves(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    codes = _packed(stored, rows, length, made)
+    if made.element.bits != 4:
+        raise ShapeError(f"only 4-bit codes have nibbles, {made.title} has {made.element.bits} bits")
+    blocks = codes.reshape(rows, length // made.k, made.k // 2)
+    nibbles = np.concatenate([blocks & 0xF, blocks >> 4], axis=-1)  # [R, C, k]
+    return pack(nibbles.reshape(rows, length), made.element)
+
+
+def _unpacked(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    codes = _sized(stored, rows * length, "codes of one byte each").reshape(rows, length)
+    if codes.size and codes.max() >> made.element.bits:
+        raise ShapeError(f"code {codes.max()} does not fit in {made.element.bits} bits")
+    return pack(codes, made.element)
+
+
+def _weights_16x16(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    width = made.code_bytes(length)
+    if rows % 16 or width % 16:
+        raise ShapeError(f"tiles of 16 x 16 bytes do not fit {rows} rows of {width} bytes")
+    tiles = _sized(stored, rows * width, "packed codes").reshape(rows // 16, width // 16, 16, 16)
+    return np.ascontiguousarray(tiles.swapaxes(1, 2)).reshape(rows, width)
+
+
+def _transposed_codes(read: _Read, per_element: bool = False) -> _Read:
+    def transposed(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+        width = length if per_element else made.code_bytes(length)
+        flat = _sized(stored, rows * width, "codes")
+        return read(np.ascontiguousarray(flat.reshape(width, rows).T), rows, length, made)
+
+    return transposed
+
+
+def _scale_rows(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    return _sized(stored, rows * (length // made.k), "scales").reshape(rows, -1 if length else 0)
+
+
+def _scale_columns(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    count = length // made.k
+    return np.ascontiguousarray(_sized(stored, rows * count, "scales").reshape(count, rows).T)
+
+
+def _exponents(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    return _scale_rows(stored, rows, length, made) + np.uint8(127)  # modulo 256, as two's complement
+
+
+def _bias_125(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+    return _scale_rows(stored, rows, length, made) + np.uint8(2)
+
+
+def _tiled(
+    multiple: tuple[int, int], place: Callable[[NDArray[np.int64], NDArray[np.int64], int], NDArray[np.int64]]
+) -> _Read:
+    """Return the reader of scales in tiles; `place` gives the byte of row r and column c of a padded width."""
+
+    def read(stored: Bytes, rows: int, length: int, made: BlockFormat) -> Bytes:
+        count = length // made.k
+        height, width = (-(-n // m) * m for n, m in zip((rows, count), multiple, strict=True))
+        flat = _sized(stored, height * width, "scales in tiles")
+        r, c = np.ogrid[:rows, :count]
+        return flat[place(r.astype(np.int64), c.astype(np.int64), width)]
+
+    return read
+
+
+def _nvidia(r: NDArray[np.int64], c: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    return (r // 128 * (width // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+
+
+def _gfx950(r: NDArray[np.int64], c: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    within = c // 8 * 256 + c % 4 * 64 + r % 16 * 4 + c % 8 // 4 * 2 + r % 32 // 16
+    return r // 32 * (32 * width) + within
+
+
+def _gfx1250(r: NDArray[np.int64], c: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    return r // 32 * (32 * width) + c // 4 * 128 + r % 32 * 4 + c % 4
+
+
+LAYOUTS = {
+    name: Layout(name, part, title, read)
+    for name, part, title, read in (
+        ("packed", "codes", "mxref's own: [R, K / 2], the first element in the low bits", _packed),
+        ("high_first", "codes", "nibbles swapped: the first element in the high bits", _high_first),
+        ("halves", "codes", "ggml: byte j of a block holds the elements j and j + k / 2", _halves),
+        ("unpacked", "codes", "one code per byte, [R, K]", _unpacked),
+        ("weights_16x16", "codes", "AITER's shuffled weights: tiles of 16 rows x 16 bytes", _weights_16x16),
+        ("packed.T", "codes", "transposed: [K / 2, R]", _transposed_codes(_packed)),
+        (
+            "high_first.T", "codes", "transposed, nibbles swapped: [K / 2, R]", _transposed_codes(_high_first),
+        ),
+        ("unpacked.T", "codes", "transposed, one code per byte: [K, R]", _transposed_codes(_unpacked, True)),
+        ("rows", "scales", "mxref's own: [R, C]", _scale_rows),
+        ("rows.T", "scales", "transposed: [C, R]", _scale_columns),
+        ("nvidia_128x4", "scales", "cuBLAS, CUTLASS: tiles of 128 x 4", _tiled((128, 4), _nvidia)),
+        ("gfx950_32x8", "scales", "AITER's e8m0_shuffle, hipBLASLt: tiles of 32 x 8", _tiled((32, 8), _gfx950)),
+        (
+            "gfx950_256x8", "scales", "the same with rows padded to 256, as AITER does",
+            _tiled((256, 8), _gfx950),
+        ),
+        ("gfx1250_32x4", "scales", "AITER's n32k4: tiles of 32 x 4", _tiled((32, 4), _gfx1250)),
+        ("exponents", "scales", "exponents as int8 instead of E8M0 codes", _exponents),
+        ("bias_125", "scales", "E8M0 codes with a bias of 125", _bias_125),
+    )
+}  # fmt: skip
+"""Every known layout by its name; the first of either part is mxref's own.
+
+Sources: TransformerEngine, torchao `to_blocked`, CUTLASS `SfKMajorAtom`, AITER `e8m0_shuffle`, triton_kernels
+`layout_details`, ggml `block_mxfp4`, compressed-tensors, Quark `Pack_mxfp4`.
+"""
+
+
+def fitting(part: str, stored: Bytes, rows: int, length: int, made: BlockFormat) -> list[tuple[str, Bytes]]:
+    """Return what stored bytes would be under every layout whose size they have, by the layout's name."""
+    found = []
+    for one in LAYOUTS.values():
+        if one.part != part:
+            continue
+        try:
+            found.append((one.name, one.read(stored, rows, length, made)))
+        except ShapeError:
+            continue
+    return found
+
+
+def elements(codes: Bytes, made: BlockFormat) -> Bytes:
+    """Return packed codes [R, K * bits / 8] by block, [R, C, k]."""
+    flat = unpack(codes, made.element)
+    return flat.reshape(len(codes), -1, made.k) if flat.size else np.empty((len(codes), 0, made.k), np.uint8)
+
+
+def stored_bytes(array: NDArray[np.generic]) -> Bytes:
+    """Return the bytes of an array of one-byte codes of whatever type.
+
+    Raises:
+        ShapeError: elements of more than one byte.
+    """
+    if array.dtype.itemsize != 1:
+        raise ShapeError(
+            f"codes and scales are bytes, got {array.dtype} of shape {array.shape}; store them as uint8 "
+            "(an int32 that holds several codes is viewed as uint8 first)"
+        )
+    flat = np.ascontiguousarray(array)
+    return flat.view(np.uint8).reshape(array.shape) if math.prod(array.shape) else flat.astype(np.uint8)

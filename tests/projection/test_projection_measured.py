@@ -1,0 +1,142 @@
+"""Rates that the projection assumes, measured on a GPU: what is timed, and the shares that a record gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from bench.records import newest, read
+from places import TESTS
+from projection import counted, measure
+from projection.assumptions import Assumptions
+from projection.cases import DOCS, UNIT, peak
+
+
+def test_rates_are_measured_where_the_backend_computes(tmp_path):
+    out = tmp_path / "rates.json"
+    small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
+    run = subprocess.run(
+        [sys.executable, "-m", "projection.measure", "--tokens", "32", "--json", str(out), *small],
+        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    record = json.loads(out.read_text())
+    rates = {r["name"]: r for r in record["rates"]}
+    assert "portable conversions" in record["backend"]
+    assert rates["copy"]["amount"] == 32 * 64 * 2 * 2
+    assert rates["quantize X, h16"]["amount"] == 32 * 64 * (2 + 2 * 17 / 32)
+    for name, (outputs, inputs) in {
+        "q, o": (64, 64),
+        "k, v": (32, 64),
+        "gate, up": (96, 64),
+        "down": (64, 96),
+    }.items():
+        assert rates[f"MXFP4 product, {name}"]["amount"] == 2 * 32 * outputs * inputs
+        assert rates[f"MXFP4 product, {name}"]["assumption"] == "fp4_share"
+        assert rates[f"BF16 product, {name}"]["assumption"] == "bf16_share"
+    assert len(rates) == 1 + len(counted.ROTATIONS) + 2 * 4
+    assert all(r["seconds"] > 0 for r in rates.values())
+
+
+BOTH_PRODUCTS = """
+import json, torch
+from mxref_training.config import load_config
+from mxref_triton import TritonBackend
+from mxref_triton.products import matrix_cores, scale_range
+from projection import measure
+
+launched = []
+def spied(module):
+    launch = module.launch
+    def spy(kernel, *arguments, **constants):
+        launched.append(kernel.__name__)
+        launch(kernel, *arguments, **constants)
+    module.launch = spy
+
+for module in (matrix_cores, scale_range):
+    spied(module)
+model = load_config("llama31_8b", ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=96")).model
+rates = measure.rates(TritonBackend(bounded="mfma"), torch.device("cpu"), 32, model)
+found = []
+for rate in rates:
+    found.append((rate.name, rate.assumption, rate.format, rate.amount, launched[:]))
+    launched.clear()
+print(json.dumps(found))
+"""
+
+
+def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product():
+    run = subprocess.run(
+        [sys.executable, "-c", BOTH_PRODUCTS],
+        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = {name: rest for name, *rest in json.loads(run.stdout)}
+    for shape, (outputs, inputs) in {"q, o": (64, 64), "k, v": (32, 64), "down": (64, 96)}.items():
+        flops = 2 * 32 * outputs * inputs
+        alone, whole = (found[f"MXFP4 {what}, {shape}"] for what in ("GEMM kernel", "product"))
+        assert alone == ["fp4_share", "fp4", flops, 2 * ["_multiply"]]  # once for each set of inputs
+        assert whole == ["", "fp4", flops, 2 * ["_flag_scales", "_multiply"]]
+
+
+def test_inputs_taken_in_turns_are_together_larger_than_any_cache():
+    gpu = torch.device("cuda", 0)
+    for elements in (32768 * 4096, 32768 * 14336, 16384**2, 4096**2):
+        sets = measure.input_sets(elements, gpu)
+        packed = elements * 17 / 32
+        assert sets == 2 or (sets - 1) * packed < 2 * measure.LARGEST_CACHE <= sets * packed
+        assert sets >= 2
+    assert measure.input_sets(32 * 64, gpu) == 128  # as many as are captured in a graph
+    assert measure.input_sets(4096**2, torch.device("cpu")) == 2
+
+
+def test_a_measured_rate_is_a_share_of_the_peak_of_its_format():
+    machine = replace(UNIT, memory=peak(8.0), fp4=peak(4.0), bf16=peak(2.0))
+    assert measure.share(measure.Rate("", 2.0, 8.0, "B"), machine) == 0.5
+    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", format="fp4"), machine) == 0.5
+    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", format="bf16"), machine) == 1.0
+
+
+def test_shares_that_were_measured_here_are_those_of_the_record():
+    path = newest("bench_gpu_nvidia-h200")
+    record = read(path)
+    # The largest product is at times slowed down by what ran before it; the high end of a share is what was reached.
+    rates: dict[str, float] = {}
+    for row in record["gemm"]:
+        rates[row["name"]] = max(rates.get(row["name"], 0.0), row["per_second"])
+    assumed = Assumptions()
+    # The data sheet of the H200: 4.8 TB/s, 989.5 and 1979 TFLOP/s dense.
+    assert assumed.memory_share.high == pytest.approx(record["copy_tb_per_s"] / 4.8, abs=0.02)
+    assert assumed.bf16_share.high == pytest.approx(rates["cuBLAS bf16"] / 989.5e12, abs=0.02)
+    assert assumed.fp8_share.high == pytest.approx(rates["cuBLAS fp8, tensor scales"] / 1979e12, abs=0.02)
+    (ms,) = (r["ms"] for r in record["quantize"] if (r["name"], r["size"]) == ("dual, H16", 16384))
+    issue_ms = 0.2019  # 25.2 instructions for each of 2^28 elements, by 132 SMs of 128 lanes at 1.98 GHz
+    assert assumed.vector_share.nominal == pytest.approx(issue_ms / ms, abs=0.02)
+
+
+def test_the_check_on_an_h200_shows_what_was_measured():
+    path = newest("bench_gpu_nvidia-h200")
+    record = read(path)
+    shown = re.findall(
+        r"   \* - ((?:row|dual), \w+)\n     - (\d+)\n     - (\d+)\n     - (\w+)",
+        (DOCS / "explanation" / "projection.rst").read_text(),
+    )
+    assert len(shown) == 5
+    assert f"measured on {record['machine']['date']}" in (DOCS / "explanation" / "projection.rst").read_text()
+    for name, computed, measured, binds in shown:
+        (ms,) = (r["ms"] for r in record["quantize"] if (r["name"], r["size"]) == (name, 16384))
+        assert int(measured) == pytest.approx(ms * 1e3, rel=0.04)  # what another run may differ by
+        if binds == "memory":
+            moved = (2 + 17 / 32 * (2 if name.startswith("dual") else 1)) * 2**28
+            assert int(computed) == pytest.approx(moved / record["copy_tb_per_s"] / 1e6, rel=0.03)

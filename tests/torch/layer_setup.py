@@ -1,0 +1,156 @@
+"""Models, recipes, inputs and watching backends that the tests of the linear layer share."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import nn
+
+from mxref import GemmRole, PreparedArray, Stream, get_backend, quantize, scaled_gemm
+from mxref.errors import MxrefError
+from mxref.placement import Placement
+from mxref.recipe_files import recipe_from_table
+from mxref.reference import ReferenceBackend
+from mxref.roles import OPERANDS
+from mxref_torch import convert
+
+try:
+    BACKENDS = ["reference", get_backend("numba").name]
+except MxrefError:
+    BACKENDS = ["reference"]
+
+SEED, STEP, LAYER, TOKENS, IN, OUT = 0xFEDC_BA98_7654_3210, 3, 1, 64, 64, 128
+
+TABLES = {
+    "ocp": {},
+    "amd": {"dialect": "amd", "all": {"hadamard": 16}},
+    "rceil, SR in the backward": {
+        "dialect": "nvidia",
+        "dgrad": {"dy": {"rounding": "sr"}},
+        "wgrad": {"rounding": "sr", "x": {"sr_bits": 20}},
+    },
+    "RHT per step": {"all": {"hadamard": 16, "signs": "per_step"}, "wgrad": {"hadamard": 32}},
+    "32x32": {"all": {"block": "32x32"}, "fprop": {"x": {"block": "1x32"}}},
+    "tseng": {"dialect": "tseng", "fprop": {"rounding": "rne", "prescale": False}},
+    "SR everywhere": {"all": {"rounding": "sr", "sr_bits": 8}},
+}
+
+
+def recipe_of(table):
+    return recipe_from_table({"gemm": "ordered", "keep_bf16": ["kept"], **table})
+
+
+def formats(fprop, dgrad, wgrad):
+    return recipe_of({"fprop": {"format": fprop}, "dgrad": {"format": dgrad}, "wgrad": {"format": wgrad}})
+
+
+class Model(nn.Module):
+    """A kept layer first, so that the converted one has index 1."""
+
+    def __init__(self, bias=False):
+        super().__init__()
+        self.kept = nn.Linear(IN, 10)
+        self.layer = nn.Linear(IN, OUT, bias=bias)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def build(recipe, backend="reference", **kwargs):
+    torch.manual_seed(0)
+    model = Model(**kwargs)
+    backend = get_backend(backend) if isinstance(backend, str) else backend
+    return model, convert(model, recipe, backend=backend, seed=SEED)
+
+
+def tensors(tokens=TOKENS, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x, dy = (torch.randn(tokens, n, generator=generator) for n in (IN, OUT))
+    return x.to(dtype).requires_grad_(), dy.to(dtype)
+
+
+def as_numpy(t):
+    t = t.detach()
+    return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if t.dtype is torch.bfloat16 else t.numpy()
+
+
+def composed(role, a, b, recipe, out_dtype, origin=0, total=None):
+    """One GEMM from `mxref.quantize` and `mxref.scaled_gemm` alone."""
+    operands = []
+    for t, spec, operand in zip((a, b), recipe.operands(role), OPERANDS[role], strict=True):
+        t = as_numpy(t)
+        placement = Placement(Stream(SEED, STEP, LAYER, operand.id))
+        if operand.tensor != "w" and spec.rounding == "sr":
+            placement = replace(placement, origin=(origin, 0), global_shape=(total or t.shape[0], t.shape[1]))
+        pad = operand.tensor != "w" and operand.axis == 0
+        operands.append(quantize(t, spec, axis=operand.axis, placement=placement, pad=pad))
+    return scaled_gemm(*operands, profile=recipe.gemm, out_dtype=out_dtype)
+
+
+def assert_composed(model, context, recipe, x, dy, origin=0, total=None):
+    context.step, context.token_origin, context.global_tokens = STEP, origin, total
+    y = model(x)
+    y.backward(dy)
+    name = str(x.dtype).removeprefix("torch.")
+    w = model.layer.weight
+    placed = {"origin": origin, "total": total}
+    expected = {
+        "Y": (y, composed(GemmRole.FPROP, x, w, recipe, name, **placed)),
+        "dX": (x.grad, composed(GemmRole.DGRAD, dy, w, recipe, name, **placed)),
+        "dW": (w.grad, composed(GemmRole.WGRAD, dy, x, recipe, "float32", **placed)),
+    }
+    for what, (got, wanted) in expected.items():
+        np.testing.assert_array_equal(as_numpy(got), wanted, err_msg=what)
+
+
+def recorder(base):
+    """Return a backend that does as another and keeps the operands' codes by operand id, and each read's ids."""
+
+    class Recorder(type(get_backend(base))):
+        name = "recorder"
+
+        def __init__(self):
+            super().__init__()
+            self.seen, self.reads = {}, []
+
+        def quantize(self, x, spec, *, placement, **kwargs):
+            q = super().quantize(x, spec, placement=placement, **kwargs)
+            self.keep((placement,), (q,))
+            return q
+
+        def quantize_dual(self, x, specs, *, placements, **kwargs):
+            pair = super().quantize_dual(x, specs, placements=placements, **kwargs)
+            self.keep(placements, pair)
+            return pair
+
+        def keep(self, placements, arrays):
+            operands = tuple(placement.stream.operand for placement in placements)
+            self.reads.append(operands)
+            for operand, q in zip(operands, arrays, strict=True):
+                self.seen.setdefault(operand, []).append(q)
+
+    return Recorder()
+
+
+class Laying(ReferenceBackend):
+    """Its GEMM reads a layout of B, whose parts share memory with B and with each other."""
+
+    name = "laying"
+
+    def __init__(self):
+        self.prepared, self.read = [], 0
+
+    def _prepare(self, q, profile):
+        self.prepared.append(tuple(q.shape))
+        scales = q.scales.copy()
+        return q.codes, scales, scales[:1]
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        if isinstance(b, PreparedArray):
+            self.read += 1
+            codes, scales, first = b.layout
+            assert np.array_equal(scales[:1], first)
+            assert type(b.codes) is type(codes)
+            b = replace(b, codes=codes, scales=scales)
+        return super()._scaled_gemm(a, b, profile, out_dtype)

@@ -1,0 +1,97 @@
+"""The command `mxref report`: the page of a run, of several side by side, or of a ladder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mxref_training.errors import ConfigError
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder of the pages. Default: that of the run or ladder; for several runs the current one.",
+)
+@click.option(
+    "--csv",
+    "csv_folder",
+    type=click.Path(path_type=Path),
+    help="Write every table as a CSV file into this folder.",
+)
+def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None) -> None:
+    """Write the page of a RUN, the --out of `mxref train`; several RUNs are compared with the first.
+
+    One run has report.html and report.md: curves, telemetry by layer and GEMM, recipe, hardware and versions. Several
+    have comparison.html and comparison.md. The pages need no network. The folder of a ladder, the --out of
+    `mxref ablate`, has its results shown again and its report.html and report.md written anew.
+
+    \b
+    Examples:
+      mxref report runs/demo-mxfp4_h16                  the page of one run, in its folder
+      mxref report runs/fp8 runs/mxfp4 --out compared   two runs side by side
+      mxref report runs/mxfp4 --csv tables              every table as CSV too
+      mxref report runs/ladder                          the results of `mxref ablate`
+    """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
+    require("report", "torch", "matplotlib", "jinja2")
+    from mxref.terminal import echo
+    from mxref_training.lab.study import RESULTS, load_results
+    from mxref_training.report.page import write_page
+    from mxref_training.report.read import is_run, read_runs
+    from mxref_training.report.tables import all_tables, write_csv
+
+    ladders = [folder for folder in folders if (folder / RESULTS).exists() and not is_run(folder)]
+    if ladders and len(folders) > 1:
+        raise ConfigError(
+            f"{ladders[0]} is a ladder, which has a report of its own: name it alone, or name runs, as in "
+            f"{ladders[0] / 'arms'}/*"
+        )
+    if ladders:
+        results = load_results(ladders[0])
+        show_ladder(results, out or ladders[0])
+        if csv_folder:
+            from mxref_training.report.ladder import ladder_tables
+
+            _say_csv(write_csv(ladder_tables(results), csv_folder), csv_folder)
+        return
+    runs = read_runs(folders)
+    page, _ = write_page(runs, out or (folders[0] if len(folders) == 1 else Path()))
+    echo(str(page))
+    if csv_folder:
+        _say_csv(write_csv(all_tables(runs), csv_folder), csv_folder)
+
+
+def show_ladder(results: dict[str, Any], folder: Path) -> None:
+    """Print a ladder's table and write its pages into a folder."""
+    from mxref.terminal import console, echo
+    from mxref_training.durable import make_folder
+    from mxref_training.lab.report.page import WIDE, table, write_report
+
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = max(screen.width, WIDE)  # a file or a pipe has room
+    screen.print(table(results, screen.width))
+    make_folder(folder)
+    page, _ = write_report(results, folder)
+    echo(f"\n{page}")
+
+
+def _say_csv(paths: list[Path], folder: Path) -> None:
+    from mxref.terminal import echo
+
+    echo(f"{len(paths)} tables in {folder}")
+
+
+def require(command: str, *packages: str) -> None:
+    """Raise ConfigError that says what to install where a package of the training extra is missing."""
+    import importlib.util
+
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"mxref {command} needs {package}, which is not installed: pip install 'mxref[training]'"
+            )
