@@ -37,7 +37,7 @@ def trained(recipe: str, parts: int, capture: bool, compiled: bool, spoiled: int
     torch._dynamo.reset()
     torch.manual_seed(0)
     model: Any = Model(WIDTH).cuda()
-    context = convert(model, recipe_of(recipe), backend=get_backend("triton"), seed=3)
+    context = convert(model, recipe_of(recipe), backend=get_backend("triton"), seed=3).context
     if compiled:
         for block in model.blocks:
             block.compile(backend="aot_eager", fullgraph=True)

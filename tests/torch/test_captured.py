@@ -21,6 +21,7 @@ from mxref.reference import ReferenceBackend
 from mxref_torch import advance, check_census, convert
 from mxref_torch.captured import CapturedStep, StepOutcome
 from mxref_torch.errors import LayerError, StepError
+from mxref_torch.handle import Handle
 
 LR, CLIP, BATCH, LENGTH = 2.0**-8, 0.5, 4, 32
 TOKENS = BATCH * LENGTH
@@ -42,7 +43,7 @@ def batches(spoiled: dict[int, float] | None = None) -> Iterator[tuple[torch.Ten
 def made(recipe: str, backend: Any = None) -> tuple[Any, Any, torch.optim.AdamW]:
     torch.manual_seed(0)
     model: Any = Model(64, 1)
-    context = convert(model, recipe_of(recipe), backend=backend or get_backend("numba"), seed=3)
+    context = convert(model, recipe_of(recipe), backend=backend or get_backend("numba"), seed=3).context
     return model, context, torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
 
@@ -198,6 +199,13 @@ def test_what_cannot_be_captured_is_refused() -> None:
     plain = torch.optim.AdamW(model.parameters(), lr=LR)
     with pytest.raises(LayerError, match="needs a fused optimizer.*AdamW without: pass fused=True"):
         CapturedStep(model, context, loss_of, plain, tokens=TOKENS)
+    hook = optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(
+        LayerError, match=r"has hooks, as handle.follow adds one.*CapturedStep moves the step on"
+    ):
+        CapturedStep(model, context, loss_of, optimizer, tokens=TOKENS)
+    hook.remove()
+    assert CapturedStep(model, Handle(model), loss_of, optimizer, tokens=TOKENS).context is context
     take = CapturedStep(model, context, loss_of, optimizer, tokens=TOKENS, micro_batches=3)
     batch = next(batches())
     with pytest.raises(ShapeError, match=r"shape \(4, 33\) does not split into 3 equal micro-batches"):

@@ -52,7 +52,7 @@ def test_the_gemms_of_a_step_are_counted_once(wrap: str) -> None:
     torch._dynamo.reset()
     recipe = recipe_of("mxfp4")
     model: Any = Model(64)
-    context = convert(model, recipe, backend=get_backend("numba"), seed=1)
+    context = convert(model, recipe, backend=get_backend("numba"), seed=1).context
     for number, block in enumerate(model.blocks):
         model.blocks[number] = WRAPS[wrap](block)
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_the_gemms_of_a_step_are_counted_once(wrap: str) -> None:
 def test_a_copy_counts_for_itself() -> None:
     recipe = recipe_of("mxfp4")
     model: Any = Model(64)
-    context = convert(model, recipe, backend=get_backend("numba"), seed=1)
+    context = convert(model, recipe, backend=get_backend("numba"), seed=1).context
     other = copy.deepcopy(model)
     own = other.blocks[0].up.context
     other(torch.zeros(1, 32, dtype=torch.int64)).square().mean().backward()

@@ -47,7 +47,7 @@ def test_the_first_block_is_compiled_and_no_other(name: str) -> None:
     torch.manual_seed(0)
     recipe = recipe_of(name)
     model: Any = Model(64, BLOCKS)
-    context = convert(model, recipe, backend=get_backend("numba"), seed=7)
+    context = convert(model, recipe, backend=get_backend("numba"), seed=7).context
     for number, block in enumerate(model.blocks):
         model.blocks[number] = torch.compile(block, backend="aot_eager", fullgraph=True)
     train(model, model, context, recipe, range(2))
@@ -65,12 +65,12 @@ def test_a_whole_model_is_compiled_once(name: str) -> None:
     torch.manual_seed(0)
     recipe = recipe_of(name)
     model: Any = Model(64)
-    context = convert(model, recipe, backend=get_backend("numba"), seed=7)
+    context = convert(model, recipe, backend=get_backend("numba"), seed=7).context
     run = torch.compile(model, backend="aot_eager", fullgraph=True)
     train(model, run, context, recipe, range(3))
     assert counters["stats"]["unique_graphs"] == 1
     # Another seed and other layers are another model under the same graph.
     other: Any = Model(64)
-    context = convert(other, recipe, backend=get_backend("numba"), seed=8)
+    context = convert(other, recipe, backend=get_backend("numba"), seed=8).context
     with torch._dynamo.config.patch(error_on_recompile=True):
         train(other, torch.compile(other, backend="aot_eager", fullgraph=True), context, recipe, range(1))

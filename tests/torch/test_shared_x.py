@@ -48,7 +48,7 @@ def trained(recipe: Any, cloned: bool) -> tuple[dict[str, bytes], Counter[tuple[
     torch.manual_seed(0)
     block: Any = nn.ModuleDict({"block": Block(64)})
     backend = Counting()
-    context = convert(block, recipe, backend=backend, seed=5)
+    context = convert(block, recipe, backend=backend, seed=5).context
     if cloned:
         for layer in (block.block.up, block.block.gate):
             layer.register_forward_pre_hook(lambda _, given: (given[0].clone(),))
@@ -124,7 +124,7 @@ def test_nothing_is_kept_longer_than_the_tensor_lives() -> None:
 
 def test_a_new_step_or_micro_batch_and_a_copy_begin_with_nothing() -> None:
     model: Any = nn.Sequential(nn.Linear(64, 64))
-    context = convert(model, recipe_of("mxfp4"), backend=Counting(), seed=1)
+    context = convert(model, recipe_of("mxfp4"), backend=Counting(), seed=1).context
     x = torch.ones(32, 64)
     for change in ({"step": 1}, {"token_origin": 32}, {"global_tokens": 64}):
         with torch.no_grad():

@@ -21,6 +21,7 @@ from mxref_torch import operators
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.gradient import sole_uses
+from mxref_torch.handle import Handle
 from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_parameters
 
@@ -84,7 +85,7 @@ class CapturedStep:
     def __init__(
         self,
         model: nn.Module,
-        context: StepContext,
+        context: Handle | StepContext,
         loss: LossFunction,
         optimizer: torch.optim.Optimizer,
         *,
@@ -97,7 +98,7 @@ class CapturedStep:
 
         Args:
             model: converted; it or its blocks may be compiled.
-            context: the model's.
+            context: what `convert` returned, or its context.
             loss: called as `loss(model, *micro_batch)`.
             optimizer: fused AdamW or Adam over the model's parameters.
             tokens: of a whole step: rows of what enters the linear layers.
@@ -107,9 +108,10 @@ class CapturedStep:
 
         Raises:
             UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
-            LayerError: the optimizer is not a fused one, or the model is not on one device.
+            LayerError: the optimizer is not a fused one or has hooks, or the model is not on one device.
         """
-        self.model, self.context, self.optimizer = model, context, optimizer
+        self.context = context.context if isinstance(context, Handle) else context
+        self.model, self.optimizer = model, optimizer
         self._loss, self._tokens, self._parts, self._clip = loss, tokens, micro_batches, clip
         self._layers = [module for module in model.modules() if isinstance(module, MXLinear)]
         trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
@@ -140,6 +142,11 @@ class CapturedStep:
             raise LayerError(
                 f"CapturedStep needs a fused optimizer, which alone leaves an update out on the device, got "
                 f"{type(self.optimizer).__name__} without: pass fused=True, as in torch.optim.AdamW(..., fused=True)"
+            )
+        if self.optimizer._optimizer_step_post_hooks or self.optimizer._optimizer_step_pre_hooks:
+            raise LayerError(
+                "the optimizer has hooks, as handle.follow adds one, which a replay does not run: CapturedStep moves "
+                "the step on by itself; call handle.unfollow(), or remove the hooks"
             )
         if self.capture and not on_gpu:
             raise UnsupportedError(
