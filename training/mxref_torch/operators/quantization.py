@@ -116,8 +116,8 @@ def quantize_dual(
     for watcher in watchers:
         watcher.quantized(impl, filled, specs[0], 1, row, False, by_row)
         watcher.quantized(impl, filled, specs[1], 0, column, tokens, by_column)
-    rows = (t[: x.shape[0]] for t in _tensors(by_row, impl))
-    return (*rows, *_tensors(by_column, impl))
+    row_codes, row_scales = (t[: x.shape[0]] for t in _tensors(by_row, impl))
+    return row_codes, row_scales, *_tensors(by_column, impl)
 
 
 @fake(quantize_dual)

@@ -168,8 +168,7 @@ def device_step(step: torch.Tensor) -> Iterator[None]:
 
 def placed(stream: Stream, *where: Any) -> Placement:
     """Return a placement whose step is the one of `device_step`, if there is one."""
-    step = {} if _device_step is None else {"step": _device_step}
-    return Placement(stream, *where, **step)
+    return Placement(stream, *where, step=_device_step)
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
