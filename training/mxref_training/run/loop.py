@@ -350,7 +350,9 @@ class _Run:
     def _check_first(self) -> None:
         """After the first step of this process or phase: every GEMM ran in its format, and all state is float32."""
         if not self.checked:
-            recipe = self.schedule.span.recipe
+            # Of the run's own recipe, not of what the model was converted to.
+            spans = self.recipe.spans(self.config.run.steps)
+            recipe = next(span.recipe for span in reversed(spans) if span.first <= self.step)
             mxref_torch.check_census(self.context, self.model, recipe, self.config.run.micro_batches)
             require_float32_state(self.model, self.optimizer)
             self.checked = True
