@@ -37,7 +37,7 @@ def section(record: Record, table: Any) -> str:
         f"{tokens:,} tokens in each optimizer step, random weights and tokens; {machine['gpu']}, "
         f"PyTorch {machine['torch']}, {machine['date']}.\n"
         "A step contains everything that `mxref train` does, also deterministic kernels and checks; "
-        "nothing is compiled by `torch.compile`.\n"
+        f"{_modes(rows)}\n"
         "Products include the folding of their operands.\n"
         "Times are medians. `busy` is the time of all kernels divided by that of the step: "
         "the rest of the time the GPU waits for Python.\n\n"
@@ -67,7 +67,7 @@ def section(record: Record, table: Any) -> str:
             for row in rows
         ),
     )
-    if any(row["recipe"] == "fp8" for row in rows):
+    if any(row["recipe"] == "fp8" and "mode" not in row for row in rows):
         text += (
             "\n`fp8` is a baseline of accuracy, not of speed: plain PyTorch makes its operands, "
             "and they are decoded to BF16 before the product.\n"
@@ -79,6 +79,16 @@ def section(record: Record, table: Any) -> str:
             "an operand left the range of the fast product.\n"
         )
     return text
+
+
+def _modes(rows: list[Record]) -> str:
+    """Return how the steps were run, as a sentence."""
+    if all(row.get("mode", "eager") == "eager" for row in rows):
+        return "nothing is compiled by `torch.compile`."
+    return (
+        "`compiled` is `torch.compile` of each decoder layer, `captured` is that and the whole step as one CUDA graph, "
+        "and `plain` is `nn.Linear` in BF16."
+    )
 
 
 def plot(record: Record) -> str:
@@ -97,7 +107,7 @@ def plot(record: Record) -> str:
             )
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.bar_label(bars, [f"{row['ms']:.0f}" for row in rows], padding=4, fontsize=8, color=MUTED)
-        axes.set_yticks(range(len(rows)), [row["recipe"] for row in rows])
+        axes.set_yticks(range(len(rows)), [_name(row).replace("`", "") for row in rows])
         axes.invert_yaxis()
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("milliseconds of an optimizer step")
@@ -112,7 +122,8 @@ def _ms(row: Record, part: str) -> float:
 
 
 def _name(row: Record) -> str:
-    return f"`{row['recipe']}`"
+    mode = row.get("mode", "eager")
+    return f"`{row['recipe']}`" + ("" if mode == "eager" else f" {mode}")
 
 
 def _longest(row: Record) -> str:

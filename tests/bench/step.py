@@ -143,10 +143,11 @@ class Steps:
             LayerError: the GEMMs of the first step are not the recipe's.
         """
         run, vocab = self.config.run, self.config.model.vocab
-        tokens = torch.randint(vocab, (run.batch, run.seq_len + 1), generator=self.generator).to(self.device)
+        tokens = torch.randint(vocab, (run.batch, run.seq_len + 1), generator=self.generator)
         if self.captured is not None:
             self._take_captured(self.captured, tokens)
             return
+        tokens = tokens.to(self.device)
         self.context.step, self.context.global_tokens = self.number, run.step_tokens
         self.context.reset_census()
         total = 0.0

@@ -20,6 +20,7 @@ WIDTH, BATCH, LENGTH, STEPS = 512, 4, 256, 7
 TOKENS = BATCH * LENGTH
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),

@@ -22,6 +22,7 @@ from mxref.reference import ReferenceBackend
 from mxref_torch import advance, check_census, convert
 from mxref_torch.captured import CapturedStep, StepOutcome
 from mxref_torch.errors import LayerError, StepError
+from mxref_torch.handle import Handle
 
 LR, CLIP, BATCH, LENGTH = 2.0**-8, 0.5, 4, 32
 TOKENS = BATCH * LENGTH
@@ -106,7 +107,7 @@ def test_losses_and_weights_are_those_of_a_plain_loop(recipe: str, parts: int) -
     assert [outcome.loss for outcome in found] == want
     assert all(outcome.updated and not outcome.nonfinite and not outcome.widened for outcome in found)
     assert weights(model) == trained
-    assert take.context.step == STEPS
+    assert take.context.step == STEPS - 1
 
 
 def test_every_phase_has_a_capture_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +226,13 @@ def test_what_cannot_be_captured_is_refused() -> None:
     plain = torch.optim.AdamW(model.parameters(), lr=LR)
     with pytest.raises(LayerError, match="needs a fused optimizer.*AdamW without: pass fused=True"):
         CapturedStep(model, context, loss_of, plain, tokens=TOKENS)
+    hook = optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(
+        LayerError, match=r"has hooks, as handle.follow adds one.*CapturedStep moves the step on"
+    ):
+        CapturedStep(model, context, loss_of, optimizer, tokens=TOKENS)
+    hook.remove()
+    assert CapturedStep(model, Handle(model), loss_of, optimizer, tokens=TOKENS).context is context
     take = CapturedStep(model, context, loss_of, optimizer, tokens=TOKENS, micro_batches=3)
     batch = next(batches())
     with pytest.raises(ShapeError, match=r"shape \(4, 33\) does not split into 3 equal micro-batches"):
@@ -238,3 +246,34 @@ def test_what_cannot_be_captured_is_refused() -> None:
     model.head.to("meta")
     with pytest.raises(LayerError, match=r"one device, got \['cpu', 'meta'\]"):
         CapturedStep(model, context, loss_of, optimizer, tokens=TOKENS)
+
+
+class Weights(ReferenceBackend):
+    """Counts the reads of weights [128, 64], a shape that nothing else has here."""
+
+    reads = 0
+
+    def quantize(self, x: Any, spec: Any, **named: Any) -> Any:
+        self.reads += tuple(x.shape) == (128, 64)
+        return super().quantize(x, spec, **named)
+
+    def quantize_dual(self, x: Any, specs: Any, **named: Any) -> Any:
+        self.reads += tuple(x.shape) == (128, 64)
+        return super().quantize_dual(x, specs, **named)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize(("recipe", "reads"), [("fp8", 0), ("mxfp4_h16", 2), ("mixed", 2)])
+def test_compiled_blocks_read_weights_that_were_made_once_for_all_micro_batches(
+    recipe: str, reads: int
+) -> None:
+    torch._dynamo.reset()
+    want, trained = plainly(recipe, 2)
+    backend = Weights()
+    take, model = stepping(recipe, 2, backend)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block, backend="aot_eager", fullgraph=True)
+    assert [outcome.loss for outcome in taken(take)] == want
+    assert backend.reads == STEPS * reads  # up and gate
+    assert list(weights(model).values()) == list(trained.values())

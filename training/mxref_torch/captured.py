@@ -21,6 +21,7 @@ from mxref_torch import operators
 from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.gradient import sole_uses
+from mxref_torch.handle import Handle
 from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_parameters
 
@@ -85,7 +86,7 @@ class CapturedStep:
     def __init__(
         self,
         model: nn.Module,
-        context: StepContext,
+        context: Handle | StepContext,
         loss: LossFunction,
         optimizer: torch.optim.Optimizer,
         *,
@@ -98,7 +99,7 @@ class CapturedStep:
 
         Args:
             model: converted; it or its blocks may be compiled.
-            context: the model's.
+            context: what `convert` returned, or its context.
             loss: called as `loss(model, *micro_batch)`.
             optimizer: fused AdamW or Adam over the model's parameters.
             tokens: of a whole step: rows of what enters the linear layers.
@@ -108,9 +109,10 @@ class CapturedStep:
 
         Raises:
             UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
-            LayerError: the optimizer is not a fused one, or the model is not on one device.
+            LayerError: the optimizer is not a fused one or has hooks, or the model is not on one device.
         """
-        self.model, self.context, self.optimizer = model, context, optimizer
+        self.context = context.context if isinstance(context, Handle) else context
+        self.model, self.optimizer = model, optimizer
         self._loss, self._tokens, self._parts, self._clip = loss, tokens, micro_batches, clip
         self._layers = [module for module in model.modules() if isinstance(module, MXLinear)]
         trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
@@ -122,7 +124,7 @@ class CapturedStep:
         on_gpu = self._device.type == "cuda"
         self.capture = on_gpu if capture is None else capture
         self._check(on_gpu)
-        self._stream = torch.cuda.Stream(self._device) if on_gpu else None
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._lrs = [torch.zeros((), device=self._device) for _ in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["capturable"] = True
@@ -133,6 +135,7 @@ class CapturedStep:
         self._graded: list[int] = []  # parameters that have a gradient
         self._graph: Any = None
         self._taken = 0
+        self._next: int | None = None  # number of the next step
         self._pending: _Pending | None = None
 
     def _check(self, on_gpu: bool) -> None:
@@ -140,6 +143,11 @@ class CapturedStep:
             raise LayerError(
                 f"CapturedStep needs a fused optimizer, which alone leaves an update out on the device, got "
                 f"{type(self.optimizer).__name__} without: pass fused=True, as in torch.optim.AdamW(..., fused=True)"
+            )
+        if self.optimizer._optimizer_step_post_hooks or self.optimizer._optimizer_step_pre_hooks:
+            raise LayerError(
+                "the optimizer has hooks, as handle.follow adds one, which a replay does not run: CapturedStep moves "
+                "the step on by itself; call handle.unfollow(), or remove the hooks"
             )
         if self.capture and not on_gpu:
             raise UnsupportedError(
@@ -172,14 +180,17 @@ class CapturedStep:
             StepError: the number of the step before it.
         """
         if step is None:
-            step = self._pending.step + 1 if self._pending else self.context.step
+            step = self.context.step if self._next is None else self._next
         if self._pending and step == self._pending.step:
             raise StepError(f"step {step} was started already; each step has a number of its own")
         self._check_batch(batch)
+        self._next = step + 1
         schedule = self.context.schedule
         if schedule is not None and schedule.turns(step):
             # The last step of a phase may have to be repeated under its recipe, so it is settled first.
             last = self.finish()
+            self.context.step = step
+            self._check(self._device.type == "cuda")
             self._graph, self._taken = None, 0
             self._pending = self._start(step, batch)
             return last
@@ -191,9 +202,7 @@ class CapturedStep:
         last, self._pending = self._pending, None
         if last is None:
             return None
-        outcome = self._settled(last)
-        self.context.step = last.step + 1
-        return outcome
+        return self._settled(last)
 
     def _check_batch(self, batch: Sequence[Tensor]) -> None:
         for tensor in batch:
@@ -240,7 +249,7 @@ class CapturedStep:
         if self._device.type == "cuda":
             pending.host = torch.empty(self._outcome.shape, pin_memory=True)
             pending.host.copy_(self._outcome, non_blocking=True)
-            pending.done = torch.cuda.Event()
+            pending.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             pending.done.record()
         else:
             pending.host = self._outcome.clone()
@@ -310,6 +319,9 @@ class CapturedStep:
     def _body(self) -> None:
         """Run all of a step; nothing in it waits for the device."""
         losses = []
+        if self._parts > 1:
+            for layer in self._layers:
+                layer.hold_weights(self.context.place)
         for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self._inputs), strict=True)):
             self.context.token_origin = number * (self._tokens // self._parts)
             loss = self._loss(self.model, *micro_batch) / self._parts

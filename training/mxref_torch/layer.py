@@ -63,6 +63,7 @@ class MXLinear(nn.Linear):
         self._converted = weakref.ref(self.weight)
         self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
         self._weights: dict[str, tuple[WeightKey, Operand]] = {}
+        self._held: dict[str, Operand] = {}
         self.switch(recipe)
         self._forward_recipe = recipe  # that of the last forward pass in training
         self._join_schedule()
@@ -116,6 +117,7 @@ class MXLinear(nn.Linear):
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
         self._weights.clear()
+        self._held.clear()
 
     def would_draw(self, recipe: Recipe) -> bool:
         """Return whether the layer draws random bits under a recipe."""
@@ -130,11 +132,13 @@ class MXLinear(nn.Linear):
         """Compute with the GEMMs of an earlier forward pass."""
         now, self.gemms = self.gemms, gemms
         self._weights.clear()
+        self._held.clear()
         try:
             yield
         finally:
             self.gemms = now
             self._weights.clear()
+            self._held.clear()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias; under autocast x is cast first, as `nn.Linear` casts it."""
@@ -155,7 +159,7 @@ class MXLinear(nn.Linear):
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
         place = self.context.place
-        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x)
+        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
                 self._check_recomputation()
@@ -206,7 +210,7 @@ class MXLinear(nn.Linear):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: nothing that was made of the weight, nor a reference to it."""
         kept = {key: value for key, value in vars(self).items() if key != "_converted"}
-        return kept | {"_weights": {}, "_trained": None}
+        return kept | {"_weights": {}, "_held": {}, "_trained": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of `__getstate__`."""
@@ -225,6 +229,7 @@ class MXLinear(nn.Linear):
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
         self._weights.clear()
+        self._held.clear()
         self.context.shared.clear()
         self._trained = None
 
@@ -304,7 +309,9 @@ class MXLinear(nn.Linear):
         gemm = self.gemms[role]
         slot = gemm.kind.slot(role)
         # A compiled graph cannot ask for a tensor's version, and a sharded weight has none: the operand is made anew.
-        if slot is None or torch.compiler.is_compiling() or not self._has_own_weight(weight):
+        if slot in self._held:
+            operand = self._held[slot]
+        elif slot is None or torch.compiler.is_compiling() or not self._has_own_weight(weight):
             operand = self.operands("w", weight, place, (role,))[role]
         else:
             step, _, total = place.tolist()
@@ -317,6 +324,25 @@ class MXLinear(nn.Linear):
         if tokens is not None:
             operand.observe("w", gemm)
         return operand
+
+    def hold_weights(self, place: torch.Tensor) -> None:
+        """Make W for Fprop and Dgrad, for all GEMMs up to `advance`: compiled code would make it in each micro-batch.
+
+        The weight must not change before that. A weight that is refilled by its owner is not held.
+        """
+        if not self._has_own_weight(self.weight):
+            return
+        for role in (GemmRole.FPROP, GemmRole.DGRAD):
+            wanted = {
+                slot: each
+                for each in (role, GemmRole.DGRAD)
+                if self.gemms[each].kind is self.gemms[role].kind
+                and (slot := self.gemms[each].kind.slot(each)) is not None
+                and slot not in self._held
+            }
+            made = self.operands("w", self.weight.detach(), place, list(wanted.values())) if wanted else {}
+            for slot, each in wanted.items():
+                self._held[slot] = made[each].prepared(self.gemms[each], self._lengths[each])
 
     def _wanted(self, role: GemmRole, ahead: Collection[GemmRole], key: WeightKey) -> dict[str, GemmRole]:
         """Return the role and those of `ahead` whose weight has its kind and is not kept yet, by their slots."""
@@ -355,6 +381,7 @@ class MXLinear(nn.Linear):
             held: as in `Fp8Scales.advance`.
         """
         self._weights.clear()
+        self._held.clear()
         self.context.shared.clear()
         if self._has_scales:
             self.fp8.advance(held)

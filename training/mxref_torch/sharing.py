@@ -17,28 +17,29 @@ Made = dict[Any, Any]
 class SharedOperands:
     """The operands that were made of the last tensors that layers read, for as long as these tensors live.
 
-    A tensor is told by its identity, version and memory, so that a change in place makes its operands anew. Only
-    what does not depend on the layer belongs here.
+    A tensor is told by its identity, version and memory, so that a change in place makes its operands anew. A layer
+    that reads a tensor again does so in another forward pass. Only what does not depend on the layer belongs here.
     """
 
     def __init__(self) -> None:
-        self._held: list[tuple[weakref.ref[torch.Tensor], tuple[int, int], Made]] = []
+        self._held: list[tuple[weakref.ref[torch.Tensor], tuple[int, int], Made, set[int]]] = []
 
-    def of(self, x: torch.Tensor) -> Made | None:
-        """Return what was made of a tensor so far, to look up and to add to; None if changes of it go unnoticed."""
+    def of(self, x: torch.Tensor, layer: object) -> Made | None:
+        """Return what other layers made of a tensor, to look up and to add to; None if changes of it go unnoticed."""
         if x.is_inference():
             return None
         state = x._version, x.data_ptr()
         others = []
-        for reference, held_state, made in self._held:
-            held = reference()
-            if held is x and held_state == state:
+        for entry in self._held:
+            held, (_, held_state, made, readers) = entry[0](), entry
+            if held is x and held_state == state and id(layer) not in readers:
+                readers.add(id(layer))
                 return made
             if held is not None and held is not x:
-                others.append((reference, held_state, made))
-        made = {}
-        self._held = [*others[1 - _KEPT :], (weakref.ref(x, self._drop), state, made)]
-        return made
+                others.append(entry)
+        new: Made = {}
+        self._held = [*others[1 - _KEPT :], (weakref.ref(x, self._drop), state, new, {id(layer)})]
+        return new
 
     def clear(self) -> None:
         """Forget all operands."""

@@ -194,6 +194,16 @@ class OptimConfig:
             _require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
 
 
+class Compile(StrEnum):
+    """What `torch.compile` compiles."""
+
+    NONE = "none"
+    BLOCK = "block"
+    """Each decoder layer; all of them share one graph."""
+    MODEL = "model"
+    """The whole model as one graph."""
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Length of a run, its batches, and what is written when."""
@@ -223,6 +233,13 @@ class RunConfig:
     """Threads of PyTorch; 0 leaves its default."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is where the backend computes."""
+    compile: Compile = Compile.NONE
+    """What `torch.compile` compiles: `none`, `block` or `model`."""
+    capture: bool = False
+    """Run each step as one CUDA graph, and report it when the next has been started; on a CPU without the graph.
+
+    The learning rate is then rounded to float32.
+    """
     shadow: float = 0.0
     """Share of the operations in block formats that the reference repeats and compares, 0 to 1."""
 
@@ -243,6 +260,11 @@ class RunConfig:
         _require(
             self.eval_tokens >= self.seq_len,
             f"run.eval_tokens = {self.eval_tokens} is below one sequence of run.seq_len = {self.seq_len}",
+        )
+        _require(
+            not (self.capture and (self.shadow or self.telemetry_every)),
+            f"run.capture = true, but run.shadow = {self.shadow} and run.telemetry_every = {self.telemetry_every} look "
+            "at each operation, which a CUDA graph does not show: set both to 0, or run.capture = false",
         )
 
     @property

@@ -353,9 +353,10 @@ def _by_fp8_units(
     cuBLAS multiplies by both scales at once. In float32 that would be another result than two multiplications give;
     rounded to bfloat16 it is one that some sum within the error class gives too.
     """
-    scaled = a_inverse is not None and b_inverse is not None
+    dtype = torch.bfloat16
+    if a_inverse is None or b_inverse is None:
+        dtype, a_inverse, b_inverse = torch.float32, _one(a.device), _one(a.device)
     return torch._scaled_mm(
-        a.contiguous(), b.contiguous().t(),
-        scale_a=a_inverse if scaled else _one(a.device), scale_b=b_inverse if scaled else _one(a.device),
-        out_dtype=torch.bfloat16 if scaled else torch.float32, use_fast_accum=False,
+        a.contiguous(), b.contiguous().t(), scale_a=a_inverse, scale_b=b_inverse, out_dtype=dtype,
+        use_fast_accum=False,
     )  # fmt: skip

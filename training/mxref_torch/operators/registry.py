@@ -132,7 +132,7 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         b: format of the second.
         tokens: rows of the activations or gradients that it read.
     """
-    census = None if tally is None else _tallies.get(tally.item())
+    census = None if tally is None else _tallies.get(int(tally.item()))
     gemm = GemmRole(role), a, b
     if isinstance(census, LayerCensus) and census.listener is not None:
         census.listener(gemm[0], tokens)
@@ -168,8 +168,6 @@ def device_step(step: torch.Tensor) -> Iterator[None]:
 
 def placed(stream: Stream, *where: Any) -> Placement:
     """Return a placement whose step is the one of `device_step`, if there is one."""
-    if _device_step is None:
-        return Placement(stream, *where)
     return Placement(stream, *where, step=_device_step)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.tomlio import dumps, to_table
-from mxref_training.config import Schedule, TrainConfig
+from mxref_training.config import Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
@@ -42,7 +42,7 @@ _OWN = (
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
     """Return everything that determines a run's numbers, as plain tables. A resumed run must match it."""
     run = config.run
-    kept = {
+    kept: dict[str, Any] = {
         "seed": run.seed,
         "data_seed": run.order_seed,
         "batch": run.batch,
@@ -52,6 +52,10 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
         "eval_tokens": run.eval_tokens,
         "log_every": run.log_every,
     }
+    if run.compile is not Compile.NONE:
+        kept["compile"] = run.compile
+    if run.capture:
+        kept["capture"] = True
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
         kept["steps"] = run.steps  # it sets where the cosine ends
     table = {

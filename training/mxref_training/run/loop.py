@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import mxref_torch
 from mxref.backend import Backend
@@ -49,6 +47,7 @@ from mxref_training.run.optim import (
 )
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.state import RunState
+from mxref_training.run.stepping import Batch, CapturedTraining, Taken, compile_parts
 from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
@@ -175,6 +174,10 @@ class _Run:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
+        compile_parts(self.model, run.compile)
+        self.captured: CapturedTraining | None = None
+        if run.capture:
+            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config)
         self.step = self.skipped_in_a_row = 0
         self.checked = False
 
@@ -210,16 +213,20 @@ class _Run:
         self.sink.start(label, self.step, run.steps, run.step_tokens)
         if self.step:
             self.sink.note(f"resumed at step {self.step} of {run.steps}")
+        self.began = time.perf_counter()
         try:
             with StopRequest() as request:
                 while self.step < last:
                     with self.observer.step(self.step + 1):
                         self._train_step()
                     if self.step % run.eval_every == 0 or self.step == run.steps:
+                        self._catch_up()
                         self._validate()
                     due = run.checkpoint_every and self.step % run.checkpoint_every == 0
                     if due or request.signal or self.step == last:
+                        self._catch_up()
                         self._save()
+                    self.began = time.perf_counter()
                     if request.signal and self.step < last:
                         raise Interrupted(
                             f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
@@ -231,15 +238,33 @@ class _Run:
             self.observer.close()
 
     def _train_step(self) -> None:
+        """Take a step, or start one and report the one before it."""
         run = self.config.run
-        began = time.perf_counter()
         lr = learning_rate(self.config.optim, self.step, run.steps)
         set_learning_rate(self.optimizer, lr)
-        self.context.step, self.context.global_tokens = self.step, run.step_tokens
         if phase := self.schedule.begins(self.step):
+            self._catch_up()
             self.checked = False
             self.sink.note(f"step {self.step + 1} begins the phase {phase}")
         batch = self.loader.next_batch(run.batch)
+        if not self.checked:
+            self.context.reset_census()
+        if self.captured is None:
+            taken: Taken | None = self._taken(batch, lr)
+        else:
+            taken = self.captured.start(batch, self.step, lr)
+            self._check_first()
+        self.step += 1
+        self._report(taken)
+
+    def _catch_up(self) -> None:
+        """Report the step that was started last, unless it was."""
+        if self.captured is not None:
+            self._report(self.captured.finish())
+
+    def _taken(self, batch: Batch, lr: float) -> Taken:
+        """Take a step, waiting for each of its values."""
+        self.context.step, self.context.global_tokens = self.step, self.config.run.step_tokens
         with self.observer.measuring(self.step + 1):
             loss, norm, problem = self._gradients(batch)
         widened = self.backend.range_exceeded()
@@ -247,47 +272,51 @@ class _Run:
             self._forget_gradients()
             with self.backend.widened(), self.observer.measuring(self.step + 1):
                 loss, norm, problem = self._gradients(batch)
-        if problem:
-            self.skipped_in_a_row += 1
-        else:
+        if not problem:
             self.optimizer.step()
-            self.skipped_in_a_row = 0
             self._check_first()
         self.optimizer.zero_grad(set_to_none=True)
         mxref_torch.advance(self.model)
-        self.step += 1
+        return Taken(self.step, lr, loss, norm, problem, widened)
+
+    def _report(self, taken: Taken | None) -> None:
+        """Log a step, if there is one, and stop where too many were skipped in a row."""
+        if taken is None:
+            return
+        run, step, problem = self.config.run, taken.step + 1, taken.problem
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if problem else 0
         line: dict[str, Any] = {
-            "step": self.step,
-            "tokens": self.step * run.step_tokens,
-            "loss": _finite(loss),
-            "lr": lr,
-            "grad_norm": _finite(norm),
+            "step": step,
+            "tokens": step * run.step_tokens,
+            "loss": _finite(taken.loss),
+            "lr": taken.lr,
+            "grad_norm": _finite(taken.norm),
         }
+        phase = self.schedule.begins(taken.step)
         if phase:
             line["phase"] = phase
-        if widened:
+        if taken.widened:
             line["widened"] = True
-            self.sink.note(f"step {self.step} repeated: an operand left the range of the backend's fast GEMM")
+            self.sink.note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
         if problem:
             line["skipped"] = problem
-            self.sink.note(f"step {self.step} skipped: {problem}")
-        if phase or problem or widened or self.step % run.log_every == 0 or self.step == run.steps:
+            self.sink.note(f"step {step} skipped: {problem}")
+        if phase or problem or taken.widened or step % run.log_every == 0 or step == run.steps:
             self.metrics.write(line)
             self.observer.log(line)
-        seconds = time.perf_counter() - began
-        self.timing.write(
-            {"step": self.step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
-        )
-        self.sink.step(self.step, None if problem else loss)
+        began, self.began = self.began, time.perf_counter()
+        seconds = self.began - began
+        self.timing.write({"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds})
+        self.sink.step(step, None if problem else taken.loss)
         if problem:
             self._require_finite()  # what is lost stays lost, so more skipped steps would not help
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise DivergedError(
-                f"{problem} at step {self.step}, the {MAX_SKIPPED}th step in a row to be skipped: "
+                f"{problem} at step {step}, the {MAX_SKIPPED}th step in a row to be skipped: "
                 f"{way_out(self.config)}"
             )
 
-    def _gradients(self, batch: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[float, float, str]:
+    def _gradients(self, batch: Batch) -> tuple[float, float, str]:
         """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
         run = self.config.run
         all_inputs, all_targets = (
@@ -295,7 +324,7 @@ class _Run:
         )
         self.model.train()
         if not self.checked:
-            self.context.reset_census()
+            self.context.reset_census()  # a step that is done over counts once
         total = 0.0
         for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
             self.context.token_origin = number * run.sequences * run.seq_len
@@ -321,7 +350,9 @@ class _Run:
     def _check_first(self) -> None:
         """After the first step of this process or phase: every GEMM ran in its format, and all state is float32."""
         if not self.checked:
-            recipe = self.schedule.span.recipe
+            # Of the run's own recipe, not of what the model was converted to.
+            spans = self.recipe.spans(self.config.run.steps)
+            recipe = next(span.recipe for span in reversed(spans) if span.first <= self.step)
             mxref_torch.check_census(self.context, self.model, recipe, self.config.run.micro_batches)
             require_float32_state(self.model, self.optimizer)
             self.checked = True

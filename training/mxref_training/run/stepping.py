@@ -1,0 +1,89 @@
+"""How steps are run: compiled or not, and captured, so that each is reported when the next has been started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mxref_torch import StepContext
+from mxref_torch.captured import CapturedStep, StepOutcome
+from mxref_training.config import Compile, TrainConfig
+from mxref_training.model.llama import Llama
+from mxref_training.run.evaluate import cross_entropy
+
+Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Tokens and their targets."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an optimizer step came to."""
+
+    step: int
+    """From 0."""
+    lr: float
+    loss: float
+    norm: float
+    """Of the gradient, before clipping."""
+    problem: str
+    """What was not finite, so that the update was skipped; else empty."""
+    widened: bool
+    """Whether it was done over, because an operand left the range of the backend's fast GEMM."""
+
+
+def compile_parts(model: Llama, how: Compile) -> None:
+    """Have `torch.compile` compile the decoder layers, or the whole model, when they first run."""
+    if how is Compile.BLOCK:
+        for layer in model.model.layers:
+            layer.compile(fullgraph=True)
+    elif how is Compile.MODEL:
+        model.compile(fullgraph=True)
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(model(inputs), targets)
+
+
+class CapturedTraining:
+    """Steps whose outcome is known when the next has been started: on a GPU one CUDA graph, on a CPU without it."""
+
+    def __init__(
+        self, model: Llama, context: StepContext, optimizer: torch.optim.Optimizer, config: TrainConfig
+    ) -> None:
+        """Prepare to take steps; errors as of `mxref_torch.captured.CapturedStep`."""
+        run = config.run
+        self._take = CapturedStep(
+            model, context, _loss, optimizer,
+            tokens=run.step_tokens, micro_batches=run.micro_batches, clip=config.optim.clip,
+        )  # fmt: skip
+        self._model = model
+        self._rates: dict[int, float] = {}
+
+    def start(self, batch: Batch, step: int, lr: float) -> Taken | None:
+        """Start a step under the learning rate that the optimizer has; return the step before, if there is one."""
+        self._model.train()
+        self._rates[step] = lr
+        return self._taken(self._take(*map(torch.from_numpy, batch), step=step))
+
+    def finish(self) -> Taken | None:
+        """Wait for the last step and return it, unless it was returned already."""
+        return self._taken(self._take.finish())
+
+    def _taken(self, outcome: StepOutcome | None) -> Taken | None:
+        if outcome is None:
+            return None
+        problem = ""
+        if not math.isfinite(outcome.loss):
+            problem = f"loss {outcome.loss} (run.capture = false names its layer)"
+        elif not outcome.updated:
+            where = (
+                outcome.nonfinite or "the norm over all gradients"
+            )  # each finite, and their squares overflow
+            problem = f"gradient norm {outcome.norm} from {where}"
+        rate = self._rates.pop(outcome.step)
+        return Taken(outcome.step, rate, outcome.loss, outcome.norm, problem, outcome.widened)
