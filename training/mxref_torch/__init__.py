@@ -5,6 +5,7 @@ The other functions guard a run: the census counts the GEMMs that ran, and the c
 its mean and spread before the first step.
 """
 
+from mxref_torch.captured import CapturedStep, StepOutcome
 from mxref_torch.census import check_census, expected_census
 from mxref_torch.context import StepContext
 from mxref_torch.conversion import convert
@@ -13,20 +14,22 @@ from mxref_torch.finite import find_nonfinite
 from mxref_torch.gradient import sole_uses
 from mxref_torch.handle import Handle
 from mxref_torch.layer import MXLinear
+from mxref_torch.measuring import telemetry
 from mxref_torch.recording import record
 from mxref_torch.region import recipe
 from mxref_torch.shadowing import shadow
 from mxref_torch.steps import advance, restart
 from mxref_torch.stochastic import check_stochastic_rounding
-from mxref_torch.telemetry import telemetry
 
 __all__ = [
+    "CapturedStep",
     "Handle",
     "LayerError",
     "MXLinear",
     "ShadowError",
     "StepContext",
     "StepError",
+    "StepOutcome",
     "advance",
     "check_census",
     "check_stochastic_rounding",

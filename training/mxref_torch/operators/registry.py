@@ -166,9 +166,11 @@ def device_step(step: torch.Tensor) -> Iterator[None]:
         _device_step = before
 
 
-def placed(stream: Stream, *where: Any) -> Placement:
+def placed(
+    stream: Stream, origin: tuple[int, ...] | None = None, global_shape: tuple[int, ...] | None = None
+) -> Placement:
     """Return a placement whose step is the one of `device_step`, if there is one."""
-    return Placement(stream, *where, step=_device_step)
+    return Placement(stream, origin, global_shape, step=_device_step)
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
