@@ -11,7 +11,7 @@ from mxref import BlockShape, OperandSpec, Stream, get_backend
 from mxref.errors import ShapeError, UnsupportedError
 from mxref.placement import Placement
 
-BACKEND = get_backend("mxref_triton:backend")
+BACKEND = get_backend("triton")
 REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0xFEDCBA9876543210, step=0, layer=300, operand=4)
 SR = OperandSpec(rounding="sr")
