@@ -18,10 +18,11 @@ def _wide_product(a, multiplier: tl.constexpr):
 
 @triton.jit
 def philox(group, seed_low, seed_high, stream_low, stream_high):
-    """Return the four random words of group indices [B], int64 or below 2^32 and uint32, each uint32 [B]."""
+    """Return the four random words of group indices [B], of 64 bits or below 2^32 and uint32, each uint32 [B]."""
     c0 = group.to(tl.uint32)
     c1 = tl.zeros_like(c0)
-    if group.dtype == tl.int64:
+    # From 2^63 on a number is uint64.
+    if group.dtype != tl.uint32:
         c1 = (group >> 32).to(tl.uint32)
     c2 = tl.zeros_like(c0) + stream_low.to(tl.uint32, bitcast=True)
     c3 = tl.zeros_like(c0) + stream_high.to(tl.uint32, bitcast=True)

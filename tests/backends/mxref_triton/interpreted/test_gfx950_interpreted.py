@@ -21,6 +21,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref_torch import advance, convert, sole_uses
 from mxref_triton import TritonBackend
 from mxref_triton.products import bounded, matrix_cores
+from mxref_triton.products.fold import MISFIT_PROGRAMS
 from mxref_triton.products.matrix_cores import TILES, multiply, multiply_onto
 from mxref_triton.products.tiling import COMPUTE_UNITS
 
@@ -194,7 +195,7 @@ def test_ordered_products_are_folded_by_block(folding_gfx950, monkeypatch):
     rng = np.random.default_rng(0)
     a, b = (on("cpu", drawn(rng, rows, 128)) for rows in (70, 33))
     made = folding_gfx950.prepare(b, profile="ordered")
-    assert [tuple(t.shape) for t in made.layout] == [(4, 33, 32), (33, 1), (34,)]
+    assert [tuple(t.shape) for t in made.layout] == [(4, 33, 32), (33, 1), (1 + 33 + MISFIT_PROGRAMS,)]
     for right in (b, made):
         launched.clear()
         folding_gfx950.scaled_gemm(a, right, profile="ordered")
