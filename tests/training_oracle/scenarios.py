@@ -139,13 +139,13 @@ def _treatment(call: Call) -> tuple[Any, ...]:
 
 
 def random_streams(r: Recording) -> None:
-    """Each operand draws by the run's seed, the step, its layer's index and its own number."""
-    for call in r.calls:
-        if call.phase == "train":
-            assert (call.stream.seed, call.stream.step) == (r.config.run.seed, call.step)
-    operands = {(c.step, c.stream.layer, c.stream.operand) for c in r.calls if c.phase == "train"}
-    layers = range(len(r.names) - 1)
-    expected = {(s, layer, o) for s in range(r.config.run.steps) for layer in layers for o in TREATMENTS}
+    """Each operand that draws does so by the run's seed, the step, its layer's index and its own number."""
+    drawn = [c for c in r.calls if c.phase == "train" and c.spec.rounding.value == "sr"]
+    for call in drawn:
+        assert (call.stream.seed, call.stream.step) == (r.config.run.seed, call.step)
+    operands = {(c.step, c.stream.layer, c.stream.operand) for c in drawn}
+    layers, numbers = range(len(r.names) - 1), [o for o, treatment in TREATMENTS.items() if "sr" in treatment]
+    expected = {(s, layer, o) for s in range(r.config.run.steps) for layer in layers for o in numbers}
     assert operands == expected
 
 

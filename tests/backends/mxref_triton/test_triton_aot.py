@@ -406,8 +406,7 @@ def test_the_recorded_counts_are_of_the_whole_table(target):
         if document["triton"] != read_budgets().counted_with:  # recorded before there was MXFP8
             wanted = {n for n in wanted if "mxfp8." not in n}
         assert {r["case"] for r in found} == wanted
-        spilling = {r["case"] for r in found if r["spills"] or r["scratch"]}
-        assert spilling == ({"row.sr16.h16"} if (target, document["triton"]) == ("sm_90", "3.9.0") else set())
+        assert not [r["case"] for r in found if r["spills"] or r["scratch"]]
 
 
 def test_the_page_has_the_recorded_counts():
