@@ -24,6 +24,7 @@ from mxref_torch.gradient import sole_uses
 from mxref_torch.handle import Handle
 from mxref_torch.layer import MXLinear
 from mxref_torch.names import named_parameters
+from mxref_torch.steps import restart
 
 WARM_UP = 2
 """Steps of training before the capture: they compile kernels, and make the optimizer's state and FP8's history."""
@@ -66,6 +67,8 @@ class _Pending:
 
     step: int
     batch: tuple[Tensor, ...]
+    """A copy: the caller may fill the same memory with the next batch."""
+    lrs: list[Tensor]
     host: Tensor
     done: Any = None
 
@@ -134,6 +137,7 @@ class CapturedStep:
         self._inputs: tuple[Tensor, ...] = ()
         self._graded: list[int] = []  # parameters that have a gradient
         self._graph: Any = None
+        self._recipes: list[Any] = []  # of the layers in the graph
         self._taken = 0
         self._next: int | None = None  # number of the next step
         self._pending: _Pending | None = None
@@ -180,7 +184,7 @@ class CapturedStep:
             StepError: the number of the step before it.
         """
         if step is None:
-            step = self.context.step if self._next is None else self._next
+            step = self.context.next_step if self._next is None else self._next
         if self._pending and step == self._pending.step:
             raise StepError(f"step {step} was started already; each step has a number of its own")
         self._check_batch(batch)
@@ -226,14 +230,20 @@ class CapturedStep:
         for own, tensor in zip(self._inputs, batch, strict=True):
             to_gpu = own.device.type == "cuda" and tensor.device.type == "cpu"
             own.copy_(tensor.pin_memory() if to_gpu else tensor, non_blocking=True)
+        kept, rates = tuple(t.clone() for t in self._inputs), [lr.clone() for lr in self._lrs]
+        recipes = [layer.recipe for layer in self._layers]
+        if recipes != self._recipes:
+            # A region, or a step that was set from outside, gave the layers other recipes than the graph has.
+            self._graph, self._taken, self._recipes = None, 0, recipes
         if self.capture and self._graph is None and self._taken >= WARM_UP:
             self._graph = self._captured()
         if self._graph is None:
             self._aside(self._whole)
         else:
             self._graph.replay()
+            self.context.note_closed()
         self._taken += 1
-        return self._sent(_Pending(step, batch, self._outcome))
+        return self._sent(_Pending(step, kept, rates, self._outcome))
 
     def _set(self, step: int) -> None:
         """Tell layers, kernels and optimizer the step and the learning rates."""
@@ -282,12 +292,16 @@ class CapturedStep:
     def _repeated(self, pending: _Pending) -> StepOutcome:
         """Take a step again, one operation at a time and in the wider range, and wait for it."""
         gradients = [p.grad for p in self._parameters]
+        restart(self.model)  # its number comes again
         self._set(pending.step)
-        for own, tensor in zip(self._inputs, pending.batch, strict=True):
+        now = [lr.clone() for lr in self._lrs]
+        for own, tensor in zip((*self._inputs, *self._lrs), (*pending.batch, *pending.lrs), strict=True):
             own.copy_(tensor)
         with self.context.backend.widened():
             self._aside(self._whole)
-        outcome, _ = self._read(self._sent(_Pending(pending.step, (), self._outcome)))
+        outcome, _ = self._read(self._sent(_Pending(pending.step, (), [], self._outcome)))
+        for lr, rate in zip(self._lrs, now, strict=True):
+            lr.copy_(rate)
         for p, gradient in zip(self._parameters, gradients, strict=True):
             p.grad = gradient  # a graph writes into the memory that it was captured with
         return outcome
@@ -313,8 +327,13 @@ class CapturedStep:
     def _whole(self) -> None:
         for p in self._parameters:
             p.grad = None
-        with operators.device_step(self._step) if self.capture else nullcontext():
-            self._body()
+        try:
+            with operators.device_step(self._step) if self.capture else nullcontext():
+                self._body()
+        except BaseException:
+            self.context.sole_uses = {}
+            restart(self.model)  # weights that are held, and amaxes, are of a step that did not end
+            raise
 
     def _body(self) -> None:
         """Run all of a step; nothing in it waits for the device."""

@@ -135,6 +135,15 @@ class StepContext:
         first, self._closed = self._closed is None, self.step
         return first
 
+    @property
+    def next_step(self) -> int:
+        """Number of the next optimizer step: one more than `step` where that step was closed."""
+        return self.step + (self._closed == self.step)
+
+    def note_closed(self) -> None:
+        """Take note that a CUDA graph has taken the step, which closes none in Python."""
+        self._closed = self.step
+
     def note_next_step(self) -> None:
         """Warn once if another optimizer step begins and `mxref_torch.advance` has closed none before it."""
         if self._closed is not None or self._warned or not any(own.trained for own in self.layers):

@@ -21,9 +21,12 @@ class NonfiniteSearch:
     found: str | None = None
     """The first tensor with NaN or infinity, as in `dY of layers.0.q_proj`; None while all are finite."""
 
+    looks: bool = True
+    """Whether the block lasts: hooks of its tensors outlive it."""
+
     def look(self, tensor: Any, name: str) -> None:
         """Look at a tensor unless one was found before; anything else is finite."""
-        if self.found is None and not is_finite(tensor):
+        if self.looks and self.found is None and not is_finite(tensor):
             self.found = name
 
 
@@ -74,6 +77,7 @@ def find_nonfinite(model: Any) -> Iterator[NonfiniteSearch]:
             parameter.grad,
             f"dW of {owner}" if owner in linears and own == "weight" else f"the gradient of {name}",
         )
+    search.looks = False
 
 
 def _watch(search: NonfiniteSearch, name: str, module: nn.Module, linear: bool) -> Iterator[Any]:

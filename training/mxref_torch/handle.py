@@ -56,7 +56,7 @@ class Handle:
         self._followed: list[weakref.ref[Optimizer]] = []
         self._registered: list[Any] = []  # hooks of torch, to be removed
         self._micro_batches: MicroBatches | None = None
-        self._closing = False
+        self._closing = -1  # backward pass whose end closes the step
 
     # What a loop of one's own sets and reads.
 
@@ -192,13 +192,13 @@ class Handle:
         """Close the step that an optimizer took: its hook."""
         if not in_backward():
             self._close()
-        elif not self._closing:
+        elif self._closing != (task := torch._C._current_graph_task_id()):
             # An optimizer that steps within the backward pass: the step ends with that pass.
-            self._closing = True
+            self._closing = task
             torch.autograd.Variable._execution_engine.queue_callback(self._close)
 
     def _close(self) -> None:
-        self._closing = False
+        self._closing = -1
         if any(census.trained for census in self.context.layers):
             self.advance()
 
@@ -226,6 +226,8 @@ class Handle:
 
         Save it beside the state dict of the model, which is that of the unconverted model.
         """
+        # A captured step leaves its own number behind.
+        self.context.step = self.context.next_step
         history = {name: t.detach().cpu().clone() for name, t in fp8_history(self.model).items()}
         return {"step": self.context.step, "seed": self.context.seed, "fp8": history}
 

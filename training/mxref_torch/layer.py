@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mxref.errors import DtypeError, ShapeError
 from mxref.placement import Placement
@@ -27,8 +28,13 @@ from mxref_torch.fp8 import Fp8Scales
 from mxref_torch.operand import KINDS, LayerGemm, Operand, Source
 from mxref_torch.sharing import Made
 
-WeightKey = tuple[int, int, int]
+WeightKey = tuple[int, int, int, bool]
 """Step, version and address of a weight, of which an operand was made."""
+
+RECOMPUTED = (
+    "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
+    "backward pass within the same `with mxref_torch.recipe(...)`, and before the recipe is changed"
+)
 
 READERS = {
     "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
@@ -36,6 +42,17 @@ READERS = {
     "dy": ((GemmRole.DGRAD, 0), (GemmRole.WGRAD, 0)),
 }
 """The two GEMMs that read a tensor, along axis 1 and along axis 0, and which of their operands it is."""
+
+
+def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """Give updated weights another version: torch's fused optimizers leave it as it was."""
+    if torch.compiler.is_compiling():
+        return
+    groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+    torch.autograd.graph.increment_version([p for params in groups for p in params if p.grad is not None])
+
+
+register_optimizer_step_post_hook(_note_update)
 
 
 class MXLinear(nn.Linear):
@@ -112,6 +129,7 @@ class MXLinear(nn.Linear):
                 self._has_scales = True
             scales = self.fp8
         self.recipe = recipe
+        self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
         given = self.index, self.context, self.tally, scales
         self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
@@ -179,10 +197,7 @@ class MXLinear(nn.Linear):
         if self._forward_recipe is self.recipe:
             return
         if in_backward() and self._forward_recipe != self.recipe:
-            raise LayerError(
-                "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
-                "backward pass within the same `with mxref_torch.recipe(...)`, and before the recipe is changed"
-            )
+            raise LayerError(RECOMPUTED)
         self._forward_recipe = self.recipe
 
     def _check_step(self) -> None:
@@ -225,6 +240,13 @@ class MXLinear(nn.Linear):
         super()._load_from_state_dict(*arguments)
         self._forget()
         self.context.reopen_step()
+
+    def train(self, mode: bool = True) -> MXLinear:
+        """Set the mode; what was made of the weight is forgotten, which may change unseen in between."""
+        if mode != self.training:
+            self._weights.clear()
+        super().train(mode)
+        return self
 
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
@@ -315,7 +337,8 @@ class MXLinear(nn.Linear):
             operand = self.operands("w", weight, place, (role,))[role]
         else:
             step, _, total = place.tolist()
-            key = step, weight._version, weight.data_ptr()
+            # What evaluation made is not for training: averages of weights are put in place through `.data`.
+            key = step, weight._version, weight.data_ptr(), tokens is None
             if not self._keeps(slot, key):
                 # One GEMM alone gains nothing from a layout: it would make the same on its way.
                 again = tokens is None or tokens < total
@@ -414,7 +437,9 @@ class _LinearFunction(torch.autograd.Function):
         made = layer.operands("x", x, place, roles, observe=True, shared=shared)
         kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
-        ctx.save_for_backward(place, weight if needs_dx else None, *kept)
+        marker = None if torch.compiler.is_compiling() else layer.marker
+        ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
+        ctx.marker = marker
         ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
         ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
         ahead = [GemmRole.DGRAD] if needs_dx else []
@@ -436,7 +461,10 @@ class _LinearFunction(torch.autograd.Function):
         ctx: Any, dy: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         layer = ctx.layer
-        place, weight, *saved = ctx.saved_tensors
+        place, marker, weight, *saved = ctx.saved_tensors
+        # As with the place: the marker of a recomputation says by which recipe it ran.
+        if marker is not None and marker is not ctx.marker and not torch.equal(marker, ctx.marker):
+            raise LayerError(RECOMPUTED)
         # Activation checkpointing has saved the place anew: that of the forward pass it computed again.
         if ctx.place is not None and ctx.place is not place:
             _check_place(ctx.place, place)

@@ -67,8 +67,8 @@ class _LayerSums:
     operands: dict[tuple[GemmRole, int, OperandFormat], Totals] = field(default_factory=dict)
     gradients: dict[str, Alignment] = field(default_factory=dict)
     """By the formats of the two operands: a recipe may change within the block."""
-    weight_step: int | None = None
-    """The step whose weight was measured: it is the same in all micro-batches."""
+    weights: set[tuple[int, Recipe]] = field(default_factory=set)
+    """The steps and recipes whose weight was measured: it is the same in all micro-batches."""
 
 
 class Telemetry:
@@ -145,9 +145,9 @@ class Telemetry:
         }
         roles = [role for role in GemmRole if runs[role] and recipe.kind(role) != "bf16"]
         sources = {"x": x, "dy": dy}
-        if sums.weight_step != step:
+        if (step, recipe) not in sums.weights:
             sources["w"] = layer.weight.detach()
-            sums.weight_step = step
+            sums.weights.add((step, recipe))
         made: dict[tuple[GemmRole, str], Operand] = {}
         for tensor, values in sources.items():
             for role, operand in layer.operands(tensor, values, place, roles).items():

@@ -41,6 +41,10 @@ class MicroBatches:
         self._task = self._recomputing = -1  # backward passes, by autograd's numbers
         self._set(self._first)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the hook of a copied model holds: it counts nothing, as no handle follows the copy."""
+        return {**vars(self), "_tokens": 0, "_origin": None}
+
     def begin_step(self) -> None:
         """Go to the first micro-batch of a step."""
         self._tokens = 0

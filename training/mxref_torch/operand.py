@@ -109,7 +109,7 @@ class Operand(ABC):
     @classmethod
     def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
         """Return a key that layers have in common whose operands of a tensor are the same; None: each has its own."""
-        return cls
+        return cls, len(readers)
 
     @classmethod
     @abstractmethod
@@ -157,7 +157,7 @@ class Bf16Operand(Operand):
     @classmethod
     def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
         """Return None where the operand is the tensor itself, which would be kept alive."""
-        return None if source.values.dtype is torch.bfloat16 else cls
+        return None if source.values.dtype is torch.bfloat16 else (cls, len(readers))
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
@@ -202,7 +202,7 @@ class Fp8Operand(Operand):
     @classmethod
     def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
         """Return None under delayed scaling, whose history each layer has for itself."""
-        return None if _scales(readers[0][0]).delayed else cls
+        return None if _scales(readers[0][0]).delayed else (cls, len(readers))
 
     @classmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
