@@ -1,4 +1,4 @@
-"""The backend protocol, and what a backend declares.
+"""The backend protocol.
 
 A backend implements four operations, and may implement four more that save reading or writing data
 twice. The public ones below check the request against the declared capabilities and resolve it; the
@@ -147,7 +147,7 @@ class Backend(ABC):
     ) -> Any:
         """Return A B^T [M, N] from A [M, K] and B [N, K], both quantized along K; see `mxref.scaled_gemm`.
 
-        A layout of B that `prepare` of another backend or for another profile made is left aside.
+        A layout of an operand that `prepare` of another backend or for another profile made is not used.
 
         Implements: conformance.dual
         """
@@ -182,7 +182,9 @@ class Backend(ABC):
     def _product(
         self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str
     ) -> tuple[GemmProfile, MXArray]:
-        """Return the profile, and B with no layout but this backend's for it, of a request that is declared."""
+        """Return the profile and B of a declared request; a layout of B that is not for this backend and profile is
+        not used.
+        """
         profile = gemm_profile(profile)
         check_mxarray("scaled_gemm", a)
         check_mxarray("scaled_gemm", b)
@@ -300,12 +302,12 @@ class Backend(ABC):
         """Return whether a result since the last call lies outside what its profile promises, and forget it.
 
         A backend whose fast GEMM holds a narrower range than E8M0 keeps the answer on its device, so that
-        GEMMs never wait; asking waits. Who asks does over what was computed since, within `widened`.
+        GEMMs never wait; asking waits. If true, repeat everything since the last call inside `widened()`.
         """
         return False
 
     def range_words(self) -> tuple[Any, ...]:
-        """Return the arrays on the device that are not zero where `range_exceeded` would say yes.
+        """Return the arrays on the device that are nonzero where `range_exceeded()` would return True.
 
         A step that must not wait reads and clears them on the device in its place.
         """
@@ -379,7 +381,7 @@ class Backend(ABC):
 
 
 def within_range(backend: Backend, work: Callable[[], Any]) -> Any:
-    """Return what `work` gives, done over within `widened` if it left the backend's range.
+    """Return the result of `work`, repeated inside `widened()` if it left the backend's range.
 
     Implements: gemm.bounded
     """

@@ -201,7 +201,7 @@ def _file_of(text: str, folder: Path | None) -> Path:
         return folder / file if folder else file
     shipped = shipped_recipes()
     if text not in shipped:
-        hint = nearest(text, shipped) if shipped else "; the shipped ones come with 'mxref[training]'"
+        hint = nearest(text, shipped) if shipped else ""
         raise RecipeError(f"unknown recipe {text!r}{hint}; a file's name must end in .toml")
     return shipped[text]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
-from mxref.formats import BLOCK_FORMATS, MXFP4, Nonfinite
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, Nonfinite
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
@@ -40,7 +40,7 @@ from mxref_triton.quantizer.dispatch import quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
 from mxref_triton.quantizer.transform import hadamard
 
-FORMATS = frozenset(BLOCK_FORMATS.values())
+FORMATS = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
 
 
 class TritonBackend(Backend):

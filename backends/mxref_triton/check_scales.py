@@ -1,4 +1,4 @@
-"""What the MI355X page asks of the card first: `python -m mxref_triton.check_scales`.
+"""Checks how the scaled matrix instruction reads scale bytes: `python -m mxref_triton.check_scales`.
 
 Prints a line for each tile of the GEMM. The exit code is 0 if all pass, 1 if one fails, 2 if there is no gfx950.
 """

@@ -25,7 +25,9 @@ def recipes(name: str | None) -> None:
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     shipped = shipped_recipes()
     if not shipped:
-        raise RecipeError("no recipes are installed: they come with 'mxref[training]'")
+        raise RecipeError(
+            "no recipes are installed, because the package mxref_training is missing: install mxref again"
+        )
     if name is None:
         _list(shipped)
     elif name in shipped:

@@ -176,7 +176,7 @@ def test_a_closure_runs_within_its_step() -> None:
         loss.backward()
         return loss
 
-    with pytest.raises(StepError, match="the weights have changed since the last training step"):
+    with pytest.raises(StepError, match="the weights have changed since a forward pass of step"):
         searching.step(again)
 
 

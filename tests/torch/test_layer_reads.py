@@ -29,7 +29,8 @@ def test_weights_are_quantized_once_per_step_and_version():
     assert weights() == [1, 1]
     with torch.no_grad():
         model.layer.weight.add_(0.01)
-    step()
+    with pytest.warns(UserWarning, match="was never called"):
+        step()
     assert weights() == [2, 2]
     model.layer.weight.data = model.layer.weight.detach() + 0.01
     step()

@@ -150,7 +150,9 @@ def test_a_copy_follows_the_schedule_by_itself():
 def test_a_step_that_does_not_move_on_is_refused(recipe):
     model, context = built(recipe_from_table(recipe))
     step(model, context, 0)
-    with pytest.raises(StepError, match="context.step = 0 was finished before, and the recipe's schedule"):
+    with pytest.raises(
+        StepError, match="the recipe's schedule uses the number of the step, and step 0 was already trained"
+    ):
         step(model, context, 0)
     model, context = built(recipe_from_table(recipe))
     model(torch.randn(32, 32)).sum().backward()

@@ -55,7 +55,8 @@ def test_a_forgotten_step_is_refused(recipe: Any) -> None:
     loop.gradients()
     loop.update()
     with pytest.raises(
-        StepError, match=r"context.step = 0 has not.*: set context.step to .*restart\(model\) first"
+        StepError,
+        match=r"forward pass of step 0, .*: let the handle follow .*call mxref_torch.restart\(model\)$",
     ) as found:
         loop.gradients()
     assert isinstance(found.value, MxrefError)
@@ -143,7 +144,7 @@ def test_a_skipped_update_is_not_called_a_change_of_weights() -> None:
     loop.gradients()
     with pytest.raises(
         StepError,
-        match=r"^a training step with the number context.step = 0 was closed .* skipped.*restart\(model\)",
+        match=r"^step 0 was already trained, .* skipped.*restart\(model\)",
     ):
         advance(loop.model)
     restart(loop.model)
@@ -158,11 +159,40 @@ def test_a_loop_that_never_closes_a_step_is_warned_once(recipe: Any) -> None:
     loop.gradients()
     loop.update()
     loop.context.step = 1
-    with pytest.warns(UserWarning, match=r"mxref_torch.advance\(model\) was never called: call it"):
+    with pytest.warns(
+        UserWarning, match=r"mxref_torch.advance\(model\) was never called: let the handle follow"
+    ):
         loop.gradients()
     loop.update()
     loop.context.step = 2
     loop.gradients()  # a second warning would be an error
+
+
+@pytest.mark.parametrize("recipe", [FIXED, FP8], ids=["fixed", "fp8"])
+def test_a_loop_that_neither_closes_nor_numbers_its_steps_is_warned_once(recipe: Any) -> None:
+    loop = Loop(recipe)
+    loop.gradients()
+    loop.update()
+    with pytest.warns(UserWarning, match=r"advance\(model\) was never called: let the handle follow"):
+        loop.gradients()
+    for _ in range(2):
+        loop.update()
+        loop.gradients()  # a second warning would be an error
+
+
+def test_weights_that_change_within_a_followed_step_are_no_cause_for_a_warning() -> None:
+    loop = Loop(FIXED)
+    searching = torch.optim.LBFGS(loop.model.parameters(), max_iter=3)
+    loop.context.follow(searching)
+
+    def closure() -> torch.Tensor:
+        searching.zero_grad()
+        loss = loop.model(loop.x).square().mean()
+        loss.backward()
+        return loss
+
+    searching.step(closure)
+    assert loop.context.step == 1
 
 
 def test_without_low_precision_there_is_nothing_to_close() -> None:
@@ -219,7 +249,7 @@ def test_compiled_it_is_refused_when_the_step_is_closed() -> None:
     advance(loop.model)  # nothing was trained since
     loop.gradients()
     loop.update()
-    with pytest.raises(StepError, match="the number context.step = 0 was closed by advance before"):
+    with pytest.raises(StepError, match="^step 0 was already trained, and its random bits were drawn again"):
         advance(loop.model)
     loop.context.step = 1
     advance(loop.model)

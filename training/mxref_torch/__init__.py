@@ -1,8 +1,8 @@
 """Linear layers whose three GEMMs run in microscaled formats, for any PyTorch model.
 
 `convert(model, recipe)` replaces the `torch.nn.Linear` modules and returns a `Handle`, which follows the optimizer.
-The other functions guard a run: the census counts the GEMMs that ran, and the check of stochastic rounding looks at
-its mean and spread before the first step.
+`recipe` changes the recipe of a region, `CapturedStep` runs a step as a CUDA graph, `telemetry` measures, and `shadow`,
+`record`, `find_nonfinite` and the two checks guard a run.
 """
 
 from mxref_torch.captured import CapturedStep, StepOutcome

@@ -77,9 +77,9 @@ class CapturedStep:
     """The optimizer steps of a converted model, without a wait for the device.
 
     The first two steps are taken one operation at a time; on a GPU the third is captured, and replayed from then on.
-    A step's outcome is returned by the call that starts the step after it, the last one's by `finish`, which is to be
-    called before weights or optimizer are read, saved or changed. What runs in a replay is not seen by Python: the
-    census counts the steps before the capture and the capture itself, and hooks of modules and optimizer are not run.
+    Each call returns the outcome of the previous step; `finish` returns the last. Call `finish` before you read, save
+    or change weights or optimizer. Python does not see a replay: the census counts steps up to the capture, and hooks
+    of modules and optimizer do not run.
     Where a schedule changes the recipe, the step before is settled first, and there is a new capture.
 
     The learning rate becomes a float32 tensor in `optimizer.param_groups`, so that it can change between replays; set
@@ -145,13 +145,13 @@ class CapturedStep:
     def _check(self, on_gpu: bool) -> None:
         if not all(group.get("fused") for group in self.optimizer.param_groups):
             raise LayerError(
-                f"CapturedStep needs a fused optimizer, which alone leaves an update out on the device, got "
-                f"{type(self.optimizer).__name__} without: pass fused=True, as in torch.optim.AdamW(..., fused=True)"
+                "CapturedStep needs a fused optimizer, because only these can skip an update on the GPU: pass "
+                f"fused=True to {type(self.optimizer).__name__}"
             )
         if self.optimizer._optimizer_step_post_hooks or self.optimizer._optimizer_step_pre_hooks:
             raise LayerError(
-                "the optimizer has hooks, as handle.follow adds one, which a replay does not run: CapturedStep moves "
-                "the step on by itself; call handle.unfollow(), or remove the hooks"
+                "the optimizer has hooks, which a CUDA graph does not run (handle.follow adds one): call "
+                "handle.unfollow(), or remove them; CapturedStep moves the step itself"
             )
         if self.capture and not on_gpu:
             raise UnsupportedError(

@@ -32,8 +32,8 @@ def expected_census(
 ) -> operators.Census:
     """Return the GEMMs that forward and backward of one optimizer step run, by role and formats.
 
-    It follows from module names and the recipe alone, not from what `convert` made of them. What activation
-    checkpointing does over in the backward pass is not counted.
+    It follows from module names and the recipe alone, not from what `convert` made of them. GEMMs that
+    activation checkpointing recomputes are not counted.
 
     Args:
         model: converted or not.

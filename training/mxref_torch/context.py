@@ -145,14 +145,15 @@ class StepContext:
         self._closed = self.step
 
     def note_next_step(self) -> None:
-        """Warn once if another optimizer step begins and `mxref_torch.advance` has closed none before it."""
+        """Warn once if the weights were updated and `mxref_torch.advance` has closed no step."""
         if self._closed is not None or self._warned or not any(own.trained for own in self.layers):
             return
         self._warned = True
         warnings.warn(
-            f"the weights have changed and context.step = {self.step} is another step, but "
-            "mxref_torch.advance(model) was never called: call it after each optimizer step, or FP8's scales stay as "
-            "they are and layers that never run are not reported",
+            f"the weights have changed since a backward pass, context.step is {self.step}, and "
+            "mxref_torch.advance(model) was never called: let the handle follow the optimizer "
+            "(`handle.follow(optimizer)`), or call `handle.advance()` after each optimizer step; otherwise FP8's "
+            "scales stay as they are, and layers that never run are not reported",
             stacklevel=2,
         )
 
@@ -169,24 +170,24 @@ def in_backward() -> bool:
 
 
 _WAY_OUT = (
-    "set context.step to the optimizer step's number before each forward, and evaluate within torch.no_grad()"
+    "let the handle follow the optimizer (`handle.follow(optimizer)`), or call `handle.advance()` after each optimizer "
+    "step; evaluate within torch.no_grad()"
 )
 
 
 def repeated(step: int) -> str:
     """Return the message of a step whose number was not moved on though the weights changed."""
     return (
-        f"the weights have changed since the last training step, and context.step = {step} has not, so that its "
-        f"random bits would be drawn again: {_WAY_OUT}; if the step is done over, or the weights were loaded, call "
-        "mxref_torch.restart(model) first"
+        f"the weights have changed since a forward pass of step {step}, and its random bits would be drawn again: "
+        f"{_WAY_OUT}; before you repeat the step, or after you loaded weights, call mxref_torch.restart(model)"
     )
 
 
 def stood_still(step: int) -> str:
     """Return the message of a step whose number was not moved on under a recipe with a schedule."""
     return (
-        f"a training step with the number context.step = {step} was finished before, and the recipe's schedule goes by "
-        f"that number: {_WAY_OUT}; if the step is done over, call mxref_torch.restart(model) first"
+        f"the recipe's schedule uses the number of the step, and step {step} was already trained: {_WAY_OUT}; before "
+        "you repeat the step, call mxref_torch.restart(model)"
     )
 
 
@@ -202,7 +203,6 @@ def another_place(forward: list[int], recomputed: list[int]) -> str:
 def _closed_before(step: int) -> str:
     """Return the message of a step that is closed a second time under its number."""
     return (
-        f"a training step with the number context.step = {step} was closed by advance before, and what ran since has "
-        f"drawn its random bits again: {_WAY_OUT}; where an update is skipped, or a step is to be done over, call "
-        "mxref_torch.restart(model) in place of advance"
+        f"step {step} was already trained, and its random bits were drawn again: {_WAY_OUT}; after a skipped update, "
+        "or to repeat the step, call mxref_torch.restart(model) instead of advance"
     )

@@ -49,8 +49,8 @@ def convert(
     Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
     starts anew. The layers of a copy use a copy of the context: `Handle(copy)` is its handle.
 
-    A recipe with a schedule is followed: setting the step gives every layer its recipe at that step. Set it before
-    loading a state dict, whose FP8 history is that of the step.
+    A recipe with a schedule is followed: setting the step gives every layer its recipe at that step.
+    `Handle.load_state_dict` sets the step and the FP8 history together.
 
     Let the handle `follow` the optimizer, or call its `advance` after each optimizer step. Only these report layers
     that never ran. In a compiled or sharded model, and where weights change through `.data`, only `advance` notices a

@@ -80,7 +80,10 @@ class Handle:
 
     @property
     def global_tokens(self) -> int | None:
-        """Tokens of the whole optimizer step over all ranks; None: those of the micro-batch alone."""
+        """Tokens of the whole optimizer step over all ranks; None: those of the micro-batch alone.
+
+        `follow` sets it to 2^30, so that bits do not depend on the number of tokens.
+        """
         return self.context.global_tokens
 
     @global_tokens.setter
@@ -122,8 +125,8 @@ class Handle:
         """Move the step on after each step of the optimizers, and the place after each micro-batch.
 
         Give all optimizers of the model in one call, after `fully_shard`. The step moves on when the first of them
-        steps after a backward pass; the others then belong to the same step. A step that a `GradScaler` skips is no
-        step. Each micro-batch draws random bits of its own: see `token_origin`. Each rank draws its own too.
+        steps after a backward pass; the others then belong to the same step. A step that a `GradScaler` skips
+        is not counted. Each micro-batch draws random bits of its own: see `token_origin`. Each rank draws its own too.
 
         Args:
             optimizers: hold the trained weights of all converted layers.

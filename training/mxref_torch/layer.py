@@ -58,8 +58,9 @@ register_optimizer_step_post_hook(_note_update)
 class MXLinear(nn.Linear):
     """A linear layer that holds the Parameters of the `nn.Linear` it replaces.
 
-    Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type;
-    weight gradients have the weight's type. Raises ShapeError and DtypeError on anything else.
+    Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type; under
+    autocast, in autocast's type. Weight gradients have the weight's type. Raises ShapeError and DtypeError on anything
+    else.
 
     Implements: fp8.gemm, linear.formats
     """
@@ -213,6 +214,8 @@ class MXLinear(nn.Linear):
                 raise StepError(repeated(now[0]))
             elif self.context.follows_schedule:
                 raise StepError(stood_still(now[0]))
+            elif self.census.listener is None:  # a handle that follows an optimizer closes the step itself
+                self.context.note_next_step()
         self._trained = now
 
     def _has_own_weight(self, weight: torch.Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Telemetry: what the formats of a step do to the operands of its GEMMs, and to the gradients of the weights.
 
-Within `telemetry(model)` every converted layer gets a node in the graph behind its output. When the backward pass
-comes by, the node has X, the weight and dY at hand, makes their operands a second time, and compares them with their
-sources. The same place and step give the same random bits, so these are the operands that the step multiplies.
+Within `telemetry(model)` every converted layer gets a node in the graph behind its output. In the backward pass the
+node has X, the weight and dY. It makes their operands again and compares them with their sources. The same place and
+step give the same random bits, so these are the operands that the step multiplies.
 Nothing of the step is changed, and after the block the layers are what they were.
 """
 
@@ -82,7 +82,8 @@ class Telemetry:
     def rows(self) -> list[Row]:
         """One row for each operand that is not in BF16, and one for each weight's gradient, layer by layer.
 
-        Only what a backward pass went through has rows. The keys of a row are described in docs/reference/training.
+        Only what a backward pass went through has rows. The section "Keys of telemetry.jsonl" of
+        docs/reference/training.rst describes the keys of a row.
         """
         found: list[Row] = []
         for name, layer in self._layers.items():
@@ -252,7 +253,7 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
         What is measured: read its `rows` at the end.
 
     Raises:
-        LayerError: no model.
+        LayerError: not a model.
     """
     model = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     linears = named_linears(require_module(model))

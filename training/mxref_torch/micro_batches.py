@@ -1,4 +1,4 @@
-"""Where each micro-batch of a step lies, counted by itself while a handle follows an optimizer.
+"""Counts the tokens of the micro-batches of a step, while a handle follows an optimizer.
 
 Random bits are counted in the tensor of all tokens of a step. Micro-batches that lay at the same place would
 draw the same bits. So the place moves on by the tokens of a micro-batch when its backward pass ends, or when

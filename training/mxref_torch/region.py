@@ -19,9 +19,9 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     """Let all converted layers of a model compute by another recipe within a `with` statement.
 
     A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
-    forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused, but
-    `use_reentrant=True` hides it. `keep_bf16` and `layers` of this recipe say what each layer computes in meanwhile.
-    Regions may be nested. FP8's history lives on between regions. A region ends before the model's own recipe enters
+    forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused.
+    `use_reentrant=True` hides such a recomputation. `keep_bf16` and `layers` of this recipe apply inside the region.
+    Regions may be nested. The history of FP8's scales is kept. Leave the region before the model's recipe enters
     another phase.
 
     Args:

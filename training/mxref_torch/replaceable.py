@@ -31,7 +31,7 @@ _READERS: tuple[tuple[str, str], ...] = (
         "and nn.CrossEntropyLoss, or leave the layer out by filter_fn",
     ),
 )
-"""Modules of torch.nn that read the weight of a linear layer inside them past its forward, and the way out."""
+"""Modules of torch.nn that read the weight of an inner linear layer directly, and what to do."""
 
 
 def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None:
@@ -104,8 +104,8 @@ def _check_linear(name: str, linear: nn.Module) -> None:
     weight = linear._parameters.get("weight")
     if weight is None:
         raise LayerError(
-            f"{name}: its weight is computed from other Parameters (a parametrization or pruning), which would be "
-            "computed no more; remove it first, as torch.nn.utils.parametrize.remove_parametrizations does"
+            f"{name}: its weight is computed from other Parameters (a parametrization or pruning), which would no "
+            "longer be computed; remove it first, as torch.nn.utils.parametrize.remove_parametrizations does"
         )
     if is_lazy(weight):
         raise LayerError(f"{name} is a lazy layer without a shape yet; run the model once before convert")
@@ -117,6 +117,6 @@ def _check_linear(name: str, linear: nn.Module) -> None:
     own = type(linear).forward is not nn.Linear.forward or "forward" in vars(linear)
     if own and not isinstance(linear, MXLinear):
         raise LayerError(
-            f"{name} is a {type(linear).__name__} with a forward of its own, which would run no more; replace it by "
-            "an nn.Linear, or by a module that holds one"
+            f"{name} is a {type(linear).__name__} with a forward of its own, which would no longer run; replace it "
+            "by an nn.Linear, or by a module that holds one"
         )

@@ -191,7 +191,7 @@ class Shadow:
 def shadow(
     model: Any, share: float = 1e-3, *, file: str | Path = "shadow.npz", seed: int = 0
 ) -> Iterator[Shadow]:
-    """Compare a share of the block's quantizations, and of its exact GEMMs, with the reference, bit by bit.
+    """Compare a share of the block's quantizations, and products under `exact` and `ordered`, with the reference.
 
     Args:
         model: a converted model, or what `convert` returned.

@@ -18,7 +18,8 @@ def advance(model: nn.Module) -> None:
     never ran. After a skipped update, call `restart` instead.
 
     Raises:
-        StepError: the recipe draws random bits, and the training step before this one had the same number.
+        StepError: the recipe draws random bits or has a schedule, and the training step before this one had the same
+            number.
     """
     layers = [module for module in require_module(model).modules() if isinstance(module, MXLinear)]
     for context in {id(layer.context): layer.context for layer in layers}.values():

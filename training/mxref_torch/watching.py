@@ -178,8 +178,8 @@ def watched(watcher: operators.Watcher) -> Iterator[None]:
         LayerError: a CUDA graph is being captured, whose replays call nobody.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise LayerError("a CUDA graph replays kernels and calls no Python: begin the shadow before the capture, "
-                         "and run the step without a graph")  # fmt: skip
+        raise LayerError("a CUDA graph replays kernels without Python, so a shadow or recording sees nothing: "
+                         "run the step without a graph")  # fmt: skip
     operators.watchers.append(watcher)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Llama pretraining through any backend of mxref: the linear layer by recipe, a deterministic loop, ablations."""
+"""Llama pretraining through any backend of mxref: data, model, a deterministic loop, ablations, reports."""

@@ -123,7 +123,7 @@ def register_census(census: Census) -> torch.Tensor:
 def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
     """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
 
-    Fprop within a backward pass is done over by activation checkpointing, and was counted in the forward pass.
+    Fprop within a backward pass is recomputed by activation checkpointing, and such GEMMs are not counted.
 
     Args:
         tally: from `register_census`.

@@ -1,4 +1,4 @@
-"""Who looks on at the operators of block formats while they run: a shadow or a recording, as a rule nobody.
+"""Watchers are called after each operator of a block format: a shadow or a recording. Usually there is none.
 
 The operators call each watcher after the backend has answered. Watchers are a list of the process: autograd runs
 the backward pass of a GPU in a thread of its own.

@@ -69,7 +69,7 @@ _LIMITS = (
     ("scale_low", 1.0, "{:.1f} % of the scales are at the lowest byte"),
     ("scale_high", 1.0, "{:.1f} % of the scales are at the highest byte"),
 )
-"""Beyond what a number is worth a look; docs/how-to/telemetry says why."""
+"""Beyond what a number is worth a look; docs/how-to/telemetry.rst says why."""
 
 _COSINE = 0.95
 

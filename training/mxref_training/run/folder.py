@@ -1,6 +1,6 @@
 """The folder of a run: its record, its logs, and the checks before a run resumes.
 
-`run.json` is written first: a folder with it holds a run, and a folder without it does not. `config.toml` and
+A folder with `run.json` holds a run, and one without it does not. `config.toml` and
 `recipe.toml` are copies for readers; missing ones are written again. `metrics.jsonl` and `timing.jsonl` are logs,
 valid up to the length that the newest checkpoint records. Clock times are only in `timing.jsonl` and `run.json`, so a
 resumed run has the metrics of a run that never stopped. `docs/reference/durability.rst` has all rules.
