@@ -211,7 +211,8 @@ def test_only_packed_x_and_the_weight_itself_are_saved():
     assert weight.shape == model.layer.weight.shape
     rest = sorted((str(t.dtype), tuple(t.shape)) for t in saved if t.dtype is not torch.float32)
     assert rest == [
-        ("torch.int64", (3,)),
+        ("torch.int64", ()),  # the mark of the recipe
+        ("torch.int64", (3,)),  # the place
         ("torch.uint8", (IN, TOKENS // 32)),
         ("torch.uint8", (IN, TOKENS // 2)),
     ]

@@ -112,8 +112,16 @@ class CapturedStep:
 
         Raises:
             UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
-            LayerError: the optimizer is not a fused one or has hooks, or the model is not on one device.
+            LayerError: the optimizer is not a fused one or has hooks, the model is not on one device, or a number is
+                out of its range.
         """
+        for name, value, least in (
+            ("tokens", tokens, 1),
+            ("micro_batches", micro_batches, 1),
+            ("clip", clip, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+                raise LayerError(f"CapturedStep: {name} = {value!r}, and it is a number from {least}")
         self.context = context.context if isinstance(context, Handle) else context
         self.model, self.optimizer = model, optimizer
         self._loss, self._tokens, self._parts, self._clip = loss, tokens, micro_batches, clip

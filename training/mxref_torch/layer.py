@@ -29,7 +29,7 @@ from mxref_torch.operand import KINDS, LayerGemm, Operand, Source
 from mxref_torch.sharing import Made
 
 WeightKey = tuple[int, int, int, bool]
-"""Step, version and address of a weight, of which an operand was made."""
+"""Step, version and address of a weight, of which an operand was made; and whether evaluation made it."""
 
 RECOMPUTED = (
     "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
@@ -397,8 +397,11 @@ class MXLinear(nn.Linear):
             self._weights[slot] = key, operand
 
     def _keeps(self, slot: str, key: WeightKey) -> bool:
-        """Return whether what is kept of the weight is of that step and version."""
-        return slot in self._weights and self._weights[slot][0] == key
+        """Return whether what is kept of the weight is of that step and version, and may be used there."""
+        if slot not in self._weights:
+            return False
+        *made_of, by_evaluation = self._weights[slot][0]
+        return tuple(made_of) == key[:3] and (key[3] or not by_evaluation)
 
     def advance(self, held: torch.Tensor | None = None) -> None:
         """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.
