@@ -229,7 +229,7 @@ class Handle:
 
         Save it beside the state dict of the model, which is that of the unconverted model.
         """
-        # A captured step leaves its own number behind.
+        # A step that was closed by hand or captured leaves its own number behind.
         self.context.step = self.context.next_step
         history = {name: t.detach().cpu().clone() for name, t in fp8_history(self.model).items()}
         return {"step": self.context.step, "seed": self.context.seed, "fp8": history}
