@@ -304,11 +304,16 @@ class MXLinear(nn.Linear):
             kind = readers[0][0].kind
             alike = [reader for reader in readers if reader[0].kind is kind]
             readers = [reader for reader in readers if reader[0].kind is not kind]
-            key = None if shared is None else kind.shared_as(source, alike)
+            key = kind.shared_as(source, alike)
             if shared is None or key is None:
                 operands = kind.make(source, alike)
             else:
                 operands = shared.get(key) or shared.setdefault(key, kind.make(source, alike))
+            # Compiled code shares by finding equal calls.
+            if key is not None and (shared is not None or torch.compiler.is_compiling()):
+                for (gemm, _), operand in zip(alike, operands, strict=True):
+                    if gemm.role is GemmRole.FPROP and tensor == "x":
+                        operand.prepare_first(gemm, self.in_features)
             if observe:
                 operands[0].observe(tensor, alike[0][0])
             made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
