@@ -21,8 +21,8 @@ from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import advance, check_census, convert
 from mxref_torch.captured import CapturedStep, StepOutcome
+from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.handle import Handle
 
 LR, CLIP, BATCH, LENGTH = 2.0**-8, 0.5, 4, 32
 TOKENS = BATCH * LENGTH

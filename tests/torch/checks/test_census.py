@@ -4,15 +4,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layer_setup import IN, OUT, recipe_of, tensors
 from torch import nn
 from torch.nn import functional as F
 
+from layer_setup import IN, OUT, recipe_of, tensors
 from mxref import GemmRole, get_backend
 from mxref.formats import BF16, FP8
 from mxref_torch import check_census, convert, expected_census
 from mxref_torch.errors import LayerError
-from mxref_torch.operand import Bf16Operand
+from mxref_torch.layer.operand import Bf16Operand
 
 
 def chain():

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 import mxref_torch
 from mxref_torch import find_nonfinite
+from mxref_torch.checks.finite import is_finite
 from mxref_torch.errors import LayerError
-from mxref_torch.finite import is_finite
-from mxref_torch.layer import MXLinear
-from mxref_torch.operand import Operand
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.operand import Operand
 
 
 class Spoil(torch.autograd.Function):

@@ -22,9 +22,9 @@ from mxref.errors import ConformanceError, FileFormatError, MxrefError
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
+from mxref_torch.checks.shadowing import WHOLE_ELEMENTS, Shadow
+from mxref_torch.checks.watching import Names
 from mxref_torch.errors import LayerError, ShadowError
-from mxref_torch.shadowing import WHOLE_ELEMENTS, Shadow
-from mxref_torch.watching import Names
 
 try:
     BACKENDS = [get_backend("numba").name]

@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from layer_setup import BACKENDS, SEED, recipe_of
-
 from mxref import Stream, get_backend, quantize
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack

@@ -21,8 +21,8 @@ from mxref.recipe import OperandSpec, Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation, hadamard
-from mxref_torch.measures import highest_scale
-from mxref_torch.measuring import Telemetry
+from mxref_torch.checks.measures import highest_scale
+from mxref_torch.checks.measuring import Telemetry
 
 TOKENS, INPUTS, OUTPUTS, STEP, SEED = 48, 64, 32, 7, 5
 

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layer_setup import Model, formats, recipe_of
 from torch import nn
 
+from layer_setup import Model, formats, recipe_of
 from mxref import get_backend
 from mxref.errors import MxrefError, UnsupportedError
 from mxref.reference import ReferenceBackend

@@ -7,6 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
 from layer_setup import (
     BACKENDS,
     IN,
@@ -22,9 +25,6 @@ from layer_setup import (
     recorder,
     tensors,
 )
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
 from mxref import GemmRole
 from mxref.errors import DtypeError, ShapeError
 from mxref.formats import BF16, FP8, MXFP4

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layer_setup import IN, LAYER, OUT, SEED, assert_composed, build, recipe_of, tensors
 from torch import nn
 
+from layer_setup import IN, LAYER, OUT, SEED, assert_composed, build, recipe_of, tensors
 from mxref import Stream, UnsupportedError, quantize
 from mxref.capabilities import every_gemm
 from mxref.errors import RecipeError, ShapeError

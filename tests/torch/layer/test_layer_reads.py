@@ -6,7 +6,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from layer_setup import IN, OUT, TABLES, TOKENS, Laying, build, formats, recipe_of, recorder, tensors
-
 from mxref import get_backend
 from mxref_torch import advance
 

@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layer_setup import SEED, TABLES, Laying, build, recipe_of, tensors
 from torch import nn
 
+from layer_setup import SEED, TABLES, Laying, build, recipe_of, tensors
 from mxref import get_backend
 from mxref.errors import MxrefError, ShapeError, UnsupportedError
 from mxref.reference import ReferenceBackend

@@ -21,7 +21,7 @@ from compiled_gradients import Block, recipe_of
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import convert
-from mxref_torch.sharing import SharedOperands
+from mxref_torch.shared.inputs import SharedOperands
 
 SR_ON_X = {"all": {"format": "mxfp4"}, "wgrad": {"x": {"rounding": "sr"}}}
 FIXED = {"all": {"format": "mxfp4", "hadamard": 32, "signs": "per_step"}}
@@ -80,7 +80,7 @@ def test_the_bits_are_those_of_layers_that_share_nothing(recipe: Any, saved: int
 
 
 def test_current_scaling_of_fp8_shares_and_delayed_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mxref_torch.fp8 import Fp8Scales
+    from mxref_torch.layer.fp8 import Fp8Scales
 
     right, seen = Fp8Scales.quantize, []
     monkeypatch.setattr(

@@ -14,11 +14,11 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.context import StepContext
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import MXLinear
-from mxref_torch.names import named_linears
-from mxref_torch.schedule import recipe_by_layer
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears, some
+from mxref_torch.shared.context import StepContext
+from mxref_torch.shared.schedule import recipe_by_layer
 
 
 def expected_census(
@@ -144,18 +144,3 @@ def _differing_layers(model: nn.Module, expected: Mapping[str, operators.Census]
         elif +linear.census != +expected[name]:
             found["ran other GEMMs"].append(name)
     return "".join(f"; {what}: {some(names)}" for what, names in found.items() if names)
-
-
-def some(names: Collection[str], shown: int = 8) -> str:
-    """Return the first names of a list, and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(list(names)[:shown]) + more
-
-
-def never_ran(model: nn.Module) -> list[str]:
-    """Return the names of the low-precision layers none of whose GEMMs ever ran."""
-    return [
-        name
-        for name, linear in named_linears(model).items()
-        if isinstance(linear, MXLinear) and linear.low_precision and not linear.census.ran
-    ]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mxref_torch.checks.watching import module_of
 from mxref_torch.names import named_linears, named_modules, named_parameters
-from mxref_torch.watching import module_of
 
 
 @dataclass

@@ -21,9 +21,9 @@ from mxref.steps.hadamard import draw_rotation
 from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule, scale_code
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.fp8 import FORMATS
-from mxref_torch.layer import MXLinear
-from mxref_torch.operand import BlockOperand, Fp8Operand, Operand
+from mxref_torch.layer.fp8 import FORMATS
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.operand import BlockOperand, Fp8Operand, Operand
 
 _SLAB = 1 << 22
 """Elements that are compared at a time: float64 copies of a whole tensor would take several times its memory."""

@@ -23,10 +23,10 @@ from mxref.formats import OperandFormat
 from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
-from mxref_torch.layer import READERS, MXLinear
-from mxref_torch.measures import Totals, finite, measure, percent
+from mxref_torch.checks.measures import Totals, finite, measure, percent
+from mxref_torch.layer.linear import READERS, MXLinear
+from mxref_torch.layer.operand import Operand
 from mxref_torch.names import named_linears, require_module
-from mxref_torch.operand import Operand
 
 Row = dict[str, Any]
 """A line of telemetry: its keys are in the reference of the files of a run."""

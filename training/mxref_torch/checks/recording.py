@@ -15,9 +15,7 @@ from mxref.conformance.recorded import Call, Recording, check_name, save_recordi
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
-from mxref_torch.census import some
-from mxref_torch.errors import LayerError
-from mxref_torch.watching import (
+from mxref_torch.checks.watching import (
     Multiplied,
     Names,
     Quantized,
@@ -27,6 +25,8 @@ from mxref_torch.watching import (
     watched,
     whole,
 )
+from mxref_torch.errors import LayerError
+from mxref_torch.names import some
 
 MAX_BYTES = 1 << 30
 """Most bytes that a recording may hold."""

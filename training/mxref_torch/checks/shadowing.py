@@ -34,8 +34,7 @@ from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.random import philox4x32
 from mxref.steps.rounding import Rounding
-from mxref_torch.errors import LayerError, ShadowError
-from mxref_torch.watching import (
+from mxref_torch.checks.watching import (
     Multiplied,
     Names,
     Part,
@@ -46,6 +45,7 @@ from mxref_torch.watching import (
     watched,
     whole,
 )
+from mxref_torch.errors import LayerError, ShadowError
 
 WHOLE_ELEMENTS = 1 << 18
 """A matrix of at most so many elements is compared whole, a larger one in `PARTS` parts."""

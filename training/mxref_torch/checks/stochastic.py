@@ -22,9 +22,9 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import scale_exponent
 from mxref_torch import operators
-from mxref_torch.conversion import require_backend
+from mxref_torch.conversion.convert import require_backend
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import READERS
+from mxref_torch.layer.linear import READERS
 
 _SR_COPIES = 4096
 """Copies of one block that are rounded. The spread is then known to about 2 %."""

@@ -27,7 +27,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
 
 Part = tuple[slice, slice]

@@ -20,15 +20,15 @@ from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.chosen import Filter, chosen_linears
-from mxref_torch.context import StepContext
+from mxref_torch.conversion.chosen import Filter, chosen_linears
+from mxref_torch.conversion.handle import Handle
+from mxref_torch.conversion.plain import keep_plain
+from mxref_torch.conversion.replaceable import check_master_weights, check_replaceable, check_sole_readers
 from mxref_torch.errors import LayerError
-from mxref_torch.handle import Handle
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
-from mxref_torch.plain import keep_plain
-from mxref_torch.replaceable import check_master_weights, check_replaceable, check_sole_readers
-from mxref_torch.schedule import RecipeSchedule, recipe_by_layer
+from mxref_torch.shared.context import StepContext
+from mxref_torch.shared.schedule import RecipeSchedule, recipe_by_layer
 
 
 def convert(

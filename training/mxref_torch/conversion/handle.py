@@ -16,16 +16,15 @@ from torch.optim import Optimizer
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.census import some
-from mxref_torch.context import in_backward
+from mxref_torch.conversion.plain import plain_of
 from mxref_torch.errors import LayerError
-from mxref_torch.history import fp8_history, load_fp8_history
-from mxref_torch.layer import MXLinear
-from mxref_torch.micro_batches import MicroBatches
-from mxref_torch.names import named_linears, require_module
-from mxref_torch.plain import plain_of
-from mxref_torch.schedule import RecipeSchedule
-from mxref_torch.steps import advance, restart
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears, require_module, some
+from mxref_torch.optimizer_step.end import advance, restart
+from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
+from mxref_torch.optimizer_step.micro_batches import MicroBatches
+from mxref_torch.shared.context import in_backward
+from mxref_torch.shared.schedule import RecipeSchedule
 
 
 class Handle:

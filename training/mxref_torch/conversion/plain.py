@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 
 _SHARED = (
     "_parameters",

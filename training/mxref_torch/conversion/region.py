@@ -10,8 +10,8 @@ from torch import nn
 
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
-from mxref_torch.conversion import recipe_of_layers
-from mxref_torch.handle import Handle, converted
+from mxref_torch.conversion.convert import recipe_of_layers
+from mxref_torch.conversion.handle import Handle, converted
 
 
 @contextmanager

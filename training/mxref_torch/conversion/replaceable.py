@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from mxref_torch.errors import LayerError
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_modules, named_parameters
 
 _READERS: tuple[tuple[str, str], ...] = (

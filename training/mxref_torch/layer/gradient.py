@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 
 
 def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:

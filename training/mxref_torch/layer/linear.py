@@ -22,11 +22,11 @@ from mxref.placement import Placement
 from mxref.recipe import Fp8Scaling, Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.context import StepContext, another_place, in_backward, repeated, stood_still
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.fp8 import Fp8Scales
-from mxref_torch.operand import KINDS, LayerGemm, Operand, Source
-from mxref_torch.sharing import Made
+from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.operand import KINDS, LayerGemm, Operand, Source
+from mxref_torch.shared.context import StepContext, another_place, in_backward, repeated, stood_still
+from mxref_torch.shared.inputs import Made
 
 WeightKey = tuple[int, int, int, bool]
 """Step, version and address of a weight, of which an operand was made; and whether evaluation made it."""

@@ -16,8 +16,8 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
-from mxref_torch.context import StepContext
-from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.shared.context import StepContext
 
 
 @dataclass(eq=False)

@@ -6,9 +6,8 @@ import warnings
 
 from torch import nn
 
-from mxref_torch.census import never_ran, some
-from mxref_torch.layer import MXLinear
-from mxref_torch.names import require_module
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears, require_module, some
 
 
 def advance(model: nn.Module) -> None:
@@ -24,7 +23,7 @@ def advance(model: nn.Module) -> None:
     layers = [module for module in require_module(model).modules() if isinstance(module, MXLinear)]
     for context in {id(layer.context): layer.context for layer in layers}.values():
         first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
-        if first and (names := never_ran(model)):
+        if first and (names := _never_ran(model)):
             warnings.warn(
                 f"converted layers that never ran in the first step: {some(names)}; a module that reads "
                 "their weights directly computes in its own precision (check_census raises an error instead)",
@@ -44,3 +43,12 @@ def restart(model: nn.Module) -> None:
         if isinstance(module, MXLinear):
             module.context.reopen_step()
             module.restart()
+
+
+def _never_ran(model: nn.Module) -> list[str]:
+    """Return the names of the low-precision layers none of whose GEMMs ever ran."""
+    return [
+        name
+        for name, linear in named_linears(model).items()
+        if isinstance(linear, MXLinear) and linear.low_precision and not linear.census.ran
+    ]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mxref_torch.errors import LayerError
-from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.names import named_modules
 
 

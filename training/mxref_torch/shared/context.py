@@ -18,8 +18,8 @@ from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import StepError
-from mxref_torch.schedule import RecipeSchedule
-from mxref_torch.sharing import SharedOperands
+from mxref_torch.shared.inputs import SharedOperands
+from mxref_torch.shared.schedule import RecipeSchedule
 
 
 @dataclass

@@ -1,26 +1,19 @@
-"""What a run says while it runs: a progress bar, and the record of what ran where."""
+"""What a run shows while it runs: a progress bar on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from mxref.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_VERSIONS_OF = ("mxref", "torch", "numpy", "ml_dtypes", "numba", "triton", "tokenizers", "safetensors")
 _PLAIN_INTERVAL = 10.0  # seconds between lines where there is no terminal
 
 
@@ -196,32 +189,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Return the versions and the hardware that decide a run's bits; `device` is the name of where it computes."""
-    versions = {"python": platform.python_version()}
-    for name in _VERSIONS_OF:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    hardware = {
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cpus": os.cpu_count(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "device": device,
-    }
-    return {"versions": versions, "platform": platform.platform(), "hardware": hardware}
-
-
-def _processor() -> str:
-    """Return the name of the processor; Linux keeps it where `platform` does not look."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

@@ -13,8 +13,8 @@ from mxref.errors import FileFormatError
 from mxref.printable import printable
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, replace_text
-from mxref_training.lab.report.plots import colours, curves_svg, overheads_svg, short_names
-from mxref_training.lab.report.text import escaped, markdown_text
+from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
+from mxref_training.report.text import escaped, markdown_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -271,12 +271,12 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
 
     shown = escaped(results, printable)
     environment = Environment(
-        loader=PackageLoader("mxref_training.lab.report", "."),
+        loader=PackageLoader("mxref_training.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    page = environment.get_template("page.html.j2").render(
+    page = environment.get_template("ladder/page.html.j2").render(
         r=shown,
         rows=rows(shown),
         colour=colours(shown["arms"]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mxref_training.lab.report.page import provenance
-from mxref_training.report.tables import Column, Table
+from mxref_training.report.ladder.page import provenance
+from mxref_training.report.table import Column, Table
 
 
 def ladder_tables(results: dict[str, Any]) -> list[Table]:

@@ -10,10 +10,10 @@ from mxref.printable import printable
 from mxref.roles import GemmRole
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.lab.report.text import markdown_text
-from mxref_training.report import plots, tables
-from mxref_training.report.read import Run
-from mxref_training.report.tables import Table
+from mxref_training.report.runs import plots, tables
+from mxref_training.report.runs.read import Run
+from mxref_training.report.table import Table, written
+from mxref_training.report.text import markdown_text
 
 REPORT, COMPARISON = "report", "comparison"
 """Names of the files, without their suffixes: of one run, and of several."""
@@ -26,7 +26,7 @@ WITHOUT = (
 
 def facts(run: Run) -> list[tuple[str, str]]:
     """Return the few numbers that stand at the head of a page."""
-    written, evaluated = tables.written, tables.last(run.evaluations, "step")
+    evaluated = tables.last(run.evaluations, "step")
     step, tokens = (written(tables.last(run.steps, key)) for key in ("step", "tokens"))
     return [
         (written(tables.final_loss(run), ".4f"), f"validation loss, step {written(evaluated)}"),
@@ -91,16 +91,18 @@ def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
 
 def html(runs: Sequence[Run]) -> str:
     """Return the page."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    here, ladder = (PackageLoader(f"mxref_training.{room}", ".") for room in ("report", "lab.report"))
     environment = Environment(
-        loader=ChoiceLoader([here, ladder]), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("mxref_training.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     measured = [run for run in runs if run.operands]
     alone = ["run"] if len(runs) == 1 else []
     config, recipe, machine = tables.settings(runs)
-    text = environment.get_template("run.html.j2").render(
+    text = environment.get_template("runs/run.html.j2").render(
         title=_title(runs),
         lead=_lead(runs),
         several=len(runs) > 1,

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mxref_training.lab.report.plots import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
-from mxref_training.report.grid import Grid, layer_grid
-from mxref_training.report.read import SLOTS, Line, Run
-from mxref_training.report.tables import slot_title
+from mxref_training.report.drawing import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
+from mxref_training.report.runs.grid import Grid, layer_grid
+from mxref_training.report.runs.read import SLOTS, Line, Run
+from mxref_training.report.runs.tables import slot_title
 
 WIDTH = 11.2
 """Of every figure, in inches."""
