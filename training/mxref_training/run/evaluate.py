@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mxref_torch import StepContext
+    from mxref_training.run.loss import CompiledLoss
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def evaluate(
     seq_len: int,
     batch: int,
     limit: int,
+    loss: CompiledLoss | None = None,
 ) -> Evaluation:
     """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
 
@@ -82,6 +84,7 @@ def evaluate(
         seq_len: tokens per window.
         batch: windows per forward pass.
         limit: tokens to predict at most.
+        loss: the model's loss as it is compiled; None: the model's logits are taken, and their loss eagerly.
     """
     total, count = 0.0, 0
     device = next(model.parameters()).device
@@ -89,8 +92,12 @@ def evaluate(
         context.global_tokens = limit // seq_len * seq_len
         for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
             context.token_origin = count
-            logits = model(torch.from_numpy(inputs).to(device))
-            total += cross_entropy(logits, torch.from_numpy(targets).to(device), reduction="sum").item()
+            tokens_in, wanted = (torch.from_numpy(side).to(device) for side in (inputs, targets))
+            if loss is None:
+                found = cross_entropy(model(tokens_in), wanted, reduction="sum")
+            else:
+                found = loss(tokens_in, wanted, reduction="sum")
+            total += found.item()
             count += targets.size
     return Evaluation(total / count, count)
 

@@ -36,6 +36,7 @@ from mxref_training.run.evaluate import (
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
 from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
 from mxref_training.run.interrupt import Interrupted, StopRequest
+from mxref_training.run.loss import compiled_loss
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import (
@@ -47,7 +48,7 @@ from mxref_training.run.optim import (
 )
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.state import RunState
-from mxref_training.run.stepping import Batch, CapturedTraining, Taken, compile_parts
+from mxref_training.run.stepping import Batch, CapturedTraining, Taken
 from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
@@ -174,10 +175,10 @@ class _Run:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
-        compile_parts(self.model, run.compile)
+        self.compiled = compiled_loss(self.model, run.compile)
         self.captured: CapturedTraining | None = None
         if run.capture:
-            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config)
+            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
         self.step = self.skipped_in_a_row = 0
         self.checked = False
 
@@ -328,7 +329,10 @@ class _Run:
         total = 0.0
         for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
             self.context.token_origin = number * run.sequences * run.seq_len
-            loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
+            if self.compiled is None:
+                loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
+            else:
+                loss = self.compiled(inputs, targets) / run.micro_batches
             total += loss.item()
             if not math.isfinite(total):
                 where = first_nonfinite_output(self.model, self.context, inputs)
@@ -389,6 +393,7 @@ class _Run:
             seq_len=run.seq_len,
             batch=run.sequences,
             limit=run.eval_tokens,
+            loss=self.compiled,
         )
 
     def _require_finite(self) -> None:
