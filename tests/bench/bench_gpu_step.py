@@ -38,7 +38,8 @@ from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.model.llama import Llama, parameter_count
-from mxref_training.run.device import choose_device, deterministic, device_name
+from mxref_training.run.device import choose_device, device_name
+from mxref_training.run.repeatable import deterministic
 
 RECIPES = ("bf16", "fp8", "mxfp4:bounded", "mxfp4_h16:bounded", "mxfp4_h16:ordered")
 WARM_UP = 2

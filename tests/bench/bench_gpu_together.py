@@ -46,7 +46,8 @@ def worker(model_name: str, recipe: str, mode: str, backend_name: str) -> None:
     from bench.peers import PEERS
     from bench.step import Mode, Steps, config_of
     from mxref_training.model.llama import Llama
-    from mxref_training.run.device import choose_device, deterministic
+    from mxref_training.run.device import choose_device
+    from mxref_training.run.repeatable import deterministic
 
     config = config_of(model_name)
     backend = mxref.get_backend(backend_name)

@@ -20,11 +20,7 @@ from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
-from mxref_training.run.device import (
-    deterministic,
-    device_name,
-    memory_errors,
-)
+from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.estimate import preflight
 from mxref_training.run.evaluate import (
     Evaluation,
@@ -47,6 +43,7 @@ from mxref_training.run.optim import (
     set_learning_rate,
 )
 from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.repeatable import deterministic, fixed_choices
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import Batch, CapturedTraining, Taken
 from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
@@ -100,6 +97,7 @@ def train(
     with (
         memory_errors(),
         deterministic(device, config.run.threads),
+        fixed_choices(config, backend, device),
         reporting(progress or default_progress()) as sink,
         folder.alone(),
     ):
