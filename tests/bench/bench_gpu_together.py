@@ -82,13 +82,9 @@ class _Load:
 
     def __enter__(self) -> _Load:
         self.lines: list[list[float]] = []
-        command = [
-            "nvidia-smi",
-            f"--query-gpu={_SAMPLES}",
-            "--format=csv,noheader,nounits",
-            "-lms",
-            "200",
-        ]
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        command = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={_SAMPLES}"]
+        command += ["--format=csv,noheader,nounits", "-lms", "200"]
         self._process: subprocess.Popen[str] | None = None
         with suppress(OSError):
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -121,6 +117,7 @@ def measured(
     command = [sys.executable, "-m", "bench.bench_gpu_together", "--worker", recipe]
     command += ["--model", model, "--mode", mode, "--backend", backend]
     environment = os.environ | {STARTED: str(time.time()), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     began = time.perf_counter()
     processes = [
         subprocess.Popen(
@@ -151,7 +148,8 @@ def measured(
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            with suppress(BrokenPipeError):
+                process.communicate()
 
 
 def _answer(process: subprocess.Popen[str]) -> Row:

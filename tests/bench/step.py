@@ -114,6 +114,7 @@ class Steps:
         torch._dynamo.reset()
         for block in model.model.layers:
             block._compiled_call_impl = None
+        model.zero_grad(set_to_none=True)  # what another recipe's graph has left
         compiled = compiled_loss(model, Compile.BLOCK if compiles else Compile.NONE)
         self.loss: Callable[..., torch.Tensor] = compiled or self._eager_loss
         self.optimizer = make_optimizer(model, config.optim)
@@ -183,6 +184,12 @@ class Steps:
                 raise DivergedError(
                     f"step {outcome.step}: loss {outcome.loss}, gradient norm {outcome.norm}; lower optim.lr"
                 )
+
+    def held_bytes(self) -> int:
+        """Return the bytes of weights, moments and gradients, which take the same under every recipe."""
+        tensors = [p for p in self.model.parameters() if p.requires_grad]
+        moments = [t for state in self.optimizer.state.values() for t in state.values()]
+        return sum(t.numel() * t.element_size() for t in (*tensors, *tensors, *moments))
 
     def _eager_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return cross_entropy(self.model(inputs), targets)

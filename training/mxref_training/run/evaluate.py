@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mxref_torch import StepContext
-    from mxref_training.run.loss import CompiledLoss
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def evaluate(
     seq_len: int,
     batch: int,
     limit: int,
-    loss: CompiledLoss | None = None,
+    loss_sum: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Evaluation:
     """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
 
@@ -84,7 +83,8 @@ def evaluate(
         seq_len: tokens per window.
         batch: windows per forward pass.
         limit: tokens to predict at most.
-        loss: the model's loss as it is compiled; None: the model's logits are taken, and their loss eagerly.
+        loss_sum: returns the sum of the losses of inputs and targets, as compiled code computes it; None: of the
+            model's logits.
     """
     total, count = 0.0, 0
     device = next(model.parameters()).device
@@ -93,10 +93,10 @@ def evaluate(
         for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
             context.token_origin = count
             tokens_in, wanted = (torch.from_numpy(side).to(device) for side in (inputs, targets))
-            if loss is None:
+            if loss_sum is None:
                 found = cross_entropy(model(tokens_in), wanted, reduction="sum")
             else:
-                found = loss(tokens_in, wanted, reduction="sum")
+                found = loss_sum(tokens_in, wanted)
             total += found.item()
             count += targets.size
     return Evaluation(total / count, count)

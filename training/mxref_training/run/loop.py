@@ -391,7 +391,7 @@ class _Run:
             seq_len=run.seq_len,
             batch=run.sequences,
             limit=run.eval_tokens,
-            loss=self.compiled,
+            loss_sum=self.compiled and self.compiled.total,
         )
 
     def _require_finite(self) -> None:

@@ -60,6 +60,10 @@ class CompiledLoss:
         loss: torch.Tensor = self._part(x, targets, reduction)
         return loss
 
+    def total(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over all targets in place of the mean."""
+        return self(inputs, targets, "sum")
+
 
 def compiled_loss(model: Llama, how: Compile) -> CompiledLoss | None:
     """Return the compiled loss of a model; None where nothing is compiled."""
