@@ -92,7 +92,8 @@ class _Load:
         return self
 
     def _read(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         for line in self._process.stdout:
             with suppress(ValueError):
                 self.lines.append([float(word) for word in line.split(",")])
@@ -141,9 +142,17 @@ def measured(
                     process.stdin.flush()
                 answers = [_answer(process) for process in processes[:count]]
             rates = [a["steps"] * r["tokens"] / a["seconds"] for a, r in zip(answers, ready, strict=False)]
-            row = {"model": model, "recipe": recipe, "mode": mode, "together": count, "tokens_per_s": sum(rates)}
+            row = {
+                "model": model,
+                "recipe": recipe,
+                "mode": mode,
+                "together": count,
+                "tokens_per_s": sum(rates),
+            }
             row |= {"slowest": min(rates), "fastest": max(rates)} | load.means()
-            rows.append(row | {"start_s": started, "start": ready[0]["start"], "last_start": ready[-1]["start"]})
+            rows.append(
+                row | {"start_s": started, "start": ready[0]["start"], "last_start": ready[-1]["start"]}
+            )
         return rows
     finally:
         for process in processes:
@@ -168,7 +177,9 @@ def _answer(process: subprocess.Popen[str]) -> Row:
 @click.option("--together", "counts", multiple=True, type=click.IntRange(1), default=(1, 4, 8))
 @click.option("--seconds", default=4.0, show_default=True, type=click.FloatRange(0.1))
 @click.option("--backend", default="triton", show_default=True)
-@click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers here.")
+@click.option(
+    "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the numbers here."
+)
 @click.option("--worker", "only", hidden=True)
 def main(
     model: str, recipes: tuple[str, ...], mode: str, counts: tuple[int, ...], seconds: float, backend: str,
@@ -187,7 +198,11 @@ def main(
         rows += found
         for row in found:
             print(f"{model} {recipe} x {row['together']}: {row['tokens_per_s']:,.0f} tokens/s", flush=True)
-            load = (f"{row[key] / over:.0f}" if key in row else "" for key, over in (("busy", 1), ("mib", 1024), ("watt", 1)))
+            shares = (("busy", 1), ("mib", 1024), ("watt", 1))
+            load = (f"{row[key] / unit:.0f}" if key in row else "" for key, unit in shares)
+                f"{row[key] / over:.0f}" if key in row else ""
+                for key, over in (("busy", 1), ("mib", 1024), ("watt", 1))
+            )
             table.add_row(
                 model, recipe, str(row["together"]), f"{row['tokens_per_s']:,.0f}", f"{row['slowest']:,.0f}", *load,
                 f"{row['start_s']:.1f}",

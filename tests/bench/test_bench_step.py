@@ -23,7 +23,7 @@ from mxref.errors import RecipeError
 from mxref.recipe import GemmProfile
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
-from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.model.llama import Llama
@@ -241,9 +241,7 @@ def test_the_section_says_what_the_record_says() -> None:
     assert "activations" not in text
     for row, gib in zip(found["steps"], (20.04, 9.96), strict=True):
         row["activations_gib"] = gib
-    cells = [
-        line.strip(" *-") for line in render_gpu_step.section(found, render_gpu._table).splitlines()
-    ]
+    cells = [line.strip(" *-") for line in render_gpu_step.section(found, render_gpu._table).splitlines()]
     assert cells[cells.index("`mxfp4_h16:bounded`") + 9 :][:2] == ["61.2", "10.0"]
 
 

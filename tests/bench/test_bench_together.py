@@ -33,6 +33,8 @@ def test_two_processes_train_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_is_reported() -> None:
-    result = CliRunner().invoke(bench.main, ["--model=tiny", "--recipe=mxfp5", "--backend=reference", "--together=1"])
+    result = CliRunner().invoke(
+        bench.main, ["--model=tiny", "--recipe=mxfp5", "--backend=reference", "--together=1"]
+    )
     assert result.exit_code == 1
     assert "mxfp5: a process ended with exit code 1" in result.output

@@ -46,7 +46,11 @@ def test_two_processes_that_share_the_gpu_train_as_one_alone(recipe, tmp_path, c
     together = [start(folder, recipe) for folder in folders[1:]]
     assert [process.wait() for process in together] == [0, 0]
     want, *found = (
-        {name: data for name, data in files(folder / "run").items() if name.endswith((".safetensors", "metrics.jsonl"))}
+        {
+            name: data
+            for name, data in files(folder / "run").items()
+            if name.endswith((".safetensors", "metrics.jsonl"))
+        }
         for folder in folders
     )
     assert len(want) >= 3

@@ -15,7 +15,7 @@ from mxref.discovery import get_backend
 from mxref.reference import ReferenceBackend
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.lab.report.page import provenance
+from mxref_training.report.ladder.page import provenance
 from mxref_training.run import loop
 from mxref_training.run.repeatable import CUBLAS, deterministic, fixed_choices
 from training_setup import change, metrics, run
@@ -45,7 +45,13 @@ def test_it_is_recorded_and_changes_no_number(tmp_path: Path) -> None:
 
 def test_the_report_of_a_ladder_says_it() -> None:
     model = {"layers": 1, "width": 32, "ffn": 64, "vocab": 64}
-    results = {"mxref": "1", "backend": "reference", "tokens": 1, "arms": [], "data": {"report": "", "hashes": {}}}
+    results = {
+        "mxref": "1",
+        "backend": "reference",
+        "tokens": 1,
+        "arms": [],
+        "data": {"report": "", "hashes": {}},
+    }
     for value in (True, False):
         settings = {"steps": 1, "batch": 1, "seq_len": 1, "deterministic": value}
         shown = dict(provenance(results | {"config": {"model": model, "run": settings}}))
@@ -113,7 +119,9 @@ def test_kernels_that_are_chosen_by_time_are_refused(monkeypatch: pytest.MonkeyP
             return "TIMED_TUNE=1"
 
     with (
-        pytest.raises(ConfigError, match="TIMED_TUNE=1 has backend 'timed' choose kernels.*: unset TIMED_TUNE=1"),
+        pytest.raises(
+            ConfigError, match="TIMED_TUNE=1 has backend 'timed' choose kernels.*: unset TIMED_TUNE=1"
+        ),
         fixed_choices(configured(), Timed(), torch.device("cpu")),
     ):
         pass

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mxref_torch import StepContext
 
 
+LossSum = Callable[[Tensor, Tensor], Tensor]
+"""Returns the sum of the losses of inputs and targets, both int64 [B, T]."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """A validation loss."""
@@ -70,7 +74,7 @@ def evaluate(
     seq_len: int,
     batch: int,
     limit: int,
-    loss_sum: Callable[[Tensor, Tensor], Tensor] | None = None,
+    loss_sum: LossSum | None = None,
 ) -> Evaluation:
     """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
 
@@ -86,20 +90,21 @@ def evaluate(
         loss_sum: returns the sum of the losses of inputs and targets, as compiled code computes it; None: of the
             model's logits.
     """
-    total, count = 0.0, 0
+    total, count, summed = 0.0, 0, loss_of(model, loss_sum)
     device = next(model.parameters()).device
     with undisturbed(model, context):
         context.global_tokens = limit // seq_len * seq_len
         for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
             context.token_origin = count
             tokens_in, wanted = (torch.from_numpy(side).to(device) for side in (inputs, targets))
-            if loss_sum is None:
-                found = cross_entropy(model(tokens_in), wanted, reduction="sum")
-            else:
-                found = loss_sum(tokens_in, wanted)
-            total += found.item()
+            total += summed(tokens_in, wanted).item()
             count += targets.size
     return Evaluation(total / count, count)
+
+
+def loss_of(model: nn.Module, loss_sum: LossSum | None) -> LossSum:
+    """Return a sum of losses, by default that of the model's logits."""
+    return loss_sum or (lambda inputs, targets: cross_entropy(model(inputs), targets, reduction="sum"))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -20,6 +20,7 @@ from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.estimate import preflight
 from mxref_training.run.evaluate import (
@@ -43,10 +44,10 @@ from mxref_training.run.optim import (
     set_learning_rate,
 )
 from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.progress import ProgressSink, default_progress, reporting
 from mxref_training.run.repeatable import deterministic, fixed_choices
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import Batch, CapturedTraining, Taken
-from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
@@ -177,6 +178,14 @@ class _Run:
         self.captured: CapturedTraining | None = None
         if run.capture:
             self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
+        self.evaluated: dict[str, Any] = {
+            "seq_len": run.seq_len, "batch": run.sequences, "limit": run.eval_tokens,
+            "loss_sum": self.compiled and self.compiled.total,
+        }  # fmt: skip
+        self.captured_evaluation: CapturedEvaluation | None = None
+        if run.capture and device.type == "cuda":
+            watched = self.model, self.context, corpus.val.ids
+            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated)
         self.step = self.skipped_in_a_row = 0
         self.checked = False
 
@@ -361,7 +370,7 @@ class _Run:
 
     def _validate(self) -> None:
         began = time.perf_counter()
-        found = self._evaluation()
+        found = self._evaluation() if self.captured_evaluation is None else self.captured_evaluation()
         widened = self.backend.range_exceeded()
         if widened:
             mxref_torch.restart(self.model)
@@ -383,16 +392,7 @@ class _Run:
         self._require_finite()
 
     def _evaluation(self) -> Evaluation:
-        run = self.config.run
-        return evaluate(
-            self.model,
-            self.context,
-            self.corpus.val.ids,
-            seq_len=run.seq_len,
-            batch=run.sequences,
-            limit=run.eval_tokens,
-            loss_sum=self.compiled and self.compiled.total,
-        )
+        return evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
 
     def _require_finite(self) -> None:
         require_finite(self.state.tensors(), self.step, self.config, self.folder.store)
