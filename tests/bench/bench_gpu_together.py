@@ -200,9 +200,6 @@ def main(
             print(f"{model} {recipe} x {row['together']}: {row['tokens_per_s']:,.0f} tokens/s", flush=True)
             shares = (("busy", 1), ("mib", 1024), ("watt", 1))
             load = (f"{row[key] / unit:.0f}" if key in row else "" for key, unit in shares)
-                f"{row[key] / over:.0f}" if key in row else ""
-                for key, over in (("busy", 1), ("mib", 1024), ("watt", 1))
-            )
             table.add_row(
                 model, recipe, str(row["together"]), f"{row['tokens_per_s']:,.0f}", f"{row['slowest']:,.0f}", *load,
                 f"{row['start_s']:.1f}",
