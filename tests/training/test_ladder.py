@@ -86,6 +86,8 @@ def test_paper_ladder_claims() -> None:
 
 
 FP8_ARM = {"name": "fp8", "label": "FP8"}
+OTHER = {"name": "b", "label": "b"}
+CONTRAST = {"name": "c", "arm": "h16", "against": "bad", "question": "Does H16 help?"}
 
 
 @pytest.mark.parametrize(
@@ -116,12 +118,40 @@ FP8_ARM = {"name": "fp8", "label": "FP8"}
             },
             "arm 'b' has seed_offset = 1 and another recipe",
         ),
+        ({"arm": [{**FP8_ARM, "seeds": 0}]}, "arm 'fp8': seeds = 0 is outside 1 .. 1000"),
+        (
+            {"arm": [FP8_ARM, {**OTHER, "seeds": 3}]},
+            "arm 'b' has seeds = 3, and the reference arm 'fp8' only 1",
+        ),
+        (
+            {"arm": [{**FP8_ARM, "seeds": 2}, {**OTHER, "seeds": 2, "seed_offset": 9}]},
+            "arm 'b' has a seed_offset and so runs once; leave seeds = 2 out",
+        ),
+        (
+            {"contrast": [{**CONTRAST, "arm": "h15"}]},
+            "contrast 'c': arm = 'h15' is no arm .*did you mean 'h16'",
+        ),
+        ({"contrast": [{**CONTRAST, "against": "fp8-seed2"}]}, "against = 'fp8-seed2' has a seed_offset"),
+        ({"contrast": [{**CONTRAST, "against": "h16"}]}, "contrast 'c' holds 'h16' against itself"),
+        ({"contrast": [CONTRAST, CONTRAST]}, "two contrasts are named 'c'"),
+        (
+            {"contrast": [{**CONTRAST, "prediction": [{"says": "better", "source": "s"}]}]},
+            r"contrast\[0\].prediction\[0\].says = 'better' is not one of lower, higher, equal, diverges",
+        ),
     ],
 )
 def test_ladder_errors_name_the_key_and_the_way_out(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((RecipeError, ConfigError), match=message) as caught:
         ladder(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_an_arm_says_how_often_it_runs_and_a_call_may_say_otherwise() -> None:
+    found = ladder(
+        arm=[{**FP8_ARM, "seeds": 5}, {**OTHER, "seeds": 3}, {**OTHER, "name": "c", "seed_offset": 9}]
+    )
+    assert [found.repetitions(arm) for arm in found.arm] == [5, 3, 1]
+    assert [found.repetitions(arm, 2) for arm in found.arm] == [2, 2, 1]
 
 
 def test_unknown_ladder_and_arm_name_the_nearest() -> None:
