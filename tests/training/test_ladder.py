@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,59 @@ def test_an_arm_says_how_often_it_runs_and_a_call_may_say_otherwise() -> None:
     )
     assert [found.repetitions(arm) for arm in found.arm] == [5, 3, 1]
     assert [found.repetitions(arm, 2) for arm in found.arm] == [2, 2, 1]
+
+
+BASE = """
+title = "base"
+description = "all"
+train = { preset = "tiny", run.steps = 10 }
+arm = [
+    { name = "fp8", label = "FP8", seeds = 5, recipe.all.format = "fp8" },
+    { name = "again", label = "FP8", seed_offset = 9, recipe.all.format = "fp8" },
+    { name = "bf16", label = "BF16", seeds = 5, recipe.all.format = "bf16" },
+    { name = "h16", label = "H16", seeds = 3, recipe.all.hadamard = 16 },
+]
+contrast = [
+    { name = "a", arm = "h16", against = "fp8", question = "?" },
+    { name = "b", arm = "h16", against = "bf16", question = "?" },
+]
+"""
+
+
+def test_a_ladder_takes_arms_of_another_and_their_contrasts(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(BASE)
+    head = 'title = "larger"\nextends = "base.toml"\nseeds = 2\n'
+    own = '[[arm]]\nname = "new"\nlabel = "n"\n[[contrast]]\nname = "c"\narm = "new"\nagainst = "h16"\nquestion = "?"\n'
+    (tmp_path / "l.toml").write_text(
+        f'{head}arms = ["h16", "fp8", "again"]\n[train]\npreset = "demo"\n[target]\nhigh_precision = ""\n{own}'
+    )
+    found = load_ladder(tmp_path / "l.toml")
+    assert (found.title, found.description) == ("larger", "all")
+    assert (found.train.preset, found.train.run) == ("demo", {"steps": 10})
+    assert [(arm.name, arm.seeds) for arm in found.arm] == [("fp8", 2), ("again", 1), ("h16", 2), ("new", 1)]
+    assert [contrast.name for contrast in found.contrast] == ["a", "c"]
+    base = load_ladder(tmp_path / "base.toml")
+    assert found.resolve(found.named("h16")) == base.resolve(base.named("h16"))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            'extends = "base.toml"\narms = ["h61"]',
+            r"l.toml: arms: 'h61' is no arm of base.toml.*did you mean 'h16'",
+        ),
+        ('extends = "basis.toml"', "cannot read .*basis.toml"),
+        ('extends = "l.toml"', "l.toml extends another ladder itself"),
+        ('extends = "base.toml"\nseeds = "many"', "l.toml.seeds: expected int, got 'many'"),
+        ('title = "x"\narms = ["h16"]', "l.toml: unknown key 'arms'"),
+    ],
+)
+def test_errors_of_a_ladder_that_extends_another(tmp_path: Path, head: str, message: str) -> None:
+    (tmp_path / "base.toml").write_text(BASE)
+    (tmp_path / "l.toml").write_text(head)
+    with pytest.raises((RecipeError, ConfigError, FileFormatError), match=message):
+        load_ladder(tmp_path / "l.toml")
 
 
 def test_unknown_ladder_and_arm_name_the_nearest() -> None:

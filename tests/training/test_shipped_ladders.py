@@ -145,6 +145,21 @@ def test_readings_claims_and_seeds() -> None:
     assert all(arm.seeds == 3 for arm in load_ladder("tseng").arm)
 
 
+def test_the_ladder_at_50m_has_the_claims_of_the_other_and_its_treatments() -> None:
+    larger, readings = load_ladder("paper_50m"), load_ladder("readings")
+    # A third reading of random signs runs at 20M only.
+    claims = {arm.name for arm in readings.arm if arm.paper} - {"all-rht16-step-layer"}
+    assert [arm.name for arm in larger.arm] == [name for name in READINGS if name in claims | {"fp8", "bf16"}]
+    for arm in larger.arm:
+        assert larger.resolve(arm) == readings.resolve(readings.named(arm.name))
+    assert {arm.seeds for arm in larger.arm} == {3}
+    assert larger.train.preset == "lab_50m"
+    assert larger.train.run == readings.train.run | {"steps": 3968}
+    assert {"fprop", "dgrad", "wgrad", "h16", "h32", "sr-dy", "rht16-step"} <= {
+        c.name for c in larger.contrast
+    }
+
+
 @pytest.mark.parametrize("name", ["readings", "tseng"])
 def test_what_shipped_ladders_share_is_what_the_protocol_says(name: str) -> None:
     ladder = load_ladder(name)
@@ -169,7 +184,7 @@ def test_every_shipped_recipe_has_the_treatment_of_the_table(name: str) -> None:
 
 def test_the_tables_name_all_that_is_shipped() -> None:
     assert set(RECIPES) == set(shipped_recipes())
-    assert set(shipped()) == {"paper", "readings", "tseng"}
+    assert set(shipped()) == {"paper", "paper_50m", "readings", "tseng"}
 
 
 def row_sums(signs: np.ndarray) -> list[int]:

@@ -18,6 +18,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
 from mxref_training.lab.contrasts import Contrast
+from mxref_training.lab.extension import extended
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
@@ -250,13 +251,21 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
         RecipeError: an unknown key (the nearest is named) or a wrong value, in the file or in an arm's recipe.
         ConfigError: arms that cannot be compared, or a target that names no arm.
     """
+    path = _file(path_or_name)
+    table = read_toml(path)
+    if "extends" in table:
+        table = extended(table, read_toml(_file(str(table["extends"]), path.parent)), path.name)
+    return build(Ladder, table, path.name)
+
+
+def _file(path_or_name: str | Path, folder: Path = Path()) -> Path:
+    """Return the file of a ladder: a shipped one by its name, or a path from a folder."""
     name = str(path_or_name)
     if name in shipped():
-        path = SHIPPED / f"{name}.toml"
-    else:
-        path = Path(name)
-        if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
-            raise FileFormatError(
-                f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
-            )
-    return build(Ladder, read_toml(path), path.name)
+        return SHIPPED / f"{name}.toml"
+    path = folder / name
+    if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
+        raise FileFormatError(
+            f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
+        )
+    return path
