@@ -69,7 +69,7 @@ READINGS = {
     "all-floor": alike("mxfp4 floor zero127"),
     "all-rceil": alike("mxfp4 rceil zero127"),
     "all-w32": [M, f"{M} tile", M, f"{M} tile", M, M],
-    "all-last-bf16": alike(M),  # and its last blocks in BF16, below
+    "all-last-bf16": alike(M),  # and its last block in BF16, below
 }
 FIVE_SEEDS = {
     "fp8", "bf16", "fprop", "fprop-sr", "fprop-rht16", "fprop-dgrad", "fprop-dgrad-sr", "fprop-dgrad-rht16", "all",
@@ -127,12 +127,12 @@ def test_every_arm_has_the_treatment_of_the_table(name: str, table: dict[str, li
         assert isinstance(recipe, RecipePlan) is (arm.name == "all-last-bf16")
 
 
-def test_last_blocks_of_one_arm_stay_in_bf16() -> None:
+def test_the_last_block_of_one_arm_stays_in_bf16() -> None:
     ladder = load_ladder("readings")
-    names = [f"model.layers.{i}.mlp.up_proj" for i in range(8)]
+    names = [f"model.layers.{i}.mlp.up_proj" for i in range(5)]
     found = ladder.resolve(ladder.named("all-last-bf16")).by_layer([*names, "lm_head"])
     for name in names:
-        assert list(differences(found[name], alike(BF16 if name[13] in "67" else M))) == [], name
+        assert list(differences(found[name], alike(BF16 if name[13] == "4" else M))) == [], name
 
 
 def test_readings_claims_and_seeds() -> None:
@@ -154,7 +154,7 @@ def test_the_ladder_at_50m_has_the_claims_of_the_other_and_its_treatments() -> N
         assert larger.resolve(arm) == readings.resolve(readings.named(arm.name))
     assert {arm.seeds for arm in larger.arm} == {3}
     assert larger.train.preset == "lab_50m"
-    assert larger.train.run == readings.train.run | {"steps": 3968}
+    assert larger.train.run == readings.train.run | {"steps": 4000}
     assert {"fprop", "dgrad", "wgrad", "h16", "h32", "sr-dy", "rht16-step"} <= {
         c.name for c in larger.contrast
     }
@@ -165,7 +165,7 @@ def test_what_shipped_ladders_share_is_what_the_protocol_says(name: str) -> None
     ladder = load_ladder(name)
     assert ladder.train.preset == "lab_20m"
     assert ladder.train.optim == {"schedule": "constant"}
-    assert ladder.train.run["steps"] * 16_384 >= 60_000_000
+    assert ladder.train.run == {"steps": 3680, "eval_every": 40}
     assert ladder.target.fraction == 0.7
 
 
