@@ -28,6 +28,8 @@ SHIPPED = Path(__file__).parents[1] / "ladders"
 MAX_NAME = 100
 """Characters of an arm's name, which becomes the name of a directory."""
 MAX_PERCENT = 1_000_000
+MAX_SEEDS = 1000
+"""Repetitions of an arm."""
 DNC = "DNC"
 """How a paper's table says that an arm does not converge."""
 
@@ -72,9 +74,15 @@ class Arm:
     stage: str = ""
     """The GEMMs that it treats; the table's rows are grouped by it."""
     recipe: Table = field(default_factory=dict)
+    seeds: int = 1
+    """Repetitions, each at other seeds, where the call asks for no number. The reference needs as many as any other."""
     seed_offset: int = 0
-    """Added to both seeds: a repetition of the reference arm that shows the noise."""
+    """Added to both seeds: a repetition of the reference arm that shows the noise. It runs once."""
     paper: Claim | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= MAX_SEEDS:
+            raise ConfigError(f"seeds = {self.seeds} is outside 1 .. {MAX_SEEDS}")
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,15 @@ class Ladder:
             )
         base = self.resolve(self.reference)
         for arm in self.arm:
+            if arm.seeds > self.reference.seeds:
+                raise ConfigError(
+                    f"arm {arm.name!r} has seeds = {arm.seeds}, and the reference arm {self.reference.name!r} only "
+                    f"{self.reference.seeds}: each repetition is compared with the reference's, so give it as many"
+                )
+            if arm.seed_offset and arm.seeds > 1:
+                raise ConfigError(
+                    f"arm {arm.name!r} has a seed_offset and so runs once; leave seeds = {arm.seeds} out"
+                )
             if self.resolve(arm) != base and arm.seed_offset:
                 raise ConfigError(
                     f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe than "
@@ -164,6 +181,12 @@ class Ladder:
             if arm.name == name:
                 return arm
         raise ConfigError(f"no arm is named {shown(name)}{nearest(name, [arm.name for arm in self.arm])}")
+
+    def repetitions(self, arm: Arm, seeds: int | None = None) -> int:
+        """Return how often an arm runs: once with a seed offset, else `seeds`, or the arm's own number if None."""
+        if arm.seed_offset:
+            return 1
+        return arm.seeds if seeds is None else seeds
 
     def resolve(self, arm: Arm) -> Recipe:
         """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
