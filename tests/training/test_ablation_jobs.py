@@ -29,8 +29,8 @@ from mxref_training.errors import ConfigError
 from mxref_training.lab import slots, worker
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.slots import job_count, on_share
 from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_display
+from mxref_training.lab.slots import job_count, on_share
 from mxref_training.lab.study import RESULTS, planned, run_ladder
 from mxref_training.lab.worker import PipeProgress
 from training_setup import newest
@@ -376,7 +376,9 @@ def test_a_run_reaches_its_process_unchanged(tmp_path: Path) -> None:
 def test_a_process_refuses_a_run_that_is_no_longer_the_same(tmp_path: Path) -> None:
     table = some_run(tmp_path, code="0" * 12).to_table()
     shared = worker.Shared(mxref.get_backend("reference"), FakeCorpus())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="the code changed while the ladder ran: give the same command again"):
+    with pytest.raises(
+        ConfigError, match="the code changed while the ladder ran: give the same command again"
+    ):
         worker._train(table, shared, PipeProgress(-1))
     assert list(tmp_path.iterdir()) == []
 

@@ -24,6 +24,7 @@ MAX_SEEDS = 1000
 
 @click.command()
 @click.argument("ladder")
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the ladder.  [default: runs/NAME]")
 @click.option("--data", help="Training data, as data.train: builtin, c4, or JSONL files.")
 @click.option("--val", help="Validation data, as data.val.")
@@ -56,9 +57,16 @@ MAX_SEEDS = 1000
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
 )
 @click.option("--backend", "backend_name", help="Backend that computes the block formats.")
+@click.option(
+    "--collect",
+    "collects",
+    is_flag=True,
+    help="Train nothing: bring the results of the FOLDERs together in --out, and compare them.",
+)
 @click.option("--list", "list_arms", is_flag=True, help="Show the arms and their treatment, and stop.")
 def ablate(
     ladder: str,
+    folders: tuple[Path, ...],
     out: Path | None,
     data: str | None,
     val: str | None,
@@ -73,12 +81,14 @@ def ablate(
     max_minutes: float | None,
     keep_checkpoints: str | None,
     backend_name: str | None,
+    collects: bool,
     list_arms: bool,
 ) -> None:
     """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped (paper).
 
     Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in
-    report.html and report.md of the directory, every number in results.json.
+    report.html and report.md of the directory, every number in results.json. The results of several machines are
+    brought together by --collect; the ladder then goes on with the runs that are missing.
 
     \b
     Examples:
@@ -86,6 +96,7 @@ def ablate(
       mxref ablate paper --seeds 3 --out runs/ladder
       mxref ablate paper --jobs auto                      a run on every core
       mxref ablate paper --devices all --jobs 4           four runs on each GPU
+      mxref ablate paper --collect one two --out all      the results of two machines
       mxref ablate paper --max-minutes 9                  as many runs as end in time; the next call goes on
       mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
       mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
@@ -96,6 +107,11 @@ def ablate(
     loaded = load_ladder(ladder)
     if list_arms:
         _list(loaded)
+        return
+    if folders and not collects:
+        raise click.UsageError(f"{folders[0]}: folders are named with --collect")
+    if collects:
+        _collect(loaded, folders, out)
         return
     from mxref.discovery import choose, get_backend
     from mxref.terminal import echo
@@ -156,6 +172,17 @@ def ablate(
 def _names(text: str | None) -> list[str]:
     """Return the names of a comma-separated list."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _collect(ladder: Ladder, folders: tuple[Path, ...], out: Path | None) -> None:
+    if out is None or not folders:
+        raise click.UsageError("--collect needs folders, and --out for what is collected")
+    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
+    from mxref.terminal import echo
+    from mxref_training.lab.collect import collect
+
+    if results := collect(ladder, folders, out, lambda line: echo(line, err=True)):
+        show_ladder(results, out)
 
 
 def _kept(text: str) -> list[str]:

@@ -31,7 +31,9 @@ def from_table(table: dict[str, Any]) -> TokenCorpus:
 def _side(tokens: Tokens) -> dict[str, Any]:
     path = getattr(tokens.ids, "filename", None)
     if path is None:
-        raise DataError("these tokens are in no file, so no other process can read them: prepare_corpus makes one")
+        raise DataError(
+            "these tokens are in no file, so no other process can read them: prepare_corpus makes one"
+        )
     facts = {"documents": tokens.documents, "utf8_bytes": tokens.utf8_bytes, "sha256": tokens.sha256}
     return {"path": str(path), "length": len(tokens), **facts}
 
@@ -43,5 +45,7 @@ def _tokens(side: dict[str, Any]) -> Tokens:
         if len(ids) != side["length"]:
             raise ValueError(f"it has {len(ids):,} tokens, not {side['length']:,}")
     except (OSError, ValueError) as error:
-        raise DataError(f"the cached tokens in {path} are damaged ({error}): give the same command again") from error
+        raise DataError(
+            f"the cached tokens in {path} are damaged ({error}): give the same command again"
+        ) from error
     return Tokens(ids, side["documents"], side["utf8_bytes"], side["sha256"])

@@ -88,7 +88,12 @@ class ArmRun:
         """Return the record of a finished run that is still valid."""
         found = result_file.read(self.folder / _RESULT)
         wanted = plain(self.key)
-        if not found or found["key"] != wanted or self._stored_key() != wanted or not self._is_of_the_log(found):
+        if (
+            not found
+            or found["key"] != wanted
+            or self._stored_key() != wanted
+            or not self._is_of_the_log(found)
+        ):
             return None
         record: Record = found["record"]
         return record
@@ -151,21 +156,11 @@ class ArmRun:
                 changed = (
                     ", ".join(changes(stored, plain(self.key))) if stored else "its fingerprint is missing"
                 )
-                aside = self._move_aside()
+                aside = set_aside(self.out, self.folder)
             make_folder(self.folder)
             with self.alone():
                 write_json(self.folder / _KEY, self.key)
         return f"starts anew, because {changed} (the old run is in {aside})"
-
-    def _move_aside(self) -> Path:
-        aside = _free_name(self.out / "superseded" / self.folder.name)
-        make_folder(aside.parent)
-        self.folder.rename(aside)
-        for folder in (aside.parent, self.folder.parent):
-            sync(folder)
-        # A process that waits for the lock then notices that the directory was replaced.
-        (aside / _LOCK).unlink()
-        return aside
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -288,6 +283,18 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
         kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
         record |= {"environment": {key: facts[key] for key in kept if key in facts}}
         return run.finish(record)
+
+
+def set_aside(out: Path, folder: Path) -> Path:
+    """Move the directory of a run to `out/superseded`, and return its new place."""
+    aside = _free_name(out / "superseded" / folder.name)
+    make_folder(aside.parent)
+    folder.rename(aside)
+    for parent in (aside.parent, folder.parent):
+        sync(parent)
+    # A process that waits for the lock then notices that the directory was replaced.
+    (aside / _LOCK).unlink(missing_ok=True)
+    return aside
 
 
 def _free_name(path: Path) -> Path:

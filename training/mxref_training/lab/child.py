@@ -79,7 +79,9 @@ class Child:
         on = f", GPU {self.slot.device}" if self.slot.device else ""
         with path.open("ab") as log:
             start, self.log_start = log.tell() if self.log_start is None else self.log_start, None
-            log.write(f"{_HEADER}{began}: process {self.process.pid}, threads {run.config.run.threads}{on}\n".encode())
+            log.write(
+                f"{_HEADER}{began}: process {self.process.pid}, threads {run.config.run.threads}{on}\n".encode()
+            )
         self.training = Training(run, sink, path, start)
         self._write({"run": run.to_table(), "log": str(path.absolute())})
 

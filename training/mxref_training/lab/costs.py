@@ -25,7 +25,9 @@ def cost_class(recipe: Recipe) -> str:
 
 
 def _class(recipe: Recipe) -> str:
-    roles = (f"{role.value} {' x '.join(_operand(spec) for spec in recipe.operands(role))}" for role in GemmRole)
+    roles = (
+        f"{role.value} {' x '.join(_operand(spec) for spec in recipe.operands(role))}" for role in GemmRole
+    )
     block = any(recipe.kind(role) == "block" for role in GemmRole)
     return "; ".join([*roles, *([recipe.gemm.value] if block else []), *recipe.keep_bf16])
 
@@ -67,4 +69,3 @@ class Costs:
             return None
         whole = self.seconds.get(cost_class(run.recipe), max(self.seconds.values()))
         return _SPARE * whole * (1 - run.progress())
-

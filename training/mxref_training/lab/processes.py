@@ -139,7 +139,9 @@ class _Batch:
         record = training.run.finished()
         if record is None:
             self.failed.append(training.run.name)
-            self.watch.failed(training.run, f"its result was changed as soon as it was written; see {training.log}")
+            self.watch.failed(
+                training.run, f"its result was changed as soon as it was written; see {training.log}"
+            )
         else:
             self.budget.learn(training.run, time.monotonic() - training.began)
             self.watch.done(training.run, record)

@@ -42,7 +42,7 @@ def sealed(facts: Mapping[str, Any], folder: Path, record: Record) -> Table:
 
 
 def read(path: Path) -> Table | None:
-    """Return the content of a result file; None if there is none, or it was damaged, edited or made by another format."""
+    """Return the content of a result file; None if there is none, it is damaged, edited, or of another format."""
     table = read_json(path)
     if table is None or table.get("format") != FORMAT or not isinstance(table.get("record"), dict):
         return None

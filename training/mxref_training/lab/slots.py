@@ -66,7 +66,9 @@ def on_share(config: TrainConfig, jobs: int) -> TrainConfig:
     return replace(config, run=replace(config.run, threads=threads))
 
 
-def make_slots(jobs: int | None, devices: str | None, config: TrainConfig, backend: Backend, runs: int) -> Slots:
+def make_slots(
+    jobs: int | None, devices: str | None, config: TrainConfig, backend: Backend, runs: int
+) -> Slots:
     """Return the places in which a ladder's runs train.
 
     Args:
@@ -115,11 +117,13 @@ def device_numbers(text: str) -> list[int]:
         if not word.isdecimal() or int(word) >= count:
             there = f"0 to {count - 1}" if count else "none"
             raise ConfigError(
-                f"--devices {shown(text)}: {shown(word)} is no GPU that PyTorch sees here ({there}); give numbers as in "
-                "0,1, or all"
+                f"--devices {shown(text)}: {shown(word)} is no GPU that PyTorch sees here ({there}); give numbers "
+                "as in 0,1, or all"
             )
         if words.count(word) > 1:
-            raise ConfigError(f"--devices {shown(text)} names {word} twice; --jobs sets how many runs share a GPU")
+            raise ConfigError(
+                f"--devices {shown(text)} names {word} twice; --jobs sets how many runs share a GPU"
+            )
     return [int(word) for word in words]
 
 
