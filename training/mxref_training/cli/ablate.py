@@ -121,12 +121,12 @@ def ablate(
     from mxref_training.data.corpus import prepare_corpus
     from mxref_training.lab.budget import Budget
     from mxref_training.lab.costs import Costs
+    from mxref_training.lab.fresh import train_afresh
     from mxref_training.lab.processes import ChildProcesses
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.run.estimate import preflight
     from mxref_training.run.interrupt import Interrupted
-    from mxref_training.run.loop import train
 
     paths = {"train": data, "val": val, "tokenizer": tokenizer}
     given = {
@@ -140,8 +140,8 @@ def ablate(
     backend = get_backend(chosen)
     slots = make_slots(jobs, devices, config, backend, len(planned(loaded, seeds, names)))
     config = on_share(config, len(slots)) if len(slots) > 1 else config
-    for number in slots.devices or [None]:
-        on = config if number is None else replace(config, run=replace(config.run, device=f"cuda:{number}"))
+    for device in slots.devices or [config.run.device]:
+        on = replace(config, run=replace(config.run, device=device))
         for arm in loaded.arm:
             preflight(on, loaded.resolve(arm), backend, slots.per_device)
     costs, runner = Costs(), None
@@ -154,7 +154,7 @@ def ablate(
             config,
             folder,
             backend=backend,
-            trainer=train,
+            trainer=train_afresh,
             corpus=lambda: prepare_corpus(config),
             seeds=seeds,
             arms=names,

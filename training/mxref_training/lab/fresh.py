@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import torch
 
 from mxref.backend import Backend
+from mxref_training.run.loop import train
+from mxref_training.run.outcome import TrainResult
+
+
+def train_afresh(*arguments: Any, backend: Backend, **options: Any) -> TrainResult:
+    """Train as `mxref_training.run.loop.train` does, after releasing what runs before have left in this process."""
+    start_fresh(backend)
+    return train(*arguments, backend=backend, **options)
 
 
 def start_fresh(backend: Backend) -> None:
@@ -19,7 +28,7 @@ def start_fresh(backend: Backend) -> None:
         torch.compiler.reset()
     # A model, its hooks and its captured steps refer to each other.
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     # A run that ended within a step has not asked; the next one would repeat its first step for it.
     backend.range_exceeded()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mxref.backend import Backend
 from mxref.cores import cores
@@ -40,8 +40,8 @@ class Slots:
     slots: Sequence[Slot]
     per_device: int
     """How many share a device."""
-    devices: Sequence[int] = field(default=())
-    """The GPUs by their numbers in PyTorch; empty where none were asked for."""
+    devices: Sequence[str] = ()
+    """The GPUs as PyTorch names them; empty where none were asked for."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -100,7 +100,7 @@ def make_slots(
     jobs = max(1, min(jobs, -(-runs // len(numbers))))
     # One slot on each GPU comes before a second one on any.
     slots = [Slot(visible(number, os.environ)) for _ in range(jobs) for number in numbers]
-    return Slots(slots[:runs], jobs, numbers)
+    return Slots(slots[:runs], jobs, [f"cuda:{number}" for number in numbers])
 
 
 def device_numbers(text: str) -> list[int]:

@@ -19,7 +19,6 @@ from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import code_digest, fingerprint
-from mxref_training.lab.fresh import start_fresh
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble, summary
@@ -177,7 +176,6 @@ def _one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
     def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
         for run in runs:
             watch.begin(run)
-            start_fresh(backend)
             watch.done(run, train_arm(run, trainer, backend, corpus, progress))
 
     return train

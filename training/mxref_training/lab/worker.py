@@ -98,14 +98,12 @@ def _serve(progress: PipeProgress) -> int:
     if first is None:
         return 0
     from mxref.errors import MxrefError
-    from mxref_training.lab.fresh import start_fresh
     from mxref_training.run.interrupt import Interrupted
 
     try:
         shared = _shared(first)
         for table in lines:
             _log_to(table["log"])
-            start_fresh(shared.backend)
             _train(table["run"], shared, progress)
             progress.finished()
     except Interrupted as err:
@@ -142,8 +140,8 @@ def _train(table: dict[str, Any], shared: Shared, progress: PipeProgress) -> Non
     from mxref_training.errors import ConfigError
     from mxref_training.lab.arm import ArmRun, train_arm
     from mxref_training.lab.fingerprint import changes, code_digest, fingerprint
+    from mxref_training.lab.fresh import train_afresh
     from mxref_training.lab.result_file import plain
-    from mxref_training.run.loop import train
 
     run = ArmRun.from_table(table)
     key = plain(fingerprint(run.config, run.recipe, shared.backend, shared.corpus, code_digest()))
@@ -151,7 +149,7 @@ def _train(table: dict[str, Any], shared: Shared, progress: PipeProgress) -> Non
         # The sources may have been edited since the ladder began; then its arms cannot be compared.
         changed = ", ".join(changes(run.key, key))
         raise ConfigError(f"{changed} while the ladder ran: give the same command again")
-    train_arm(run, train, shared.backend, shared.corpus, progress)
+    train_arm(run, train_afresh, shared.backend, shared.corpus, progress)
 
 
 if __name__ == "__main__":
