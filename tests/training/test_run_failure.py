@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 from mxref.reference import ReferenceBackend
 from mxref_training.errors import ConfigError, RunError
 from mxref_training.run.folder import LOG
-from mxref_training.run.telemetry import SilentProgress
+from mxref_training.run.progress import SilentProgress
 from training_setup import change, metrics, run
 
 EVALUATED = change(eval_every=100, checkpoint_every=1)
@@ -134,7 +137,8 @@ def test_an_answer_of_the_wrong_kind_is_the_backends_failure(tmp_path: Path) -> 
             return None
 
     with pytest.raises(
-        RunError, match=r"backend 'nothing' failed in quantize_dual \(layer model.layers.0.self_attn.q_proj, x\): TypeErr"
+        RunError,
+        match=r"backend 'nothing' failed in quantize_dual \(layer model.layers.0.self_attn.q_proj, x\): TypeErr",
     ):
         run(tmp_path / "run", "mxfp4", backend=Nothing())
 
@@ -162,3 +166,11 @@ def test_a_long_text_is_cut(tmp_path: Path) -> None:
     err = failed(tmp_path, "scaled_gemm", 1, RuntimeError("word " * 1000))
     assert len(str(err)) < 1000
     assert len((tmp_path / "run" / LOG).read_text()) > 5000
+
+
+def test_a_child_of_a_ladder_that_fails_outside_training_says_why() -> None:
+    command = [sys.executable, "-m", "mxref_training.lab.worker", "x"]
+    done = subprocess.run(command, input="{}", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert re.fullmatch(r"error: KeyError: 'run' \(.*worker\.py, line \d+\)", done.stderr.splitlines()[-1])

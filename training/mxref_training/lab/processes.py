@@ -26,10 +26,10 @@ from mxref_training.config import TrainConfig
 from mxref_training.lab.arm import ArmRun, Watch
 from mxref_training.lab.progress import Display, default_display
 from mxref_training.lab.worker import EXIT_INTERRUPTED
+from mxref_training.run.folder import LOG
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.progress import ProgressSink
 
-LOG = "log.txt"
 AUTO_LIMIT = 8
 """Largest default number of processes: each holds a model, its optimizer and the tokens."""
 
@@ -233,7 +233,7 @@ class _Child:
             said = f"killed by {killer}{memory}" + (f" after '{last}'" if last else "")
         else:
             said = last.removeprefix("error: ") or f"exit code {code}"
-        return f"{said}; see {self.log}"
+        return said if str(self.log) in said else f"{said}; see {self.log}"
 
 
 def _readable(children: list[_Child]) -> list[_Child]:

@@ -2,7 +2,7 @@
 
 Standard input gives the run as JSON; NAME only labels the process in a list of processes. Standard output carries the
 run's progress, one call of `ProgressSink` per line. Everything else is printed to standard error, which is the run's
-log. The exit code is 0 with a result, 130 after an interrupt, and 2 after an error, which is printed in one line.
+log. The exit code is 0 with a result, 130 after an interrupt, and 2 after an error, whose last line says what failed.
 """
 
 # Imports are in the functions, so that an interrupt while PyTorch loads ends like any other.
@@ -12,9 +12,10 @@ import json
 import os
 import signal
 import sys
+import traceback
 from typing import Any
 
-EXIT_BAD_INPUT = 2
+EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -66,6 +67,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except Exception as err:
+        from mxref.raised import raised_text
+
+        traceback.print_exc()
+        print(f"error: {raised_text(err)}", file=sys.stderr)
+        return EXIT_ERROR
 
 
 def _train(table: dict[str, Any], progress: PipeProgress) -> int:
@@ -92,7 +99,7 @@ def _train(table: dict[str, Any], progress: PipeProgress) -> int:
         return EXIT_INTERRUPTED
     except MxrefError as err:
         print(f"error: {err}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return EXIT_ERROR
     return 0
 
 

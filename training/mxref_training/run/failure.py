@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,11 @@ from torch import nn
 
 from mxref.backend import Backend
 from mxref.errors import MxrefError
-from mxref_torch.layer import MXLinear
+from mxref.raised import raised_text
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
 from mxref_training.errors import RunError
 from mxref_training.run.folder import RunFolder
-
-_LONGEST = 300
-"""Characters of an exception's text that a message quotes."""
 
 
 class _Run(Protocol):
@@ -69,7 +66,7 @@ class Failures:
 
     def _what(self, err: BaseException) -> str:
         frames = [frame for frame, _ in traceback.walk_tb(err.__traceback__)]
-        operation, text = _operation(frames, self.backend), exception_text(err)
+        operation, text = _operation(frames, self.backend), raised_text(err)
         if operation is None:
             return text
         place = ", ".join([*self._layer(frames), *_role_or_tensor(frames)])
@@ -93,14 +90,6 @@ class Failures:
         except OSError as problem:
             return f"its traceback is lost, because {log} cannot be written ({problem.strerror})"
         return f"its traceback is in {log}"
-
-
-def exception_text(err: BaseException) -> str:
-    """Return an exception in one line: its type, its text, and the file and line that raised it."""
-    said = textwrap.shorten(" ".join(str(err).split()), _LONGEST, placeholder=" ...")
-    frames = traceback.extract_tb(err.__traceback__)
-    at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(err).__name__}{': ' * bool(said)}{said}{at}"
 
 
 def _operation(frames: list[FrameType], backend: Backend) -> str | None:
