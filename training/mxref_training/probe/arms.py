@@ -13,7 +13,7 @@ from mxref.errors import MxrefError
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref.tomlio import nearest, shown
-from mxref_torch.conversion import recipe_of_layers
+from mxref_torch.conversion.convert import recipe_of_layers
 from mxref_training.config import RECIPES, find_recipe, names
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import load_ladder

@@ -16,10 +16,10 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.fp8 import Fp8Scales
-from mxref_torch.layer import READERS, MXLinear
-from mxref_torch.measures import Rounded, as_rounded
-from mxref_torch.operand import BlockOperand, LayerGemm, Operand
+from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.linear import READERS, MXLinear
+from mxref_torch.checks.measures import Rounded, as_rounded
+from mxref_torch.layer.operand import BlockOperand, LayerGemm, Operand
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
 from mxref_training.probe.split import ErrorSplit

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mxref.steps.hadamard import Rotation, hadamard
-from mxref_torch.measures import Slab
+from mxref_torch.checks.measures import Slab
 from mxref_training.probe.split import over
 
 GROUP = 16

@@ -12,7 +12,7 @@ import mxref_torch
 from mxref.backend import Backend
 from mxref.layer_choice import matching
 from mxref.recipe import BF16_RECIPE, Recipe
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
 from mxref_training.config import TrainConfig
 from mxref_training.errors import ConfigError

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mxref.roles import OPERANDS, GemmRole
-from mxref_torch.measures import finite
-from mxref_torch.measuring import Alignment
+from mxref_torch.checks.measures import finite
+from mxref_torch.checks.measuring import Alignment
 from mxref_training.probe.split import over
 
 _SLAB = 1 << 22

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from mxref_torch.measures import Slab, finite
+from mxref_torch.checks.measures import Slab, finite
 
 CAUSES = ("scale", "dead", "clip", "grid")
 """Scale bias, dead zone, clipping and grid noise, in the order of all tables and figures."""
