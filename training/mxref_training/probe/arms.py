@@ -85,7 +85,10 @@ def _of_ladder(name: str) -> list[Arm]:
 def _alike(one: Recipe, other: Recipe) -> bool:
     """Return whether two recipes are the same; what a BF16 recipe says of blocks does not matter."""
     return one.digest == other.digest or all(
-        own.kind(role) == "bf16" for recipe in (one, other) for own in recipe.treatments() for role in GemmRole
+        own.kind(role) == "bf16"
+        for recipe in (one, other)
+        for own in recipe.treatments()
+        for role in GemmRole
     )
 
 

@@ -1,9 +1,9 @@
 """Bounds on the variance of a product of two vectors under stochastic rounding, with their constants.
 
-Tseng et al. (arXiv 2502.20586, theorem 3.2) state for vectors of length b and the largest gap D between representable
-values: O(b D^4 |A|inf |B|inf) without a transform, and O(D^4 |A| |B| log(2b/eps)) with a random Hadamard transform, with
-probability (1 - eps)^2. The bounds below have the same growth with b. Their norms are squared, as a variance is, and
-their constants are derived in `docs/how-to/probe.rst`.
+Tseng et al. (arXiv 2502.20586, theorem 3.2) state, for vectors of length b and the largest gap D between representable
+values, O(b D^4 |A|inf |B|inf) without a transform. With a random Hadamard transform they state, with probability
+(1 - eps)^2, O(D^4 |A| |B| log(2b/eps)). The bounds below grow with b in the same way. Their norms are squared, as a
+variance is, and `docs/how-to/probe.rst` derives their constants.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Products are measured on a corner of `CORNER` rows of both operands, along their
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from mxref.formats import MXFP4
 from mxref.recipe import GemmProfile, OperandSpec, Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.hadamard import SignPolicy, draw_rotation, hadamard
+from mxref.steps.hadamard import draw_rotation, hadamard
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
@@ -71,7 +70,7 @@ class LayerDraws:
     def variances(self, recipes: Mapping[str, Recipe]) -> Iterator[Row]:
         """Yield a row for each recipe and GEMM with random bits."""
         known: dict[object, Row] = {}
-        for name, recipe, gemm in self._random(recipes):
+        for name, _, gemm in self._random(recipes):
             keys = gemm.role, treatment(gemm, 0), treatment(gemm, 1), gemm.profile
             if keys not in known:
                 known[keys] = self._variance(gemm)
@@ -109,7 +108,11 @@ class LayerDraws:
                 measured = [self._spread(each[role], (a, b), length).variance.mean().item() for each in gemms]
                 bounds = _bounds(*(_rows(role, which, t) for which, t in enumerate((a, b))))
                 yield {"layer": self.captured.name, "role": role.value, "length": length} | dict(
-                    zip(("plain", "rotated", "plain_bound", "rotated_bound"), (*measured, *bounds), strict=True)
+                    zip(
+                        ("plain", "rotated", "plain_bound", "rotated_bound"),
+                        (*measured, *bounds),
+                        strict=True,
+                    )
                 )
 
     def _random(self, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, Recipe, LayerGemm]]:
@@ -166,7 +169,9 @@ class LayerDraws:
             slabs = [(q - v, v) for v, q, _, _ in seen.slabs()]
             error, source = (torch.cat(parts) for parts in zip(*slabs, strict=True))
             if spec.hadamard:
-                stream = Stream(captured.layer.context.seed, step, captured.layer.index, OPERANDS[gemm.role][which].id)
+                stream = Stream(
+                    captured.layer.context.seed, step, captured.layer.index, OPERANDS[gemm.role][which].id
+                )
                 error, source = (_turned_back(t, spec, stream) for t in (error, source))
             found.add(error)
         expected = (found.variance.sum() / self.draws).item()
@@ -210,6 +215,8 @@ def _bounds(a: Tensor, b: Tensor) -> tuple[float, float]:
 def _profile(backend: Backend) -> GemmProfile:
     """Return a profile that a backend has for MXFP4: one answer where it has one."""
     profiles = backend.capabilities.profiles(MXFP4, MXFP4)
-    return next(profile for profile in (GemmProfile.ORDERED, GemmProfile.EXACT, GemmProfile.BOUNDED) if profile in profiles)
-
-
+    return next(
+        profile
+        for profile in (GemmProfile.ORDERED, GemmProfile.EXACT, GemmProfile.BOUNDED)
+        if profile in profiles
+    )

@@ -16,9 +16,9 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation
 from mxref.steps.random import Stream
 from mxref_torch import operators
+from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import READERS, MXLinear
-from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.operand import BlockOperand, LayerGemm, Operand
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
@@ -144,9 +144,7 @@ def _key(gemm: LayerGemm, which: int) -> Hashable:
     return gemm.role, which, treatment(gemm, which)
 
 
-def rounded(
-    captured: Captured, operand: Operand, spec: OperandSpec, role: GemmRole, which: int
-) -> Rounded:
+def rounded(captured: Captured, operand: Operand, spec: OperandSpec, role: GemmRole, which: int) -> Rounded:
     """Return an operand beside its source, the contraction axis last."""
     which_tensor = OPERANDS[role][which]
     values = captured.values(which_tensor.tensor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -112,7 +111,7 @@ def measure(
         with captured(chosen, take):
             loss = cross_entropy(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-        found.loss = float(loss)
+        found.loss = loss.item()
         _in_order(found, list(chosen), [arm.name for arm in arms])
         return found
 
@@ -173,9 +172,3 @@ def _require_memory(config: TrainConfig, arms: int, available: int) -> None:
             f"the batch of {config.run.batch} x {config.run.seq_len} tokens needs about {si(total)}B of memory and "
             f"there are {si(available)}B: lower --batch or --length, or probe fewer recipes"
         )
-
-
-def rows_table(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows as the columns that any of them has, and their values."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {"columns": columns, "rows": [[row.get(key) for key in columns] for row in rows]}

@@ -109,9 +109,7 @@ def find_moments(paths: Sequence[Path]) -> list[Moment]:
     names = [f"{m.run.resolve().name}, step {m.step:,}" if several else f"step {m.step:,}" for m in found]
     if len(set(names)) < len(names):
         names = [f"{m.run}, step {m.step:,}" for m in found]
-    return [
-        Moment(name, m.run, m.step, m.record, m.identity) for name, m in zip(names, found, strict=True)
-    ]
+    return [Moment(name, m.run, m.step, m.record, m.identity) for name, m in zip(names, found, strict=True)]
 
 
 def _find(path: Path) -> Moment:
@@ -129,9 +127,7 @@ def _find(path: Path) -> Moment:
         )
     step = int(named[1]) if named else folder.store.latest()
     if step is None:
-        raise CheckpointError(
-            f"{run} has no checkpoint yet: train on, or set run.checkpoint_every"
-        )
+        raise CheckpointError(f"{run} has no checkpoint yet: train on, or set run.checkpoint_every")
     state = folder.store.state(step)
     try:
         identity = state["identity"]

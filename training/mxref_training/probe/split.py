@@ -80,7 +80,9 @@ class ErrorSplit:
             torch.where(dead, signal, 0.0).sum(), torch.where(clipped, noise, 0.0).sum(),
             torch.where(clipped, cross, 0.0).sum(), (v != 0).sum(), dead.sum(), clipped.sum(), (~valid).sum(),
         )  # fmt: skip
-        for each, value in zip(fields(Sums), torch.stack([one.double() for one in found]).tolist(), strict=True):
+        for each, value in zip(
+            fields(Sums), torch.stack([one.double() for one in found]).tolist(), strict=True
+        ):
             setattr(self.sums, each.name, getattr(self.sums, each.name) + value)
 
     def _shrink(self, cross: Tensor, signal: Tensor) -> Tensor:
