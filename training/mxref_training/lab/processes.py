@@ -27,7 +27,7 @@ from mxref_training.lab.arm import ArmRun, Watch
 from mxref_training.lab.progress import Display, default_display
 from mxref_training.lab.worker import EXIT_INTERRUPTED
 from mxref_training.run.interrupt import Interrupted, StopRequest
-from mxref_training.run.telemetry import ProgressSink
+from mxref_training.run.progress import ProgressSink
 
 LOG = "log.txt"
 AUTO_LIMIT = 8

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
-from mxref_torch.conversion import require_supported
+from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
 from mxref_training.lab.fingerprint import code_digest, fingerprint
