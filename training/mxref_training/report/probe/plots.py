@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from mxref_training.probe.results import Results, Row, rows
+from mxref_training.probe.layer import Row
+from mxref_training.probe.results import Results, rows
 from mxref_training.probe.split import CAUSES
 from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED, styled, svg
 from mxref_training.report.probe.tables import ROLES, SLOTS
