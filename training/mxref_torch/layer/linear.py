@@ -95,27 +95,36 @@ class MXLinear(OperandMaker):
         self._forget()
         self.switch(recipe)
 
-    def switch(self, recipe: Recipe) -> None:
+    def switch(self, recipe: Recipe, in_region: bool = False) -> None:
         """Compute by another recipe from the next forward pass on; a backward pass has the recipe of its forward pass.
 
         FP8's history stays, and goes on when a recipe with delayed scaling is used again.
+
+        Args:
+            recipe: the treatment of the three GEMMs.
+            in_region: whether it is that of a region, and the layer keeps a recipe of its own.
         """
         kinds = {recipe.kind(role) for role in GemmRole}
         scales = None
         if "fp8" in kinds and recipe.fp8_scaling is Fp8Scaling.CURRENT:
             scales = Fp8Scales(recipe.fp8_scaling)
         elif "fp8" in kinds:
-            if not self._has_scales:
-                self.fp8 = Fp8Scales(recipe.fp8_scaling, self.weight.device)
-                self._has_scales = True
-            scales = self.fp8
-        self.recipe = recipe
+            scales = self.history()
+            scales.of_region &= in_region
+        self.recipe, self.in_region = recipe, in_region
         self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
         given = self.index, self.context, self.tally, scales
         self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
         self.forget_weights()
+
+    def history(self) -> Fp8Scales:
+        """Return the scales of delayed scaling, made for a region if the layer has none."""
+        if not self._has_scales:
+            self.fp8 = Fp8Scales(Fp8Scaling.DELAYED, self.weight.device)
+            self.fp8.of_region = self._has_scales = True
+        return self.fp8
 
     def would_draw(self, recipe: Recipe) -> bool:
         """Return whether the layer draws random bits under a recipe."""

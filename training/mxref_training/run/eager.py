@@ -12,6 +12,7 @@ from mxref_training.config import TrainConfig
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy, first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.run.first_step import FirstStep
+from mxref_training.run.loss import CompiledLoss
 from mxref_training.run.observe import Observer
 from mxref_training.run.optim import clip_gradients
 from mxref_training.run.stepping import Batch, Taken
@@ -27,9 +28,10 @@ class EagerTraining:
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         first: FirstStep,
+        loss: CompiledLoss | None,
     ) -> None:
         self._model, self._context, self._optimizer = model, context, optimizer
-        self._config, self._first = config, first
+        self._config, self._first, self._compiled = config, first, loss
         self._device = next(model.parameters()).device
 
     def take(self, batch: Batch, step: int, lr: float, observer: Observer) -> Taken:
@@ -66,7 +68,10 @@ class EagerTraining:
         total = 0.0
         for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
             self._context.token_origin = number * run.sequences * run.seq_len
-            loss = cross_entropy(self._model(inputs), targets) / run.micro_batches
+            if self._compiled is None:
+                loss = cross_entropy(self._model(inputs), targets) / run.micro_batches
+            else:
+                loss = self._compiled(inputs, targets) / run.micro_batches
             total += loss.item()
             if not math.isfinite(total):
                 where = first_nonfinite_output(self._model, self._context, inputs)
