@@ -168,9 +168,9 @@ class MXLinear(nn.Linear):
             self._weights.clear()
             self._held.clear()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T + bias; under autocast x is cast first, as `nn.Linear` casts it."""
-        device = x.device.type
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
+        x, device = input, input.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             # Autocast would reach the products inside the operators too.
@@ -259,6 +259,10 @@ class MXLinear(nn.Linear):
             self._weights.clear()
         super().train(mode)
         return self
+
+    def forget_update(self) -> None:
+        """Take note that an optimizer left the weights as they were: the step goes on under its number."""
+        self._trained = None
 
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
