@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from mxref.formats import OperandFormat
 from mxref.recipe import Recipe

@@ -22,7 +22,6 @@ from mxref_torch.errors import LayerError, StepError
 from mxref_torch.shared.inputs import SharedOperands
 from mxref_torch.shared.schedule import RecipeSchedule
 
-
 _LEAST = {"step": 0, "token_origin": 0, "global_tokens": 1}
 """The place of a micro-batch in training, and the least number of each."""
 

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from api_setup import PLAIN, REFERENCE
 from torch import nn
 
-from api_setup import PLAIN, REFERENCE
 from mxref_torch import convert, find_nonfinite, telemetry
 from mxref_torch.errors import LayerError
 
