@@ -369,9 +369,9 @@ class CapturedStep:
             while cause.__context__ is not None:
                 cause = cause.__context__
             raise LayerError(
-                f"the step cannot be captured as a CUDA graph: {type(cause).__name__}: {cause}; the weights are as they "
-                "were; keep the loss free of waits for the GPU, of printing and of shapes that depend on values, or "
-                "pass capture=False"
+                f"the step cannot be captured as a CUDA graph: {type(cause).__name__}: {cause}; the weights are as "
+                "they were; keep the loss free of waits for the GPU, of printing and of shapes that depend on values, "
+                "or pass capture=False"
             ) from err
         except BaseException:
             self._discard()
