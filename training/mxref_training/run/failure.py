@@ -24,8 +24,11 @@ from mxref_training.run.folder import RunFolder
 class _Run(Protocol):
     """As much of a run in progress as a message needs."""
 
-    step: int
-    model: nn.Module
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def model(self) -> nn.Module: ...
 
 
 @dataclass
