@@ -24,7 +24,7 @@ from mxref.steps.scale import scale_exponent
 from mxref_torch import operators
 from mxref_torch.conversion.convert import require_backend
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import READERS
+from mxref_torch.layer.reads import READERS
 
 _SR_COPIES = 4096
 """Copies of one block that are rounded. The spread is then known to about 2 %."""
