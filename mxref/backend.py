@@ -44,6 +44,8 @@ class Backend(ABC):
 
     name: str
     capabilities: Capabilities
+    reads_left_layouts: bool = False
+    """Whether GEMMs gain by a prepared left operand: `mxref_torch` then prepares an activation that layers share."""
 
     def __new__(cls, *_args: Any, **_named: Any) -> Self:
         """Make a backend; BackendError names the methods that its class lacks."""

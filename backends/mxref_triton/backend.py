@@ -58,6 +58,7 @@ class TritonBackend(Backend):
         arrays="torch",
         device_steps=True,
     )
+    reads_left_layouts = True
 
     def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:
         """Take how `bounded` GEMMs are computed and who rounds.

@@ -30,6 +30,7 @@ from mxref_training.run.evaluate import (
     first_nonfinite_gradient,
     first_nonfinite_output,
 )
+from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
 from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
 from mxref_training.run.interrupt import Interrupted, StopRequest
@@ -87,6 +88,7 @@ def train(
         CheckpointError: the run in `out` is another one, is damaged or not finite, or cannot be written.
         DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
             `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
+        RunError: an exception that is none of mxref's, as of a backend; its traceback is in the run's `log.txt`.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
     """
     observe.require(config)
@@ -96,11 +98,12 @@ def train(
     corpus.tokenizer.check_vocab(config.model.vocab)
     folder = RunFolder(Path(out), config.run.keep)
     with (
-        memory_errors(),
         deterministic(device, config.run.threads),
         fixed_choices(config, backend, device),
         reporting(progress or default_progress()) as sink,
         folder.alone(),
+        Failures(folder, backend, config.run.steps).explained() as failures,
+        memory_errors(),
     ):
         wanted = identity(config, recipe, backend, corpus)
         if not resume:
@@ -127,6 +130,7 @@ def train(
         elif stop_after is None or step < stop_after:
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
             run.begin(step)
+            failures.run = run
             if record is None:
                 facts = {
                     "label": label,
