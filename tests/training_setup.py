@@ -19,7 +19,7 @@ from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.errors import DataError
 from mxref_training.run.loop import TrainResult, train
-from mxref_training.run.telemetry import SilentProgress
+from mxref_training.run.progress import SilentProgress
 
 VOCAB = 64
 CONFIG = TrainConfig(

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.goals import COPY_RATIO
-from mxref_training.lab.report.plots import COLOURS, GRID, INK, MUTED
+from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",

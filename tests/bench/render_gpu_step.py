@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from bench.plot import STYLE
 from bench.step import PARTS, PHASES
-from mxref_training.lab.report.plots import COLOURS, MUTED
+from mxref_training.report.drawing import COLOURS, MUTED
 
 SECTION = "A training step"
 PLOT = "training_step_gpu.svg"

@@ -16,7 +16,7 @@ import mxref_torch
 from bench.peers import make_linear
 from mxref_torch import StepContext, operators
 from mxref_torch.captured import CapturedStep
-from mxref_torch.fp8 import Fp8Scales
+from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_training.config import TrainConfig, load_config
 from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama

@@ -19,7 +19,7 @@ import torch
 from faults import planted
 from mxref.cli import main
 from mxref.discovery import get_backend
-from mxref_training.lab.report import page
+from mxref_training.report.ladder import page
 
 LATER = (
     "jinja2",

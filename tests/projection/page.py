@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from bench.plot import STYLE
 from bench.records import RECORDS, newest, read
-from mxref_training.lab.report.plots import COLOURS, INK, MUTED
+from mxref_training.report.drawing import COLOURS, INK, MUTED
 from projection.__main__ import projection_of
 from projection.assumptions import Level
 from projection.compare import Projection

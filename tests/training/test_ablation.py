@@ -153,7 +153,7 @@ def test_changed_code_reruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("run/loop", True),
         ("model/laboratory", True),
         ("something_new", True),
-        ("lab/report/plots", False),
+        ("report/ladder/plots", False),
         ("cli/train", False),
     ],
 )

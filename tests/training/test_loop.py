@@ -25,13 +25,13 @@ from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.steps.rounding import Rounding
 from mxref_torch.errors import LayerError
-from mxref_torch.history import fp8_history
+from mxref_torch.optimizer_step.history import fp8_history
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import evaluate
 from mxref_training.run.loop import MAX_SKIPPED
-from mxref_training.run.telemetry import BarProgress, PlainProgress, clock, default_progress
+from mxref_training.run.progress import BarProgress, PlainProgress, clock, default_progress
 from training_setup import (
     CONFIG,
     CORPUS,

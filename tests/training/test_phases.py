@@ -16,8 +16,8 @@ from mxref.tomlio import dumps
 from mxref_torch import LayerError
 from mxref_training.config import find_recipe, load_config
 from mxref_training.errors import CheckpointError
-from mxref_training.report.page import markdown
-from mxref_training.report.read import read_runs
+from mxref_training.report.runs.page import markdown
+from mxref_training.report.runs.read import read_runs
 from mxref_training.run.estimate import memory
 from mxref_training.run.metrics_log import read_lines
 from mxref_training.run.treatment import describe

@@ -21,9 +21,9 @@ from mxref import terminal
 from mxref.cli import main
 from mxref_training.cli.ablate import ablate, report
 from mxref_training.lab.ladder import load_ladder
-from mxref_training.lab.report.page import headline, markdown, rows, table, write_report
-from mxref_training.lab.report.plots import _spread
 from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.report.drawing import _spread
+from mxref_training.report.ladder.page import headline, markdown, rows, table, write_report
 from mxref_training.run.interrupt import Interrupted
 
 SLOWDOWN = {"plain RNE": 0.09, "SR on dY": 0.2, "RHT16, signs fixed": 0.6}
@@ -210,7 +210,7 @@ def test_a_report_that_cannot_be_written(
     assert (tmp_path / "report.md").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "results.json"]
 
-    monkeypatch.setattr("mxref_training.lab.report.page.replace_text", no_space)
+    monkeypatch.setattr("mxref_training.report.ladder.page.replace_text", no_space)
     found = CliRunner().invoke(main, ["report", str(folder)])
     assert found.exit_code == 2
     assert "report.html: No space left on device; the numbers are in results.json" in found.stderr

@@ -19,11 +19,11 @@ from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref.recipe_files import recipe_from_table
 from mxref_training.lab.study import RESULTS
-from mxref_training.report.grid import layer_grid
-from mxref_training.report.page import html, markdown, signs
-from mxref_training.report.plots import METRICS, value_of
-from mxref_training.report.read import read_runs
-from mxref_training.report.tables import all_tables
+from mxref_training.report.runs.grid import layer_grid
+from mxref_training.report.runs.page import html, markdown, signs
+from mxref_training.report.runs.plots import METRICS, value_of
+from mxref_training.report.runs.read import read_runs
+from mxref_training.report.runs.tables import all_tables
 from training_setup import change, run
 
 CONFIG = change(steps=4, batch=2, micro_batch=1, threads=1, telemetry_every=2)

@@ -18,11 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from mxref.placement import Placement
 from mxref.recipe import Recipe
 from mxref.reference import ReferenceBackend
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama
-from mxref_training.run.telemetry import SilentProgress
+from mxref_training.run.progress import SilentProgress
 from training_oracle.layer import Array, Arrays
 from training_setup import lines, run
 

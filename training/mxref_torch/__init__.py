@@ -6,20 +6,20 @@
 """
 
 from mxref_torch.captured import CapturedStep, StepOutcome
-from mxref_torch.census import check_census, expected_census
-from mxref_torch.context import StepContext
-from mxref_torch.conversion import convert
+from mxref_torch.checks.census import check_census, expected_census
+from mxref_torch.checks.finite import find_nonfinite
+from mxref_torch.checks.measuring import telemetry
+from mxref_torch.checks.recording import record
+from mxref_torch.checks.shadowing import shadow
+from mxref_torch.checks.stochastic import check_stochastic_rounding
+from mxref_torch.conversion.convert import convert
+from mxref_torch.conversion.handle import Handle
+from mxref_torch.conversion.region import recipe
 from mxref_torch.errors import LayerError, ShadowError, StepError
-from mxref_torch.finite import find_nonfinite
-from mxref_torch.gradient import sole_uses
-from mxref_torch.handle import Handle
-from mxref_torch.layer import MXLinear
-from mxref_torch.measuring import telemetry
-from mxref_torch.recording import record
-from mxref_torch.region import recipe
-from mxref_torch.shadowing import shadow
-from mxref_torch.steps import advance, restart
-from mxref_torch.stochastic import check_stochastic_rounding
+from mxref_torch.layer.gradient import sole_uses
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.optimizer_step.end import advance, restart
+from mxref_torch.shared.context import StepContext
 
 __all__ = [
     "CapturedStep",

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from mxref.errors import ShapeError, UnsupportedError
 from mxref_torch import operators
-from mxref_torch.context import StepContext
+from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.gradient import sole_uses
-from mxref_torch.handle import Handle
-from mxref_torch.layer import MXLinear
+from mxref_torch.layer.gradient import sole_uses
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_parameters
-from mxref_torch.steps import restart
+from mxref_torch.optimizer_step.end import restart
+from mxref_torch.shared.context import StepContext
 
 WARM_UP = 2
 """Steps of training before the capture: they compile kernels, and make the optimizer's state and FP8's history."""

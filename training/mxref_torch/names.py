@@ -6,7 +6,7 @@ names, layer indices and messages are about the model inside, so the wrapper's o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -68,3 +68,9 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             if parameter is not None and parameter not in seen:
                 seen.add(parameter)
                 yield f"{prefix}.{name}".lstrip("."), parameter
+
+
+def some(names: Collection[str], shown: int = 8) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(list(names)[:shown]) + more

@@ -14,9 +14,10 @@ import mxref_torch
 from mxref.formats import E4M3
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_torch import fp8, operators
-from mxref_torch.fp8 import Fp8Scales
-from mxref_torch.layer import MXLinear, StepContext
+from mxref_torch import operators
+from mxref_torch.layer import fp8
+from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.linear import MXLinear, StepContext
 from mxref_training.model import llama
 from mxref_training.model.llama import RotaryTable
 from mxref_training.run import loop

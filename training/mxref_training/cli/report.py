@@ -40,9 +40,10 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
     require("report", "torch", "matplotlib", "jinja2")
     from mxref.terminal import echo
     from mxref_training.lab.study import RESULTS, load_results
-    from mxref_training.report.page import write_page
-    from mxref_training.report.read import is_run, read_runs
-    from mxref_training.report.tables import all_tables, write_csv
+    from mxref_training.report.runs.page import write_page
+    from mxref_training.report.runs.read import is_run, read_runs
+    from mxref_training.report.runs.tables import all_tables
+    from mxref_training.report.table import write_csv
 
     ladders = [folder for folder in folders if (folder / RESULTS).exists() and not is_run(folder)]
     if ladders and len(folders) > 1:
@@ -54,7 +55,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
         results = load_results(ladders[0])
         show_ladder(results, out or ladders[0])
         if csv_folder:
-            from mxref_training.report.ladder import ladder_tables
+            from mxref_training.report.ladder.tables import ladder_tables
 
             _say_csv(write_csv(ladder_tables(results), csv_folder), csv_folder)
         return
@@ -69,7 +70,7 @@ def show_ladder(results: dict[str, Any], folder: Path) -> None:
     """Print a ladder's table and write its pages into a folder."""
     from mxref.terminal import console, echo
     from mxref_training.durable import make_folder
-    from mxref_training.lab.report.page import WIDE, table, write_report
+    from mxref_training.report.ladder.page import WIDE, table, write_report
 
     screen = console()
     if not screen.is_terminal:

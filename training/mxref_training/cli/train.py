@@ -147,7 +147,7 @@ def _train(
     from mxref.terminal import echo
     from mxref_training.run import loop
     from mxref_training.run.estimate import preflight
-    from mxref_training.run.telemetry import clock
+    from mxref_training.run.progress import clock
     from mxref_training.wording import counted
 
     observe.require(config)

@@ -1,1 +1,1 @@
-"""The ablation laboratory: a ladder of recipes, each trained as one run, and the report that compares them."""
+"""The ablation laboratory: a ladder of recipes, each trained as one run, and the numbers that compare them."""

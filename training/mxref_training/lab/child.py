@@ -19,7 +19,7 @@ from mxref.cores import THREAD_VARIABLES
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import FINISHED
-from mxref_training.run.telemetry import ProgressSink
+from mxref_training.run.progress import ProgressSink
 
 LOG = "log.txt"
 

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from mxref.terminal import console
-from mxref_training.run.telemetry import PlainProgress, ProgressSink, SilentProgress
+from mxref_training.run.progress import PlainProgress, ProgressSink, SilentProgress
 
 _INTERVAL = 10.0  # seconds between plain lines, counted over all arms
 _WINDOW = 600.0  # seconds over which the pace is measured; one step may take several

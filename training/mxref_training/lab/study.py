@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
-from mxref_torch.conversion import require_supported
+from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
 from mxref_training.lab.costs import Costs

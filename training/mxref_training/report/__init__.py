@@ -1,1 +1,1 @@
-"""The report of one run, or of several side by side: pages, figures and tables, all read from the runs' own files."""
+"""The reports of runs and of ladders: pages, figures and tables, all read from files that runs and ladders wrote."""

@@ -25,8 +25,8 @@ from mxref_training.durable import clean, explained, locked, make_folder, remove
 from mxref_training.errors import CheckpointError, ConfigError, start_over
 from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.environment import environment
 from mxref_training.run.metrics_log import Mark, MetricsLog
-from mxref_training.run.telemetry import environment
 
 FORMAT = "mxref.run.2"
 _FAMILY = "mxref.run."

@@ -46,9 +46,9 @@ from mxref_training.run.optim import (
     set_learning_rate,
 )
 from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.progress import ProgressSink, default_progress, reporting
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import Batch, CapturedTraining, Taken, compile_parts
-from mxref_training.run.telemetry import ProgressSink, default_progress, reporting
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 

@@ -20,7 +20,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.profiler import Profiler, Window
-from mxref_training.run.telemetry import ProgressSink
+from mxref_training.run.progress import ProgressSink
 from mxref_training.run.trackers import Hosted, TensorBoard, Tracker, flat, require_trackers
 
 if TYPE_CHECKING:

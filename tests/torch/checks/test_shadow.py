@@ -1,0 +1,291 @@
+"""The shadow: a share of a run's operations against the reference, the fault that it finds, and the file of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mxref_torch
+from conform_command import run as command
+from mxref.conformance import check
+from mxref.conformance.recorded import load_recording
+from mxref.conformance.replay import replay
+from mxref.discovery import get_backend
+from mxref.errors import ConformanceError, FileFormatError, MxrefError
+from mxref.recipe_files import recipe_from_table
+from mxref.reference import ReferenceBackend
+from mxref_torch import operators
+from mxref_torch.checks.shadowing import WHOLE_ELEMENTS, Shadow
+from mxref_torch.checks.watching import Names
+from mxref_torch.errors import LayerError, ShadowError
+
+try:
+    BACKENDS = [get_backend("numba").name]
+except MxrefError:
+    BACKENDS = []
+
+TABLES: dict[str, dict[str, Any]] = {
+    "rne": {"dialect": "amd"},
+    "SR": {"dialect": "amd", "all": {"rounding": "sr"}},
+    "H16, signs": {"all": {"hadamard": 16, "signs": "per_step_layer"}},
+    "tiles, bounded": {
+        "fprop": {"w": {"block": "32x32"}},
+        "dgrad": {"w": {"block": "32x32"}},
+        "gemm": "bounded",
+    },
+    "mxfp8": {"all": {"format": "mxfp8_e4m3"}},
+}
+
+
+class FaultFrom(ReferenceBackend):
+    """A reference that is right before a step and flips one bit from that step on."""
+
+    name = "fault from"
+
+    def __init__(self, step: int, gemm: bool = False) -> None:
+        self.step, self.gemm, self.now = step, gemm, 0
+
+    def _quantize(self, x: Any, plan: Any) -> Any:
+        codes, scales = super()._quantize(x, plan)
+        if self.now >= self.step and not self.gemm:
+            codes = codes.copy()
+            codes[-1, 3] ^= 1
+        return codes, scales
+
+    def _scaled_gemm(self, *arguments: Any) -> Any:
+        out = super()._scaled_gemm(*arguments)
+        if self.now >= self.step and self.gemm:
+            out[1, 2] = np.nextafter(out[1, 2], np.float32(9e9))
+        return out
+
+
+def model_of(width: int = 64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, 96, bias=False), nn.ReLU(), nn.Linear(96, 32, bias=False))
+
+
+def train(
+    model: nn.Module, context: Any, steps: int, each: Callable[[int], None] = lambda _: None
+) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    generator, losses = torch.Generator().manual_seed(1), []
+    for step in range(steps):
+        each(step)
+        context.step = step
+        loss = model(torch.randn(33, 64, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mxref_torch.advance(model)
+        losses.append(loss.item())
+    return losses
+
+
+def converted(table: dict[str, Any], backend: Any) -> tuple[nn.Module, Any]:
+    model = model_of()
+    found = mxref_torch.convert(model, recipe_from_table(table), backend=backend, seed=7)
+    return model, getattr(found, "context", found)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_right_backend_shows_no_difference_and_no_bit_of_the_run_changes(tmp_path: Path, name: str) -> None:
+    plain = train(*converted(TABLES[name], "reference"), 3)
+    model, context = converted(TABLES[name], "reference")
+    states = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # noqa: NPY002 - nobody may draw from it
+    with mxref_torch.shadow(model, 1.0, file=tmp_path / "shadow.npz") as watch:
+        losses = train(model, context, 3)
+    assert losses == plain
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == np.random.get_state()[1].tobytes()  # noqa: NPY002
+    # x and dy by row and by column, but dx of the first layer; each weight for the GEMMs that read it.
+    assert watch.quantizations == 3 * (4 + 3 + 3)
+    assert watch.products == (0 if "bounded" in name else 3 * 5)
+    assert watch.elements > 3 * 33 * 64
+    assert "no difference" in str(watch)
+    assert operators.watchers == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("gemm", [False, True])
+def test_a_fault_that_begins_in_the_run_stops_it_and_is_replayed(tmp_path: Path, gemm: bool) -> None:
+    backend = FaultFrom(3, gemm)
+    table = TABLES["rne"] | {"gemm": "ordered"}
+    assert check(backend, level="quick", clauses=["rounding.rne", "gemm.ordered"]).ok, "right at the start"
+    model, context = converted(table, backend)
+    file = tmp_path / "shadow.npz"
+    clause = "gemm.ordered" if gemm else "rounding.rne"
+    message = "step 3, layer 0, fprop.* differs from the reference under " + clause
+
+    def each(step: int) -> None:
+        backend.now = step
+
+    with pytest.raises(ShadowError, match=message), mxref_torch.shadow(model, 1.0, file=file):
+        train(model, context, 6, each)
+    assert [p.name for p in tmp_path.iterdir()] == ["shadow.npz"], "whole, and no temporary file"
+    (call,) = load_recording(file).calls
+    assert call.where["layer"] == "0"
+    still = replay(file, backend)
+    assert not still
+    assert still.calls[0].answered
+    assert still.calls[0].answered.clause == clause
+    assert "still differs under " + clause in str(still)
+    with pytest.raises(ConformanceError, match=clause):
+        still.require()
+    fixed = replay(file, "reference")
+    assert not fixed
+    assert "the recorded answer differs under " + clause in str(fixed)
+    assert "reference is right now" in str(fixed)
+    shown = command("conform", "--replay", str(file), "--backend", "reference")
+    assert shown.exit_code == 1
+    assert "reference is right now" in shown.output
+
+
+def test_the_smallest_block_and_the_command_that_explains_it_are_shown(tmp_path: Path) -> None:
+    backend = FaultFrom(0)
+    model, context = converted(TABLES["rne"], backend)
+    file = tmp_path / "shadow.npz"
+    with pytest.raises(ShadowError, match="block 0 of row"), mxref_torch.shadow(model, 1.0, file=file):
+        train(model, context, 1)
+    failure = replay(file, backend).calls[0].answered
+    assert failure is not None
+    assert sum(int(word, 16) != 0 for word in failure.inputs["x"]) <= 1
+    assert failure.command
+    assert failure.command.startswith("mxref explain")
+
+
+def test_the_draw_depends_on_the_number_of_the_operation_alone() -> None:
+    model, _ = converted(TABLES["rne"], "reference")
+
+    def drawn(share: float, seed: int = 0) -> list[int]:
+        watch = Shadow(Names(model), share, seed, Path("shadow.npz"))
+        return [number for number in range(20_000) if watch._drawn()]
+
+    few = drawn(0.01)
+    assert few == drawn(0.01)
+    assert few != drawn(0.01, seed=1)
+    assert set(few) <= set(drawn(0.1))
+    assert 150 < len(few) < 250
+    assert len(drawn(1.0)) == 20_000
+    assert drawn(0.0) == []
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("spec", ["sr", "rne"])
+def test_of_a_large_matrix_whole_blocks_are_compared_at_drawn_places(axis: int, spec: str) -> None:
+    model, _ = converted(TABLES["rne"], "reference")
+    watch = Shadow(Names(model), 1.0, 0, Path("shadow.npz"))
+    recipe = recipe_from_table({"all": {"rounding": spec, "hadamard": 64}})
+    shape = (1111, 2112) if axis == 1 else (2112, 1111)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    text, words = operators.spec_text(recipe.wgrad.dy), operators.stream_words(3, 1, 4)
+    key = operators.register_backend(ReferenceBackend())
+    assert x.numel() > WHOLE_ELEMENTS
+    operators.watchers.append(watch)
+    try:
+        operators.quantize(x, operators.step_place(2), key, text, axis, words, operators.WHOLE, False)
+    finally:
+        operators.watchers.remove(watch)
+    assert watch.quantizations == 1
+    assert 6 * 32 * 64 < watch.elements <= 8 * 32 * 1024
+    parts = watch._parts(shape, axis, 64)
+    assert max(part[0].stop for part in parts) == shape[0], "the end, where padding is"
+    assert max(part[1].stop for part in parts) == shape[1]
+
+
+def test_random_bits_of_the_hardwares_own_are_left_out(tmp_path: Path) -> None:
+    class Native(ReferenceBackend):
+        name = "native"
+        capabilities = replace(ReferenceBackend.capabilities, native_sr=True)
+
+        def _quantize(self, x: Any, plan: Any) -> Any:
+            stream = plan.stream and replace(plan.stream, seed=plan.stream.seed + 1)
+            return super()._quantize(x, replace(plan, stream=stream))
+
+    model, context = converted(TABLES["SR"], Native())
+    with mxref_torch.shadow(model, 1.0, file=tmp_path / "shadow.npz") as watch:
+        train(model, context, 1)
+    assert watch.quantizations == 0
+    assert watch.products
+
+
+def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model, _ = converted(TABLES["rne"], "reference")
+    for arguments, message in (
+        ((model, 1.5), "share = 1.5 is outside"), ((model, -0.1), "outside 0"), ((model_of(),), "convert"),
+        (("model",), "expected a model"),
+    ):  # fmt: skip
+        with pytest.raises(LayerError, match=message), mxref_torch.shadow(*arguments):
+            pass
+    for file in ("shadow.json", tmp_path / "no" / "shadow.npz"):
+        with (
+            pytest.raises(FileFormatError, match=r"must end in \.npz|folder"),
+            mxref_torch.shadow(model, file=file),
+        ):
+            pass
+    for name, content in (("no.npz", None), ("text.npz", b"abc"), ("zip.npz", b"PK\3\4")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(FileFormatError, match="cannot read a recording"):
+            replay(tmp_path / name, "reference")
+    assert command("conform", "--replay", str(tmp_path / "no.npz")).exit_code == 2
+    other = command("conform", "--replay", str(tmp_path / "no.npz"), "--quick")
+    assert other.exit_code == 2
+    assert "--replay and --quick exclude each other" in other.output
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_model_is_looked_at_too(tmp_path: Path) -> None:
+    backend = FaultFrom(1)
+    model, context = converted(TABLES["SR"], backend)
+    run = torch.compile(model, backend="eager")
+    with mxref_torch.shadow(model, 1.0, file=tmp_path / "shadow.npz") as watch:
+        run(torch.randn(32, 64)).square().mean().backward()
+        assert watch.quantizations
+        backend.now, context.step = 1, 1
+        with pytest.raises(ShadowError, match="layer 0, fprop"):
+            run(torch.randn(32, 64))
+
+
+def test_a_recording_replays_with_every_backend_and_shows_a_wrong_product(tmp_path: Path) -> None:
+    model, context = converted({"dialect": "amd", "gemm": "ordered", "all": {"hadamard": 16}}, "reference")
+    file = tmp_path / "step.npz"
+    context.step = 5
+    with mxref_torch.record(model, file, ["2"]) as tape:
+        model(torch.randn(64, 64)).square().mean().backward()
+    assert {call.where["layer"] for call in tape.calls} == {"2"}
+    products = [call for call in tape.calls if not hasattr(call, "codes")]
+    assert sorted(call.where["role"] for call in products) == ["dgrad", "fprop", "wgrad"]
+    for name in {"reference", *BACKENDS}:
+        report = replay(file, name)
+        assert report, str(report)
+        assert len(report.calls) == len(tape.calls) == 9
+    wrong = replay(file, FaultFrom(0, gemm=True))
+    assert [call.answered.clause for call in wrong.calls if call.answered] == ["gemm.ordered"] * 3
+    assert "the recorded answer is right, fault from differs under gemm.ordered" in str(wrong)
+
+
+def test_recordings_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
+    model, _ = converted(TABLES["rne"], "reference")
+    x, file = torch.randn(32, 64), tmp_path / "step.npz"
+    for arguments, error, message in (
+        ((file, ["q_proj"]), LayerError, "'q_proj' matches no converted layer; there are 0, 2"),
+        ((file,), LayerError, "none of the layers"),
+        ((tmp_path / "step.bin",), FileFormatError, r"must end in \.npz"),
+        ((tmp_path / "no" / "step.npz",), FileFormatError, "in a folder that exists and can be written"),
+    ):
+        with pytest.raises(error, match=message), mxref_torch.record(model, *arguments):
+            pass
+    with (
+        pytest.raises(LayerError, match="above 1,000 bytes"),
+        mxref_torch.record(model, file, max_bytes=1000),
+    ):
+        model(x)
+    assert operators.watchers == []
+    assert not list(tmp_path.iterdir())

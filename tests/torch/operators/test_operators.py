@@ -1,0 +1,135 @@
+"""The torch operators: their contracts with torch, their errors, one compiled graph, and the bridge to arrays."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from layer_setup import SEED, TABLES, Laying, build, recipe_of, tensors
+from mxref import get_backend
+from mxref.errors import MxrefError, ShapeError, UnsupportedError
+from mxref.reference import ReferenceBackend
+from mxref_torch import advance, check_census, operators
+from mxref_torch.bridge import from_backend, to_backend
+from mxref_torch.errors import LayerError
+
+
+def test_bridge_shares_memory_and_refuses_other_devices():
+    backend = get_backend("reference")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        t = torch.randn(4, 6).to(dtype).t()
+        array = to_backend(t, backend)
+        assert array.shape == (6, 4)
+        np.testing.assert_array_equal(array.astype(np.float32), t.float().numpy())
+        array[0, 0] = 7
+        assert t[0, 0] == 7
+        back = from_backend(array, backend)
+        assert back.dtype == dtype
+        assert torch.equal(back, t)
+    with pytest.raises(LayerError, match="works on cpu, got a tensor on meta"):
+        to_backend(torch.empty(2, device="meta"), backend)
+
+
+def samples():
+    key = operators.register_backend(get_backend("reference"))
+    place, stream = operators.step_place(1, 32, 128), operators.stream_words(SEED, 2, 0)
+    spec, rotated = (
+        operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
+    )
+    x = torch.randn(64, 64)
+    yield operators.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)
+    yield (
+        operators.quantize,
+        (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
+    )
+    a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
+    b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
+    other = operators.stream_words(SEED, 2, 5)
+    yield operators.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
+    yield (
+        operators.quantize_dual,
+        (x[:, :41].t(), operators.step_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),
+    )
+    laying = operators.register_backend(Laying())
+    for name in (key, laying):
+        yield operators.prepare, (*b, name, spec, 64, "ordered")
+        layout = operators.prepare(*b, name, spec, 64, "ordered")
+        assert len(layout) == 3 * (name == laying)
+        for out in ("float32", "bfloat16"):
+            yield operators.scaled_gemm, (*a, *b, layout, name, spec, spec, 64, "ordered", out, "fprop", None)
+        yield (
+            operators.add_product,
+            (torch.randn(64, 32), *a, *b, layout, name, spec, spec, 64, "ordered", "wgrad", None),
+        )
+    yield operators.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", None)
+
+
+def test_an_operator_refuses_to_be_differentiated():
+    x, w = torch.randn(32, 64).bfloat16().requires_grad_(), torch.randn(16, 64).bfloat16()
+    with pytest.raises(
+        UnsupportedError, match="mxref::dense_gemm has no gradient, and an argument requires one"
+    ):
+        operators.dense_gemm(x, w, "fprop")
+    with torch.no_grad():
+        assert not operators.dense_gemm(x, w, "fprop").requires_grad
+
+
+def test_opcheck():
+    for op, arguments in samples():
+        torch.library.opcheck(op, arguments)
+    x = torch.randn(64, 64)
+    arguments = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2), "dgrad", None
+    # The schema check compares the arguments before and after, which torch cannot do for FP8.
+    checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+    torch.library.opcheck(operators.dense_gemm, arguments, test_utils=checks)
+
+
+def test_operators_refuse_what_does_not_fit():
+    key = operators.register_backend(get_backend("reference"))
+    plain, rotated = (operators.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
+    stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
+    q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
+    with pytest.raises(ShapeError, match="different Hadamard"):
+        operators.scaled_gemm(*q, *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", None)
+    with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
+        operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
+    other = Laying()
+    other.name = "reference"
+    assert operators.register_backend(other) not in ("reference", key)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's own tracer does
+@pytest.mark.parametrize(
+    ("table", "backend"),
+    [
+        (TABLES["SR everywhere"], ReferenceBackend),
+        ({}, Laying),
+        ({"all": {"format": "fp8"}}, ReferenceBackend),
+    ],
+    ids=["mxfp4", "mxfp4 with a layout", "fp8"],
+)
+def test_compiled_in_one_graph_for_all_steps(table, backend):
+    recipe = recipe_of(table)
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        model, context = build(recipe, backend())
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        steps = []
+        for step in range(4):
+            context.step, context.token_origin, context.global_tokens = step, 64 * step, 64 * (step + 1)
+            x, dy = tensors(seed=step)
+            model.zero_grad()
+            with torch.compiler.set_stance("fail_on_recompile" if compiled and step else "default"):
+                y = run(x)
+            y.backward(dy)
+            steps.append([y.detach(), x.grad, model.layer.weight.grad, *(b.clone() for b in model.buffers())])
+            advance(model)
+        check_census(context, nn.ModuleDict({"layer": model.layer}), recipe_of({**table, "keep_bf16": []}), 4)
+        results.append(steps)
+    for eager, graph in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(eager, graph, strict=True))

@@ -1,0 +1,1 @@
+"""Checks of a run, and measurements of it, all of which only read."""

@@ -1,0 +1,146 @@
+"""The census: the GEMMs that ran in a step, held to those that the recipe asks for, layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import GemmRole
+from mxref_torch import operators
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears, some
+from mxref_torch.shared.context import StepContext
+from mxref_torch.shared.schedule import recipe_by_layer
+
+
+def expected_census(
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    micro_batches: int = 1,
+    *,
+    without_dgrad: Collection[str] = (),
+    calls: Mapping[str, int] = MappingProxyType({}),
+    layers: Collection[str] | None = None,
+) -> operators.Census:
+    """Return the GEMMs that forward and backward of one optimizer step run, by role and formats.
+
+    It follows from module names and the recipe alone, not from what `convert` made of them. GEMMs that
+    activation checkpointing recomputes are not counted.
+
+    Args:
+        model: converted or not.
+        recipe: the treatment of the three GEMMs; of one with a schedule, `recipe.at(step, steps)`.
+        micro_batches: forward and backward passes of the step.
+        without_dgrad: names of layers whose input needs no gradient, such as a first layer fed with data;
+            Dgrad is not run for them. (In a language model the embedding needs gradients, so there is none.)
+        calls: how often a layer runs in one forward pass, by its first name, for those that do not run once:
+            a block that several depths share runs at each of them.
+        layers: names of the layers that `filter_fn` chose; default all.
+
+    Raises:
+        LayerError: a name in `without_dgrad`, `calls` or `layers` that is no linear layer; a recipe that does not fit.
+    """
+    expected = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
+    return sum(expected.values(), Counter())
+
+
+def _expected_by_layer(
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    micro_batches: int,
+    without_dgrad: Collection[str],
+    calls: Mapping[str, int],
+    layers: Collection[str] | None,
+) -> dict[str, operators.Census]:
+    """Return the GEMMs that each layer runs, by its name; arguments and errors as in `expected_census`."""
+    recipe = load_recipe(recipe)
+    linears = named_linears(model)
+    recipes = recipe_by_layer(recipe, linears)
+    for what, names in (("without_dgrad", without_dgrad), ("calls", calls), ("layers", layers or ())):
+        for name in names:
+            if name not in linears:
+                first = next(iter(linears), "")
+                raise LayerError(f"{what}: no linear layer is named {name!r}; the first is named {first!r}")
+    expected: dict[str, operators.Census] = {}
+    for name, linear in linears.items():
+        if layers is not None and name not in layers:
+            continue
+        expected[name] = Counter()
+        for role in GemmRole:
+            runs = {
+                GemmRole.FPROP: True,
+                GemmRole.DGRAD: name not in without_dgrad,
+                GemmRole.WGRAD: linear.weight.requires_grad,
+            }[role]
+            expected[name][role, *recipes[name].formats(role)] += micro_batches * calls.get(name, 1) * runs
+    return expected
+
+
+def check_census(
+    context: Any,
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    micro_batches: int = 1,
+    *,
+    without_dgrad: Collection[str] = (),
+    calls: Mapping[str, int] = MappingProxyType({}),
+    layers: Collection[str] | None = None,
+) -> None:
+    """Raise LayerError unless exactly the GEMMs of one optimizer step ran since the census was reset.
+
+    The message names every role and format that differs, and the layers.
+
+    Args:
+        context: the handle that `convert` returned, or its context.
+        model: as in `expected_census`, and so are the others.
+        recipe: the treatment of the three GEMMs.
+        micro_batches: forward and backward passes of the step.
+        without_dgrad: names of layers whose input needs no gradient.
+        calls: how often a layer runs in one forward pass.
+        layers: names of the layers that `filter_fn` chose; default those of the handle, or all.
+    """
+    if layers is None and not isinstance(context, StepContext):
+        # A part of the handle's model has other names.
+        own: tuple[str, ...] = getattr(context, "layers", ())
+        layers = own if own and set(own) <= set(named_linears(model)) else None
+    context = getattr(context, "context", context)
+    if not isinstance(context, StepContext):
+        raise LayerError(f"expected the handle that convert returned, got {type(context).__name__}")
+    by_layer = _expected_by_layer(model, recipe, micro_batches, without_dgrad, calls, layers)
+    expected: operators.Census = sum(by_layer.values(), Counter())
+    differences = [
+        f"{operators.gemm_text(gemm)}: {context.census[gemm]} ran, {expected[gemm]} expected"
+        for gemm in operators.in_order({*context.census, *expected})
+        if context.census[gemm] != expected[gemm]
+    ]
+    layers = _differing_layers(model, by_layer)
+    if differences or layers:
+        counts = f" ({'; '.join(differences)})" if differences else ""
+        raise LayerError(
+            f"the GEMMs that ran are not the recipe's{counts}{layers}: a layer that convert has not replaced, or "
+            "whose forward is bypassed, runs in another precision; one that does not run once in a forward pass "
+            "is to be named in `calls`"
+        )
+
+
+def _differing_layers(model: nn.Module, expected: Mapping[str, operators.Census]) -> str:
+    """Return which layers are not converted, never ran, or ran other GEMMs than expected, as part of a sentence."""
+    found: dict[str, list[str]] = {"not converted": [], "never ran": [], "ran other GEMMs": []}
+    for name, linear in named_linears(model).items():
+        if name not in expected:
+            continue
+        if not isinstance(linear, MXLinear):
+            found["not converted"].append(name)
+        elif not linear.census and +expected[name]:
+            found["never ran"].append(name)
+        elif +linear.census != +expected[name]:
+            found["ran other GEMMs"].append(name)
+    return "".join(f"; {what}: {some(names)}" for what, names in found.items() if names)

@@ -1,0 +1,243 @@
+"""How far a quantized operand is from its source: clipped, zeroed, scales, SNR and bias.
+
+Source and result are compared as the rounding sees them: block axis last, padded with zeros to whole blocks, and after
+the Hadamard transform if there is one. A prescale, which the GEMM undoes, is undone. All sums are in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mxref.formats import BlockFormat
+from mxref.mxarray import MXArray
+from mxref.recipe import OperandSpec
+from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.hadamard import draw_rotation
+from mxref.steps.random import Stream
+from mxref.steps.scale import ScaleRule, scale_code
+from mxref_torch.bridge import from_backend, to_backend
+from mxref_torch.layer.fp8 import FORMATS
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.operand import BlockOperand, Fp8Operand, Operand
+
+_SLAB = 1 << 22
+"""Elements that are compared at a time: float64 copies of a whole tensor would take several times its memory."""
+
+_FP8_SLACK = 1 + 2.0**-20
+"""The scale of a tensor and its inverse are rounded to float32, so its largest element may seem to be beyond it."""
+
+_LARGEST_BITS = np.array([0x7F7FFFFF], np.uint32)
+"""The largest finite float32."""
+
+
+@dataclass
+class Totals:
+    """Sums over the elements and blocks of an operand, and over all micro-batches of a step."""
+
+    elements: int = 0
+    """With the padding."""
+    nonzero: int = 0
+    """Finite source elements that are not zero."""
+    clipped: int = 0
+    zeroed: int = 0
+    signal: float = 0.0
+    """Sum of v^2."""
+    noise: float = 0.0
+    """Sum of (q - v)^2."""
+    signed: float = 0.0
+    """Sum of sign(v) (q - v)."""
+    magnitude: float = 0.0
+    """Sum of |v|."""
+    blocks: int = 0
+    """Scales stored."""
+    spoiled: int = 0
+    """Scales that are NaN."""
+    at_low: int = 0
+    at_high: int = 0
+    scale_min: float | None = None
+    scale_max: float | None = None
+
+    def add(self, v: torch.Tensor, q: torch.Tensor, limit: torch.Tensor, valid: torch.Tensor) -> None:
+        """Add elements: source, result, the magnitude above which the source is clipped, and which ones count.
+
+        All are float64 of one shape, or can be expanded to it; `valid` is bool.
+        """
+        v = torch.where(valid, v, 0.0)
+        error = torch.where(valid, q - v, 0.0)
+        size, real = v.abs(), v != 0
+        sums = (
+            real.sum(),
+            (real & (size > limit)).sum(),
+            (real & (q == 0)).sum(),
+            v.square().sum(),
+            error.square().sum(),
+            (error * v.sign()).sum(),
+            size.sum(),
+        )
+        nonzero, clipped, zeroed, signal, noise, signed, magnitude = torch.stack(
+            [each.double() for each in sums]
+        ).tolist()
+        self.elements += v.numel()
+        self.nonzero += int(nonzero)
+        self.clipped += int(clipped)
+        self.zeroed += int(zeroed)
+        self.signal += signal
+        self.noise += noise
+        self.signed += signed
+        self.magnitude += magnitude
+
+    def widen(self, low: float, high: float) -> None:
+        """Take a range of scales into the one so far."""
+        self.scale_min = low if self.scale_min is None else min(low, self.scale_min)
+        self.scale_max = high if self.scale_max is None else max(high, self.scale_max)
+
+    @property
+    def snr(self) -> float | None:
+        """Signal to noise in dB; None without signal, without noise, or where a sum overflowed."""
+        if not self.noise or not self.signal:
+            return None
+        return finite(10 * math.log10(self.signal / self.noise)) if math.isfinite(self.noise) else None
+
+    @property
+    def bias(self) -> float | None:
+        """Relative error with its sign, each element weighted by its magnitude; None if all elements are zero."""
+        return finite(self.signed / self.magnitude) if self.magnitude else None
+
+
+def finite(value: float) -> float | None:
+    """Return a number; None for NaN and infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def percent(part: int, whole: int) -> float:
+    """Return a share in per cent, 0 of nothing."""
+    return 100.0 * part / whole if whole else 0.0
+
+
+def measure(
+    totals: Totals,
+    operand: Operand,
+    spec: OperandSpec,
+    layer: MXLinear,
+    role: GemmRole,
+    which: int,
+    values: torch.Tensor,
+    step: int,
+) -> None:
+    """Add an operand of a layer's GEMM to its totals.
+
+    Args:
+        totals: of this operand.
+        operand: as the GEMM reads it, in FP8 or a block format.
+        spec: its treatment.
+        layer: the layer.
+        role: the GEMM.
+        which: 0 for its first operand, 1 for its second.
+        values: the high-precision source [rows, columns], float32 or bfloat16.
+        step: the optimizer step from which random signs come.
+    """
+    if isinstance(operand, Fp8Operand):
+        _add_fp8(totals, operand, OPERANDS[role][which].tensor, values)
+    else:
+        assert isinstance(operand, BlockOperand)
+        _add_blocks(totals, operand, spec, layer, role, which, values, step)
+
+
+def _add_fp8(totals: Totals, operand: Fp8Operand, tensor: str, values: torch.Tensor) -> None:
+    inverse = operand.inverse.double()
+    limit = FORMATS[tensor].max_value * inverse * _FP8_SLACK
+    data = operand.data.reshape(-1, operand.data.shape[-1])
+    for v, q in _slabs(values.reshape(data.shape), data):
+        v, q = v.double(), q.float().double() * inverse
+        totals.add(v, q, limit, torch.isfinite(v) & torch.isfinite(q))
+    scale = inverse.reciprocal().item()
+    totals.blocks += 1
+    if math.isfinite(scale):
+        totals.widen(scale, scale)
+    else:
+        totals.spoiled += 1
+
+
+def _add_blocks(
+    totals: Totals,
+    operand: BlockOperand,
+    spec: OperandSpec,
+    layer: MXLinear,
+    role: GemmRole,
+    which: int,
+    values: torch.Tensor,
+    step: int,
+) -> None:
+    format, impl = spec.format, layer.context.backend
+    assert isinstance(format, BlockFormat)
+    rows, length = operand.codes.shape[0], operand.scales.shape[1] * format.k
+    stored = MXArray(
+        to_backend(operand.codes, impl),
+        to_backend(operand.scales, impl),
+        (rows, length),
+        1,
+        spec.block,
+        spec.prescale,
+        format=format,
+    )
+    result = from_backend(impl.dequantize(stored, "float32"), impl)  # [rows, K]
+    source = _before_rounding(values, spec, layer, role, which, length, step)  # [rows, K]
+    factor = format.element.prescale if spec.prescale else 1.0
+    bias = format.scale.bias
+    for v, q, scales in _slabs(source, result, operand.scales):
+        spread = scales.repeat_interleave(format.k, dim=1)  # [rows, K]
+        limit = torch.exp2(spread.double() - bias) * (format.element.max_value / factor)
+        totals.add(v.double(), q.double() / factor, limit, spread != format.scale.nan_code)
+    _add_scales(totals, operand.scales, source, spec, format)
+
+
+def _before_rounding(
+    values: torch.Tensor,
+    spec: OperandSpec,
+    layer: MXLinear,
+    role: GemmRole,
+    which: int,
+    length: int,
+    step: int,
+) -> torch.Tensor:
+    """Return the source of an operand in float32, block axis last, padded and transformed: [rows, length]."""
+    operand, context = OPERANDS[role][which], layer.context
+    v = (values.t() if operand.axis == 0 else values).float()
+    v = torch.nn.functional.pad(v, (0, length - v.shape[1])).contiguous()
+    if not spec.hadamard:
+        return v
+    stream = Stream(context.seed, step, layer.index, operand.id)
+    rotation = draw_rotation(spec.hadamard, spec.signs, stream)
+    impl = context.backend
+    return from_backend(impl.hadamard(to_backend(v, impl), rotation.n, rotation.signs, axis=1), impl)
+
+
+def _add_scales(
+    totals: Totals, scales: torch.Tensor, source: torch.Tensor, spec: OperandSpec, format: BlockFormat
+) -> None:
+    """Add the bytes of the scales; a block of zeros has no scale of its own and does not count."""
+    own = source.view(*scales.shape, format.k).ne(0).any(dim=2)  # NaN counts as a value
+    spoiled = scales == format.scale.nan_code
+    counted = scales[own & ~spoiled]
+    totals.blocks += int(own.sum())
+    totals.spoiled += int(spoiled.sum())
+    if counted.numel():
+        totals.widen(int(counted.min()), int(counted.max()))
+        totals.at_low += int((counted == 0).sum())
+        totals.at_high += int((counted >= highest_scale(spec.scale_rule, format)).sum())
+
+
+def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
+    """Return the largest byte that a scale rule gives, that of the largest finite float32."""
+    return int(scale_code(_LARGEST_BITS, rule, format.element)[0])
+
+
+def _slabs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the same rows of several tensors, as many at a time as `_SLAB` allows."""
+    rows = max(1, _SLAB // max(1, tensors[0].shape[-1]))
+    yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

@@ -1,0 +1,212 @@
+"""What a shadow and a recording share: the names of layers, and operations as a recording holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mxref.arrays import as_array
+from mxref.backend import Backend
+from mxref.conformance.recorded import RecordedProduct, RecordedQuantization
+from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.quantization import Request
+from mxref.formats import Nonfinite
+from mxref.mxarray import MXArray
+from mxref.placement import Placement
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref_torch import operators
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears
+
+Part = tuple[slice, slice]
+"""A rectangle of a matrix."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantization by an operator."""
+
+    backend: Backend
+    x: torch.Tensor
+    spec: OperandSpec
+    axis: int
+    placement: Placement
+    pad: bool
+    q: MXArray
+
+    @property
+    def stream(self) -> Stream | None:
+        """The random stream with the number of the step, which may lie on the device."""
+        stream, step = self.placement.stream, self.placement.step
+        return stream if stream is None or step is None else replace(stream, step=int(step))
+
+    @property
+    def random(self) -> bool:
+        """Whether the answer depends on random bits, so that the stream names the layer and the operand."""
+        return self.spec.rounding is Rounding.SR or self.spec.signs is not SignPolicy.NONE
+
+    def request(self, part: Part) -> Request:
+        """Return the quantization of a part of the matrix, at its place, with the values on the host."""
+        x = as_array(self.x.detach()[part].cpu().contiguous())
+        first = (part[0].start, part[1].start)
+        origin = tuple(o + f for o, f in zip(self.placement.origin or (0, 0), first, strict=True))
+        shape = self.placement.global_shape or tuple(self.x.shape)
+        # The policy "raise" has answered already; here only the bits are of interest.
+        spec = replace(self.spec, nonfinite=Nonfinite.NAN_BLOCK)
+        return Request(x, spec, self.axis, self.stream, origin, shape, self.pad)
+
+    def answer(self, part: Part, length: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return the answer's codes and scales of a part; `length` is the part's padded block axis."""
+        rows, along = part if self.axis == 1 else part[::-1]
+        made = self.q.format
+        codes = slice(made.code_bytes(along.start), made.code_bytes(along.start + length))
+        scales = slice(along.start // made.k, (along.start + length) // made.k)
+        return host(self.q.codes[rows, codes]), host(self.q.scales[rows, scales])
+
+    def recorded(self, part: Part, where: dict[str, str]) -> RecordedQuantization:
+        """Return a part as a recording holds it."""
+        request = self.request(part)
+        return RecordedQuantization(where, request, *self.answer(part, request.plan.length))
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """A scaled GEMM by an operator."""
+
+    backend: Backend
+    a: MXArray
+    b: MXArray
+    profile: GemmProfile
+    out_dtype: str
+    product: Any
+
+    def recorded(self, part: Part, where: dict[str, str]) -> RecordedProduct:
+        """Return a part of the product, with the rows of the operands that it needs, as a recording holds it."""
+        a, b = (_rows(q, rows) for q, rows in zip((self.a, self.b), part, strict=True))
+        error_class = self.backend.capabilities.bounded_class
+        product = Product(a, b, self.profile, self.out_dtype, error_class=error_class)
+        return RecordedProduct(where, product, host(self.product[part]))
+
+
+def host(array: Any) -> NDArray[Any]:
+    """Return an array of any backend as a NumPy array of its own memory."""
+    if isinstance(array, torch.Tensor):
+        array = as_array(array.detach().cpu().contiguous())
+    return np.array(array)
+
+
+def whole(shape: tuple[int, ...]) -> Part:
+    """Return the rectangle that is all of a matrix."""
+    return slice(0, shape[0]), slice(0, shape[1])
+
+
+def _rows(q: MXArray, rows: slice) -> MXArray:
+    codes, scales = host(q.codes[rows]), host(q.scales[rows])
+    return MXArray(codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format)
+
+
+class Names:
+    """The layers of a model by index, and which of them the operators work for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = {n: m for n, m in named_linears(model).items() if isinstance(m, MXLinear)}
+        if not layers:
+            raise LayerError(
+                "the model has no converted layer: call mxref_torch.convert(model, recipe) first"
+            )
+        self._names = {layer.index: name for name, layer in layers.items()}
+        self._sizes = {layer.index: (layer.in_features, layer.out_features) for layer in layers.values()}
+        self._context = next(iter(layers.values())).context
+        self._reading: tuple[int, str] | None = None
+        self.known = tuple(layers)
+        """Names of the converted layers."""
+
+    def reading(self, layer: int, tensor: str) -> None:
+        """Take note of the layer and the tensor that the next operators work for. Compiled layers do not tell."""
+        self._reading = layer, tensor
+
+    def of_quantization(self, call: Quantized) -> dict[str, str]:
+        """Return layer, role, tensor and step of a quantization, as far as they are known."""
+        stream, where = call.stream, self._step()
+        if stream is not None:
+            role, tensor = _operand(stream.operand)
+            where |= {"role": role, "tensor": tensor}
+            if call.random:
+                return where | self._layer(stream.layer)
+        if self._reading is None:
+            return where
+        layer, tensor = self._reading
+        inputs, outputs = self._sizes.get(layer, (-1, -1))
+        shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
+        if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
+            return where  # of a compiled layer, after one that is not
+        return where | self._layer(layer)
+
+    def of_product(self, role: str) -> dict[str, str]:
+        """Return layer, role and step of a GEMM, as far as they are known."""
+        return self._step() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+
+    def _step(self) -> dict[str, str]:
+        """Return the step of the context: a treatment that draws nothing has the same stream at every step."""
+        return {"step": str(self._context.step)}
+
+    def _layer(self, index: int) -> dict[str, str]:
+        return {"layer": self._names.get(index, f"number {index}")}
+
+
+def _operand(number: int) -> tuple[str, str]:
+    return next((role.value, o.tensor) for role in GemmRole for o in OPERANDS[role] if o.id == number)
+
+
+@contextmanager
+def watched(watcher: operators.Watcher) -> Iterator[None]:
+    """Have the operators call a watcher during the block.
+
+    Raises:
+        LayerError: a CUDA graph is being captured, whose replays call nobody.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise LayerError("a CUDA graph replays kernels without Python, so a shadow or recording sees nothing: "
+                         "run the step without a graph")  # fmt: skip
+    operators.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        operators.watchers.remove(watcher)
+
+
+def refuse_capture(x: torch.Tensor) -> None:
+    """Raise LayerError where a CUDA graph is being captured: its replays would not be looked at."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise LayerError(
+            "a shadow or a recording cannot look into a CUDA graph, whose replays call no Python: "
+            "run the step without a graph, or without the shadow"
+        )
+
+
+def machine() -> dict[str, str]:
+    """Return the device and the version of torch, for a file that another machine reads."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__}
+
+
+def module_of(model: Any) -> nn.Module:
+    """Return the model of a handle that `convert` returned, and a model itself."""
+    found = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(found, nn.Module):
+        raise LayerError(
+            f"expected a model, or what mxref_torch.convert returned for it, got {type(model).__name__}"
+        )
+    return found

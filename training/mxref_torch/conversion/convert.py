@@ -1,0 +1,194 @@
+"""Convert a model: its linear layers are replaced by ones that compute by a recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mxref.backend import Backend
+from mxref.discovery import get_backend
+from mxref.errors import BackendError, UnsupportedError
+from mxref.formats import BlockShape
+from mxref.placement import Placement
+from mxref.recipe import BF16_RECIPE, OperandSpec, Recipe
+from mxref.recipe_files import load_recipe
+from mxref.roles import OPERANDS, GemmOperand, GemmRole
+from mxref.steps.random import Stream
+from mxref_torch import operators
+from mxref_torch.conversion.chosen import Filter, chosen_linears
+from mxref_torch.conversion.handle import Handle
+from mxref_torch.conversion.plain import keep_plain
+from mxref_torch.conversion.replaceable import check_master_weights, check_replaceable, check_sole_readers
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears
+from mxref_torch.shared.context import StepContext
+from mxref_torch.shared.schedule import RecipeSchedule, recipe_by_layer
+
+
+def convert(
+    model: nn.Module,
+    recipe: Recipe | str | Path,
+    *,
+    filter_fn: Filter = None,
+    backend: Backend | str | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+) -> Handle:
+    """Replace the `nn.Linear` modules of a model by MXLinear that hold the same Parameters, in place.
+
+    A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. Names have no wrappers of
+    compilation, data parallelism and checkpointing in them. A layer's index in the random streams is its index among
+    all linear modules in definition order, kept or not.
+
+    Convert before `fully_shard`. A converted model can be converted again to another recipe; FP8's history then
+    starts anew. The layers of a copy use a copy of the context: `Handle(copy)` is its handle.
+
+    A recipe with a schedule is followed: setting the step gives every layer its recipe at that step.
+    `Handle.load_state_dict` sets the step and the FP8 history together.
+
+    Let the handle `follow` the optimizer, or call its `advance` after each optimizer step. Only these report layers
+    that never ran. In a compiled or sharded model, and where weights change through `.data`, only `advance` notices a
+    `step` that was not increased.
+
+    Args:
+        model: holds float32 Parameters; a frozen one outside the chosen layers may have another type.
+        recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
+        filter_fn: which layers to replace: a glob over their names, a list of globs, or a function of a module and its
+            name that returns True for them; default all. The others stay as they are, in their own precision.
+        backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
+        seed: of the random bits, 0 to 2^64 - 1.
+        steps: optimizer steps of the run, of which a schedule may name shares.
+
+    Returns:
+        The handle of the converted model.
+
+    Raises:
+        LayerError: a Parameter that is not float32, a width that blocks do not divide, a glob or filter that matches
+            nothing, a low-precision weight that another module reads too, or a layer that would not run as converted;
+            the model is then unchanged.
+        RecipeError: a schedule that does not fit `steps`.
+        UnsupportedError: the recipe asks for what the backend does not declare.
+    """
+    recipe = load_recipe(recipe)
+    backend = get_backend() if backend is None else require_backend(backend)
+    linears = named_linears(model)
+    if not linears or isinstance(model, nn.Linear):
+        raise LayerError("convert replaces the linear layers inside a module, and this model has none inside")
+    chosen = chosen_linears(linears, filter_fn)
+    check_master_weights(model, chosen)
+    check_replaceable(model, chosen)
+    schedule = RecipeSchedule(recipe, linears, steps)
+    for treatment in recipe.treatments():
+        require_supported(backend, treatment, seed)
+    for recipes in schedule.recipes:
+        for name, linear in chosen.items():
+            _check_layer(name, linear, recipes[name])
+        check_sole_readers(model, chosen, {name for name in chosen if recipes[name] is not BF16_RECIPE})
+    context = StepContext(backend, seed, schedule=schedule)
+    replacements: dict[nn.Module, MXLinear] = {}
+    for index, (name, linear) in enumerate(linears.items()):
+        if name in chosen:
+            replacements[linear] = MXLinear(linear, schedule.recipes[0][name], context, index)
+            keep_plain(replacements[linear], linear)
+    for parent in list(model.modules()):
+        # Not named_children, which gives a module that has two names only once.
+        for child_name, child in list(parent._modules.items()):
+            if child in replacements:
+                setattr(parent, child_name, replacements[child])
+    return Handle(model)
+
+
+def recipe_of_layers(
+    linears: Mapping[str, nn.Linear], recipe: Recipe, backend: Backend, seed: int
+) -> dict[str, Recipe]:
+    """Return the recipe of each layer by its name, for a recipe without a schedule.
+
+    Raises:
+        LayerError: a schedule of several phases, a glob that matches nothing, or a width that blocks do not divide.
+        UnsupportedError: the recipe asks for what the backend does not declare.
+    """
+    spans = recipe.spans(None)
+    if len(spans) > 1:
+        raise LayerError(
+            f"a recipe with a schedule has {len(spans)} phases, and a region has one recipe; give one without a "
+            "schedule"
+        )
+    for treatment in recipe.treatments():
+        require_supported(backend, treatment, seed)
+    recipes = recipe_by_layer(spans[0].recipe, linears)
+    for name, linear in linears.items():
+        _check_layer(name, linear, recipes[name])
+    return recipes
+
+
+def require_backend(backend: Any) -> Backend:
+    """Return a backend, or that of a name; BackendError for anything else."""
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str):
+        raise BackendError(f"expected a backend or its name, got {type(backend).__name__}")
+    return get_backend(backend)
+
+
+def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
+    """Raise UnsupportedError unless a backend declares every block format and GEMM that a recipe asks for."""
+    for role in GemmRole:
+        if recipe.kind(role) != "block":
+            continue
+        a, b = (operators.block_format(spec) for spec in recipe.operands(role))
+        profiles = backend.capabilities.profiles(a, b)
+        if profiles and recipe.gemm not in profiles:
+            raise UnsupportedError(
+                f"backend {backend.name!r} does not declare {recipe.gemm} of {operators.formats_text(a, b)} in "
+                f"gemms, which {role.value} needs; set gemm = {min(profiles).value!r} in the recipe, or choose another "
+                "backend"
+            )
+        backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            unit = _unit(spec)
+            source = torch.empty((unit, unit), device="meta")
+            placement = Placement(Stream(seed, 0, 0, operand.id))
+            backend.plan(source, spec, axis=operand.axis, placement=placement)
+
+
+def _unit(spec: OperandSpec) -> int:
+    """Return the length of which a block axis is a multiple."""
+    return math.lcm(operators.block_format(spec).k, spec.hadamard or 1)
+
+
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks."""
+    for role in GemmRole:
+        if recipe.kind(role) == "block":
+            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+                _check_widths(name, linear, role, operand, spec)
+
+
+_CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
+"""The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
+_WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
+"""The layer's widths that a tensor has."""
+
+
+def _check_widths(
+    name: str, linear: nn.Linear, role: GemmRole, operand: GemmOperand, spec: OperandSpec
+) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks of one operand."""
+    k, unit = operators.block_format(spec).k, _unit(spec)
+    needs = {_CONTRACTION[role]: unit} if role in _CONTRACTION else {}
+    if spec.block is BlockShape.TILE:
+        needs = dict.fromkeys(_WIDTHS[operand.tensor], k) | needs
+    for axis, multiple in needs.items():
+        length = getattr(linear, axis)
+        if length % multiple:
+            raise LayerError(
+                f"{name}: {axis} = {length} is not a multiple of {multiple}, which {role.value} needs "
+                f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                f"add {name!r} to keep_bf16 or change the width"
+            )

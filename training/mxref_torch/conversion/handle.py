@@ -1,0 +1,314 @@
+"""The handle of a converted model: it follows optimizers, saves the place in training, and takes the model back."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from mxref.recipe import Recipe
+from mxref.roles import GemmRole
+from mxref_torch import operators
+from mxref_torch.conversion.plain import plain_of
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears, require_module, some
+from mxref_torch.optimizer_step.end import advance, restart
+from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
+from mxref_torch.optimizer_step.micro_batches import MicroBatches
+from mxref_torch.shared.context import in_backward
+from mxref_torch.shared.schedule import RecipeSchedule
+
+
+class Handle:
+    """What `convert` returns: the converted model, its place in training, and the way back.
+
+    `Handle(model)` makes one for a converted model that was copied or loaded by `torch.load`.
+
+    Attributes:
+        model: the converted model.
+        context: the step, the seed and the census that all layers share.
+
+    Raises:
+        LayerError: a model without converted layers, or with layers of several conversions.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = converted(model)
+        contexts = {id(layer.context): layer.context for layer in layers.values()}
+        if len(contexts) != 1:
+            raise LayerError(
+                "no layer of the model is converted; call mxref_torch.convert"
+                if not contexts
+                else f"the layers of the model belong to {len(contexts)} conversions; convert the whole model at once"
+            )
+        self.model = model
+        (self.context,) = contexts.values()
+        self.layers = tuple(layers)
+        self._followed: list[weakref.ref[Optimizer]] = []
+        self._registered: list[Any] = []  # hooks of torch, to be removed
+        self._micro_batches: MicroBatches | None = None
+        self._closing = -1  # backward pass whose end closes the step
+
+    # What a loop of one's own sets and reads.
+
+    @property
+    def step(self) -> int:
+        """Number of the optimizer step, from 0; `follow` moves it on."""
+        return self.context.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.context.step = step
+
+    @property
+    def token_origin(self) -> int:
+        """Index of the micro-batch's first token within the step; `follow` moves it on until it is set by hand."""
+        return self.context.token_origin
+
+    @token_origin.setter
+    def token_origin(self, token: int) -> None:
+        self.context.token_origin = token
+
+    @property
+    def global_tokens(self) -> int | None:
+        """Tokens of the whole optimizer step over all ranks; None: those of the micro-batch alone.
+
+        `follow` sets it to 2^30, so that bits do not depend on the number of tokens.
+        """
+        return self.context.global_tokens
+
+    @global_tokens.setter
+    def global_tokens(self, tokens: int | None) -> None:
+        self.context.global_tokens = tokens
+
+    @property
+    def census(self) -> operators.Census:
+        """The GEMMs that ran since `reset_census`, by role and formats."""
+        return self.context.census
+
+    def reset_census(self) -> None:
+        """Forget the GEMMs counted so far."""
+        self.context.reset_census()
+
+    @property
+    def sole_uses(self) -> Mapping[Any, torch.Tensor]:
+        """Weights to whose `.grad` Wgrad adds in place, from `mxref_torch.sole_uses`."""
+        return self.context.sole_uses
+
+    @sole_uses.setter
+    def sole_uses(self, found: Mapping[Any, torch.Tensor]) -> None:
+        self.context.sole_uses = found
+
+    @property
+    def schedule(self) -> RecipeSchedule:
+        """The phases of the run; `schedule.span` is the one in force."""
+        assert self.context.schedule is not None  # `convert` made it
+        return self.context.schedule
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """The recipe of each converted layer, by its name."""
+        return {name: layer.recipe for name, layer in converted(self.model).items()}
+
+    # Following an optimizer.
+
+    def follow(self, *optimizers: Optimizer, rank: int | None = None, ranks: int | None = None) -> None:
+        """Move the step on after each step of the optimizers, and the place after each micro-batch.
+
+        Give all optimizers of the model in one call, after `fully_shard`. The step moves on when the first of them
+        steps after a backward pass; the others then belong to the same step. A step that a `GradScaler` skips
+        is not counted. Each micro-batch draws random bits of its own: see `token_origin`. Each rank draws its own too.
+
+        Args:
+            optimizers: hold the trained weights of all converted layers.
+            rank: number of the data-parallel rank; default that of `torch.distributed`, or 0.
+            ranks: how many there are.
+
+        Raises:
+            LayerError: an optimizer that is followed already or is none, a trained weight that none of them holds, a
+                wrong rank, or a model that another handle follows.
+        """
+        if not optimizers:
+            raise LayerError("follow takes one or more optimizers, got none")
+        known = [reference() for reference in self._followed]
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise LayerError(f"follow takes optimizers of torch.optim, got {type(optimizer).__name__}")
+            if any(optimizer is one for one in known):
+                raise LayerError("this optimizer is followed already: each of its steps would count twice")
+            known.append(optimizer)
+        held = {
+            id(p) for one in known if one is not None for group in one.param_groups for p in group["params"]
+        }
+        layers = converted(self.model)
+        lost = [
+            name
+            for name, layer in layers.items()
+            if layer.weight.requires_grad and id(layer.weight) not in held
+        ]
+        if lost:
+            raise LayerError(
+                f"no followed optimizer holds the weights of {some(lost)}: make the optimizer after convert, "
+                "fully_shard and model.to, pass all optimizers in one call, or freeze them by requires_grad_(False)"
+            )
+        if self._micro_batches is None:
+            self._micro_batches = self._place_of(rank, ranks, layers)
+        for optimizer in optimizers:
+            self._followed.append(weakref.ref(optimizer))
+            self._registered.append(optimizer.register_step_post_hook(self._stepped))
+
+    def _place_of(self, rank: int | None, ranks: int | None, layers: Mapping[str, MXLinear]) -> MicroBatches:
+        """Return what counts the tokens, attached to model and layers."""
+        together = dist.is_available() and dist.is_initialized()
+        ranks = ranks if ranks is not None else dist.get_world_size() if together else 1
+        rank = rank if rank is not None else dist.get_rank() if together else 0
+        if not 0 <= rank < ranks <= 1 << 20:
+            raise LayerError(f"rank = {rank} of ranks = {ranks}: a rank is from 0 to ranks - 1, below 2^20")
+        if any(layer.census.listener is not None for layer in layers.values()):
+            raise LayerError("another handle follows an optimizer of this model; call its unfollow() first")
+        micro_batches = MicroBatches(self.context, list(layers.values()), rank, ranks)
+        for layer in layers.values():
+            layer.census.listener = micro_batches.ran
+        self._registered.append(self.model.register_forward_pre_hook(micro_batches.begin_pass))
+        return micro_batches
+
+    def unfollow(self) -> None:
+        """Follow no optimizer any more: the step and the place stay where they are."""
+        for registered in self._registered:
+            registered.remove()
+        self._registered, self._followed = [], []
+        if self._micro_batches is not None:
+            for layer in converted(self.model).values():
+                layer.census.listener = None
+            self._micro_batches = None
+
+    def _stepped(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        """Close the step that an optimizer took: its hook."""
+        if not in_backward():
+            self._close()
+        elif self._closing != (task := torch._C._current_graph_task_id()):
+            # An optimizer that steps within the backward pass: the step ends with that pass.
+            self._closing = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._close)
+
+    def _close(self) -> None:
+        self._closing = -1
+        if any(census.trained for census in self.context.layers):
+            self.advance()
+
+    def advance(self) -> None:
+        """Close an optimizer step by hand and go to the next one.
+
+        Raises:
+            StepError: as `mxref_torch.advance`.
+        """
+        advance(self.model)
+        self.context.step += 1
+        if self._micro_batches is not None:
+            self._micro_batches.begin_step()
+
+    def restart(self) -> None:
+        """Discard what the current step has left in the layers, so that the step can be repeated from its start."""
+        restart(self.model)
+        if self._micro_batches is not None:
+            self._micro_batches.begin_step()
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in training between two steps: step, seed and FP8's history, as copies on the CPU.
+
+        Save it beside the state dict of the model, which is that of the unconverted model.
+        """
+        # A step that was closed by hand or captured leaves its own number behind.
+        self.context.step = self.context.next_step
+        history = {name: t.detach().cpu().clone() for name, t in fp8_history(self.model).items()}
+        return {"step": self.context.step, "seed": self.context.seed, "fp8": history}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state of `state_dict`; the next step then draws the bits that it would have drawn.
+
+        Raises:
+            LayerError: a state with other keys, of another seed, or of a model with other FP8 layers.
+        """
+        if not isinstance(state, Mapping) or set(state) != {"step", "seed", "fp8"}:
+            keys = (
+                f"keys {', '.join(map(repr, state))}" if isinstance(state, Mapping) else type(state).__name__
+            )
+            raise LayerError(f"the state of a handle has the keys 'step', 'seed' and 'fp8', got {keys}")
+        if state["seed"] != self.context.seed:
+            raise LayerError(
+                f"the saved seed is {state['seed']}, and the model was converted with seed {self.context.seed}: the "
+                f"random bits would be others; pass seed={state['seed']} to convert"
+            )
+        if isinstance(state["step"], bool) or not isinstance(state["step"], int) or state["step"] < 0:
+            raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
+        before = self.context.step
+        self.context.reopen_step()
+        # The phase of the step decides which layers have a history.
+        self.context.step = state["step"]
+        try:
+            load_fp8_history(self.model, state["fp8"])
+        except LayerError:
+            self.context.step = before
+            raise
+        if self._micro_batches is not None:
+            self._micro_batches.begin_step()
+
+    def unconvert(self) -> nn.Module:
+        """Put the nn.Linear modules back, with the same Parameters, hooks and mode, and return the model.
+
+        Raises:
+            LayerError: sharded weights, or a model that was converted again since; the model is then unchanged.
+        """
+        layers = converted(self.model)
+        if any(layer.context is not self.context for layer in layers.values()) or not layers:
+            raise LayerError(
+                "the model is not converted any more, or was converted again; use the newest handle"
+            )
+        plain: dict[nn.Module, nn.Linear] = {}
+        for name, layer in layers.items():
+            try:
+                plain[layer] = plain_of(layer)
+            except LayerError as err:
+                raise LayerError(f"{name}: {err}") from None
+        self.unfollow()
+        for parent in list(self.model.modules()):
+            for child_name, child in list(parent._modules.items()):
+                if child in plain:
+                    setattr(parent, child_name, plain[child])
+        return self.model
+
+    def __repr__(self) -> str:
+        """Return a table: layers whose names differ in numbers alone share a row."""
+        context, linears = self.context, named_linears(self.model)
+        layers = converted(self.model)
+        rows: Counter[tuple[str, ...]] = Counter()
+        for name, layer in layers.items():
+            formats = [operators.formats_text(*layer.recipe.formats(role)) for role in GemmRole]
+            rows[(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), *formats, layer.recipe.digest)] += 1
+        table = [("layers", "", *(role.value for role in GemmRole), "recipe")]
+        table += [(row[0], f"x{number}", *row[1:]) for row, number in rows.items()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table
+        ]
+        head = (
+            f"Handle of {len(layers)} converted layers of {len(linears)}: backend {context.backend.name}, "
+            f"seed {context.seed}, step {context.step}, follows {len(self._followed)} optimizers"
+        )
+        return "\n  ".join([head, *(line.rstrip() for line in lines)])
+
+
+def converted(model: nn.Module) -> dict[str, MXLinear]:
+    """Return the converted layers of a model by their names."""
+    linears = named_linears(require_module(model))
+    return {name: linear for name, linear in linears.items() if isinstance(linear, MXLinear)}

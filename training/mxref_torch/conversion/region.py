@@ -1,0 +1,48 @@
+"""A region of a program in which a model computes by another recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from torch import nn
+
+from mxref.recipe import Recipe
+from mxref.recipe_files import load_recipe
+from mxref_torch.conversion.convert import recipe_of_layers
+from mxref_torch.conversion.handle import Handle, converted
+
+
+@contextmanager
+def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[None]:
+    """Let all converted layers of a model compute by another recipe within a `with` statement.
+
+    A forward pass within the region uses the recipe, and so does its backward pass, wherever it runs: wrap the
+    forward pass alone, or both. With activation checkpointing, wrap both: a recomputation outside is refused.
+    `use_reentrant=True` hides such a recomputation. `keep_bf16` and `layers` of this recipe apply inside the region.
+    Regions may be nested. The history of FP8's scales is kept. Leave the region before the model's recipe enters
+    another phase.
+
+    Args:
+        recipe: a recipe, the name of a shipped recipe, or a file.
+        model: a converted model, or its handle.
+
+    Raises:
+        LayerError: a model that is not converted, a recipe with a schedule, or a width that blocks do not divide.
+        UnsupportedError: the recipe asks for what the backend of the layers does not declare.
+    """
+    handle = model if isinstance(model, Handle) else Handle(model)
+    layers = converted(handle.model)
+    context = handle.context
+    recipes = recipe_of_layers(layers, load_recipe(recipe), context.backend, context.seed)
+    before = {name: layer.recipe for name, layer in layers.items()}
+    held = context.schedule.hold() if context.schedule else nullcontext()
+    for name, layer in layers.items():
+        layer.switch(recipes[name])
+    try:
+        with held:
+            yield
+    finally:
+        for name, layer in layers.items():
+            layer.switch(before[name])

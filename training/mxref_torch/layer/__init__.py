@@ -1,0 +1,1 @@
+"""The linear layer, the operands of its GEMMs, and its gradients."""

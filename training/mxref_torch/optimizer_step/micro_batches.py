@@ -1,0 +1,110 @@
+"""Counts the tokens of the micro-batches of a step, while a handle follows an optimizer.
+
+Random bits are counted in the tensor of all tokens of a step. Micro-batches that lay at the same place would
+draw the same bits. So the place moves on by the tokens of a micro-batch when its backward pass ends, or when
+the next forward pass of the whole model begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mxref.formats import BlockFormat
+from mxref.roles import GemmRole
+from mxref.steps.hadamard import SIZES
+from mxref_torch.errors import StepError
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.shared.context import StepContext, in_backward
+
+STEP_TOKENS = 1 << 30
+"""Tokens that a step is laid out for, over all ranks. Fixed, so that bits do not depend on the number of tokens."""
+
+
+_LONGEST = max(SIZES)
+
+
+class MicroBatches:
+    """Moves a context from one micro-batch to the next; a caller who sets the place by hand takes it over."""
+
+    def __init__(self, context: StepContext, layers: Sequence[MXLinear], rank: int, ranks: int) -> None:
+        self.context, self.layers = context, layers
+        share = STEP_TOKENS // ranks // _LONGEST * _LONGEST  # whole Hadamard groups
+        self._first, self._end = rank * share, (rank + 1) * share
+        self._tokens = 0
+        self._in_training = (
+            False  # whether the forward pass of the whole model that began last is of training
+        )
+        self._task = self._recomputing = -1  # backward passes, by autograd's numbers
+        self._set(self._first)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the hook of a copied model holds: it counts nothing, as no handle follows the copy."""
+        return {**vars(self), "_tokens": 0, "_origin": None}
+
+    def begin_step(self) -> None:
+        """Go to the first micro-batch of a step."""
+        self._tokens = 0
+        if self.counts:
+            self._set(self._first)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the place is counted here: it is what was set last."""
+        return (self.context.token_origin, self.context.global_tokens) == (self._origin, STEP_TOKENS)
+
+    def begin_pass(self, module: torch.nn.Module, arguments: Any) -> None:
+        """Note that a forward pass of the whole model begins: its forward pre-hook."""
+        if torch.compiler.is_compiling() or in_backward():
+            return
+        self._move_on()
+        self._in_training = torch.is_grad_enabled()
+
+    def ran(self, role: GemmRole, tokens: int) -> None:
+        """Note that a GEMM of a layer ran on this many tokens."""
+        if role is GemmRole.FPROP:
+            if in_backward():
+                self._recomputing = torch._C._current_graph_task_id()
+                return
+            self._recomputing = -1
+            if self._in_training:
+                self._tokens = max(self._tokens, tokens)
+            return
+        self._tokens = max(self._tokens, tokens)
+        task = torch._C._current_graph_task_id()
+        # A backward pass within another one ends before all recomputation has ended.
+        if task not in (-1, self._task) and self._recomputing in (-1, task):
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._move_on)
+
+    def _move_on(self) -> None:
+        """Go to the next micro-batch, if one ran."""
+        tokens, self._tokens = self._tokens, 0
+        if not tokens or not self.counts:
+            return
+        origin = self._origin + tokens + -tokens % self._unit(tokens)
+        if origin > self._end:
+            raise StepError(
+                f"more than {self._end - self._first} tokens ran in a step on this rank, for which it has random bits: "
+                "step the optimizer earlier, or set token_origin and global_tokens before each forward pass"
+            )
+        self._set(origin)
+
+    def _unit(self, tokens: int) -> int:
+        """Return the number of tokens of which a micro-batch's place is a multiple: whole blocks of Wgrad."""
+        if tokens % _LONGEST == 0:
+            return 1
+        specs = {spec for layer in self.layers for spec in layer.recipe.operands(GemmRole.WGRAD)}
+        blocks = (
+            math.lcm(spec.format.k, spec.hadamard or 1)
+            for spec in specs
+            if isinstance(spec.format, BlockFormat)
+        )
+        return max(blocks, default=1)
+
+    def _set(self, origin: int) -> None:
+        self._origin = origin
+        self.context.token_origin, self.context.global_tokens = origin, STEP_TOKENS

@@ -1,0 +1,191 @@
+"""What a run shows while it runs: a progress bar on a terminal, and lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from mxref.printable import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_PLAIN_INTERVAL = 10.0  # seconds between lines where there is no terminal
+
+
+class ProgressSink(Protocol):
+    """Where a run reports to while it runs; none of it reaches a file of the run."""
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Begin, or go on, at a step of `steps`, each of `step_tokens` tokens."""
+
+    def step(self, step: int, loss: float | None) -> None:
+        """Report a finished step, counted from 1; the loss is None where the step was skipped."""
+
+    def validation(self, step: int, loss: float) -> None:
+        """Report an evaluation."""
+
+    def note(self, text: str) -> None:
+        """Say something in one line."""
+
+    def stop(self) -> None:
+        """End, in whatever way."""
+
+
+class SilentProgress:
+    """Reports nothing."""
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Take no notice."""
+
+    def step(self, step: int, loss: float | None) -> None:
+        """Take no notice."""
+
+    def validation(self, step: int, loss: float) -> None:
+        """Take no notice."""
+
+    def note(self, text: str) -> None:
+        """Take no notice."""
+
+    def stop(self) -> None:
+        """Take no notice."""
+
+
+@dataclass
+class _Pace:
+    """Tokens per second since the run began or went on."""
+
+    label: str = ""
+    steps: int = 0
+    step_tokens: int = 0
+    first: int = 0
+    loss: float | None = None
+    val: float | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def rate(self, step: int) -> float:
+        return (step - self.first) * self.step_tokens / max(1e-9, time.monotonic() - self.began)
+
+    def remaining(self, step: int) -> float:
+        return (self.steps - step) * self.step_tokens / max(1e-9, self.rate(step))
+
+    def losses(self) -> str:
+        parts = [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        return " ".join(parts + ([f"val {self.val:.4f}"] if self.val is not None else []))
+
+
+class PlainProgress(SilentProgress):
+    """A line on standard error now and then, for logs and pipes."""
+
+    def __init__(self, interval: float = _PLAIN_INTERVAL) -> None:
+        self._interval = interval
+        self._pace = _Pace()
+        self._last = 0.0
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Remember what is counted."""
+        self._pace = _Pace(label, steps, step_tokens, step)
+        self._last = time.monotonic()
+
+    def step(self, step: int, loss: float | None) -> None:
+        """Print a line where the last one is some time ago."""
+        self._pace.loss = loss
+        now = time.monotonic()
+        if now - self._last >= self._interval or step == self._pace.steps:
+            self._last = now
+            pace = self._pace
+            self.note(
+                f"step {step}/{pace.steps} {pace.losses()} {pace.rate(step):,.0f} tokens/s "
+                f"ETA {clock(pace.remaining(step))}"
+            )
+
+    def validation(self, step: int, loss: float) -> None:
+        """Remember the loss for the next line."""
+        self._pace.val = loss
+
+    def note(self, text: str) -> None:
+        """Print the text after the run's label."""
+        label = f"{self._pace.label}: " if self._pace.label else ""
+        print(printable(f"{label}{text}"), file=sys.stderr, flush=True)
+
+
+class BarProgress(SilentProgress):
+    """A progress bar on the terminal of standard error."""
+
+    def __init__(self) -> None:
+        self._pace = _Pace()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Show the bar."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        from mxref.terminal import console
+
+        self._pace = _Pace(label, steps, step_tokens, step)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=console(stderr=True),
+        )
+        self._task = self._bar.add_task(label or "training", total=steps, completed=step, facts="")
+        self._bar.start()
+
+    def step(self, step: int, loss: float | None) -> None:
+        """Move the bar."""
+        self._pace.loss = loss
+        self._show(step)
+
+    def validation(self, step: int, loss: float) -> None:
+        """Show the loss beside the bar."""
+        self._pace.val = loss
+        self._show(step)
+
+    def _show(self, step: int) -> None:
+        pace = self._pace
+        if self._bar is not None and self._task is not None:
+            facts = f"{pace.losses()}  {pace.rate(step):,.0f} tokens/s  ETA {clock(pace.remaining(step))}"
+            self._bar.update(self._task, completed=step, facts=facts)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text)
+        else:
+            print(printable(text), file=sys.stderr)
+
+    def stop(self) -> None:
+        """Take the bar's thread down; the bar stays on the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def default_progress() -> ProgressSink:
+    """Return a bar where standard error is a terminal, and plain lines elsewhere."""
+    from rich.console import Console
+
+    return BarProgress() if Console(stderr=True).is_terminal else PlainProgress()
+
+
+@contextmanager
+def reporting(sink: ProgressSink) -> Iterator[ProgressSink]:
+    """Stop a sink however the block ends."""
+    try:
+        yield sink
+    finally:
+        sink.stop()
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as h:mm:ss, or m:ss below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
