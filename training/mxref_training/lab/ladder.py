@@ -17,6 +17,8 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
+from mxref_training.lab.contrasts import Contrast
+from mxref_training.lab.extension import extended
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= MAX_SEEDS:
-            raise ConfigError(f"seeds = {self.seeds} is outside 1 .. {MAX_SEEDS}")
+            raise ConfigError(f"arm {self.name!r}: seeds = {self.seeds} is outside 1 .. {MAX_SEEDS}")
 
 
 @dataclass(frozen=True)
@@ -126,19 +128,13 @@ class Ladder:
     recipe: Table = field(default_factory=dict)
     """The base recipe's table."""
     target: Target = Target()
+    contrast: tuple[Contrast, ...] = ()
+    """One family: their p-values are corrected together for the number of them."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
-        for name in names:
-            if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
-                raise ConfigError(
-                    f"arm name {shown(name)} is not made of lower-case letters, digits, '-' and '_' alone, "
-                    f"{MAX_NAME} at most"
-                )
-            if names.count(name) > 1:
-                raise ConfigError(
-                    f"two arms are named {name!r}; names are directories, so give each arm its own"
-                )
+        _check_names("arm", names)
+        _check_names("contrast", [contrast.name for contrast in self.contrast])
         for key in ("reference", "high_precision"):
             name = getattr(self.target, key)
             if name not in names and (name or key == "reference"):
@@ -152,6 +148,7 @@ class Ladder:
                 f"the reference arm {self.reference.name!r} has seed_offset = {self.reference.seed_offset}; "
                 "set it to 0"
             )
+        self._check_contrasts(names)
         base = self.resolve(self.reference)
         for arm in self.arm:
             if arm.seeds > self.reference.seeds:
@@ -169,6 +166,23 @@ class Ladder:
                     f"{self.reference.name!r}: arms are compared at equal seeds, so only a repetition of the "
                     "reference may have an offset"
                 )
+
+    def _check_contrasts(self, names: list[str]) -> None:
+        for contrast in self.contrast:
+            for key in ("arm", "against"):
+                name = getattr(contrast, key)
+                if name not in names:
+                    raise ConfigError(
+                        f"contrast {contrast.name!r}: {key} = {shown(name)} is no arm of the ladder"
+                        f"{nearest(name, names)}"
+                    )
+                if self.named(name).seed_offset:
+                    raise ConfigError(
+                        f"contrast {contrast.name!r}: {key} = {name!r} has a seed_offset, and contrasts are taken at "
+                        "equal seeds; name an arm without one"
+                    )
+            if contrast.arm == contrast.against:
+                raise ConfigError(f"contrast {contrast.name!r} holds {contrast.arm!r} against itself")
 
     @property
     def reference(self) -> Arm:
@@ -211,6 +225,19 @@ class Ladder:
         return tuple(arm for arm in self.arm if arm.name in wanted)
 
 
+def _check_names(kind: str, names: list[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+            raise ConfigError(
+                f"{kind} name {shown(name)} is not made of lower-case letters, digits, '-' and '_' alone, "
+                f"{MAX_NAME} at most"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two {kind}s are named {name!r}; results are kept by name, so give each {kind} its own"
+            )
+
+
 def shipped() -> list[str]:
     """Return the names of the ladders that come with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
@@ -224,13 +251,21 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
         RecipeError: an unknown key (the nearest is named) or a wrong value, in the file or in an arm's recipe.
         ConfigError: arms that cannot be compared, or a target that names no arm.
     """
+    path = _file(path_or_name)
+    table = read_toml(path)
+    if "extends" in table:
+        table = extended(table, read_toml(_file(str(table["extends"]), path.parent)), path.name)
+    return build(Ladder, table, path.name)
+
+
+def _file(path_or_name: str | Path, folder: Path = Path()) -> Path:
+    """Return the file of a ladder: a shipped one by its name, or a path from a folder."""
     name = str(path_or_name)
     if name in shipped():
-        path = SHIPPED / f"{name}.toml"
-    else:
-        path = Path(name)
-        if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
-            raise FileFormatError(
-                f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
-            )
-    return build(Ladder, read_toml(path), path.name)
+        return SHIPPED / f"{name}.toml"
+    path = folder / name
+    if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
+        raise FileFormatError(
+            f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
+        )
+    return path

@@ -54,8 +54,9 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
     }
     if run.compile is not Compile.NONE:
         kept["compile"] = run.compile
-    if run.capture:
-        kept["capture"] = True
+    for name in ("capture", "deterministic"):
+        if getattr(run, name):
+            kept[name] = True
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
         kept["steps"] = run.steps  # it sets where the cosine ends
     table = {
