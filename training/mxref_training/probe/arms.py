@@ -100,13 +100,16 @@ def resolved(
     Raises:
         MxrefError: a recipe that does not fit the model, or that the backend does not declare; it names the recipe.
     """
-    found = {}
+    found, refused = {}, {}
     for arm in arms:
         try:
             recipe = arm.recipe.at(min(step, steps - 1), steps)
             found[arm.name] = recipe_of_layers(linears, recipe, backend, seed)
         except MxrefError as err:
-            raise type(err)(f"recipe {arm.name}: {err}; --without {arm.name} leaves it out") from err
+            refused[arm.name] = err
+    for name, err in refused.items():
+        way_out = " ".join(f"--without {other}" for other in refused)
+        raise type(err)(f"recipe {name}: {err}; {way_out} leaves out what cannot be probed here") from err
     return found
 
 

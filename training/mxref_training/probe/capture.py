@@ -33,6 +33,6 @@ def _hook(name: str, take: Take) -> Callable[[nn.Module, tuple[Any, ...], Tensor
             with torch.no_grad():
                 take(name, x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]))
 
-        output.register_hook(arrived)
+        output.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     return hook

@@ -53,12 +53,13 @@ class ProductError:
         alignment = Alignment()
         totals = torch.zeros(4, dtype=torch.float64)
         rows = max(1, _SLAB // max(1, exact.shape[1]))
-        for e, q in zip(exact.split(rows), computed.split(rows), strict=True):
+        for e, q in zip(torch.split(exact, rows), torch.split(computed, rows), strict=True):
             alignment.add(e, q)
             error = q.double() - e
             sums = e.square().sum(), error.square().sum(), (error * e).sum(), error.sum()
             totals += torch.stack(sums).cpu()
-        return cls(exact.numel(), *totals.tolist(), alignment.cosine)
+        signal, noise, cross, signed = totals.tolist()
+        return cls(exact.numel(), signal, noise, cross, signed, alignment.cosine)
 
     def row(self) -> dict[str, float | None]:
         """Return the numbers as a row of the probe has them."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mxref.errors import FileFormatError
 from mxref.roles import OPERANDS, GemmRole
 from mxref_training.durable import explained, replace_text
-from mxref_training.probe.results import CSV, Results, Row, rows
+from mxref_training.probe.layer import Row
+from mxref_training.probe.results import CSV, Results, rows
 from mxref_training.report.table import Column, Table
 
 if TYPE_CHECKING:
