@@ -44,6 +44,8 @@ class Backend(ABC):
 
     name: str
     capabilities: Capabilities
+    reads_left_layouts: bool = False
+    """Whether GEMMs gain by a prepared left operand: `mxref_torch` then prepares an activation that layers share."""
 
     def __new__(cls, *_args: Any, **_named: Any) -> Self:
         """Make a backend; BackendError names the methods that its class lacks."""
@@ -319,6 +321,13 @@ class Backend(ABC):
 
     def details(self) -> str:
         """Return what runs here, in a line for people: kernels, threads, where compiled code is kept."""
+        return ""
+
+    def chosen_by_time(self) -> str:
+        """Return the setting by which kernels are chosen by their measured time; empty if none is.
+
+        Such a choice may differ between processes, and with it the bits of `bounded`.
+        """
         return ""
 
     def warm_up(self) -> Iterator[tuple[str, float]]:

@@ -101,11 +101,11 @@ def test_operators_pass_torchs_own_checks(profile):
     a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
     b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
     calls.append((operators.prepare, (*b, key, spec, 512, profile)))
-    layout = operators.prepare(*b, key, spec, 512, profile)
+    layouts = [operators.prepare(*q, key, spec, 512, profile) for q in (a, b)]
     calls += [
-        (operators.scaled_gemm, (*a, *b, held, key, spec, spec, 512, profile, out, "fprop", None))
+        (operators.scaled_gemm, (*a, first, *b, second, key, spec, spec, 512, profile, out, "fprop", None))
         for out in ("float32", "bfloat16")
-        for held in ([], layout)
+        for first, second in (([], []), ([], layouts[1]), layouts)
     ]
     for op, arguments in calls:
         torch.library.opcheck(op, arguments)

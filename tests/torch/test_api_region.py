@@ -161,3 +161,44 @@ def test_compiled_code_has_the_regions_recipe_too() -> None:
         loss.backward()
         assert_same(grads(model), gradients(RECIPES[name]))
         handle.restart()
+
+
+def test_the_history_of_a_region_is_saved_and_a_new_handle_takes_it() -> None:
+    def begun() -> tuple[Any, Any]:
+        model = Model()
+        return model, convert(model, PLAIN, backend=REFERENCE, seed=3)
+
+    def trained(model: Any, handle: Any, step: int) -> None:
+        with mxref_torch.recipe(FP8, handle), mxref_torch.recipe(PLAIN, handle):
+            pass  # what is left within a region goes back to the recipe of that region
+        with mxref_torch.recipe(FP8, handle):
+            loss_of(model, batch(step)).backward()
+        handle.advance()
+
+    model, handle = begun()
+    before = handle.state_dict()
+    assert set(before) == {"step", "seed", "fp8"}
+    trained(model, handle, 0)
+    state = handle.state_dict()
+    assert (len(state["regions"]), state["fp8"]) == (8, {})
+    resumed, again = begun()
+    again.load_state_dict(state)
+    assert_same(fp8_history(resumed), fp8_history(model))
+    for each in (model, resumed):
+        each.zero_grad()
+    trained(model, handle, 1)
+    trained(resumed, again, 1)
+    assert_same(grads(resumed), grads(model))
+    # Back to a state from before the region: its history is forgotten.
+    handle.load_state_dict(before)
+    model.zero_grad()
+    trained(model, handle, 1)
+    fresh, first = begun()
+    trained(fresh, first, 1)
+    assert_same(grads(model), grads(fresh))
+    with pytest.raises(LayerError, match="names 'nowhere.fp8.scale', so it is of another model or recipe"):
+        again.load_state_dict(state | {"regions": {"nowhere.fp8.scale": torch.ones(3)}})
+    # By a recipe of its own, a layer's history stays where it was.
+    own = convert(Model(), FP8, backend=REFERENCE, seed=3)
+    with pytest.raises(LayerError, match="has none for"):
+        own.load_state_dict(state)

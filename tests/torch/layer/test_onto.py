@@ -270,7 +270,7 @@ def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None
     key, spec = operators.register_backend(get_backend("reference")), operators.spec_text(MXFP4.wgrad.x)
     a, b = operands(key, 32, 0), operands(key, 16, 1)
     census: operators.Census = operators.Census()
-    arguments = (*a, *b, [], key, spec, spec, 64, "ordered")
+    arguments = (*a, [], *b, [], key, spec, spec, 64, "ordered")
     product = operators.scaled_gemm(*arguments, "float32", "wgrad", None)
     onto = torch.randn(32, 16)
     held, version, tally = onto.clone(), onto._version, operators.register_census(census)

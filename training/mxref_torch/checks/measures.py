@@ -245,7 +245,7 @@ def _before_rounding(
     if not spec.hadamard:
         return v
     stream = Stream(context.seed, step, layer.index, operand.id)
-    rotation = draw_rotation(spec.hadamard, spec.signs, stream)
+    rotation = draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector)
     impl = context.backend
     return from_backend(impl.hadamard(to_backend(v, impl), rotation.n, rotation.signs, axis=1), impl)
 

@@ -24,8 +24,9 @@ from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.checks.measures import Totals, finite, measure, percent
-from mxref_torch.layer.linear import READERS, MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operand import Operand
+from mxref_torch.layer.reads import READERS
 from mxref_torch.names import named_linears, require_module
 
 Row = dict[str, Any]

@@ -226,12 +226,16 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """Return the place in training between two steps: step, seed and FP8's history, as copies on the CPU.
 
-        Save it beside the state dict of the model, which is that of the unconverted model.
+        The history that only regions of another recipe have used is under the key `regions`, if there is any. Save it beside the state dict of the model, which is that of the unconverted model.
         """
         # A step that was closed by hand or captured leaves its own number behind.
         self.context.step = self.context.next_step
-        history = {name: t.detach().cpu().clone() for name, t in fp8_history(self.model).items()}
-        return {"step": self.context.step, "seed": self.context.seed, "fp8": history}
+        history, regions = (
+            {name: t.detach().cpu().clone() for name, t in fp8_history(self.model, of_regions=kind).items()}
+            for kind in (False, True)
+        )
+        state = {"step": self.context.step, "seed": self.context.seed, "fp8": history}
+        return state | ({"regions": regions} if regions else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state of `state_dict`; the next step then draws the bits that it would have drawn.
@@ -239,7 +243,7 @@ class Handle:
         Raises:
             LayerError: a state with other keys, of another seed, or of a model with other FP8 layers.
         """
-        if not isinstance(state, Mapping) or set(state) != {"step", "seed", "fp8"}:
+        if not isinstance(state, Mapping) or set(state) - {"regions"} != {"step", "seed", "fp8"}:
             keys = (
                 f"keys {', '.join(map(repr, state))}" if isinstance(state, Mapping) else type(state).__name__
             )
@@ -256,7 +260,7 @@ class Handle:
         # The phase of the step decides which layers have a history.
         self.context.step = state["step"]
         try:
-            load_fp8_history(self.model, state["fp8"])
+            load_fp8_history(self.model, state["fp8"], state.get("regions"))
         except LayerError:
             self.context.step = before
             raise

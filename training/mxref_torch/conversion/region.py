@@ -36,13 +36,13 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     layers = converted(handle.model)
     context = handle.context
     recipes = recipe_of_layers(layers, load_recipe(recipe), context.backend, context.seed)
-    before = {name: layer.recipe for name, layer in layers.items()}
+    before = {name: (layer.recipe, layer.in_region) for name, layer in layers.items()}
     held = context.schedule.hold() if context.schedule else nullcontext()
     for name, layer in layers.items():
-        layer.switch(recipes[name])
+        layer.switch(recipes[name], in_region=True)
     try:
         with held:
             yield
     finally:
         for name, layer in layers.items():
-            layer.switch(before[name])
+            layer.switch(*before[name])

@@ -98,6 +98,8 @@ class Fp8Scales(nn.Module):
     def __init__(self, scaling: Fp8Scaling, device: torch.device | None = None) -> None:
         super().__init__()
         self.delayed = scaling is Fp8Scaling.DELAYED
+        self.of_region = False
+        """Whether only regions of another recipe have used them: the layer's own recipe has none."""
         if self.delayed:
             self.register_buffer(
                 "scale", torch.empty(3, dtype=torch.float32, device=device), persistent=False

@@ -39,6 +39,8 @@ class LayerGemm:
     """The layer's census, from `register_census`."""
     scales: Fp8Scales | None
     """The scales of a layer with FP8."""
+    lays_out_first: bool
+    """Whether the backend's GEMM reads a layout of its first operand too."""
 
     @classmethod
     def of(
@@ -59,7 +61,8 @@ class LayerGemm:
         ]
         by_layer = [operators.draws_by_layer(spec) for spec in specs]
         kind = KINDS[recipe.kind(role)]
-        return cls(role, kind, texts, streams, by_layer, recipe.gemm, context, tally, scales)
+        lays_out_first = context.backend.reads_left_layouts
+        return cls(role, kind, texts, streams, by_layer, recipe.gemm, context, tally, scales, lays_out_first)
 
 
 Reader = tuple[LayerGemm, int]
@@ -126,6 +129,9 @@ class Operand(ABC):
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Return a second operand with the layout that the backend's GEMM reads, if it has one."""
         return self
+
+    def prepare_first(self, gemm: LayerGemm, length: int) -> None:  # noqa: B027 - other kinds have no layout
+        """Give a first operand that several GEMMs may read its layout, if the backend reads one there."""
 
     @abstractmethod
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -234,6 +240,7 @@ class BlockOperand(Operand):
         self, codes: torch.Tensor, scales: torch.Tensor, layout: Sequence[torch.Tensor] = ()
     ) -> None:
         self.codes, self.scales, self.layout = codes, scales, list(layout)
+        self._is_prepared = False
 
     @classmethod
     def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
@@ -265,7 +272,9 @@ class BlockOperand(Operand):
         """Return the treatments and axes of both readers, unless random bits differ between layers."""
         if any(gemm.by_layer[which] for gemm, which in readers):
             return None
-        return tuple((gemm.context.backend_key, gemm.role, gemm.texts[which]) for gemm, which in readers)
+        return tuple(
+            (gemm.context.backend_key, gemm.profile, gemm.role, gemm.texts[which]) for gemm, which in readers
+        )
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
@@ -285,8 +294,17 @@ class BlockOperand(Operand):
 
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Add the layout that the backend's GEMM reads in place of the codes, if it has one."""
-        treatment = gemm.context.backend_key, gemm.texts[1], length, gemm.profile.value
-        return type(self)(self.codes, self.scales, operators.prepare(self.codes, self.scales, *treatment))
+        return type(self)(self.codes, self.scales, self._laid_out(gemm, 1, length))
+
+    def prepare_first(self, gemm: LayerGemm, length: int) -> None:
+        """Give a first operand its layout once, however many GEMMs of a profile read it."""
+        if gemm.lays_out_first and not self._is_prepared and _is_known(self.codes.shape[0]):
+            self.layout, self._is_prepared = self._laid_out(gemm, 0, length), True
+
+    def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> list[torch.Tensor]:
+        treatment = gemm.context.backend_key, gemm.texts[which], length, gemm.profile.value
+        layout: list[torch.Tensor] = operators.prepare(self.codes, self.scales, *treatment)
+        return layout
 
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
@@ -303,7 +321,7 @@ class BlockOperand(Operand):
     def _pair(self, other: Self, gemm: LayerGemm, length: int) -> tuple[Any, ...]:
         """Return both operands as the operators of products take them, and how they were made."""
         treatment = gemm.context.backend_key, *gemm.texts, length, gemm.profile.value
-        return self.codes, self.scales, other.codes, other.scales, other.layout, *treatment
+        return self.codes, self.scales, self.layout, other.codes, other.scales, other.layout, *treatment
 
 
 KINDS: dict[str, type[Operand]] = {"bf16": Bf16Operand, "fp8": Fp8Operand, "block": BlockOperand}
@@ -317,6 +335,15 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     autograd function then returns one tensor as two results, and its gradient is lost: zeros arrive.
     """
     return t if t.dtype is dtype else t.to(dtype)
+
+
+def _is_known(rows: int) -> bool:
+    """Return whether a number of rows is not a symbol of the compiler: the shape of a layout must be known."""
+    if not torch.compiler.is_compiling():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # has been imported by the compiler
+
+    return has_static_value(rows)
 
 
 def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Operators of the GEMMs, each counted where it runs, and of what makes a weight ready for them."""
+"""Operators of the GEMMs, each counted where it runs, and of what makes an operand ready for them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mxref_torch.operators.watch import watchers
 def prepare(
     codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
-    """Return the layout that a backend's GEMM reads in place of B's codes: none where it reads codes.
+    """Return the layout that a backend's GEMM reads in place of an operand's codes: none where it reads codes.
 
     Args:
-        codes: uint8 [N, K * bits / 8].
-        scales: uint8 [N, K / k].
+        codes: uint8 [rows, K * bits / 8].
+        scales: uint8 [rows, K / k].
         backend: key from `register_backend`.
-        spec: treatment that made B, from `spec_text`.
+        spec: treatment that made the operand, from `spec_text`.
         length: contraction length before padding, at most K.
         profile: of the GEMMs to come.
 
@@ -58,31 +58,34 @@ def prepare(
 def _(
     codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str, length: int, profile: str
 ) -> list[torch.Tensor]:
-    # Only the backend knows the shapes of its layout: it is asked for one of zeros.
-    impl = backend_of(backend)
+    shapes = tuple(tuple(int(n) for n in t.shape) for t in (codes, scales))
+    return [
+        codes.new_empty(shape, dtype=dtype)
+        for shape, dtype in _layout_of(backend_of(backend), shapes, spec, int(length), profile)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _layout_of(
+    impl: Backend, shapes: tuple[tuple[int, ...], ...], spec: str, length: int, profile: str
+) -> list[tuple[torch.Size, torch.dtype]]:
+    """Return shapes and types of a layout. Only the backend knows them: it is asked for the layout of zeros."""
+    treatment = parse_spec(spec)
     # Its kernels read memory, so it gets some.
     with unset_fake_temporarily():
-        no_codes, no_scales = (
-            impl.from_numpy(np.zeros([int(n) for n in t.shape], np.uint8)) for t in (codes, scales)
-        )
-        treatment = parse_spec(spec)
-        q = MXArray(
-            no_codes,
-            no_scales,
-            (int(codes.shape[0]), int(length)),
-            1,
-            prescale=treatment.prescale,
-            format=block_format(treatment),
-        )
+        codes, scales = (impl.from_numpy(np.zeros(shape, np.uint8)) for shape in shapes)
+        shape, format = (shapes[0][0], length), block_format(treatment)
+        q = MXArray(codes, scales, shape, 1, prescale=treatment.prescale, format=format)
         prepared = impl.prepare(q, profile=GemmProfile(profile))
-    layout = prepared.layout if isinstance(prepared, PreparedArray) else ()
-    return [codes.new_empty(t.shape, dtype=t.dtype) for t in (from_backend(part, impl) for part in layout)]
+        layout = prepared.layout if isinstance(prepared, PreparedArray) else ()
+        return [(t.shape, t.dtype) for t in (from_backend(part, impl) for part in layout)]
 
 
 @operator
 def scaled_gemm(
     a_codes: torch.Tensor,
     a_scales: torch.Tensor,
+    a_layout: Sequence[torch.Tensor],
     b_codes: torch.Tensor,
     b_scales: torch.Tensor,
     b_layout: Sequence[torch.Tensor],
@@ -100,6 +103,7 @@ def scaled_gemm(
     Args:
         a_codes: uint8 [M, K * bits / 8].
         a_scales: uint8 [M, K / k].
+        a_layout: what `prepare` made of A for this backend and profile, or nothing.
         b_codes: uint8 [N, K * bits / 8].
         b_scales: uint8 [N, K / k].
         b_layout: what `prepare` made of B for this backend and profile, or nothing.
@@ -120,9 +124,8 @@ def scaled_gemm(
         UnsupportedError: a profile or type that the backend does not declare.
     """
     impl = backend_of(backend)
-    a, b = _operands(
-        (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
-    )
+    first, second = (a_codes, a_scales, a_layout), (b_codes, b_scales, b_layout)
+    a, b = _operands(first, second, impl, (a_spec, b_spec), length, profile)
     out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
     count(tally, role, a.format, b.format, _tokens(role, a_codes, length))
     for watcher in watchers:
@@ -134,6 +137,7 @@ def scaled_gemm(
 def _(
     a_codes: torch.Tensor,
     a_scales: torch.Tensor,
+    a_layout: Sequence[torch.Tensor],
     b_codes: torch.Tensor,
     b_scales: torch.Tensor,
     b_layout: Sequence[torch.Tensor],
@@ -154,6 +158,7 @@ def add_product(
     onto: torch.Tensor,
     a_codes: torch.Tensor,
     a_scales: torch.Tensor,
+    a_layout: Sequence[torch.Tensor],
     b_codes: torch.Tensor,
     b_scales: torch.Tensor,
     b_layout: Sequence[torch.Tensor],
@@ -171,6 +176,7 @@ def add_product(
         onto: float32 [M, N], contiguous: it becomes fl32(onto + A B^T).
         a_codes: as in `scaled_gemm`, and so are the others.
         a_scales: of A.
+        a_layout: what `prepare` made of A, or nothing.
         b_codes: of B.
         b_scales: of B.
         b_layout: what `prepare` made of B, or nothing.
@@ -186,9 +192,8 @@ def add_product(
         MxrefError: as `mxref.Backend.add_product`; `onto` is then as it was.
     """
     impl = backend_of(backend)
-    a, b = _operands(
-        (a_codes, a_scales), (b_codes, b_scales), b_layout, impl, (a_spec, b_spec), length, profile
-    )
+    first, second = (a_codes, a_scales, a_layout), (b_codes, b_scales, b_layout)
+    a, b = _operands(first, second, impl, (a_spec, b_spec), length, profile)
     impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
     count(tally, role, a.format, b.format, _tokens(role, a_codes, length))
 
@@ -198,6 +203,7 @@ def _(
     onto: torch.Tensor,
     a_codes: torch.Tensor,
     a_scales: torch.Tensor,
+    a_layout: Sequence[torch.Tensor],
     b_codes: torch.Tensor,
     b_scales: torch.Tensor,
     b_layout: Sequence[torch.Tensor],
@@ -212,23 +218,25 @@ def _(
     return None
 
 
+Stored = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
+"""Codes, scale codes and layout of an operand."""
+
+
 def _operands(
-    a: tuple[torch.Tensor, torch.Tensor],
-    b: tuple[torch.Tensor, torch.Tensor],
-    layout: Sequence[torch.Tensor],
-    impl: Backend,
-    texts: tuple[str, str],
-    length: int,
-    profile: str,
+    a: Stored, b: Stored, impl: Backend, texts: tuple[str, str], length: int, profile: str
 ) -> tuple[MXArray, MXArray]:
     """Return both operands of a product as the backend takes them; ShapeError if their transforms differ."""
     specs = parse_spec(texts[0]), parse_spec(texts[1])
-    if (specs[0].hadamard, specs[0].signs) != (specs[1].hadamard, specs[1].signs):
+    if len({(spec.hadamard, spec.signs, spec.sign_vector) for spec in specs}) > 1:
         raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
-    left, right = _operand(*a, specs[0], length, impl), _operand(*b, specs[1], length, impl)
-    if layout:
-        right = PreparedArray.of(right, impl.name, profile, tuple(to_backend(part, impl) for part in layout))
-    return left, right
+    made = []
+    for (codes, scales, layout), spec in zip((a, b), specs, strict=True):
+        q = _operand(codes, scales, spec, length, impl)
+        if layout:
+            parts = tuple(to_backend(part, impl) for part in layout)
+            q = PreparedArray.of(q, impl.name, profile, parts)
+        made.append(q)
+    return made[0], made[1]
 
 
 def _operand(

@@ -26,6 +26,12 @@ STEP_TOKENS = 1 << 30
 
 _LONGEST = max(SIZES)
 
+_TWO_PASSES = (
+    "two forward passes of a model that is compiled whole ran before a backward pass, and the second would draw the "
+    "random bits of the first: run the backward pass of each micro-batch before the next forward pass, or compile the "
+    "blocks and not the model; evaluate within torch.no_grad(); after an error call handle.restart()"
+)
+
 
 class MicroBatches:
     """Moves a context from one micro-batch to the next; a caller who sets the place by hand takes it over."""
@@ -34,20 +40,21 @@ class MicroBatches:
         self.context, self.layers = context, layers
         share = STEP_TOKENS // ranks // _LONGEST * _LONGEST  # whole Hadamard groups
         self._first, self._end = rank * share, (rank + 1) * share
-        self._tokens = 0
-        self._in_training = (
-            False  # whether the forward pass of the whole model that began last is of training
-        )
+        self._tokens, self._follows = 0, True
+        # Whether the forward pass of the whole model that began last is of training.
+        self._in_training = False
+        # Whether a compiled forward pass of training has no backward pass yet.
+        self._begun = False
         self._task = self._recomputing = -1  # backward passes, by autograd's numbers
         self._set(self._first)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what the hook of a copied model holds: it counts nothing, as no handle follows the copy."""
-        return {**vars(self), "_tokens": 0, "_origin": None}
+        return {**vars(self), "_tokens": 0, "_origin": None, "_follows": False}
 
     def begin_step(self) -> None:
         """Go to the first micro-batch of a step."""
-        self._tokens = 0
+        self._tokens, self._begun = 0, False
         if self.counts:
             self._set(self._first)
 
@@ -58,10 +65,27 @@ class MicroBatches:
 
     def begin_pass(self, module: torch.nn.Module, arguments: Any) -> None:
         """Note that a forward pass of the whole model begins: its forward pre-hook."""
-        if torch.compiler.is_compiling() or in_backward():
+        if torch.compiler.is_compiling():
+            self._begin_compiled()
             return
-        self._move_on()
+        if in_backward():
+            return
         self._in_training = torch.is_grad_enabled()
+        if self._in_training and self._begun and self.counts:
+            raise StepError(_TWO_PASSES)
+        self._move_on()
+
+    def _begin_compiled(self) -> None:
+        """Note a forward pass of a model that is compiled whole; the compiler guards what this reads.
+
+        Compiled code does not come here: it gets the place that was set before the call, and cannot move it on.
+        """
+        if not self._follows or self.context.placed_by_hand or not torch.is_grad_enabled():
+            return
+        if any(layer.draws for layer in self.layers):
+            if self._begun:
+                raise StepError(_TWO_PASSES)
+            self._begun = True
 
     def ran(self, role: GemmRole, tokens: int) -> None:
         """Note that a GEMM of a layer ran on this many tokens."""
@@ -78,7 +102,11 @@ class MicroBatches:
         # A backward pass within another one ends before all recomputation has ended.
         if task not in (-1, self._task) and self._recomputing in (-1, task):
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._move_on)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._begun = False
+        self._move_on()
 
     def _move_on(self) -> None:
         """Go to the next micro-batch, if one ran."""
@@ -108,3 +136,4 @@ class MicroBatches:
     def _set(self, origin: int) -> None:
         self._origin = origin
         self.context.token_origin, self.context.global_tokens = origin, STEP_TOKENS
+        self.context.placed_by_hand = False

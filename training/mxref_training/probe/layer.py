@@ -18,8 +18,9 @@ from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.linear import READERS, MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operand import BlockOperand, LayerGemm, Operand
+from mxref_torch.layer.reads import READERS
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
 from mxref_training.probe.split import ErrorSplit

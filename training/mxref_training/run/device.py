@@ -1,4 +1,4 @@
-"""Where a run computes, and that it computes the same each time."""
+"""Where a run computes: its device, memory and generators."""
 
 from __future__ import annotations
 
@@ -90,27 +90,6 @@ def memory_errors(
 def device_name(device: torch.device) -> str:
     """Return what a device is, as its maker calls it; the CPU is named elsewhere."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-@contextmanager
-def deterministic(device: torch.device, threads: int) -> Iterator[None]:
-    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    if device.type == "cuda":
-        # cuBLAS reads it when it makes a handle; without it PyTorch refuses to call cuBLAS deterministically.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    # Else every new tensor is filled with NaN first: one more kernel, and one more pass over memory, for each of them.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_num_threads(before[1])
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
