@@ -238,7 +238,6 @@ class _Run:
                     if due or request.signal or self.step == last:
                         self._catch_up()
                         self._save()
-                    self.began = time.perf_counter()
                     if request.signal and self.step < last:
                         raise Interrupted(
                             f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
@@ -394,6 +393,7 @@ class _Run:
         if not math.isfinite(found.loss):
             self.sink.note(f"validation loss {found.loss} at step {self.step}")
         self._require_finite()
+        self.began = time.perf_counter()
 
     def _evaluation(self) -> Evaluation:
         return evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
@@ -413,6 +413,7 @@ class _Run:
             "identity": self.identity,
         }
         self.folder.store.save(self.state.snapshot(self.step, facts))
+        self.began = time.perf_counter()
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
