@@ -323,6 +323,13 @@ class Backend(ABC):
         """Return what runs here, in a line for people: kernels, threads, where compiled code is kept."""
         return ""
 
+    def chosen_by_time(self) -> str:
+        """Return the setting by which kernels are chosen by their measured time; empty if none is.
+
+        Such a choice may differ between processes, and with it the bits of `bounded`.
+        """
+        return ""
+
     def warm_up(self) -> Iterator[tuple[str, float]]:
         """Compile ahead whatever the declared capabilities can ask for.
 

@@ -230,8 +230,9 @@ def _without_bits(
     origin, global_shape = _check_origin(shape, axis, unit, origin, global_shape)
     if spec.block is BlockShape.TILE:
         _check_tiles(shape, axis, origin, k)
-    rotation = Rotation(spec.hadamard) if spec.hadamard else None
-    return QuantPlan(spec, shape, axis, length, rotation, None, origin, global_shape, unit)
+    # Random signs depend on the stream, and are drawn later.
+    given = draw_rotation(spec.hadamard, SignPolicy.NONE, None, spec.sign_vector) if spec.hadamard else None
+    return QuantPlan(spec, shape, axis, length, given, None, origin, global_shape, unit)
 
 
 def _check_origin(

@@ -13,7 +13,7 @@ from typing import Any
 from mxref.errors import RecipeError
 from mxref.formats import BF16, MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
 from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.steps.hadamard import SIZES, SignPolicy, sign_bits
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule
 from mxref.tomlio import normalize, to_table
@@ -54,6 +54,8 @@ class OperandSpec:
     hadamard: int = 0
     """Size of the Hadamard transform along the block axis, 2 to 256; 0 is none."""
     signs: SignPolicy = SignPolicy.NONE
+    sign_vector: str | None = None
+    """Given signs in place of random ones: `+` or `-` for each element of a group; None is all `+`."""
 
     def __post_init__(self) -> None:
         normalize(self)
@@ -63,6 +65,20 @@ class OperandSpec:
             raise RecipeError(
                 f"signs = {self.signs.value!r} without a Hadamard transform: set hadamard = 16, say"
             )
+        if self.sign_vector is not None:
+            if self.signs is not SignPolicy.NONE:
+                raise RecipeError(
+                    f"sign_vector beside signs = {self.signs.value!r}: signs are given or drawn, so leave one out"
+                )
+            if len(self.sign_vector) != self.hadamard:
+                raise RecipeError(
+                    f"sign_vector has {len(self.sign_vector)} signs and hadamard = {self.hadamard}: "
+                    "give one sign for each element of a group"
+                )
+
+
+UNTURNED: dict[str, Any] = {"hadamard": 0, "signs": SignPolicy.NONE, "sign_vector": None}
+"""The fields of an `OperandSpec` that leave its Hadamard transform out."""
 
 
 def require_in_range(key: str, value: Any) -> None:
@@ -71,6 +87,12 @@ def require_in_range(key: str, value: Any) -> None:
         raise RecipeError(f"sr_bits = {value} is outside 1 .. {MAX_SR_BITS}")
     if key == "zero_scale" and value not in (0, 127):
         raise RecipeError(f"zero_scale = {value} is neither 0 nor 127")
+    if key == "sign_vector" and value is not None:
+        if not value:
+            raise RecipeError(
+                "sign_vector is empty: leave it out, or give one sign for each element of a group"
+            )
+        sign_bits(value)
     if key == "hadamard" and value and value not in SIZES:
         raise RecipeError(f"hadamard = {value} is not 0 (none) or one of {', '.join(map(str, SIZES))}")
 
@@ -167,6 +189,7 @@ class Recipe:
                 ("block length", *(_block_length(spec) for spec in (a, b))),
                 ("hadamard", a.hadamard, b.hadamard),
                 ("signs", a.signs, b.signs),
+                ("sign_vector", a.sign_vector, b.sign_vector),
             ):
                 if first != second:
                     names = [operand.tensor for operand in OPERANDS[role]]

@@ -35,6 +35,7 @@ from mxref_triton.products.bounded import (
     prepared_layout,
     scaled_gemm,
 )
+from mxref_triton.products.matrix_cores import TUNES
 from mxref_triton.quantizer.decode import dequantize
 from mxref_triton.quantizer.dispatch import quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
@@ -82,6 +83,10 @@ class TritonBackend(Backend):
     def details(self) -> str:
         """Return which kernels are used here."""
         return f"on {DEVICE}, {self._conversions}; bounded GEMMs by {self._bounded}"
+
+    def chosen_by_time(self) -> str:
+        """Return the variable that has tiles of gfx950's products timed, if it is set."""
+        return "MXREF_TRITON_TUNE=1" if TUNES and self._way is BoundedWay.MFMA else ""
 
     def range_exceeded(self) -> bool:
         """Return whether an operand of a `bounded` GEMM since the last call was out of range; waits for the GPU."""

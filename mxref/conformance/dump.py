@@ -21,8 +21,8 @@ from mxref.errors import ConformanceError, RecipeError, ShapeError
 from mxref.formats import BlockFormat, BlockShape
 from mxref.layouts.foreign import Layout, elements, fitting, layouts_of
 from mxref.plan import QuantPlan, check_input
-from mxref.recipe import OperandSpec
-from mxref.steps.hadamard import SIZES, SignPolicy
+from mxref.recipe import UNTURNED, OperandSpec
+from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
@@ -228,7 +228,7 @@ def _changes(spec: OperandSpec) -> Iterator[dict[str, Any]]:
 
     def change(key: str, value: Any) -> dict[str, Any]:
         # Without a transform there are no signs.
-        return {key: value, **({"signs": SignPolicy.NONE} if key == "hadamard" and not value else {})}
+        return {key: value, **(UNTURNED if key == "hadamard" and not value else {})}
 
     for count in (1, 2):
         for keys in combinations(choices, count):

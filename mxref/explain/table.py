@@ -89,7 +89,7 @@ def _treatment(block: BlockExplanation, operand: str) -> str:
     if spec.prescale:
         words.append(f"prescale {Fraction(block.format.element.prescale)}")
     if block.rotation:
-        words.append(f"H{block.rotation.n} signs {spec.signs.value}")
+        words.append(f"H{block.rotation.n} signs {spec.sign_vector or spec.signs.value}")
     if block.stream and (spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE):
         s = block.stream
         words.append(f"random: seed {s.seed}, step {s.step}, layer {s.layer}, {operand}")

@@ -26,7 +26,7 @@ class SignPolicy(StrEnum):
     """When the random signs of a Hadamard transform are drawn."""
 
     NONE = "none"
-    """No signs: the deterministic transform."""
+    """No random signs: the deterministic transform, of all +1 or of a given vector."""
     FIXED = "fixed"
     """Once: drawn as at step 0, layer 0."""
     PER_STEP = "per_step"
@@ -68,18 +68,38 @@ class LateRotation:
     """Stream of the signs; its step is 0, and the device's takes its place."""
 
 
-def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None) -> Rotation:
+def sign_bits(vector: str) -> int:
+    """Return given signs, a text of `+` and `-`, as a number with bit i set where d_i = -1.
+
+    Raises:
+        RecipeError: another character.
+
+    Implements: hadamard.vector
+    """
+    for i, sign in enumerate(vector):
+        if sign not in "+-":
+            raise RecipeError(f"sign_vector has {sign!r} at place {i}; it is made of '+' and '-'")
+    return sum(1 << i for i, sign in enumerate(vector) if sign == "-")
+
+
+def draw_rotation(n: int, policy: SignPolicy, stream: Stream | None, vector: str | None = None) -> Rotation:
     """Return the rotation of size n for a GEMM, with signs from the policy and the operand's stream.
 
     Both operands of a GEMM get the same signs, because the stream of signs belongs to the GEMM.
 
+    Args:
+        n: size of the transform.
+        policy: when random signs are drawn.
+        stream: the operand's stream; without random signs it is not read.
+        vector: given signs, n of them; without random signs only.
+
     Raises:
         RecipeError: random signs without the stream of an operand, or a size that is not a power of two from 2 to 256.
 
-    Implements: hadamard.signs, hadamard.policy
+    Implements: hadamard.signs, hadamard.policy, hadamard.vector
     """
     if policy is SignPolicy.NONE:
-        return Rotation(n)
+        return Rotation(n, sign_bits(vector) if vector else 0)
     return _drawn(n, sign_stream(policy, stream))
 
 

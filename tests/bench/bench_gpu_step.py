@@ -8,6 +8,7 @@ keep a GPU from waiting for Python; weights and tokens are random. It is trained
 kernels and checks of each step included. A recipe may be followed by the profile of its GEMMs.
 Times are medians over steps, phases by events on the GPU. `busy` is the time of all kernels of a step, taken in one
 more step under the profiler, against the median; the rest of the time the GPU waits for Python.
+`GiB` is the memory at the peak of a step, and `activations` what remains of it without weights, moments and gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.model.llama import Llama, parameter_count
-from mxref_training.run.device import choose_device, deterministic, device_name
+from mxref_training.run.device import choose_device, device_name
+from mxref_training.run.repeatable import deterministic
 
 RECIPES = ("bf16", "fp8", "mxfp4:bounded", "mxfp4_h16:bounded", "mxfp4_h16:ordered")
 WARM_UP = 2
@@ -119,6 +121,7 @@ def timed_steps(steps: Steps, count: int) -> Row:
     row["tokens_per_s"] = 1e3 * steps.config.run.step_tokens / row["ms"]
     if device.type == "cuda":
         row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        row["activations_gib"] = row["peak_gib"] - steps.held_bytes() / 2**30
     return row
 
 
@@ -242,6 +245,7 @@ def show(rows: list[Row]) -> None:
             "launches",
             "waits",
             "GiB",
+            "activations",
             "warm-up s",
         )
     )
@@ -253,7 +257,8 @@ def show(rows: list[Row]) -> None:
             f"{row['busy']:.2f}" if "busy" in row else "",
             *(f"{parts[p]:.1f}" if parts else "" for p in (*PARTS, "rest")),
             str(row.get("launches", "")), str(row.get("waits", "")),
-            f"{row['peak_gib']:.1f}" if "peak_gib" in row else "", f"{row['warm_up_s']:.1f}",
+            *(f"{row[key]:.1f}" if key in row else "" for key in ("peak_gib", "activations_gib")),
+            f"{row['warm_up_s']:.1f}",
         )  # fmt: skip
     console.print(table)
     for row in rows:

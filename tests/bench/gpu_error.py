@@ -1,7 +1,8 @@
 """Errors of FP8 products on Hopper by K and by the multiplied data: the measurement behind their error class.
 
 A row names a pattern, a K, and the largest error over the sum of magnitudes, as a power of two, of cuBLAS's FP8
-product of folded operands (as `bounded` uses it, and with fast accumulation), of `ordered`, and of BF16.
+product of folded operands (as `bounded` uses it, with a prepared left operand, and with fast accumulation), of
+`ordered`, and of BF16.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def patterns(k: int) -> Iterator[tuple[str, list[tuple[MXArray, MXArray]]]]:
 
 
 def _worst(got: torch.Tensor, a: MXArray, b: MXArray, left: Folded, right: Folded) -> float:
-    """Return the largest error over the sum of magnitudes, among rows that fit E4M3."""
+    """Return the largest error over the sum of magnitudes, among rows that fit."""
     want, magnitude = exact(a, b)
     error = (got.double() - want).abs() / magnitude.clamp(min=1e-300)
     for f, line in ((left, error), (right, error.T)):
@@ -74,9 +75,9 @@ def _worst(got: torch.Tensor, a: MXArray, b: MXArray, left: Folded, right: Folde
 
 
 def _errors(a: MXArray, b: MXArray, backend: TritonBackend) -> dict[str, float]:
-    left, right = fold(a), fold(b)
+    left, prepared, right = fold(a, wide=True), fold(a), fold(b)
 
-    def fp8(fast: bool) -> torch.Tensor:
+    def fp8(left: Folded, fast: bool = False) -> torch.Tensor:
         scales = left.scale, right.scale.view(1, -1)
         return torch._scaled_mm(
             left.values, right.values.t(), *scales, out_dtype=torch.float32, use_fast_accum=fast
@@ -86,12 +87,16 @@ def _errors(a: MXArray, b: MXArray, backend: TritonBackend) -> dict[str, float]:
         values_of(q.codes) * torch.exp2(q.scales.double() - 127).repeat_interleave(32, 1) for q in (a, b)
     ]
     products = {
-        "fp8": fp8(False),
-        "fp8 fast": fp8(True),
+        "fp8": fp8(left),
+        "fp8 prepared": fp8(prepared),
+        "fp8 fast": fp8(left, fast=True),
         "ordered": backend.scaled_gemm(a, b),
         "bf16": torch.mm(decoded[0].bfloat16(), decoded[1].bfloat16().T, out_dtype=torch.float32),
     }
-    return {name: _worst(got, a, b, left, right) for name, got in products.items()}
+    return {
+        name: _worst(got, a, b, prepared if name == "fp8 prepared" else left, right)
+        for name, got in products.items()
+    }
 
 
 def rows(lengths: tuple[int, ...] = LENGTHS) -> Iterator[dict[str, Any]]:

@@ -42,14 +42,18 @@ def section(record: Record, table: Any) -> str:
         "Times are medians. `busy` is the time of all kernels divided by that of the step: "
         "the rest of the time the GPU waits for Python.\n\n"
     )
-    headings = ("recipe", "tokens/s", f"of {base['recipe']}", "ms", *PHASES, "busy", "kernels", "peak, GiB")
+    headings = ["recipe", "tokens/s", f"of {base['recipe']}", "ms", *PHASES, "busy", "kernels", "peak, GiB"]
+    if "activations_gib" in base:
+        headings.append("activations, GiB")
+        text += "`activations` is the peak of the memory without weights, moments and gradients.\n\n"
     text += table(
         headings,
         (
             (
                 _name(row), f"{row['tokens_per_s']:,.0f}", f"{row['tokens_per_s'] / base['tokens_per_s']:.2f}",
                 f"{row['ms']:.0f}", *(f"{row[phase]:.0f}" for phase in PHASES), f"{row['busy']:.2f}",
-                f"{row['launches']:,}", f"{row['peak_gib']:.1f}",
+                f"{row['launches']:,}",
+                *(f"{row[key]:.1f}" for key in ("peak_gib", "activations_gib") if key in row),
             )
             for row in rows
         ),

@@ -17,10 +17,11 @@ from bench.peers import make_linear
 from mxref_torch import StepContext, operators
 from mxref_torch.captured import CapturedStep
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_training.config import TrainConfig, load_config
+from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy
+from mxref_training.run.loss import compiled_loss
 from mxref_training.run.optim import clip_gradients, make_optimizer
 
 PHASES = ("forward", "backward", "optimizer")
@@ -91,10 +92,6 @@ class Mode(StrEnum):
     """The whole step as one CUDA graph of what eager mode runs."""
 
 
-def _loss(model: Llama, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(model(inputs), targets)
-
-
 class Steps:
     """The optimizer steps of a model under a recipe, or of a peer's model, on tokens drawn at random."""
 
@@ -117,13 +114,14 @@ class Steps:
         torch._dynamo.reset()
         for block in model.model.layers:
             block._compiled_call_impl = None
-            if compiles:
-                block.compile(fullgraph=True)
+        model.zero_grad(set_to_none=True)  # what another recipe's graph has left
+        compiled = compiled_loss(model, Compile.BLOCK if compiles else Compile.NONE)
+        self.loss: Callable[..., torch.Tensor] = compiled or self._eager_loss
         self.optimizer = make_optimizer(model, config.optim)
         self.captured: CapturedStep | None = None
         if mode in (Mode.CAPTURED, Mode.CAPTURED_EAGER):
             self.captured = CapturedStep(
-                model, self.context, _loss, self.optimizer, tokens=config.run.step_tokens,
+                model, self.context, lambda _, *batch: self.loss(*batch), self.optimizer, tokens=config.run.step_tokens,
                 micro_batches=config.run.micro_batches, clip=config.optim.clip,
             )  # fmt: skip
         self.saved_bytes = 0
@@ -155,7 +153,7 @@ class Steps:
             enter("forward")
             self.context.token_origin = number * run.sequences * run.seq_len
             before = self._allocated()
-            loss = cross_entropy(self.model(part[:, :-1]), part[:, 1:]) / run.micro_batches
+            loss = self.loss(part[:, :-1], part[:, 1:]) / run.micro_batches
             self.saved_bytes = self._allocated() - before
             total += loss.item()
             enter("backward")
@@ -186,6 +184,15 @@ class Steps:
                 raise DivergedError(
                     f"step {outcome.step}: loss {outcome.loss}, gradient norm {outcome.norm}; lower optim.lr"
                 )
+
+    def held_bytes(self) -> int:
+        """Return the bytes of weights, moments and gradients, which take the same under every recipe."""
+        tensors = [p for p in self.model.parameters() if p.requires_grad]
+        moments = [t for state in self.optimizer.state.values() for t in state.values()]
+        return sum(t.numel() * t.element_size() for t in (*tensors, *tensors, *moments))
+
+    def _eager_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self.model(inputs), targets)
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0

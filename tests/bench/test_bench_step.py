@@ -238,6 +238,20 @@ def test_the_section_says_what_the_record_says() -> None:
     found = record()
     found["steps"][0]["recipe"] = "fp8"
     assert "baseline of accuracy" in render_gpu_step.section(found, render_gpu._table)
+    assert "activations" not in text
+    for row, gib in zip(found["steps"], (20.04, 9.96), strict=True):
+        row["activations_gib"] = gib
+    cells = [line.strip(" *-") for line in render_gpu_step.section(found, render_gpu._table).splitlines()]
+    assert cells[cells.index("`mxfp4_h16:bounded`") + 9 :][:2] == ["61.2", "10.0"]
+
+
+def test_held_memory_is_that_of_weights_gradients_and_moments() -> None:
+    taken = steps_of("mxfp4")
+    taken.take(lambda _: None)
+    weights = sum(p.numel() for p in taken.model.parameters())
+    steps_of_adam = 4 * len(list(taken.model.parameters()))
+    assert taken.held_bytes() == 4 * 4 * weights + steps_of_adam
+    assert all(p.grad is None for p in taken.model.parameters())
 
 
 def test_the_bars_add_up_to_the_step() -> None:

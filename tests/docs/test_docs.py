@@ -113,10 +113,10 @@ def test_toml_of_the_ablation_page_is_a_ladder(tmp_path):
     pytest.importorskip("mxref_training.lab.ladder")
     from mxref_training.lab.ladder import load_ladder
 
-    (block,) = blocks("how-to/ablation.rst", "toml")
-    (tmp_path / "ladder.toml").write_text(block)
+    (tmp_path / "ladder.toml").write_text("\n".join(blocks("how-to/ablation.rst", "toml")))
     ladder = load_ladder(tmp_path / "ladder.toml")
     assert [arm.name for arm in ladder.arm] == ["fp8", "fp8-seed2", "h16"]
+    assert [(contrast.arm, contrast.against) for contrast in ladder.contrast] == [("h16", "fp8")]
 
 
 def test_figure_names_modules_that_exist():

@@ -101,10 +101,10 @@ def a_folder_is_deleted_in_place() -> None:
 
 
 def _replace_everywhere(name: str, new: object) -> None:
-    from mxref_training.lab import arm
+    from mxref_training.lab import arm, result_file
     from mxref_training.report.ladder import page
     from mxref_training.run import folder
 
-    for module in (durable, checkpoint, folder, arm, page):
+    for module in (durable, checkpoint, folder, arm, result_file, page):
         if hasattr(module, name):
             setattr(module, name, new)

@@ -30,7 +30,7 @@ name = "other"
 label = "another"
 recipe.all = { format = "fp8" }
 """
-_CLOCKS = {"seconds", "tokens_per_second", "started", "sha256", "timing"}
+_CLOCKS = {"seconds", "evaluation_seconds", "tokens_per_second", "started", "sha256", "timing"}
 """Keys of tables that hold clock readings, or digests of a table that does."""
 
 

@@ -181,7 +181,7 @@ def test_fp8_computes_rows_that_it_cannot_hold_from_their_codes(prepared, out, c
     a.scales[33, 0], a.scales[34, 1] = 250, 0
     got, want = multiply(), backend.scaled_gemm(a, b, profile="ordered", out_dtype=out)
     rows, columns = [33, 34], [9, 20, 21]
-    assert sorted(fold(a).misfits[1:3].tolist()) == rows
+    assert sorted(fold(a, wide=True).misfits[1:3].tolist()) == rows
     assert sorted(fold(b).misfits[1:4].tolist()) == columns
     as_integers = torch.int32 if out == "float32" else torch.int16
     for part, other in ((got[rows], want[rows]), (got[:, columns], want[:, columns])):
@@ -192,6 +192,24 @@ def test_fp8_computes_rows_that_it_cannot_hold_from_their_codes(prepared, out, c
     assert torch.equal(got[others], plain[others])
     assert not backend.range_exceeded()
     cases(70 * 64)
+
+
+@needs_hopper
+@pytest.mark.clause("gemm.bounded")
+@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+def test_a_left_operand_folded_wide_is_within_the_class(out, cases):
+    """Scales 15 to 26 below the largest fit E5M2: nothing is computed again."""
+    backend = TritonBackend(bounded="fp8")
+    a, b = drawn(512, 4096, 4, seed=1), drawn(768, 4096, 1, seed=2)
+    a.scales.clamp_(min=(a.scales.amax(dim=1, keepdim=True).int() - 26).clamp(min=0).to(torch.uint8))
+    assert int(fold(a, wide=True).misfits[0]) == int(fold(b).misfits[0]) == 0
+    assert int(fold(a).misfits[0]) > 100
+    got = backend.scaled_gemm(a, b, profile="bounded", out_dtype=out)
+    want, magnitude = exact(a, b)
+    error = (got.double() - want).abs() / magnitude
+    assert error.max() <= FP8_EPS
+    assert torch.equal(backend.scaled_gemm(a, b, profile="bounded", out_dtype=out), got)
+    cases(512 * 768)
 
 
 @needs_hopper
@@ -229,6 +247,11 @@ def test_fold_of_every_code_at_every_gap(cases):
     order = torch.tensor([*range(0, 32, 2), *range(1, 32, 2)], device="cuda")
     want = value.view(141, 2, 32)[..., order].reshape(141, 64).float().to(torch.float8_e4m3fn)
     assert torch.equal(f.values.view(torch.uint8), want.view(torch.uint8))
+    wide = fold(q, wide=True)
+    value = value[:27] * 2.0**7
+    fitting = value.view(27, 2, 32)[..., order].reshape(27, 64).float().to(torch.float8_e5m2)
+    assert torch.equal(wide.values.view(torch.uint8)[:27], fitting.view(torch.uint8))
+    assert sorted(wide.misfits[1 : 1 + int(wide.misfits[0])].tolist()) == [*range(27, 141)]
     by_block = fold(q, by_block=True).values.view(torch.uint8)
     assert torch.equal(by_block.transpose(0, 1).reshape(141, 64), want.view(torch.uint8))
     cases(141 * 64)

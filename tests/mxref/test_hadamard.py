@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from differential import bits_of
+from mxref import OperandSpec, quantize
 from mxref.errors import RecipeError, ShapeError
 from mxref.steps.hadamard import (
     SIZES,
@@ -101,6 +102,36 @@ def test_both_operands_of_a_gemm_share_signs_and_gemms_do_not():
     assert rotations[2] == rotations[3]
     assert rotations[4] == rotations[5]
     assert len(set(rotations)) == 3
+
+
+EVEN_SIGNS = "+++-+++-+++----+"
+
+
+@pytest.mark.clause("hadamard.vector", evidence="known answer")
+def test_given_signs_are_those_of_the_text_at_every_step_and_layer():
+    want = [1, 1, 1, -1, 1, 1, 1, -1, 1, 1, 1, -1, -1, -1, -1, 1]
+    for stream in (None, Stream(5), Stream(6, step=3, layer=2, operand=4)):
+        rotation = draw_rotation(16, SignPolicy.NONE, stream, EVEN_SIGNS)
+        assert rotation.vector().tolist() == want
+    assert rotation == Rotation(16, 0b0111_1000_1000_1000)
+
+
+@pytest.mark.clause("hadamard.vector", "linear.rotation")
+def test_given_signs_reach_the_quantizer():
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    spec = OperandSpec(hadamard=16, sign_vector=EVEN_SIGNS)
+    signs = draw_rotation(16, SignPolicy.NONE, None, EVEN_SIGNS).vector()
+    got = quantize(x, spec)
+    want = quantize(x * np.tile(signs, 4), OperandSpec(hadamard=16))
+    assert got.codes.tolist() == want.codes.tolist() != quantize(x, OperandSpec(hadamard=16)).codes.tolist()
+    assert got.rotation == Rotation(16, 0b0111_1000_1000_1000)
+
+
+@pytest.mark.clause("hadamard.vector", evidence="known answer")
+def test_the_signs_of_the_specification_give_no_row_more_of_the_mean_than_another():
+    signs = [1 if sign == "+" else -1 for sign in EVEN_SIGNS]
+    sums = [round(sum(h * d for h, d in zip(row, signs, strict=True))) for row in _matrix(16)]
+    assert {abs(total) for total in sums} == {4}
 
 
 @pytest.mark.clause("hadamard.inverse")

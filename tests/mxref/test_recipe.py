@@ -58,6 +58,7 @@ def test_the_digest_sees_every_field():
     for key, value in both.items():
         digests.add(recipe_from_table({"fprop": {key: value}}).digest)
     digests.add(recipe_from_table({"fprop": {"hadamard": 16, "signs": "fixed"}}).digest)
+    digests.add(recipe_from_table({"fprop": {"hadamard": 2, "sign_vector": "+-"}}).digest)
     digests |= {replace(base, gemm="exact").digest, replace(base, fp8_scaling="current").digest}
     digests.add(replace(base, keep_bf16=()).digest)
     assert len(digests) == 1 + len(fields(OperandSpec)) + 3
@@ -93,6 +94,10 @@ def test_the_digest_is_of_json_text_written_out():
         ({"all": {"zero_scale": 1}}, "neither 0 nor 127"),
         ({"all": {"hadamard": 48}}, "hadamard = 48 is not 0"),
         ({"all": {"signs": "fixed"}}, "without a Hadamard transform"),
+        ({"all": {"sign_vector": "+-"}}, "sign_vector has 2 signs and hadamard = 0"),
+        ({"all": {"sign_vector": "", "hadamard": 2}}, "recipe.all.sign_vector is empty"),
+        ({"all": {"sign_vector": "+x", "hadamard": 2}}, "recipe.all.sign_vector has 'x' at place 1"),
+        ({"all": {"sign_vector": "+-", "hadamard": 2, "signs": "fixed"}}, "beside signs = 'fixed'"),
         ({"dialect": "nvida"}, "did you mean 'nvidia'"),
         ({"all": 3}, "expected a table, got 3"),
         ({"keep_bf16": "lm_head"}, "expected a list"),

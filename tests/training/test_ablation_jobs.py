@@ -26,11 +26,11 @@ from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from mxref.cli import main
 from mxref.tomlio import build
 from mxref_training.errors import ConfigError
-from mxref_training.lab import processes, worker
+from mxref_training.lab import slots, worker
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.processes import job_count, on_share
 from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_display
+from mxref_training.lab.slots import job_count, on_share
 from mxref_training.lab.study import RESULTS, planned, run_ladder
 from mxref_training.lab.worker import PipeProgress
 from training_setup import newest
@@ -148,7 +148,7 @@ def copy_without(unbroken: Path, out: Path, *arms: str) -> None:
 def numbers(out: Path) -> Any:
     def timeless(value: Any) -> Any:
         if isinstance(value, dict):
-            clock = {"seconds", "tokens_per_second", "started"}
+            clock = {"seconds", "evaluation_seconds", "tokens_per_second", "started"}
             return {key: timeless(item) for key, item in value.items() if key not in clock}
         return [timeless(item) for item in value] if isinstance(value, list) else value
 
@@ -222,15 +222,18 @@ def test_a_killed_child_is_reported_the_others_finish_and_it_resumes(
     assert_same(tmp_path, unbroken)
 
 
-def test_a_child_that_fails_is_reported_with_its_last_line(
-    files: Path, unbroken: Path, tmp_path: Path
-) -> None:
+def test_a_child_that_fails_is_reported_in_one_line(files: Path, unbroken: Path, tmp_path: Path) -> None:
     copy_without(unbroken, tmp_path, "h16")
     found = ablate(files, tmp_path, "--jobs", "2", MOOD="raise", OMP_NUM_THREADS="7")
     assert found.exit_code == 2
     path = tmp_path / "arms" / "h16" / "log.txt"
-    reason = "RuntimeError: out of order on {'1'} threads"
-    assert f"[2/3] h16: failed: {reason}; see {path}" in found.stderr.splitlines()
+    (said,) = (line for line in found.stderr.splitlines() if "out of order" in line)
+    assert re.match(
+        r"\[2/3\] h16: failed: the run stopped after \d of 8 steps: backend 'moody' failed in quantize_dual "
+        r"\(layer model\.layers\.0\.[a-z_.]+, (x|w|dy)\): RuntimeError: out of order on \{'1'\} threads \(",
+        said,
+    ), said
+    assert said.count(str(path)) == 1
     assert "Traceback" not in found.output
     assert "Traceback" in path.read_text()
 
@@ -337,12 +340,12 @@ TWO = {
 def test_number_of_jobs(
     monkeypatch: pytest.MonkeyPatch, asked: int | None, cores: int, runs: int, expected: int
 ) -> None:
-    monkeypatch.setattr(processes, "cores", lambda: cores)
+    monkeypatch.setattr(slots, "cores", lambda: cores)
     assert job_count(asked, runs) == expected
 
 
 def test_threads_are_a_share_of_the_cores_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "cores", lambda: 8)
+    monkeypatch.setattr(slots, "cores", lambda: 8)
     shares = {jobs: on_share(tiny(), jobs).run.threads for jobs in (1, 2, 3, 16)}
     assert shares == {1: 8, 2: 4, 3: 2, 16: 1}
     assert on_share(tiny("run.threads=5"), 2).run.threads == 5
@@ -373,17 +376,13 @@ def test_a_run_reaches_its_process_unchanged(tmp_path: Path) -> None:
     assert ArmRun.from_table(json.loads(json.dumps(run.to_table()))) == run
 
 
-def test_a_process_refuses_a_run_that_is_no_longer_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: FakeCorpus())
+def test_a_process_refuses_a_run_that_is_no_longer_the_same(tmp_path: Path) -> None:
     table = some_run(tmp_path, code="0" * 12).to_table()
-    progress = PipeProgress(-1)
-    assert worker._train({"run": table, "backend": "reference"}, progress) == 2
-    error = capsys.readouterr().err
-    assert re.fullmatch(
-        r"error: .*the code changed while the ladder ran: give the same command again\n", error
-    )
+    shared = worker.Shared(mxref.get_backend("reference"), FakeCorpus())  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match="the code changed while the ladder ran: give the same command again"
+    ):
+        worker._train(table, shared, PipeProgress(-1))
     assert list(tmp_path.iterdir()) == []
 
 

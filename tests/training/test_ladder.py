@@ -1,68 +1,21 @@
-"""The file of a ladder: the paper's own ladder, choosing arms, and errors that name the key."""
+"""The file of a ladder: choosing arms, what one ladder takes from another, and errors that name the key."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ablation_fakes import ladder
 from mxref.errors import FileFormatError, RecipeError
-from mxref.roles import OPERANDS, GemmRole
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import load_ladder
-
-# What each arm of the paper's ladder gives to (Fprop X, Fprop W, Dgrad dY, Dgrad W, Wgrad dY, Wgrad X).
-PLAIN, FP8, BF16 = "mxfp4", "fp8", "bf16"
-
-PAPER = {
-    "fp8": [FP8] * 6,
-    "fp8-seed2": [FP8] * 6,
-    "bf16": [BF16] * 6,
-    "wgrad": [FP8, FP8, FP8, FP8, PLAIN, PLAIN],
-    "fprop": [PLAIN, PLAIN, FP8, FP8, FP8, FP8],
-    "fprop-dgrad": [PLAIN, PLAIN, PLAIN, PLAIN, FP8, FP8],
-    "all": [PLAIN] * 6,
-    "all-sr-dy": [PLAIN, PLAIN, "mxfp4 sr", PLAIN, "mxfp4 sr", PLAIN],
-    "all-sr": ["mxfp4 sr"] * 6,
-    "all-rht16-fixed": ["mxfp4 h16 fixed"] * 6,
-    "all-rht16-redrawn": ["mxfp4 h16 per_step"] * 6,
-    "all-h16": ["mxfp4 h16"] * 6,
-    "all-h32": ["mxfp4 h32"] * 6,
-    "mxfp8": ["mxfp8_e4m3 rceil"] * 6,
-}
-
-
-def test_paper_ladder_resolves_to_the_papers_treatments() -> None:
-    ladder = load_ladder("paper")
-    assert [arm.name for arm in ladder.arm] == list(PAPER)
-    for arm in ladder.arm:
-        recipe = ladder.resolve(arm)
-        for (spec, operand), expected in zip(
-            [pair for role in GemmRole for pair in zip(recipe.operands(role), OPERANDS[role], strict=True)],
-            PAPER[arm.name],
-            strict=True,
-        ):
-            format_, *extra = expected.split()
-            size = next((int(word[1:]) for word in extra if word[0] == "h"), 0)
-            wanted = {
-                "format": format_,
-                "scale_rule": "rceil" if "rceil" in extra else "even",
-                "zero_scale": 0 if "rceil" in extra else 127,
-                "rounding": "sr" if "sr" in extra else "rne",
-                "hadamard": size,
-                "signs": next((word for word in extra if word in ("fixed", "per_step")), "none"),
-                "prescale": False,
-                "block": "1x32",
-            }
-            found = {key: getattr(spec, key) for key in wanted} | {"format": spec.format.name}
-            assert found == wanted, f"{arm.name}, {operand}"
-        assert recipe.gemm == "ordered"
 
 
 def test_arms_can_be_left_out() -> None:
     ladder = load_ladder("paper")
-    assert ladder.names([], ["mxfp8"]) == [name for name in PAPER if name != "mxfp8"]
+    assert ladder.names([], ["mxfp8"]) == [arm.name for arm in ladder.arm if arm.name != "mxfp8"]
     assert ladder.names(["all", "wgrad"], ["wgrad"]) == ["fp8", "all"]
     with pytest.raises(ConfigError, match="no arm is named 'mxfp4'"):
         ladder.names([], ["mxfp4"])
@@ -86,6 +39,8 @@ def test_paper_ladder_claims() -> None:
 
 
 FP8_ARM = {"name": "fp8", "label": "FP8"}
+OTHER = {"name": "b", "label": "b"}
+CONTRAST = {"name": "c", "arm": "h16", "against": "bad", "question": "Does H16 help?"}
 
 
 @pytest.mark.parametrize(
@@ -116,12 +71,93 @@ FP8_ARM = {"name": "fp8", "label": "FP8"}
             },
             "arm 'b' has seed_offset = 1 and another recipe",
         ),
+        ({"arm": [{**FP8_ARM, "seeds": 0}]}, "arm 'fp8': seeds = 0 is outside 1 .. 1000"),
+        (
+            {"arm": [FP8_ARM, {**OTHER, "seeds": 3}]},
+            "arm 'b' has seeds = 3, and the reference arm 'fp8' only 1",
+        ),
+        (
+            {"arm": [{**FP8_ARM, "seeds": 2}, {**OTHER, "seeds": 2, "seed_offset": 9}]},
+            "arm 'b' has a seed_offset and so runs once; leave seeds = 2 out",
+        ),
+        (
+            {"contrast": [{**CONTRAST, "arm": "h15"}]},
+            "contrast 'c': arm = 'h15' is no arm .*did you mean 'h16'",
+        ),
+        ({"contrast": [{**CONTRAST, "against": "fp8-seed2"}]}, "against = 'fp8-seed2' has a seed_offset"),
+        ({"contrast": [{**CONTRAST, "against": "h16"}]}, "contrast 'c' holds 'h16' against itself"),
+        ({"contrast": [CONTRAST, CONTRAST]}, "two contrasts are named 'c'"),
+        (
+            {"contrast": [{**CONTRAST, "prediction": [{"says": "better", "source": "s"}]}]},
+            r"contrast\[0\].prediction\[0\].says = 'better' is not one of lower, higher, equal, diverges",
+        ),
     ],
 )
 def test_ladder_errors_name_the_key_and_the_way_out(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((RecipeError, ConfigError), match=message) as caught:
         ladder(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_an_arm_says_how_often_it_runs_and_a_call_may_say_otherwise() -> None:
+    found = ladder(
+        arm=[{**FP8_ARM, "seeds": 5}, {**OTHER, "seeds": 3}, {**OTHER, "name": "c", "seed_offset": 9}]
+    )
+    assert [found.repetitions(arm) for arm in found.arm] == [5, 3, 1]
+    assert [found.repetitions(arm, 2) for arm in found.arm] == [2, 2, 1]
+
+
+BASE = """
+title = "base"
+description = "all"
+train = { preset = "tiny", run.steps = 10 }
+arm = [
+    { name = "fp8", label = "FP8", seeds = 5, recipe.all.format = "fp8" },
+    { name = "again", label = "FP8", seed_offset = 9, recipe.all.format = "fp8" },
+    { name = "bf16", label = "BF16", seeds = 5, recipe.all.format = "bf16" },
+    { name = "h16", label = "H16", seeds = 3, recipe.all.hadamard = 16 },
+]
+contrast = [
+    { name = "a", arm = "h16", against = "fp8", question = "?" },
+    { name = "b", arm = "h16", against = "bf16", question = "?" },
+]
+"""
+
+
+def test_a_ladder_takes_arms_of_another_and_their_contrasts(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(BASE)
+    head = 'title = "larger"\nextends = "base.toml"\nseeds = 2\n'
+    own = '[[arm]]\nname = "new"\nlabel = "n"\n[[contrast]]\nname = "c"\narm = "new"\nagainst = "h16"\nquestion = "?"\n'
+    (tmp_path / "l.toml").write_text(
+        f'{head}arms = ["h16", "fp8", "again"]\n[train]\npreset = "demo"\n[target]\nhigh_precision = ""\n{own}'
+    )
+    found = load_ladder(tmp_path / "l.toml")
+    assert (found.title, found.description) == ("larger", "all")
+    assert (found.train.preset, found.train.run) == ("demo", {"steps": 10})
+    assert [(arm.name, arm.seeds) for arm in found.arm] == [("fp8", 2), ("again", 1), ("h16", 2), ("new", 1)]
+    assert [contrast.name for contrast in found.contrast] == ["a", "c"]
+    base = load_ladder(tmp_path / "base.toml")
+    assert found.resolve(found.named("h16")) == base.resolve(base.named("h16"))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            'extends = "base.toml"\narms = ["h61"]',
+            r"l.toml: arms: 'h61' is no arm of base.toml.*did you mean 'h16'",
+        ),
+        ('extends = "basis.toml"', "cannot read .*basis.toml"),
+        ('extends = "l.toml"', "l.toml extends another ladder itself"),
+        ('extends = "base.toml"\nseeds = "many"', "l.toml.seeds: expected int, got 'many'"),
+        ('title = "x"\narms = ["h16"]', "l.toml: unknown key 'arms'"),
+    ],
+)
+def test_errors_of_a_ladder_that_extends_another(tmp_path: Path, head: str, message: str) -> None:
+    (tmp_path / "base.toml").write_text(BASE)
+    (tmp_path / "l.toml").write_text(head)
+    with pytest.raises((RecipeError, ConfigError, FileFormatError), match=message):
+        load_ladder(tmp_path / "l.toml")
 
 
 def test_unknown_ladder_and_arm_name_the_nearest() -> None:

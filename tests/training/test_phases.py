@@ -144,7 +144,10 @@ def test_the_dry_run_and_texts_show_layers_and_phases(tmp_path: Path) -> None:
     )
     found = CliRunner().invoke(main, command, catch_exceptions=False)  # of 20 steps 30 % are more than 4
     assert found.exit_code == 2
-    assert "schedule[1] (healing) begins at step 4, before the phase before it ends at step 6" in found.stderr
+    assert (
+        "schedule[1] (healing) begins after 4 steps, and the phase before it ends later, after 6 steps (30% of 20)"
+        in found.stderr
+    )
 
 
 def test_the_memory_of_a_run_is_that_of_its_largest_phase() -> None:

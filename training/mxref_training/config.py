@@ -240,6 +240,11 @@ class RunConfig:
 
     The learning rate is then rounded to float32.
     """
+    deterministic: bool = False
+    """Choose no kernel by its time, so that the same seed gives the same bits on the same device and versions.
+
+    Kernels are deterministic in any case; a compiler that measures its kernels may choose others in another process.
+    """
     shadow: float = 0.0
     """Share of the operations in block formats that the reference repeats and compares, 0 to 1."""
 

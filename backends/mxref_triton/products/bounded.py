@@ -185,9 +185,9 @@ def scaled_gemm(
             folded = left, right
         return ordered(a, b, out_dtype, folded)
     if fp8:
-        left, right = (
-            Folded.of(layout) if layout else fold(q) for q, layout in zip((a, b), layouts, strict=True)
-        )
+        # What training multiplies from the left in its backward pass are gradients: few of their rows fit E4M3.
+        left = Folded.of(layouts[0]) if layouts[0] else fold(a, wide=True)
+        right = Folded.of(layouts[1]) if layouts[1] else fold(b)
         return _fp8(a, b, left, right, out_dtype)
     word = flag.on(a.codes.device)
     _flag_prepared(word, layouts)

@@ -1,9 +1,15 @@
-"""Operands folded into E4M3: rows of MXFP4 as FP8 elements under one power of two, without rounding.
+"""Operands folded into FP8: rows of MXFP4 as FP8 elements under one power of two, without rounding.
 
 An element P of a block with scale 2^e, in a row whose largest live scale is 2^E, becomes P * 2^(6 - (E - e)).
 E4M3 holds that exactly while E - e <= 14: 6 * 2^6 lies below 448, and 0.5 * 2^-8 is its smallest subnormal. The
-row's 2^(E - 6) is left for the GEMM. Within each block the elements with even index come first, then those with
-odd index: a contraction does not mind, and no byte has to leave its place in a word.
+row's 2^(E - 6) is left for the GEMM.
+
+Folded wide, elements are of E5M2, and P becomes P * 2^(13 - (E - e)), a normal number while E - e <= 26. Gradients,
+whose magnitude differs much from token to token, fit that. Hopper multiplies E5M2 with E4M3 but not with itself, so
+one operand of a GEMM may be folded wide.
+
+Within each block the elements with even index come first, then those with odd index: a contraction does not mind,
+and no byte has to leave its place in a word.
 
 Folded by row, an operand keeps its rows together, as Hopper's copy engine reads them. Folded by block, the same block
 of all rows lies together: gfx950 multiplies one block at a time, and a tile's 32 bytes of each row are then one piece
@@ -36,6 +42,12 @@ leaves float32's normal numbers but for a sum that overflows in truth.
 MISFIT_PROGRAMS = 4 if INTERPRETED else 1056
 """Programs that share the products of misfits under `bounded`: eight for each multiprocessor of an H200."""
 
+LOWEST_WIDE_TOP = 91
+"""The same limit for E5M2, whose elements may be smaller."""
+
+WIDEST = 26
+"""Largest gap of an operand that is folded wide."""
+
 _BLOCK = 32
 """Elements of a block of MXFP4, the format that is folded."""
 _TILE = 1 << 14 if INTERPRETED else 128
@@ -47,10 +59,11 @@ _LEAST_ROWS_BY_BLOCK = 4
 
 @dataclass(frozen=True)
 class Folded:
-    """An operand in E4M3: `values` times `scale`, row by row."""
+    """An operand in FP8: `values` times `scale`, row by row."""
 
     values: torch.Tensor
-    """float8_e4m3fn [rows, K] by row, [K / 32, rows, 32] by block; in every block first its even elements."""
+    """float8_e4m3fn [rows, K] by row, [K / 32, rows, 32] by block, or, folded wide, float8_e5m2 [rows, K]; in every
+    block first its even elements."""
     scale: torch.Tensor
     """Powers of two, float32 [rows, 1]; NaN for a row with a NaN block, or with an element that is too large."""
     misfits: torch.Tensor
@@ -74,7 +87,7 @@ class Folded:
 
     @classmethod
     def of(cls, layout: tuple[torch.Tensor, ...]) -> Folded:
-        """Return what `layout` gave."""
+        """Return what `layout` gave for an operand in E4M3."""
         values, scale, misfits = layout
         return cls(values.view(torch.float8_e4m3fn), scale, misfits)
 
@@ -126,6 +139,15 @@ def _near_lanes(magnitude, sign, gap):
 
 
 @triton.jit
+def _wide_lanes(magnitude, sign, gap):
+    """Fold four codes of a word, one per byte, into E5M2, at a gap of 0 to `WIDEST`."""
+    lanes = 0x01010101
+    nonzero = ((magnitude + 0x07070707) >> 3) & lanes
+    above_half = ((magnitude + 0x06060606) >> 3) & lanes
+    return (magnitude << 1) + nonzero * tl.maximum(106 - 4 * gap, 0) + above_half * 2 + sign
+
+
+@triton.jit
 def _halves(magnitude):
     """Return 2P of four codes, one per byte: 0, 1, 2, 3, 4, 6, 8, 12."""
     lanes = 0x01010101
@@ -155,19 +177,28 @@ def _lost(magnitude, gap):
 
 
 @triton.jit
-def _fold_tile(values, words, scale, top, row, block, rows, blocks, near, BY_BLOCK: tl.constexpr):
+def _fold_tile(
+    values, words, scale, top, row, block, rows, blocks, near, widest: tl.constexpr, BY_BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
     """Fold and store a tile; return per row whether it has an element that is not exact."""
     gap = (top[:, None] - scale)[:, :, None]
     even, odd = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
     even_sign, odd_sign = (even & 0x08080808) << 4, (odd & 0x08080808) << 4
     even, odd = even & 0x07070707, odd & 0x07070707
-    first, second = _near_lanes(even, even_sign, gap), _near_lanes(odd, odd_sign, gap)
     bad = top != top
-    if near == 0:
-        first = tl.where(gap > 12, _far_lanes(even, even_sign, gap), first)
-        second = tl.where(gap > 12, _far_lanes(odd, odd_sign, gap), second)
-        wrong = ((_lost(even, gap) | _lost(odd, gap)) != 0) & (scale != 255)[:, :, None]
-        bad = tl.max(tl.max(wrong.to(tl.int32), axis=2), axis=1) != 0
+    if WIDE:
+        first, second = _wide_lanes(even, even_sign, gap), _wide_lanes(odd, odd_sign, gap)
+        if near == 0:
+            wrong = ((even | odd) != 0) & ((gap < 0) | (gap > widest)) & (scale != 255)[:, :, None]
+            bad = tl.max(tl.max(wrong.to(tl.int32), axis=2), axis=1) != 0
+    else:
+        first, second = _near_lanes(even, even_sign, gap), _near_lanes(odd, odd_sign, gap)
+        if near == 0:
+            first = tl.where(gap > 12, _far_lanes(even, even_sign, gap), first)
+            second = tl.where(gap > 12, _far_lanes(odd, odd_sign, gap), second)
+            wrong = ((_lost(even, gap) | _lost(odd, gap)) != 0) & (scale != 255)[:, :, None]
+            bad = tl.max(tl.max(wrong.to(tl.int32), axis=2), axis=1) != 0
     here = ((row < rows)[:, None] & (block < blocks)[None, :])[:, :, None]
     if BY_BLOCK:
         at = block.to(tl.int64)[None, :] * rows + row[:, None]
@@ -182,7 +213,8 @@ def _fold_tile(values, words, scale, top, row, block, rows, blocks, near, BY_BLO
 @triton.jit
 def _fold(
     codes, scales, values, row_scales, misfits, rows, blocks, lowest: tl.constexpr, highest: tl.constexpr,
-    ROWS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr, BY_BLOCK: tl.constexpr,
+    widest: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr, BY_BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     block = tl.arange(0, BLOCKS)
@@ -197,29 +229,33 @@ def _fold(
             top, bottom = _extent(top, bottom, high, low)
     # A NaN block, or an element too large for the limit of tops: the row is NaN, not something else.
     spoiled = (bottom < 0) | (top > highest)
-    near = tl.min(((top - bottom <= 12) & (top <= highest) & (top >= lowest)).to(tl.int32), axis=0)
+    closest: tl.constexpr = widest if WIDE else 12
+    near = tl.min(((top - bottom <= closest) & (top <= highest) & (top >= lowest)).to(tl.int32), axis=0)
     top = tl.where(top < 0, 127, tl.minimum(tl.maximum(top, lowest), highest))
-    power = (top - 6) << 23  # 2^(top - 127 - 6), always a normal number
+    power = (top - (13 if WIDE else 6)) << 23  # 2^(top - 127) less that of the fold, always a normal number
     tl.store(row_scales + row, tl.where(spoiled, 0x7FC00000, power).to(tl.float32, bitcast=True), row < rows)
     if WHOLE:
-        bad = _fold_tile(values, words, scale, top, row, block, rows, blocks, near, BY_BLOCK)
+        bad = _fold_tile(values, words, scale, top, row, block, rows, blocks, near, widest, BY_BLOCK, WIDE)
     else:
         bad = top != top
         for start in range(0, blocks, BLOCKS):
             words, scale = _load(codes, scales, row, start + block, rows, blocks)
-            bad |= _fold_tile(values, words, scale, top, row, start + block, rows, blocks, near, BY_BLOCK)
+            bad |= _fold_tile(
+                values, words, scale, top, row, start + block, rows, blocks, near, widest, BY_BLOCK, WIDE
+            )
     if near == 0:
         none = tl.zeros([ROWS], tl.int32)
         slot = tl.atomic_add(misfits + none, 1, bad)
         tl.store(misfits + 1 + slot, row, bad)
 
 
-def fold(q: MXArray, by_block: bool = False) -> Folded:
-    """Return an operand [rows, K] folded into E4M3.
+def fold(q: MXArray, by_block: bool = False, wide: bool = False) -> Folded:
+    """Return an operand [rows, K] folded into E4M3, or into E5M2.
 
     Args:
         q: an operand with the block axis stored last.
         by_block: whether the same block of all rows lies together.
+        wide: whether elements are of E5M2; such an operand is folded by row.
     """
     codes, scales = rows_of(q)
     rows, blocks = scales.shape
@@ -232,12 +268,13 @@ def fold(q: MXArray, by_block: bool = False) -> Folded:
         launch(
             _fold, (tiles_of(rows, height),),
             codes.view(torch.int32), scales, values.view(torch.int32), row_scales, misfits, rows, blocks,
-            lowest=LOWEST_TOP, highest=HIGHEST_TOP, ROWS=height, BLOCKS=width, WHOLE=width >= blocks,
-            BY_BLOCK=by_block, num_warps=warps,
+            lowest=LOWEST_WIDE_TOP if wide else LOWEST_TOP, highest=HIGHEST_TOP, widest=WIDEST,
+            ROWS=height, BLOCKS=width, WHOLE=width >= blocks, BY_BLOCK=by_block, WIDE=wide, num_warps=warps,
         )  # fmt: skip
     else:
         row_scales.fill_(1.0)
-    return Folded(values.view(torch.float8_e4m3fn), row_scales, misfits)
+    dtype = torch.float8_e5m2 if wide else torch.float8_e4m3fn
+    return Folded(values.view(dtype), row_scales, misfits)
 
 
 def _tile_by_row(rows: int, blocks: int) -> tuple[int, int, int]:

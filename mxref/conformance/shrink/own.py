@@ -17,8 +17,8 @@ from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_
 from mxref.conformance.shrink.blame import deciders
 from mxref.formats import BlockShape, ElementFormat
 from mxref.plan import QuantPlan
-from mxref.recipe import OperandSpec
-from mxref.steps.hadamard import SignPolicy, hadamard
+from mxref.recipe import UNTURNED, OperandSpec
+from mxref.steps.hadamard import hadamard
 from mxref.steps.rounding import Rounding
 
 Place = tuple[int, int]
@@ -157,7 +157,7 @@ def _untransformed(request: Request, place: Place) -> tuple[Request, Place] | No
     if rotation is None:
         return None
     found, place = _alone(request, place, request.spec)
-    spec = replace(found.spec, hadamard=0, signs=SignPolicy.NONE)
+    spec = replace(found.spec, **UNTURNED)
     return replace(found, x=hadamard(found.x.astype(np.float32), rotation), spec=spec), place
 
 
@@ -168,7 +168,7 @@ def _on_the_grid(request: Request, place: Place) -> tuple[Request, Place] | None
     want = request.expected_blocks
     elements = np.array(request.element.values)[want.codes[place]]
     values = np.ldexp(elements, int(want.scales[place]) - 127)
-    bare = replace(request.spec, hadamard=0, signs=SignPolicy.NONE, prescale=False, block=BlockShape.ROW)
+    bare = replace(request.spec, **UNTURNED, prescale=False, block=BlockShape.ROW)
     return Request(values.astype(request.x.dtype)[None], bare, rng=request.rng), (0, 0)
 
 

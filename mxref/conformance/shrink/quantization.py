@@ -15,7 +15,7 @@ from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_
 from mxref.conformance.shrink.own import Own, own_block
 from mxref.formats import BlockShape, ElementFormat
 from mxref.layouts.packed import pack
-from mxref.recipe import OperandSpec
+from mxref.recipe import UNTURNED, OperandSpec
 from mxref.roles import OPERANDS
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
@@ -186,7 +186,7 @@ def _plain_forms(request: Request, row: int, block: int) -> Iterator[tuple[Reque
 
 
 _SIMPLER: tuple[dict[str, Any], ...] = (
-    {"hadamard": 0, "signs": SignPolicy.NONE}, {"signs": SignPolicy.NONE}, {"rounding": Rounding.RNE, "sr_bits": 16},
+    UNTURNED, {"signs": SignPolicy.NONE, "sign_vector": None}, {"rounding": Rounding.RNE, "sr_bits": 16},
     {"sr_bits": 16}, {"prescale": False}, {"block": BlockShape.ROW}, {"zero_scale": 0},
     {"scale_rule": ScaleRule.FLOOR},
 )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import convert
-from mxref_torch.layer.linear import _LinearFunction
+from mxref_torch.layer.function import LinearFunction
 from mxref_training.config import find_recipe
 
 MIXED = {"all": {"format": "fp8"}, "dgrad": {"format": "mxfp4"}, "wgrad": {"format": "bf16"}}
@@ -50,7 +50,7 @@ def test_a_result_has_one_name_and_an_operand_none(name, dtype, monkeypatch):
     convert(model, RECIPES[name](), backend=ReferenceBackend(), seed=1)
     seen = {}
     for which in ("forward", "backward"):
-        original = getattr(_LinearFunction, which)
+        original = getattr(LinearFunction, which)
 
         def watched(ctx, *args, original=original, which=which):
             operands = [*args, *(getattr(ctx, "saved_tensors", ()) if which == "backward" else ())]
@@ -60,7 +60,7 @@ def test_a_result_has_one_name_and_an_operand_none(name, dtype, monkeypatch):
             seen[which] = [mode.names(t) for t in results], [mode.names(t) for t in operands]
             return result
 
-        monkeypatch.setattr(_LinearFunction, which, staticmethod(watched))
+        monkeypatch.setattr(LinearFunction, which, staticmethod(watched))
     x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).to(dtype).requires_grad_()
     model(x).float().sum().backward()
     for which, results in (("forward", 1), ("backward", 2)):

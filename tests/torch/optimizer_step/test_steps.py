@@ -260,8 +260,8 @@ def test_a_copy_and_a_pickle_start_with_nothing_kept() -> None:
     loop.gradients()
     for again in (copy.deepcopy(loop.model[0]), pickle.loads(pickle.dumps(loop.model[0]))):
         assert again._weights == {}
-        assert again._has_own_weight(again.weight)
-        assert not again._has_own_weight(loop.model[0].weight)
+        assert again.has_own_weight(again.weight)
+        assert not again.has_own_weight(loop.model[0].weight)
         assert torch.equal(again(loop.x), loop.model[0](loop.x))
 
 

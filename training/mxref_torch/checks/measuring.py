@@ -25,8 +25,9 @@ from mxref_torch import operators
 from mxref_torch.checks.measures import Totals, finite, measure, percent
 from mxref_torch.checks.watching import module_of
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import READERS, MXLinear
+from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operand import Operand
+from mxref_torch.layer.reads import READERS
 from mxref_torch.names import named_linears
 
 Row = dict[str, Any]

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from mxref.backend import Backend
 from mxref.formats import BlockFormat
 from mxref.layouts.packed import unpack
-from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe import UNTURNED, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.hadamard import SignPolicy, draw_rotation, hadamard
+from mxref.steps.hadamard import draw_rotation, hadamard
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import scale_exponent
 from mxref_torch import operators
 from mxref_torch.conversion.convert import require_backend
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import READERS
+from mxref_torch.layer.reads import READERS
 
 _SR_COPIES = 4096
 """Copies of one block that are rounded. The spread is then known to about 2 %."""
@@ -98,7 +98,7 @@ def _sr_problem(
         return problem
 
     # Signs that change with the step would change the codes even under an SR that does not.
-    spec = replace(spec, hadamard=0, signs=SignPolicy.NONE)
+    spec = replace(spec, **UNTURNED)
     codes, scales = _round(backend, x, spec, axis, stream, beside)
     expected = _Expected.of(row, scales[0], spec, stream)
     few = x[:_FEW_COPIES] if axis == 1 else x[:, :_FEW_COPIES]
@@ -150,11 +150,12 @@ class _Expected:
     ) -> _Expected:
         """Return what becomes of a row [K] under its scale codes [K / k]."""
         format = operators.block_format(spec)
-        values = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream)) if spec.hadamard else row
+        if spec.hadamard:
+            row = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector))
         exponent = np.repeat(scale_exponent(scales), format.k)
         factor = format.element.prescale if spec.prescale else 1.0
         grid = np.array(format.element.magnitudes)
-        scaled = np.minimum(np.abs(np.ldexp(values.astype(np.float64), -exponent)) * factor, grid[-1])
+        scaled = np.minimum(np.abs(np.ldexp(row.astype(np.float64), -exponent)) * factor, grid[-1])
         below = np.minimum(np.searchsorted(grid, scaled, side="right") - 1, len(grid) - 2)
         gap = grid[below + 1] - grid[below]
         step = 2.0**-spec.sr_bits

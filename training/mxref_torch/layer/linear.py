@@ -8,8 +8,6 @@ needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,24 +22,11 @@ from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.operand import KINDS, LayerGemm, Operand, Source
-from mxref_torch.shared.context import StepContext, another_place, in_backward, repeated, stood_still
-from mxref_torch.shared.inputs import Made
-
-WeightKey = tuple[int, int, int, bool]
-"""Step, version and address of a weight, of which an operand was made; and whether evaluation made it."""
-
-RECOMPUTED = (
-    "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
-    "backward pass within the same `with mxref_torch.recipe(...)`, and before the recipe is changed"
-)
-
-READERS = {
-    "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
-    "w": ((GemmRole.FPROP, 1), (GemmRole.DGRAD, 1)),
-    "dy": ((GemmRole.DGRAD, 0), (GemmRole.WGRAD, 0)),
-}
-"""The two GEMMs that read a tensor, along axis 1 and along axis 0, and which of their operands it is."""
+from mxref_torch.layer.function import LinearFunction
+from mxref_torch.layer.operand import KINDS, LayerGemm
+from mxref_torch.layer.passes import ForwardPasses
+from mxref_torch.layer.reads import READERS, OperandMaker
+from mxref_torch.shared.context import StepContext
 
 
 def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
@@ -55,7 +40,7 @@ def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
 register_optimizer_step_post_hook(_note_update)
 
 
-class MXLinear(nn.Linear):
+class MXLinear(OperandMaker):
     """A linear layer that holds the Parameters of the `nn.Linear` it replaces.
 
     Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type; under
@@ -76,14 +61,9 @@ class MXLinear(nn.Linear):
         context.layers.append(self.census)
         self.tally = operators.register_census(self.census)
         self._has_scales = False
-        self.regions: dict[str, torch.Tensor] = dict.fromkeys(READERS, operators.WHOLE)
-        self._lengths = {GemmRole.FPROP: self.in_features, GemmRole.DGRAD: self.out_features}
-        self._converted = weakref.ref(self.weight)
-        self._trained: tuple[int, int] | None = None  # step and version of the weight that a forward saw
-        self._weights: dict[str, tuple[WeightKey, Operand]] = {}
-        self._held: dict[str, Operand] = {}
+        self._begin_reads()
         self.switch(recipe)
-        self._forward_recipe = recipe  # that of the last forward pass in training
+        self.passes = ForwardPasses(recipe)
         self._join_schedule()
 
     def _join_schedule(self) -> None:
@@ -144,8 +124,7 @@ class MXLinear(nn.Linear):
         self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
-        self._weights.clear()
-        self._held.clear()
+        self.forget_weights()
 
     def history(self) -> Fp8Scales:
         """Return the scales of delayed scaling, made for a region if the layer has none."""
@@ -161,19 +140,6 @@ class MXLinear(nn.Linear):
             for role in GemmRole
             for spec in recipe.operands(role)
         )
-
-    @contextmanager
-    def under(self, gemms: dict[GemmRole, LayerGemm]) -> Iterator[None]:
-        """Compute with the GEMMs of an earlier forward pass."""
-        now, self.gemms = self.gemms, gemms
-        self._weights.clear()
-        self._held.clear()
-        try:
-            yield
-        finally:
-            self.gemms = now
-            self._weights.clear()
-            self._held.clear()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
@@ -197,9 +163,8 @@ class MXLinear(nn.Linear):
         shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
-                self._check_recomputation()
-                self._check_step()
-            y: torch.Tensor = _LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
+                self.passes.check(self)
+            y: torch.Tensor = LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
         else:
             role = GemmRole.FPROP
             a = self.operands("x", tokens, place, (role,), shared=shared)[role]
@@ -209,42 +174,10 @@ class MXLinear(nn.Linear):
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def _check_recomputation(self) -> None:
-        """Raise LayerError if a backward pass recomputes a forward pass that ran under another recipe."""
-        if self._forward_recipe is self.recipe:
-            return
-        if in_backward() and self._forward_recipe != self.recipe:
-            raise LayerError(RECOMPUTED)
-        self._forward_recipe = self.recipe
-
-    def _check_step(self) -> None:
-        """Raise StepError if the weight has changed since the forward before, and the step of random bits has not."""
-        # A weight that is refilled by its owner keeps its version: nothing can be said of it here.
-        if not self._has_own_weight(self.weight):
-            return
-        now = self.context.step, self.weight._version
-        if self._trained is not None and self._trained[1] != now[1]:
-            if self._trained[0] != now[0]:
-                self.context.note_next_step()
-            elif self.draws:
-                raise StepError(repeated(now[0]))
-            elif self.context.follows_schedule:
-                raise StepError(stood_still(now[0]))
-            elif self.census.listener is None:  # a handle that follows an optimizer closes the step itself
-                self.context.note_next_step()
-        self._trained = now
-
-    def _has_own_weight(self, weight: torch.Tensor) -> bool:
-        """Return whether the weight is the Parameter that was converted, whose version tells of every change.
-
-        FSDP2 puts another one in its place and refills it before each forward under an unchanged version.
-        """
-        return self._converted() is weight
-
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: nothing that was made of the weight, nor a reference to it."""
         kept = {key: value for key, value in vars(self).items() if key != "_converted"}
-        return kept | {"_weights": {}, "_held": {}, "_trained": None}
+        return kept | {"_weights": {}, "_held": {}, "passes": self.passes.copied()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of `__getstate__`."""
@@ -267,16 +200,11 @@ class MXLinear(nn.Linear):
         super().train(mode)
         return self
 
-    def forget_update(self) -> None:
-        """Take note that an optimizer left the weights as they were: the step goes on under its number."""
-        self._trained = None
-
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
-        self._weights.clear()
-        self._held.clear()
+        self.forget_weights()
         self.context.shared.clear()
-        self._trained = None
+        self.passes.forget()
 
     def lies_at(self, tensor: str, placement: Placement) -> None:
         """Say which part of a larger layer's tensor this layer's is, so that SR draws the bits of that part.
@@ -295,147 +223,13 @@ class MXLinear(nn.Linear):
         self.regions[tensor] = operators.region_words(placement)
         self._forget()
 
-    def operands(
-        self,
-        tensor: str,
-        values: torch.Tensor,
-        place: torch.Tensor,
-        roles: Collection[GemmRole],
-        observe: bool = False,
-        shared: Made | None = None,
-    ) -> dict[GemmRole, Operand]:
-        """Return X, W or dY as each of the roles reads it.
-
-        Args:
-            tensor: `x`, `w` or `dy`.
-            values: its values, of high precision.
-            place: where the micro-batch lies in training.
-            roles: the GEMMs that will read it.
-            observe: whether FP8's history takes note of it: in training, not in evaluation.
-            shared: operands that other layers made of these values in this step, to which it adds its own.
-        """
-        if not torch.compiler.is_compiling():
-            for watcher in operators.watchers:
-                watcher.reading(self.index, tensor)
-        source = Source(tensor, values, place, self.regions[tensor])
-        readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
-        made: dict[GemmRole, Operand] = {}
-        while readers:
-            kind = readers[0][0].kind
-            alike = [reader for reader in readers if reader[0].kind is kind]
-            readers = [reader for reader in readers if reader[0].kind is not kind]
-            key = kind.shared_as(source, alike)
-            if shared is None or key is None:
-                operands = kind.make(source, alike)
-            else:
-                operands = shared.get(key) or shared.setdefault(key, kind.make(source, alike))
-            # Compiled code shares by finding equal calls.
-            if key is not None and (shared is not None or torch.compiler.is_compiling()):
-                for (gemm, _), operand in zip(alike, operands, strict=True):
-                    if gemm.role is GemmRole.FPROP and tensor == "x":
-                        operand.prepare_first(gemm, self.in_features)
-            if observe:
-                operands[0].observe(tensor, alike[0][0])
-            made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
-        return made
-
-    def weight_operand(
-        self,
-        role: GemmRole,
-        weight: torch.Tensor,
-        place: torch.Tensor,
-        tokens: int | None,
-        ahead: Collection[GemmRole] = (),
-    ) -> Operand:
-        """Return W as the role reads it, made once per optimizer step and version of the weight.
-
-        Args:
-            role: Fprop or Dgrad.
-            weight: float32 [outputs, inputs].
-            place: where the micro-batch lies in training.
-            tokens: of the micro-batch; None in evaluation, of which FP8's history takes no note.
-            ahead: roles that will read W in this step too; theirs is made from the same read of it.
-        """
-        gemm = self.gemms[role]
-        slot = gemm.kind.slot(role)
-        # A compiled graph cannot ask for a tensor's version, and a sharded weight has none: the operand is made anew.
-        if slot in self._held:
-            operand = self._held[slot]
-        elif slot is None or torch.compiler.is_compiling() or not self._has_own_weight(weight):
-            operand = self.operands("w", weight, place, (role,))[role]
-        else:
-            step, _, total = place.tolist()
-            # What evaluation made is not for training: averages of weights are put in place through `.data`.
-            key = step, weight._version, weight.data_ptr(), tokens is None
-            if not self._keeps(slot, key):
-                # One GEMM alone gains nothing from a layout: it would make the same on its way.
-                again = tokens is None or tokens < total
-                self._keep(key, weight, place, self._wanted(role, ahead, key), again)
-            operand = self._weights[slot][1]
-        if tokens is not None:
-            operand.observe("w", gemm)
-        return operand
-
-    def hold_weights(self, place: torch.Tensor) -> None:
-        """Make W for Fprop and Dgrad, for all GEMMs up to `advance`: compiled code would make it in each micro-batch.
-
-        The weight must not change before that. A weight that is refilled by its owner is not held.
-        """
-        if not self._has_own_weight(self.weight):
-            return
-        for role in (GemmRole.FPROP, GemmRole.DGRAD):
-            wanted = {
-                slot: each
-                for each in (role, GemmRole.DGRAD)
-                if self.gemms[each].kind is self.gemms[role].kind
-                and (slot := self.gemms[each].kind.slot(each)) is not None
-                and slot not in self._held
-            }
-            made = self.operands("w", self.weight.detach(), place, list(wanted.values())) if wanted else {}
-            for slot, each in wanted.items():
-                self._held[slot] = made[each].prepared(self.gemms[each], self._lengths[each])
-
-    def _wanted(self, role: GemmRole, ahead: Collection[GemmRole], key: WeightKey) -> dict[str, GemmRole]:
-        """Return the role and those of `ahead` whose weight has its kind and is not kept yet, by their slots."""
-        kind = self.gemms[role].kind
-        wanted: dict[str, GemmRole] = {}
-        for each in (role, *ahead):
-            slot = kind.slot(each)
-            if slot is not None and self.gemms[each].kind is kind and not self._keeps(slot, key):
-                wanted.setdefault(slot, each)
-        return wanted
-
-    def _keep(
-        self,
-        key: WeightKey,
-        weight: torch.Tensor,
-        place: torch.Tensor,
-        wanted: dict[str, GemmRole],
-        again: bool,
-    ) -> None:
-        """Make W for the wanted roles and keep it; `again` says whether several GEMMs will read it."""
-        made = self.operands("w", weight, place, list(wanted.values()))
-        for slot, role in wanted.items():
-            operand = made[role]
-            if again:
-                operand = operand.prepared(self.gemms[role], self._lengths[role])
-            self._weights[slot] = key, operand
-
-    def _keeps(self, slot: str, key: WeightKey) -> bool:
-        """Return whether what is kept of the weight is of that step and version, and may be used there."""
-        if slot not in self._weights:
-            return False
-        *made_of, by_evaluation = self._weights[slot][0]
-        return tuple(made_of) == key[:3] and (key[3] or not by_evaluation)
-
     def advance(self, held: torch.Tensor | None = None) -> None:
         """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.
 
         Args:
             held: as in `Fp8Scales.advance`.
         """
-        self._weights.clear()
-        self._held.clear()
+        self.forget_weights()
         self.context.shared.clear()
         if self._has_scales:
             self.fp8.advance(held)
@@ -445,95 +239,3 @@ class MXLinear(nn.Linear):
         self._forget()
         if self._has_scales:
             self.fp8.restart()
-
-
-class _LinearFunction(torch.autograd.Function):
-    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
-
-    No torch function called here may return one of its own arguments (see `operand.cast`): no cast to the same type,
-    no operation in place.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        place: torch.Tensor,
-        layer: MXLinear,
-        shared: Made | None,
-    ) -> torch.Tensor:
-        needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("x", x, place, roles, observe=True, shared=shared)
-        kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
-        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
-        marker = None if torch.compiler.is_compiling() else layer.marker
-        ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
-        ctx.marker = marker
-        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
-        ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
-        ahead = [GemmRole.DGRAD] if needs_dx else []
-        w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
-        gemm = layer.gemms[GemmRole.FPROP]
-        return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
-
-    @staticmethod
-    def backward(
-        ctx: Any, dy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
-        if ctx.gemms is ctx.layer.gemms:
-            return _LinearFunction._gradients(ctx, dy)
-        with ctx.layer.under(ctx.gemms):
-            return _LinearFunction._gradients(ctx, dy)
-
-    @staticmethod
-    def _gradients(
-        ctx: Any, dy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
-        layer = ctx.layer
-        place, marker, weight, *saved = ctx.saved_tensors
-        # As with the place: the marker of a recomputation says by which recipe it ran.
-        if marker is not None and marker is not ctx.marker and not torch.equal(marker, ctx.marker):
-            raise LayerError(RECOMPUTED)
-        # Activation checkpointing has saved the place anew: that of the forward pass it computed again.
-        if ctx.place is not None and ctx.place is not place:
-            _check_place(ctx.place, place)
-        x_dtype, w_dtype = ctx.dtypes
-        needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        roles = [*([GemmRole.DGRAD] if needs_dx else []), *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("dy", dy, place, roles, observe=True)
-        dx = dw = None
-        if needs_dx:
-            role = GemmRole.DGRAD
-            w = layer.weight_operand(role, weight, place, dy.shape[0])
-            dx = made[role].multiply(w, layer.gemms[role], layer.out_features, x_dtype)
-        if needs_dw:
-            role, gemm = GemmRole.WGRAD, layer.gemms[GemmRole.WGRAD]
-            x = gemm.kind.restored(saved)
-            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer)
-            if gradient is None:
-                dw = made[role].multiply(x, gemm, dy.shape[0], w_dtype)
-            else:
-                made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
-        return dx, dw, None, None, None
-
-
-def _check_place(forward: torch.Tensor, recomputed: torch.Tensor) -> None:
-    """Raise StepError unless a recomputation drew the random bits of its forward pass."""
-    if forward.tolist() != recomputed.tolist():
-        raise StepError(another_place(forward.tolist(), recomputed.tolist()))
-
-
-def _held_gradient(node: Any, layer: MXLinear) -> torch.Tensor | None:
-    """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
-    weight = layer.context.sole_uses.get(node)
-    if weight is None or not layer.gemms[GemmRole.WGRAD].kind.adds_in_place:
-        return None
-    # Hooks need a real gradient.
-    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
-        return None
-    held = weight.grad
-    if held is None or held.layout is not torch.strided or held.requires_grad:
-        return None
-    return held if held.dtype is torch.float32 and held.is_contiguous() else None

@@ -227,7 +227,7 @@ def _operands(
 ) -> tuple[MXArray, MXArray]:
     """Return both operands of a product as the backend takes them; ShapeError if their transforms differ."""
     specs = parse_spec(texts[0]), parse_spec(texts[1])
-    if (specs[0].hadamard, specs[0].signs) != (specs[1].hadamard, specs[1].signs):
+    if len({(spec.hadamard, spec.signs, spec.sign_vector) for spec in specs}) > 1:
         raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
     made = []
     for (codes, scales, layout), spec in zip((a, b), specs, strict=True):

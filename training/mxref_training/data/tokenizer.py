@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,17 @@ class Tokenizer:
         self.eot: int = ends[0]
         self.vocab_size: int = max(vocab.values()) + 1
         self.sha256: str = hashlib.sha256(inner.to_str().encode()).hexdigest()
+
+    def to_table(self) -> dict[str, str]:
+        """Return the tokenizer as JSON values, for another process."""
+        return {"name": self.name, "json": self._inner.to_str()}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, str]) -> Tokenizer:
+        """Return the tokenizer that `to_table` wrote."""
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        return cls(HuggingFaceTokenizer.from_str(table["json"]), table["name"])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of every text, without any special token, on all cores."""

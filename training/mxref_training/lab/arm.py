@@ -2,19 +2,16 @@
 
 `OUT/arms/NAME/` is the directory of the run. `arm.json` is written there before training; it holds the fingerprint of
 everything that the result depends on. `result.json` is written when the arm is done. A result is valid if its digest
-is right, it belongs to the fingerprint, and `metrics.jsonl` is unchanged. So an interrupted ladder resumes at the
-unfinished arm, from that arm's checkpoint. An arm whose recipe, configuration, data or code changed is trained again,
-and its old directory moves to `OUT/superseded/`.
+is right, it belongs to the fingerprint, and `metrics.jsonl` is unchanged. A result alone, collected from another
+machine, is valid too. So an interrupted ladder resumes at the unfinished arm, from that arm's checkpoint. An arm whose
+recipe, configuration, data or code changed is trained again, and its old directory moves to `OUT/superseded/`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,20 +20,21 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
-from mxref_training.durable import explained, locked, make_folder, replace_text, sync
+from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
+from mxref_training.lab import result_file
 from mxref_training.lab.fingerprint import changes, is_longer
 from mxref_training.lab.ladder import Arm
-from mxref_training.run.metrics_log import file_sha256, read_lines
+from mxref_training.lab.result_file import Record, plain, read_json, write_json
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.metrics_log import read_lines
 
 if TYPE_CHECKING:
     from mxref_training.run.loop import TrainResult
 
 _KEY = "arm.json"
-_RESULT = "result.json"
+_RESULT = result_file.NAME
 _LOCK = "arm.lock"
-
-Record = dict[str, Any]
 
 
 class Trainer(Protocol):
@@ -71,6 +69,10 @@ class ArmRun:
     recipe: Recipe
     key: dict[str, Any]
     """Its fingerprint."""
+    corpus: str = field(default="", compare=False)
+    """One line about the documents."""
+    keep_checkpoints: bool = field(default=True, compare=False)
+    """Whether its checkpoints stay when it is finished."""
 
     @property
     def name(self) -> str:
@@ -84,30 +86,45 @@ class ArmRun:
 
     def finished(self) -> Record | None:
         """Return the record of a finished run that is still valid."""
-        if self._stored_key() != plain(self.key):
+        found = result_file.read(self.folder / _RESULT)
+        wanted = plain(self.key)
+        if (
+            not found
+            or found["key"] != wanted
+            or self._stored_key() != wanted
+            or not self._is_of_the_log(found)
+        ):
             return None
-        found = _read_json(self.folder / _RESULT) or {}
-        record = found.get("record")
-        if not isinstance(record, dict) or found != self._sealed(record):
-            return None
+        record: Record = found["record"]
         return record
 
-    def _sealed(self, record: Record) -> dict[str, Any]:
-        """Return the content of `result.json`: a record, and digests that reveal an edit."""
-        metrics = self.folder / "metrics.jsonl"
-        table = {
-            "fingerprint": _digest(self.key),
-            "metrics": file_sha256(metrics) if metrics.exists() else "",
-            "record": plain(record),
-        }
-        return table | {"sha256": _digest(table)}
+    def _is_of_the_log(self, found: dict[str, Any]) -> bool:
+        """Return whether a result was read from the log that is here; a collected result has no run beside it."""
+        alone = not any((self.folder / name).exists() for name in ("metrics.jsonl", "run.json"))
+        return alone or found["metrics"] == result_file.metrics_digest(self.folder)
 
     def finish(self, record: Record) -> Record:
         """Write the record of a finished run, and return it as JSON gives it back."""
-        sealed = self._sealed(record)
+        facts = {
+            "name": self.name,
+            "label": self.arm.label,
+            "recipe": self.recipe.digest,
+            "key": self.key,
+            "config": to_table(self.config),
+            "corpus": self.corpus,
+        }
+        sealed = result_file.sealed(facts, self.folder, record)
         write_json(self.folder / _RESULT, sealed)
+        self.drop_checkpoints()
         found: Record = sealed["record"]
         return found
+
+    def drop_checkpoints(self) -> None:
+        """Delete the checkpoints of a finished run, unless they are kept."""
+        store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
+        if not self.keep_checkpoints and store.folder.exists():
+            with self._explained():
+                store.clear()
 
     def prepare(self) -> str:
         """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.
@@ -127,29 +144,23 @@ class ArmRun:
                     return "resumes where it stopped"
                 if stored and is_longer(stored, plain(self.key)):
                     (self.folder / _RESULT).unlink(missing_ok=True)
+                    resumes = (self.folder / _KEY).exists()
                     write_json(self.folder / _KEY, self.key)
-                    return f"goes on from {stored['run']['steps']:,} to {self.key['run']['steps']:,} steps"
+                    before, steps = stored["run"]["steps"], self.key["run"]["steps"]
+                    if not resumes or self._lost_its_checkpoints():
+                        return f"starts anew, for {steps:,} steps: the run of {before:,} steps has no checkpoint here"
+                    return f"goes on from {before:,} to {steps:,} steps"
                 if stored is None and not (self.folder / "run.json").exists():
                     write_json(self.folder / _KEY, self.key)
                     return "starts"
                 changed = (
                     ", ".join(changes(stored, plain(self.key))) if stored else "its fingerprint is missing"
                 )
-                aside = self._move_aside()
+                aside = set_aside(self.out, self.folder)
             make_folder(self.folder)
             with self.alone():
                 write_json(self.folder / _KEY, self.key)
         return f"starts anew, because {changed} (the old run is in {aside})"
-
-    def _move_aside(self) -> Path:
-        aside = _free_name(self.out / "superseded" / self.folder.name)
-        make_folder(aside.parent)
-        self.folder.rename(aside)
-        for folder in (aside.parent, self.folder.parent):
-            sync(folder)
-        # A process that waits for the lock then notices that the directory was replaced.
-        (aside / _LOCK).unlink()
-        return aside
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -172,9 +183,9 @@ class ArmRun:
 
     def to_table(self) -> dict[str, Any]:
         """Return this run as JSON values."""
-        return {"out": str(self.out), "seed": self.seed, "key": plain(self.key)} | {
-            name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe")
-        }
+        own = {name: getattr(self, name) for name in ("seed", "corpus", "keep_checkpoints")}
+        tables = {name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe")}
+        return {"out": str(self.out), "key": plain(self.key)} | own | tables
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> ArmRun:
@@ -186,10 +197,25 @@ class ArmRun:
             config_from_table(table["config"]),
             recipe_from_table(table["recipe"]),
             table["key"],
+            table["corpus"],
+            table["keep_checkpoints"],
         )
 
+    def progress(self) -> float:
+        """Return the part of the run that its newest checkpoint holds."""
+        step = CheckpointStore(self.folder / "checkpoints", self.config.run.keep).latest() or 0
+        return min(1.0, step / self.config.run.steps)
+
+    def _lost_its_checkpoints(self) -> bool:
+        store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
+        return (self.folder / "run.json").exists() and store.latest() is None
+
     def _stored_key(self) -> dict[str, Any] | None:
-        return _read_json(self.folder / _KEY)
+        stored = read_json(self.folder / _KEY)
+        if stored is None and (found := result_file.read(self.folder / _RESULT)):
+            collected: dict[str, Any] = found["key"]
+            return collected
+        return stored
 
 
 class Watch(Protocol):
@@ -208,8 +234,8 @@ class Watch(Protocol):
 class Runner(Protocol):
     """Trains runs, and starts them in order."""
 
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch) -> None:
-        """Train all runs, or raise the error that stopped them."""
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
+        """Train all runs on the tokens of a corpus, or raise the error that stopped them."""
 
 
 def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:
@@ -246,34 +272,29 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
                 "diverged": False,
                 "reason": "",
                 "losses": result.losses,
-                "train_losses": result.train_losses,
                 "seconds": result.seconds,
                 "tokens": result.tokens,
+                "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
                 "skipped_steps": result.skipped_steps,
             }
-        facts = _read_json(run.folder / "run.json") or {}
+        record["train_curve"] = result_file.train_curve(run.folder)
+        record["evaluation_seconds"] = result_file.evaluation_seconds(run.folder)
+        facts = read_json(run.folder / "run.json") or {}
         kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
         record |= {"environment": {key: facts[key] for key in kept if key in facts}}
         return run.finish(record)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value atomically as JSON, with null for numbers that JSON lacks; ConfigError if it cannot be written."""
-    text = json.dumps(plain(value), indent=1, allow_nan=False) + "\n"
-    with explained(ConfigError, f"write {path}", "free some space, or choose another --out"):
-        make_folder(path.parent)
-        replace_text(path, text)
-
-
-def plain(value: Any) -> Any:
-    """Return the value as JSON gives it back, with null for numbers that JSON lacks."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def set_aside(out: Path, folder: Path) -> Path:
+    """Move the directory of a run to `out/superseded`, and return its new place."""
+    aside = _free_name(out / "superseded" / folder.name)
+    make_folder(aside.parent)
+    folder.rename(aside)
+    for parent in (aside.parent, folder.parent):
+        sync(parent)
+    # A process that waits for the lock then notices that the directory was replaced.
+    (aside / _LOCK).unlink(missing_ok=True)
+    return aside
 
 
 def _free_name(path: Path) -> Path:
@@ -286,17 +307,3 @@ def _free_name(path: Path) -> Path:
 def _logged_losses(folder: Path) -> list[tuple[int, float | None]]:
     lines = read_lines(folder / "metrics.jsonl")
     return [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _digest(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON, independent of the order of its keys."""
-    text = json.dumps(plain(value), sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

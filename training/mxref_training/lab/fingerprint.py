@@ -42,7 +42,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     for part, value in new.items():
         before = old.get(part)
         if isinstance(value, dict) and isinstance(before, dict):
-            keys = _differences(before, value)
+            keys = differences(before, value)
             if keys:
                 found.append(f"{part} {', '.join(keys[:3])}{' and more' * (len(keys) > 3)} changed")
         elif value != before:
@@ -50,12 +50,13 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found or ["its fingerprint changed"]
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys in which two tables differ, each with the keys of the tables around it."""
     keys = []
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            keys += _differences(a, b, f"{prefix}{key}.")
+            keys += differences(a, b, f"{prefix}{key}.")
         elif a != b:
             keys.append(prefix + key)
     return keys

@@ -17,6 +17,8 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
+from mxref_training.lab.contrasts import Contrast
+from mxref_training.lab.extension import extended
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ SHIPPED = Path(__file__).parents[1] / "ladders"
 MAX_NAME = 100
 """Characters of an arm's name, which becomes the name of a directory."""
 MAX_PERCENT = 1_000_000
+MAX_SEEDS = 1000
+"""Repetitions of an arm."""
 DNC = "DNC"
 """How a paper's table says that an arm does not converge."""
 
@@ -72,9 +76,15 @@ class Arm:
     stage: str = ""
     """The GEMMs that it treats; the table's rows are grouped by it."""
     recipe: Table = field(default_factory=dict)
+    seeds: int = 1
+    """Repetitions, each at other seeds, where the call asks for no number. The reference needs as many as any other."""
     seed_offset: int = 0
-    """Added to both seeds: a repetition of the reference arm that shows the noise."""
+    """Added to both seeds: a repetition of the reference arm that shows the noise. It runs once."""
     paper: Claim | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= MAX_SEEDS:
+            raise ConfigError(f"arm {self.name!r}: seeds = {self.seeds} is outside 1 .. {MAX_SEEDS}")
 
 
 @dataclass(frozen=True)
@@ -118,19 +128,13 @@ class Ladder:
     recipe: Table = field(default_factory=dict)
     """The base recipe's table."""
     target: Target = Target()
+    contrast: tuple[Contrast, ...] = ()
+    """One family: their p-values are corrected together for the number of them."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
-        for name in names:
-            if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
-                raise ConfigError(
-                    f"arm name {shown(name)} is not made of lower-case letters, digits, '-' and '_' alone, "
-                    f"{MAX_NAME} at most"
-                )
-            if names.count(name) > 1:
-                raise ConfigError(
-                    f"two arms are named {name!r}; names are directories, so give each arm its own"
-                )
+        _check_names("arm", names)
+        _check_names("contrast", [contrast.name for contrast in self.contrast])
         for key in ("reference", "high_precision"):
             name = getattr(self.target, key)
             if name not in names and (name or key == "reference"):
@@ -144,14 +148,41 @@ class Ladder:
                 f"the reference arm {self.reference.name!r} has seed_offset = {self.reference.seed_offset}; "
                 "set it to 0"
             )
+        self._check_contrasts(names)
         base = self.resolve(self.reference)
         for arm in self.arm:
+            if arm.seeds > self.reference.seeds:
+                raise ConfigError(
+                    f"arm {arm.name!r} has seeds = {arm.seeds}, and the reference arm {self.reference.name!r} only "
+                    f"{self.reference.seeds}: each repetition is compared with the reference's, so give it as many"
+                )
+            if arm.seed_offset and arm.seeds > 1:
+                raise ConfigError(
+                    f"arm {arm.name!r} has a seed_offset and so runs once; leave seeds = {arm.seeds} out"
+                )
             if self.resolve(arm) != base and arm.seed_offset:
                 raise ConfigError(
                     f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe than "
                     f"{self.reference.name!r}: arms are compared at equal seeds, so only a repetition of the "
                     "reference may have an offset"
                 )
+
+    def _check_contrasts(self, names: list[str]) -> None:
+        for contrast in self.contrast:
+            for key in ("arm", "against"):
+                name = getattr(contrast, key)
+                if name not in names:
+                    raise ConfigError(
+                        f"contrast {contrast.name!r}: {key} = {shown(name)} is no arm of the ladder"
+                        f"{nearest(name, names)}"
+                    )
+                if self.named(name).seed_offset:
+                    raise ConfigError(
+                        f"contrast {contrast.name!r}: {key} = {name!r} has a seed_offset, and contrasts are taken at "
+                        "equal seeds; name an arm without one"
+                    )
+            if contrast.arm == contrast.against:
+                raise ConfigError(f"contrast {contrast.name!r} holds {contrast.arm!r} against itself")
 
     @property
     def reference(self) -> Arm:
@@ -164,6 +195,12 @@ class Ladder:
             if arm.name == name:
                 return arm
         raise ConfigError(f"no arm is named {shown(name)}{nearest(name, [arm.name for arm in self.arm])}")
+
+    def repetitions(self, arm: Arm, seeds: int | None = None) -> int:
+        """Return how often an arm runs: once with a seed offset, else `seeds`, or the arm's own number if None."""
+        if arm.seed_offset:
+            return 1
+        return arm.seeds if seeds is None else seeds
 
     def resolve(self, arm: Arm) -> Recipe:
         """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
@@ -188,6 +225,19 @@ class Ladder:
         return tuple(arm for arm in self.arm if arm.name in wanted)
 
 
+def _check_names(kind: str, names: list[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+            raise ConfigError(
+                f"{kind} name {shown(name)} is not made of lower-case letters, digits, '-' and '_' alone, "
+                f"{MAX_NAME} at most"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two {kind}s are named {name!r}; results are kept by name, so give each {kind} its own"
+            )
+
+
 def shipped() -> list[str]:
     """Return the names of the ladders that come with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
@@ -201,13 +251,21 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
         RecipeError: an unknown key (the nearest is named) or a wrong value, in the file or in an arm's recipe.
         ConfigError: arms that cannot be compared, or a target that names no arm.
     """
+    path = _file(path_or_name)
+    table = read_toml(path)
+    if "extends" in table:
+        table = extended(table, read_toml(_file(str(table["extends"]), path.parent)), path.name)
+    return build(Ladder, table, path.name)
+
+
+def _file(path_or_name: str | Path, folder: Path = Path()) -> Path:
+    """Return the file of a ladder: a shipped one by its name, or a path from a folder."""
     name = str(path_or_name)
     if name in shipped():
-        path = SHIPPED / f"{name}.toml"
-    else:
-        path = Path(name)
-        if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
-            raise FileFormatError(
-                f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
-            )
-    return build(Ladder, read_toml(path), path.name)
+        return SHIPPED / f"{name}.toml"
+    path = folder / name
+    if not path.suffix and not os.path.exists(path):  # `Path.exists` raises on a path that is too long
+        raise FileFormatError(
+            f"no ladder is named {shown(name)}{nearest(name, shipped())}; or give a path to a .toml file"
+        )
+    return path

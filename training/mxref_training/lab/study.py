@@ -16,9 +16,11 @@ from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun, Record, Runner, Trainer, Watch, plain, train_arm, write_json
+from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
+from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import code_digest, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble, summary
 
 if TYPE_CHECKING:
@@ -35,10 +37,12 @@ def run_ladder(
     backend: Backend,
     trainer: Trainer,
     corpus: Callable[[], Any],
-    seeds: int = 1,
+    seeds: int | None = 1,
     arms: list[str] | None = None,
+    keep_checkpoints: Sequence[str] | None = None,
     progress: Any = None,
     runner: Runner | None = None,
+    costs: Costs | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -51,10 +55,12 @@ def run_ladder(
         trainer: the training loop.
         corpus: makes the tokens that all arms share; it is called once, after all checks. `hashes` identifies the
             tokens.
-        seeds: repetitions of every arm, each pair at equal seeds.
+        seeds: repetitions of every arm, each pair at equal seeds; None: as many as each arm asks for.
         arms: names of the arms to run; default all. The reference is always among them.
+        keep_checkpoints: names of the arms whose checkpoints stay when they are finished; default all.
         progress: handed to the trainer.
         runner: trains the runs; by default `trainer` trains them one after another in this process.
+        costs: learns how long the finished runs took.
         say: prints one line.
 
     Raises:
@@ -62,13 +68,16 @@ def run_ladder(
         UnsupportedError: the backend does not declare what an arm asks for.
         Interrupted: the trainer or the runner was interrupted; the next call continues there.
     """
+    most = max(ladder.repetitions(arm, seeds) for arm in ladder.select(arms))
     selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
-    _check(ladder, ladder.select(arms), config, backend, seeds)
+    _check(ladder, ladder.select(arms), config, backend, seeds, keep_checkpoints or ())
     code, tokens = code_digest(), corpus()
 
     def resolved(arm: Arm, seed: int) -> ArmRun:
         run, recipe = seeded(config, arm, seed), ladder.resolve(arm)
-        return ArmRun(out, arm, seed, run, recipe, fingerprint(run, recipe, backend, tokens, code))
+        key = fingerprint(run, recipe, backend, tokens, code)
+        kept = keep_checkpoints is None or arm.name in keep_checkpoints
+        return ArmRun(out, arm, seed, run, recipe, key, str(tokens.report), kept)
 
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
     runs = [resolved(arm, seed) for arm, seed in planned(ladder, seeds)]
@@ -78,7 +87,7 @@ def run_ladder(
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
         for run in runs:
             by_arm[run.arm.name] += [records[run.name]] if run.name in records else []
-        table = assemble(ladder, config, by_arm, seeds=seeds, corpus=tokens, backend=backend.name)
+        table = assemble(ladder, config, by_arm, seeds=most, corpus=tokens, backend=backend.name)
         written: dict[str, Any] = plain(table)
         # Without a run of the reference there is nothing to compare with, so no results are written.
         if by_arm[ladder.reference.name]:
@@ -86,18 +95,26 @@ def run_ladder(
         return written
 
     tally = _Tally(runs, wanted, results, say)
-    (runner or _one_by_one(trainer, backend, tokens, progress))(tally.unfinished(), tally)
+    if costs:
+        costs.learn_records((run, tally.records[run.name]) for run in runs if run.name in tally.records)
+    (runner or _one_by_one(trainer, backend, progress))(tally.unfinished(), tally, tokens)
     return results(tally.records)
 
 
-def planned(ladder: Ladder, seeds: int, arms: list[str] | None = None) -> list[tuple[Arm, int]]:
+def planned(ladder: Ladder, seeds: int | None, arms: list[str] | None = None) -> list[tuple[Arm, int]]:
     """Return the runs of a ladder in order, each as its arm and the number of its repetition.
 
-    An arm with a seed offset is itself a repetition, and runs once. `arms` are names, to which the reference is added;
-    default all.
+    All arms run at the first seeds before any runs at the next ones, so that pairs are complete early. The reference
+    is the first arm of each. An arm with a seed offset is itself a repetition, and runs once.
+
+    Args:
+        ladder: the arms.
+        seeds: repetitions of every arm; None: as many as each arm asks for.
+        arms: names, to which the reference is added; default all.
     """
-    selected = ladder.select(arms)
-    return [(arm, seed) for seed in range(seeds) for arm in selected if not (seed and arm.seed_offset)]
+    selected = sorted(ladder.select(arms), key=lambda arm: arm is not ladder.reference)
+    times = {arm.name: ladder.repetitions(arm, seeds) for arm in selected}
+    return [(arm, seed) for seed in range(max(times.values())) for arm in selected if seed < times[arm.name]]
 
 
 def load_results(folder: Path) -> dict[str, Any]:
@@ -128,9 +145,18 @@ def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
     return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))
 
 
-def _check(ladder: Ladder, arms: Sequence[Arm], config: TrainConfig, backend: Backend, seeds: int) -> None:
-    if seeds < 1:
+def _check(
+    ladder: Ladder,
+    arms: Sequence[Arm],
+    config: TrainConfig,
+    backend: Backend,
+    seeds: int | None,
+    keep_checkpoints: Sequence[str],
+) -> None:
+    if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds = {seeds} is below 1")
+    for name in keep_checkpoints:
+        ladder.named(name)
     run = config.run
     last_first = ladder.target.fraction * run.steps
     if ladder.target.loss is None and run.eval_every > last_first:
@@ -146,8 +172,8 @@ def _check(ladder: Ladder, arms: Sequence[Arm], config: TrainConfig, backend: Ba
             raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err
 
 
-def _one_by_one(trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Runner:
-    def train(runs: Sequence[ArmRun], watch: Watch) -> None:
+def _one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
+    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
         for run in runs:
             watch.begin(run)
             watch.done(run, train_arm(run, trainer, backend, corpus, progress))
@@ -174,6 +200,7 @@ class _Tally:
         for run in self._wanted:
             if run.name in self.records:
                 self.begin(run)
+                run.drop_checkpoints()
         return [run for run in self._wanted if run.name not in self.records]
 
     def begin(self, run: ArmRun) -> None:

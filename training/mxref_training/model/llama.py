@@ -144,12 +144,16 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.rotary_emb = RotaryTable(config)
 
-    def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the normalised residual stream, float32 [B, T, D], from tokens int64 [B, T]."""
+    def residual(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the residual stream after the last layer, float32 [B, T, D], from tokens int64 [B, T]."""
         x: Tensor = self.embed_tokens(tokens).float()
         for layer in self.layers:
             x = layer(x, self.rotary_emb, dtype)
-        y: Tensor = self.norm(x)
+        return x
+
+    def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the normalised residual stream, float32 [B, T, D], from tokens int64 [B, T]."""
+        y: Tensor = self.norm(self.residual(tokens, dtype))
         return y
 
 

@@ -1,4 +1,4 @@
-"""Where a run computes, and that it computes the same each time."""
+"""Where a run computes: its device, memory and generators."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def memory_limit(device: torch.device) -> int:
 
 
 @contextmanager
-def memory_errors() -> Iterator[None]:
+def memory_errors(
+    way_out: str = "lower run.micro_batch, or take a smaller model; --dry-run shows what is needed",
+) -> Iterator[None]:
     """Have an allocation that fails in the block end in ConfigError that says what to lower."""
     try:
         yield
@@ -82,35 +84,12 @@ def memory_errors() -> Iterator[None]:
         if not isinstance(err, known) and "DefaultCPUAllocator" not in str(err):
             raise
         said = str(err).partition("\n")[0] or "no more memory"
-        raise ConfigError(
-            f"out of memory ({said}): lower run.micro_batch, or take a smaller model; --dry-run shows what is needed"
-        ) from err
+        raise ConfigError(f"out of memory ({said}): {way_out}") from err
 
 
 def device_name(device: torch.device) -> str:
     """Return what a device is, as its maker calls it; the CPU is named elsewhere."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-@contextmanager
-def deterministic(device: torch.device, threads: int) -> Iterator[None]:
-    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    if device.type == "cuda":
-        # cuBLAS reads it when it makes a handle; without it PyTorch refuses to call cuBLAS deterministically.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    # Else every new tensor is filled with NaN first: one more kernel, and one more pass over memory, for each of them.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_num_threads(before[1])
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:

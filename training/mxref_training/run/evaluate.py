@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mxref_torch import StepContext
+
+
+LossSum = Callable[[Tensor, Tensor], Tensor]
+"""Returns the sum of the losses of inputs and targets, both int64 [B, T]."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ def evaluate(
     seq_len: int,
     batch: int,
     limit: int,
+    loss_sum: LossSum | None = None,
 ) -> Evaluation:
     """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
 
@@ -82,17 +87,24 @@ def evaluate(
         seq_len: tokens per window.
         batch: windows per forward pass.
         limit: tokens to predict at most.
+        loss_sum: returns the sum of the losses of inputs and targets, as compiled code computes it; None: of the
+            model's logits.
     """
-    total, count = 0.0, 0
+    total, count, summed = 0.0, 0, loss_of(model, loss_sum)
     device = next(model.parameters()).device
     with undisturbed(model, context):
         context.global_tokens = limit // seq_len * seq_len
         for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
             context.token_origin = count
-            logits = model(torch.from_numpy(inputs).to(device))
-            total += cross_entropy(logits, torch.from_numpy(targets).to(device), reduction="sum").item()
+            tokens_in, wanted = (torch.from_numpy(side).to(device) for side in (inputs, targets))
+            total += summed(tokens_in, wanted).item()
             count += targets.size
     return Evaluation(total / count, count)
+
+
+def loss_of(model: nn.Module, loss_sum: LossSum | None) -> LossSum:
+    """Return a sum of losses, by default that of the model's logits."""
+    return loss_sum or (lambda inputs, targets: cross_entropy(model(inputs), targets, reduction="sum"))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

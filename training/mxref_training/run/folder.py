@@ -37,6 +37,8 @@ _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "tensorboard", "profile",
     "shadow.npz", "checkpoints", "run.json",
 )  # fmt: skip
+LOG = "log.txt"
+"""Tracebacks of a run, and in a ladder what it prints. It may be there before `run.json`."""
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
@@ -54,8 +56,9 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
     }
     if run.compile is not Compile.NONE:
         kept["compile"] = run.compile
-    if run.capture:
-        kept["capture"] = True
+    for name in ("capture", "deterministic"):
+        if getattr(run, name):
+            kept[name] = True
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
         kept["steps"] = run.steps  # it sets where the cosine ends
     table = {
@@ -94,6 +97,11 @@ class RunFolder:
     def telemetry(self) -> Path:
         """What quantization did to the operands, by step, layer and GEMM."""
         return self.path / "telemetry.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """Tracebacks."""
+        return self.path / LOG
 
     @property
     def store(self) -> CheckpointStore:
@@ -264,7 +272,7 @@ class RunFolder:
             (self.path / _DELETED).unlink()
             return
         self.store.clear()
-        for name in _OWN:
+        for name in (*_OWN, LOG):
             path = self.path / name
             if name != "checkpoints":
                 remove(path)

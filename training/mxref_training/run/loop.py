@@ -20,11 +20,8 @@ from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
-from mxref_training.run.device import (
-    deterministic,
-    device_name,
-    memory_errors,
-)
+from mxref_training.run.captured_evaluation import CapturedEvaluation
+from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.estimate import preflight
 from mxref_training.run.evaluate import (
     Evaluation,
@@ -33,9 +30,11 @@ from mxref_training.run.evaluate import (
     first_nonfinite_gradient,
     first_nonfinite_output,
 )
+from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
 from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
 from mxref_training.run.interrupt import Interrupted, StopRequest
+from mxref_training.run.loss import compiled_loss
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import (
@@ -47,8 +46,9 @@ from mxref_training.run.optim import (
 )
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.progress import ProgressSink, default_progress, reporting
+from mxref_training.run.repeatable import deterministic, fixed_choices
 from mxref_training.run.state import RunState
-from mxref_training.run.stepping import Batch, CapturedTraining, Taken, compile_parts
+from mxref_training.run.stepping import Batch, CapturedTraining, Taken
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
@@ -88,6 +88,7 @@ def train(
         CheckpointError: the run in `out` is another one, is damaged or not finite, or cannot be written.
         DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
             `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
+        RunError: an exception that is none of mxref's, as of a backend; its traceback is in the run's `log.txt`.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
     """
     observe.require(config)
@@ -97,10 +98,12 @@ def train(
     corpus.tokenizer.check_vocab(config.model.vocab)
     folder = RunFolder(Path(out), config.run.keep)
     with (
-        memory_errors(),
         deterministic(device, config.run.threads),
+        fixed_choices(config, backend, device),
         reporting(progress or default_progress()) as sink,
         folder.alone(),
+        Failures(folder, backend, config.run.steps).explained() as failures,
+        memory_errors(),
     ):
         wanted = identity(config, recipe, backend, corpus)
         if not resume:
@@ -127,6 +130,7 @@ def train(
         elif stop_after is None or step < stop_after:
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
             run.begin(step)
+            failures.run = run
             if record is None:
                 facts = {
                     "label": label,
@@ -174,10 +178,18 @@ class _Run:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
-        compile_parts(self.model, run.compile)
+        self.compiled = compiled_loss(self.model, run.compile)
         self.captured: CapturedTraining | None = None
         if run.capture:
-            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config)
+            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
+        self.evaluated: dict[str, Any] = {
+            "seq_len": run.seq_len, "batch": run.sequences, "limit": run.eval_tokens,
+            "loss_sum": self.compiled and self.compiled.total,
+        }  # fmt: skip
+        self.captured_evaluation: CapturedEvaluation | None = None
+        if run.capture and device.type == "cuda":
+            watched = self.model, self.context, corpus.val.ids
+            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated)
         self.step = self.skipped_in_a_row = 0
         self.checked = False
 
@@ -328,7 +340,10 @@ class _Run:
         total = 0.0
         for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
             self.context.token_origin = number * run.sequences * run.seq_len
-            loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
+            if self.compiled is None:
+                loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
+            else:
+                loss = self.compiled(inputs, targets) / run.micro_batches
             total += loss.item()
             if not math.isfinite(total):
                 where = first_nonfinite_output(self.model, self.context, inputs)
@@ -359,7 +374,7 @@ class _Run:
 
     def _validate(self) -> None:
         began = time.perf_counter()
-        found = self._evaluation()
+        found = self._evaluation() if self.captured_evaluation is None else self.captured_evaluation()
         widened = self.backend.range_exceeded()
         if widened:
             mxref_torch.restart(self.model)
@@ -381,15 +396,7 @@ class _Run:
         self._require_finite()
 
     def _evaluation(self) -> Evaluation:
-        run = self.config.run
-        return evaluate(
-            self.model,
-            self.context,
-            self.corpus.val.ids,
-            seq_len=run.seq_len,
-            batch=run.sequences,
-            limit=run.eval_tokens,
-        )
+        return evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
 
     def _require_finite(self) -> None:
         require_finite(self.state.tensors(), self.step, self.config, self.folder.store)

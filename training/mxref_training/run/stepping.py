@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from mxref_torch import StepContext
 from mxref_torch.captured import CapturedStep, StepOutcome
-from mxref_training.config import Compile, TrainConfig
+from mxref_training.config import TrainConfig
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy
+from mxref_training.run.loss import CompiledLoss
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Tokens and their targets."""
@@ -36,15 +37,6 @@ class Taken:
     """Whether it was done over, because an operand left the range of the backend's fast GEMM."""
 
 
-def compile_parts(model: Llama, how: Compile) -> None:
-    """Have `torch.compile` compile the decoder layers, or the whole model, when they first run."""
-    if how is Compile.BLOCK:
-        for layer in model.model.layers:
-            layer.compile(fullgraph=True)
-    elif how is Compile.MODEL:
-        model.compile(fullgraph=True)
-
-
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(model(inputs), targets)
 
@@ -53,12 +45,21 @@ class CapturedTraining:
     """Steps whose outcome is known when the next has been started: on a GPU one CUDA graph, on a CPU without it."""
 
     def __init__(
-        self, model: Llama, context: StepContext, optimizer: torch.optim.Optimizer, config: TrainConfig
+        self,
+        model: Llama,
+        context: StepContext,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        loss: CompiledLoss | None,
     ) -> None:
-        """Prepare to take steps; errors as of `mxref_torch.captured.CapturedStep`."""
+        """Prepare to take steps, with the loss as it is compiled if it is.
+
+        Raises:
+            MxrefError: as of `mxref_torch.captured.CapturedStep`.
+        """
         run = config.run
         self._take = CapturedStep(
-            model, context, _loss, optimizer,
+            model, context, _loss if loss is None else lambda _, *batch: loss(*batch), optimizer,
             tokens=run.step_tokens, micro_batches=run.micro_batches, clip=config.optim.clip,
         )  # fmt: skip
         self._model = model

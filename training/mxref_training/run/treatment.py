@@ -62,7 +62,8 @@ def _treatment(recipe: Recipe, role: GemmRole) -> str:
         parts += _of_both(role, tuple(_shown(getattr(spec, key)) for spec in (first, second)), default)
     parts += sorted({f"× {Fraction(_element(spec).prescale)}" for spec in (first, second) if spec.prescale})
     if first.hadamard:
-        signs = {"none": "", "fixed": ", fixed signs", "per_step": ", signs per step"}
+        given = f", signs {first.sign_vector}" if first.sign_vector else ""
+        signs = {"none": given, "fixed": ", fixed signs", "per_step": ", signs per step"}
         parts.append(f"H{first.hadamard}" + signs.get(first.signs.value, ", signs per step and layer"))
     return ", ".join(parts)
 

@@ -19,7 +19,7 @@ from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
 from mxref_triton.products import bounded
 from mxref_triton.products import fold as folding
-from mxref_triton.products.fold import HIGHEST_TOP, LOWEST_TOP, fold
+from mxref_triton.products.fold import HIGHEST_TOP, LOWEST_TOP, LOWEST_WIDE_TOP, WIDEST, fold
 from mxref_triton.products.ordered import ordered
 
 VALUES = np.array([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.filterwarnings(
 OUTS = ("float32", "bfloat16")
 
 
-def as_folded(q: MXArray, tops: np.ndarray) -> np.ndarray:
-    """The values that folding wants, float64: elements in the folded order, over 2^(top - 133) of their row."""
+def as_folded(q: MXArray, tops: np.ndarray, lift: int = 6) -> np.ndarray:
+    """The values that folding wants, float64: elements in the folded order, over 2^(top - 127 - lift) of their row."""
     codes = unpack(q.codes, E2M1)
     values = VALUES[codes] * np.exp2(np.repeat(q.scales.astype(np.float64), 32, axis=1) - 127)
-    values = values / np.exp2(tops.astype(np.float64) - 133)[:, None]
+    values = values / np.exp2(tops.astype(np.float64) - 127 - lift)[:, None]
     return values.reshape(*codes.shape[:-1], -1, 32)[..., ORDER].reshape(codes.shape)
 
 
@@ -61,7 +61,31 @@ def check_fold(q: MXArray) -> np.ndarray:
     count = int(f.misfits[0])
     assert sorted(f.misfits[1 : 1 + count].tolist()) == np.flatnonzero(~exact).tolist()
     check_fold_by_block(q, f)
+    check_fold_wide(q)
     return exact
+
+
+def check_fold_wide(q: MXArray) -> None:
+    """Hold an operand folded wide to ml_dtypes' E5M2, and what it lists to what does not fit."""
+    f = fold(on(DEVICE, q), wide=True)
+    scales = np.repeat(q.scales.astype(int), 32, axis=1)
+    live = ((unpack(q.codes, E2M1) & 7) != 0) & (scales != 255)
+    tops = np.where(live, scales, -1).max(axis=1, initial=-1)
+    above, spoiled = tops > HIGHEST_TOP, (q.scales == 255).any(axis=1)
+    tops = np.where(tops < 0, 127, np.clip(tops, LOWEST_WIDE_TOP, HIGHEST_TOP))
+    scale = np.where(above | spoiled, np.nan, np.exp2(tops - 140.0))
+    np.testing.assert_array_equal(f.scale.numpy()[:, 0].astype(np.float64), scale)
+    gap = tops[:, None] - scales
+    fits = ~live | ((gap >= 0) & (gap <= WIDEST))
+    count = int(f.misfits[0])
+    assert sorted(f.misfits[1 : 1 + count].tolist()) == np.flatnonzero(~fits.all(axis=1)).tolist()
+    order = fits.reshape(*q.scales.shape, 32)[..., ORDER].reshape(fits.shape)
+    want = as_folded(q, tops, 13)
+    rounded = want.astype(np.float32).astype(ml_dtypes.float8_e5m2)
+    checked = order & (scales != 255) & ~above[:, None]
+    assert (rounded.astype(np.float64) == want)[checked].all()
+    assert f.values.dtype is torch.float8_e5m2
+    assert (f.values.view(torch.uint8).numpy() == rounded.view(np.uint8))[checked].all()
 
 
 def check_fold_by_block(q: MXArray, f: folding.Folded) -> None:

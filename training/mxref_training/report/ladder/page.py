@@ -237,6 +237,7 @@ def provenance(results: Results) -> list[tuple[str, str]]:
             f"{results['tokens']:,} ({run['steps']} steps of {run['batch']} × {run['seq_len']})",
         ),
         ("Data", results["data"]["report"]),
+        *([("Deterministic", "no kernel was chosen by its time")] if run.get("deterministic") else []),
         *((f"SHA-256, {side}", sha) for side, sha in results["data"]["hashes"].items()),
         ("Training time, all arms", f"{sum(arm['seconds'] for arm in results['arms']):,.0f} s"),
     ]

@@ -1,0 +1,234 @@
+"""Results of several folders brought together: which are taken, which are refused, and what goes on from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import mxref
+from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
+from mxref.cli import main
+from mxref.errors import FileFormatError
+from mxref_training.errors import ConfigError
+from mxref_training.lab import result_file
+from mxref_training.lab.collect import Found, _once, collect
+from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.study import load_results, run_ladder
+
+
+def run(out: Path, lad: Ladder | None = None, **options: Any) -> tuple[dict[str, Any], FakeTrainer]:
+    trainer = options.pop("trainer", FakeTrainer({"H16": 0.1}))
+    given = {"config": tiny(), "corpus": FakeCorpus, "backend": mxref.get_backend("reference"), **options}
+    return run_ladder(lad or ladder(), out=out, trainer=trainer, say=lambda line: None, **given), trainer
+
+
+def bring(out: Path, *folders: Path, lad: Ladder | None = None) -> tuple[dict[str, Any] | None, list[str]]:
+    said: list[str] = []
+    return collect(lad or ladder(), folders, out, said.append), said
+
+
+def reseal(path: Path, change: Any) -> None:
+    """Change a result file as another machine might have written it."""
+    content = json.loads(path.read_text())
+    content.pop("sha256")
+    change(content)
+    path.write_text(json.dumps(content | {"sha256": result_file.digest(content)}))
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders that share the reference, and have one arm each."""
+    run(tmp_path / "a", arms=["h16"], seeds=2)
+    run(tmp_path / "b", arms=["bad", "fp8-seed2"], seeds=2)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def only_results(folder: Path, target: Path) -> Path:
+    """What comes back from a machine: the small files alone."""
+    for path in folder.rglob("result.json"):
+        place = target / path.relative_to(folder)
+        place.parent.mkdir(parents=True)
+        shutil.copy(path, place)
+    return target
+
+
+def test_collected_results_are_those_of_one_ladder(tmp_path: Path, halves: tuple[Path, Path]) -> None:
+    whole, _ = run(tmp_path / "whole", seeds=2)
+    small = [only_results(half, tmp_path / "back" / half.name) for half in halves]
+    results, said = bring(tmp_path / "all", *small)
+    assert results == whole
+    assert load_results(tmp_path / "all") == whole
+    assert said == [
+        "2 results are there more than once, with equal bits",
+        f"7 runs in {tmp_path / 'all'}, trained on unknown",
+    ]
+
+
+def test_the_queue_goes_on_from_collected_results(tmp_path: Path, halves: tuple[Path, Path]) -> None:
+    bring(tmp_path / "all", halves[0])
+    results, trainer = run(tmp_path / "all", seeds=2)
+    assert trainer.calls == [("FP8 again", 7), ("bad", 0), ("bad", 1)]
+    assert results["unfinished"] == []
+    bring(tmp_path / "all", halves[1])
+    _, trainer = run(tmp_path / "all", seeds=2)
+    assert trainer.calls == []
+
+
+def test_a_collected_result_of_fewer_steps_starts_anew(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    bring(tmp_path / "all", tmp_path / "a")
+    said: list[str] = []
+    run_ladder(
+        ladder(), tiny("run.steps=200"), tmp_path / "all", backend=mxref.get_backend("reference"),
+        trainer=FakeTrainer(), corpus=FakeCorpus, say=said.append,
+    )  # fmt: skip
+    assert said[0] == "[1/4] fp8: starts anew, for 200 steps: the run of 100 steps has no checkpoint here"
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"config": tiny("optim.lr=1e-4")}, "optim.lr"),
+        ({"config": tiny("run.steps=90")}, "run.steps"),
+        ({"corpus": lambda: FakeCorpus({"train": "zz", "val": "bb", "tokenizer": "cc"})}, "data.train"),
+        ({"backend": mxref.get_backend("numba")}, "backend.code, backend.name"),
+    ],
+)
+def test_results_of_other_conditions_are_refused(
+    tmp_path: Path, options: dict[str, Any], difference: str
+) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "b", **options)
+    with pytest.raises(
+        ConfigError, match=rf"4 of 8 results are not of the ladder of .*/a/.*/b/.* by {difference}"
+    ):
+        bring(tmp_path / "all", tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "all").exists()
+
+
+def test_results_of_other_code_are_refused_and_those_of_old_code_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "a")
+    monkeypatch.setattr("mxref_training.lab.study.code_digest", lambda: "0" * 12)
+    run(tmp_path / "b")
+    with pytest.raises(ConfigError, match="by code"):
+        bring(tmp_path / "all", tmp_path / "a", tmp_path / "b")
+    _, said = bring(tmp_path / "old", tmp_path / "b")
+    assert "they were trained by other code than this: 'mxref ablate' would train them again" in said
+
+
+def test_arms_of_another_recipe_or_name_and_other_seeds_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    arms = table()["arm"]
+    arms[2]["recipe"]["all"]["hadamard"] = 32
+    with pytest.raises(
+        ConfigError, match=r"h16/result.json: arm h16 has another recipe .*dgrad.dy.hadamard.*more"
+    ):
+        bring(tmp_path / "all", tmp_path / "a", lad=ladder(arm=arms))
+    with pytest.raises(ConfigError, match=r"bad/result.json: no arm is named 'bad'"):
+        bring(tmp_path / "all", tmp_path / "a", lad=ladder(arm=arms[:2]))
+    run(tmp_path / "b", config=tiny("run.seed=5"))
+    with pytest.raises(ConfigError, match=r"first seeds .* are \(0, None\), and .* with \(5, None\)"):
+        bring(tmp_path / "all", tmp_path / "a", tmp_path / "b")
+
+
+def test_other_bits_of_one_run_are_an_error_that_shows_where_the_curves_part(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "b")
+
+    def flip(content: dict[str, Any]) -> None:
+        content["record"]["losses"][3][1] += 2**-40
+
+    reseal(tmp_path / "b" / "arms" / "h16" / "result.json", flip)
+    said = r"h16 has other bits in .*/b/.* than in .*/a/.*: the validation losses part at step 40: 4\.\d+ and"
+    with pytest.raises(ConfigError, match=said):
+        bring(tmp_path / "all", tmp_path / "a", tmp_path / "b")
+
+
+def test_other_bits_of_a_run_that_is_not_deterministic_are_announced(tmp_path: Path) -> None:
+    def found(folder: str, last: float) -> Found:
+        record = {"losses": [[1, 5.0], [2, last]], "train_curve": [], "environment": {}}
+        config = {"run": {"deterministic": False}}
+        return Found(Path(folder), {"name": "h16", "metrics": folder, "config": config, "record": record})
+
+    said: list[str] = []
+    kept = _once([found("a", 4.0), found("b", 4.5)], said.append)
+    assert kept["h16"].path == Path("a")
+    assert said == [
+        "h16: b has other bits than a, which is kept: the validation losses part at step 2: 4.0 and 4.5"
+    ]
+
+
+def test_damaged_results_and_empty_folders_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"empty holds no result\.json: name the --out"):
+        bring(tmp_path / "all", tmp_path / "a", tmp_path / "empty")
+    path = tmp_path / "a" / "arms" / "bad" / "result.json"
+    path.write_text(path.read_text().replace("3.9", "3.8", 1))
+    with pytest.raises(FileFormatError, match=r"bad/result\.json is damaged, was edited"):
+        bring(tmp_path / "all", tmp_path / "a")
+
+
+def test_an_unfinished_run_makes_room_and_finished_ones_stay(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "all", arms=["bad"])
+    for name in ("h16", "bad"):
+        folder = tmp_path / "all" / "arms" / name
+        folder.mkdir(exist_ok=True)
+        (folder / "run.json").write_text("{}")
+    _, said = bring(tmp_path / "all", tmp_path / "a")
+    assert f"h16: the unfinished run moves to {tmp_path / 'all' / 'superseded' / 'h16-1'}" in said
+    assert (tmp_path / "all" / "arms" / "bad" / "run.json").exists()
+
+
+def test_without_the_reference_results_are_kept_and_not_compared(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "arms" / "fp8")
+    results, said = bring(tmp_path / "all", tmp_path / "a")
+    assert results is None
+    assert said[-1] == "no run of fp8, the reference, so there is nothing to compare with"
+    assert (tmp_path / "all" / "arms" / "h16" / "result.json").exists()
+
+
+def test_a_result_stands_alone(tmp_path: Path) -> None:
+    run(tmp_path)
+    content = result_file.read(tmp_path / "arms" / "h16" / "result.json")
+    assert content is not None
+    assert content["recipe"] == ladder().resolve(ladder().arm[2]).digest
+    assert content["key"]["recipe"]["dgrad"]["dy"]["hadamard"] == 16
+    assert content["key"]["data"] == FakeCorpus().hashes
+    assert content["config"]["run"]["steps"] == 100
+    assert len(content["record"]["losses"]) == 10
+    assert content["corpus"] == "synthetic curves"
+
+
+def test_a_training_curve_is_thinned_to_means(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": float(step), "lr": 1e-3} for step in range(1, 401)]
+    lines[1]["loss"] = None  # skipped
+    lines.insert(3, {"step": 3, "val_loss": 9.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = result_file.train_curve(tmp_path)
+    assert len(curve) == 200
+    assert curve[:3] == [[3, 2.0], [5, 4.5], [7, 6.5]]
+    assert curve[-1] == [400, 400.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["paper", "runs/a"], "runs/a: folders are named with --collect"),
+        (["paper", "--collect", "--out", "x"], "--collect needs folders, and --out"),
+        (["paper", "--collect", "runs/a"], "--collect needs folders, and --out"),
+    ],
+)
+def test_collecting_needs_folders_and_out(arguments: list[str], said: str) -> None:
+    found = CliRunner().invoke(main, ["ablate", *arguments])
+    assert found.exit_code == 2
+    assert said in " ".join(found.stderr.split())

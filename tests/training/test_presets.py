@@ -1,0 +1,29 @@
+"""The presets for comparing recipes are as long, as often evaluated and as friendly to blocks as their pages say."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mxref_training.config import Compile, Schedule, load_config
+from mxref_training.model.llama import parameter_count
+
+
+@pytest.mark.parametrize(("name", "parameters", "tokens"), [("lab_20m", 21.5, 60.3), ("lab_50m", 46.9, 65.5)])
+def test_laboratory_presets(name: str, parameters: float, tokens: float) -> None:
+    config = load_config(name)
+    model, run, optim = config.model, config.run, config.optim
+    assert round(parameter_count(model) / 1e6, 1) == parameters
+    assert round(run.steps * run.step_tokens / 1e6, 1) == tokens
+    assert run.step_tokens == 16384
+    # A last batch that is shorter would be compiled for itself.
+    assert run.eval_tokens % run.step_tokens == 0
+    assert 30 <= run.steps / run.eval_every <= 40
+    assert optim.schedule is Schedule.CONSTANT
+    assert run.capture
+    assert run.compile is Compile.BLOCK
+    lengths = {model.width, model.kv_heads * model.head_dim, model.ffn, run.step_tokens}
+    assert all(length % 64 == 0 for length in lengths), "whole groups of every Hadamard size that recipes use"
+    # On a Hopper, shorter products are not multiplied in FP8 (`mxref_triton.products.bounded.SHORTEST_FP8`).
+    assert min(lengths) >= 512

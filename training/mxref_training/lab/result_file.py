@@ -1,0 +1,108 @@
+"""`result.json`: the result of one run in one file, which needs no other file to be compared, checked or reported.
+
+It holds the fingerprint with the resolved recipe, the configuration, the hashes of the tokens, the validation curve, a
+thinned training curve, times, device and versions. Its own SHA-256 reveals damage and edits by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mxref_training.durable import explained, make_folder, replace_text
+from mxref_training.errors import ConfigError
+from mxref_training.run.metrics_log import file_sha256, read_lines
+
+NAME = "result.json"
+FORMAT = "mxref-result/1"
+TRAIN_POINTS = 200
+"""Points of a training curve, at most; each is the mean over the steps since the point before."""
+
+Record = dict[str, Any]
+Table = dict[str, Any]
+
+
+def sealed(facts: Mapping[str, Any], folder: Path, record: Record) -> Table:
+    """Return the content of a result file.
+
+    Args:
+        facts: what identifies the run: its fingerprint as `key`, configuration, recipe digest and label.
+        folder: directory of the run, whose log the record was read from.
+        record: the result.
+    """
+    table = plain(
+        {"format": FORMAT, **facts, "metrics": metrics_digest(folder), "record": record},
+    )
+    return {**table, "sha256": digest(table)}
+
+
+def read(path: Path) -> Table | None:
+    """Return the content of a result file; None if there is none, it is damaged, edited, or of another format."""
+    table = read_json(path)
+    if table is None or table.get("format") != FORMAT or not isinstance(table.get("record"), dict):
+        return None
+    seal = table.get("sha256")
+    return table if seal == digest({k: v for k, v in table.items() if k != "sha256"}) else None
+
+
+def metrics_digest(folder: Path) -> str:
+    """Return the SHA-256 of a run's log of losses; empty if there is none."""
+    metrics = folder / "metrics.jsonl"
+    return file_sha256(metrics) if metrics.exists() else ""
+
+
+def train_curve(folder: Path) -> list[list[float]]:
+    """Return step and mean training loss at `TRAIN_POINTS` points at most; skipped steps do not count."""
+    lines = read_lines(folder / "metrics.jsonl")
+    found = [(x["step"], x["loss"]) for x in lines if "lr" in x and x.get("loss") is not None]
+    width = max(1, math.ceil(len(found) / TRAIN_POINTS))
+    parts = (found[i : i + width] for i in range(0, len(found), width))
+    return [[part[-1][0], fmean(loss for _, loss in part)] for part in parts]
+
+
+def evaluation_seconds(folder: Path) -> float:
+    """Return the time that a run spent in evaluations."""
+    return sum(_numbers(read_lines(folder / "timing.jsonl"), "eval_seconds"))
+
+
+def _numbers(lines: Iterable[Mapping[str, Any]], key: str) -> Iterable[float]:
+    return (line[key] for line in lines if key in line)
+
+
+def read_json(path: Path) -> Table | None:
+    """Return the table in a JSON file; None if there is none, or it cannot be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value atomically as JSON, with null for numbers that JSON lacks; ConfigError if it cannot be written."""
+    text = json.dumps(plain(value), indent=1, allow_nan=False) + "\n"
+    with explained(ConfigError, f"write {path}", "free some space, or choose another --out"):
+        make_folder(path.parent)
+        replace_text(path, text)
+
+
+def plain(value: Any) -> Any:
+    """Return the value as JSON gives it back, with null for numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON, independent of the order of its keys."""
+    text = json.dumps(plain(value), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
