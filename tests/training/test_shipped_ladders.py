@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from recipe_cells import differences
 
-from mxref import load_recipe
+from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from mxref import get_backend, load_recipe
 from mxref.recipe import Fp8Scaling, GemmProfile
 from mxref.recipe_files import shipped_recipes
 from mxref.recipe_plan import RecipePlan
 from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import load_ladder, shipped
+from mxref_training.lab.study import run_ladder
 
 BF16, FP8, M = "bf16", "fp8", "mxfp4 even zero127"
 SR, H, STEP = f"{M} sr", f"{M} h16", f"{M} h16 step"
@@ -133,6 +140,28 @@ def test_the_last_block_of_one_arm_stays_in_bf16() -> None:
     found = ladder.resolve(ladder.named("all-last-bf16")).by_layer([*names, "lm_head"])
     for name in names:
         assert list(differences(found[name], alike(BF16 if name[13] == "4" else M))) == [], name
+
+
+def test_every_arm_of_the_readings_can_run(tmp_path: Path) -> None:
+    readings = load_ladder("readings")
+    # The reference backend has no `bounded` GEMMs.
+    ladder = replace(readings, recipe=readings.recipe | {"gemm": "ordered"})
+    trainer = FakeTrainer()
+    results = run_ladder(
+        ladder,
+        tiny(),
+        tmp_path,
+        backend=get_backend("reference"),
+        trainer=trainer,
+        corpus=FakeCorpus,
+        seeds=1,
+    )
+    assert results["unfinished"] == []
+    assert len(trainer.calls) == len(READINGS)
+    for arm in ladder.arm:
+        run = ArmRun(tmp_path, arm, 0, tiny(), ladder.resolve(arm), {}, "", True)
+        again = ArmRun.from_table(json.loads(json.dumps(run.to_table())))
+        assert (again.recipe, again.arm) == (run.recipe, arm)
 
 
 def test_readings_claims_and_seeds() -> None:
