@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,22 +143,22 @@ def test_the_last_block_of_one_arm_stays_in_bf16() -> None:
         assert list(differences(found[name], alike(BF16 if name[13] == "4" else M))) == [], name
 
 
-def test_every_arm_of_the_readings_can_run(tmp_path: Path) -> None:
+def test_arms_with_rare_keys_run_and_every_arm_reaches_a_child_process(tmp_path: Path) -> None:
     readings = load_ladder("readings")
     # The reference backend has no `bounded` GEMMs.
     ladder = replace(readings, recipe=readings.recipe | {"gemm": "ordered"})
-    trainer = FakeTrainer()
+    options: dict[str, Any] = {"trainer": FakeTrainer(), "corpus": FakeCorpus, "seeds": 1}
+    rare = ["fp8", "all-last-bf16", "all-h16-even-signs"]
     results = run_ladder(
         ladder,
         tiny(),
         tmp_path,
         backend=get_backend("reference"),
-        trainer=trainer,
-        corpus=FakeCorpus,
-        seeds=1,
+        arms=rare,
+        say=lambda line: None,
+        **options,
     )
-    assert results["unfinished"] == []
-    assert len(trainer.calls) == len(READINGS)
+    assert {arm["name"] for arm in results["arms"]} == set(rare)
     for arm in ladder.arm:
         run = ArmRun(tmp_path, arm, 0, tiny(), ladder.resolve(arm), {}, "", True)
         again = ArmRun.from_table(json.loads(json.dumps(run.to_table())))
