@@ -167,7 +167,8 @@ def _check(
     # An arm that the backend cannot compute is refused before the first arm trains, not hours later.
     for arm in arms:
         try:
-            require_supported(backend, ladder.resolve(arm))
+            for treatment in ladder.resolve(arm).treatments():
+                require_supported(backend, treatment)
         except UnsupportedError as err:
             raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err
 
