@@ -123,11 +123,15 @@ def test_checkpoints_of_finished_runs_go_except_those_that_are_kept(
     tmp_path: Path, config: Any, corpus: Any
 ) -> None:
     in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep_checkpoints=["fp8"])
-    kept = {path.parent.name for path in (tmp_path / "arms").glob("*/checkpoints")}
+    kept = {path.parts[-3] for path in (tmp_path / "arms").glob("*/checkpoints/*")}
     assert kept == {"fp8"}
     said = in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep_checkpoints=[])
     assert said == ["[1/2] fp8: finished before, kept", "[2/2] h16: finished before, kept"]
-    assert not list((tmp_path / "arms").glob("*/checkpoints"))
+    assert not list((tmp_path / "arms").glob("*/checkpoints/*"))
+    longer = replace(config, run=replace(config.run, steps=6))
+    said = in_processes(tmp_path, longer, corpus, [Slot()], ["fp8"])
+    assert said[0] == "[1/1] fp8: starts anew, for 6 steps: the run of 4 steps has no checkpoint here"
+    assert said[1].startswith("[1/1] fp8: validation loss ")
 
 
 def test_keeping_the_checkpoints_of_an_unknown_arm_is_refused(

@@ -12,7 +12,6 @@ from mxref_torch.layer.fp8 import FORMATS, Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_modules
 
-
 KEYS = ("scale", "amax")
 """The tensors of a layer's history."""
 

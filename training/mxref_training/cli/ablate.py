@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -63,6 +64,18 @@ MAX_SEEDS = 1000
     is_flag=True,
     help="Train nothing: bring the results of the FOLDERs together in --out, and compare them.",
 )
+@click.option(
+    "--branch",
+    "branches",
+    is_flag=True,
+    help="Train one arm up to some moments, and from each all arms on the same batches: the table [branch].",
+)
+@click.option(
+    "--moments", metavar="STEP|SHARE,...", help="With --branch: where the arms branch off, as in 25%,50%."
+)
+@click.option(
+    "--updates", type=click.IntRange(min=1), metavar="N", help="With --branch: optimizer steps of each arm."
+)
 @click.option("--list", "list_arms", is_flag=True, help="Show the arms and their treatment, and stop.")
 def ablate(
     ladder: str,
@@ -82,6 +95,9 @@ def ablate(
     keep_checkpoints: str | None,
     backend_name: str | None,
     collects: bool,
+    branches: bool,
+    moments: str | None,
+    updates: int | None,
     list_arms: bool,
 ) -> None:
     """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped (paper).
@@ -97,11 +113,14 @@ def ablate(
       mxref ablate paper --jobs auto                      a run on every core
       mxref ablate paper --devices all --jobs 4           four runs on each GPU
       mxref ablate paper --collect one two --out all      the results of two machines
+      mxref ablate paper --branch --moments 50% --updates 200
       mxref ablate paper --max-minutes 9                  as many runs as end in time; the next call goes on
       mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
       mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
+    if (moments or updates) and not branches:
+        raise click.UsageError("--moments and --updates are given with --branch")
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
@@ -119,6 +138,7 @@ def ablate(
     require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus
+    from mxref_training.lab.branches import branching, run_branches
     from mxref_training.lab.budget import Budget
     from mxref_training.lab.costs import Costs
     from mxref_training.lab.fresh import train_afresh
@@ -138,7 +158,12 @@ def ablate(
     names = loaded.names(_names(arms), _names(without))
     chosen, _ = choose(backend_name)
     backend = get_backend(chosen)
-    slots = make_slots(jobs, devices, config, backend, len(planned(loaded, seeds, names)))
+    if branches:
+        loaded = _with_design(loaded, moments, updates)
+        runs = len(branching(loaded, names)) * len(loaded.branch.moments) * (seeds or loaded.branch.seeds)
+    else:
+        runs = len(planned(loaded, seeds, names))
+    slots = make_slots(jobs, devices, config, backend, runs)
     config = on_share(config, len(slots)) if len(slots) > 1 else config
     for device in slots.devices or [config.run.device]:
         on = replace(config, run=replace(config.run, device=device))
@@ -148,25 +173,43 @@ def ablate(
     if len(slots) > 1 or slots.devices or max_minutes:
         budget = Budget.of_minutes(max_minutes, began, costs.expected, costs.learn)
         runner = ChildProcesses(slots.slots, chosen, budget)
+    train = partial(
+        run_branches if branches else run_ladder,
+        backend=backend,
+        trainer=train_afresh,
+        corpus=lambda: prepare_corpus(config),
+        seeds=seeds,
+        arms=names,
+        runner=runner,
+        costs=costs,
+        say=lambda line: echo(line, err=True),
+    )
+    kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
     try:
-        results = run_ladder(
-            loaded,
-            config,
-            folder,
-            backend=backend,
-            trainer=train_afresh,
-            corpus=lambda: prepare_corpus(config),
-            seeds=seeds,
-            arms=names,
-            keep_checkpoints=None if keep_checkpoints is None else _kept(keep_checkpoints),
-            runner=runner,
-            costs=costs,
-            say=lambda line: echo(line, err=True),
-        )
+        results = train(loaded, config, folder, **({} if branches else {"keep_checkpoints": kept}))
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    show_ladder(results, folder)
+    (_show_branches if branches else show_ladder)(results, folder)
+
+
+def _with_design(ladder: Ladder, moments: str | None, updates: int | None) -> Ladder:
+    """Return the ladder with what the command says of its branch design."""
+    given: dict[str, Any] = {"moments": tuple(_names(moments))} if moments else {}
+    if updates is not None:
+        given |= {"updates": updates, "eval_every": 0}
+    return replace(ladder, branch=replace(ladder.branch, **given))
+
+
+def _show_branches(results: dict[str, Any], folder: Path) -> None:
+    """Print the branches' differences, and write each step's as CSV files."""
+    from mxref.terminal import console
+    from mxref_training.report.branches import branch_screen, branch_tables
+    from mxref_training.report.table import write_csv
+
+    screen = console()
+    screen.print(branch_screen(results))
+    write_csv(branch_tables(results), folder / "branch")
 
 
 def _names(text: str | None) -> list[str]:

@@ -57,7 +57,7 @@ class Found:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the run gives equal bits on every machine of a kind: no compiler chooses its kernels by their time."""
+        """Whether the run gives equal bits on every machine of a kind: no kernel is chosen by its time."""
         run = self.table["config"]["run"]
         return bool(run["deterministic"] or run["compile"] == "none")
 

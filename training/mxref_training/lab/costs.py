@@ -57,7 +57,7 @@ class Costs:
         """Take note of the seconds that a run took."""
         if seconds <= 0:
             return
-        name = cost_class(run.recipe)
+        name = self._name(run)
         self.seconds[name] = max(seconds, self.seconds.get(name, 0.0))
 
     def expected(self, run: ArmRun) -> float | None:
@@ -67,5 +67,12 @@ class Costs:
         """
         if not self.seconds:
             return None
-        whole = self.seconds.get(cost_class(run.recipe), max(self.seconds.values()))
+        whole = self.seconds.get(self._name(run), max(self.seconds.values()))
         return _SPARE * whole * (1 - run.progress())
+
+    @staticmethod
+    def _name(run: ArmRun) -> str:
+        first, last = run.span
+        return cost_class(run.recipe) + (
+            f" | {last - first} of {run.config.run.steps} steps" if run.stops else ""
+        )
