@@ -16,6 +16,8 @@ from mxref.roles import GemmRole
 from mxref.tomlio import normalize, shown
 
 _POSITION = re.compile(r"(\d{1,10})|(\d{1,3}(?:\.\d{1,6})?) ?%")
+_WHOLE_SHARES = 100 * 10**6
+"""Steps of which every share is a whole number: shares are compared with each other in a run of this length."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class RecipePlan(Recipe):
         if not shares:
             self.spans()
         elif len(shares) == len(positions):
-            self.spans(100 * 10**6)  # of that many steps every share is a whole number
+            self.spans(_WHOLE_SHARES)
 
     @property
     def own(self) -> Recipe:
@@ -185,16 +187,23 @@ class RecipePlan(Recipe):
 
     def _require_order(self, i: int, at: int, first: int, end: int | None, steps: int | None) -> None:
         """Raise RecipeError if a phase begins before step `at`, is empty, or leaves the run."""
-        where = self._where(i)
+        where, phase = self._where(i), self.schedule[i]
+        before = self.schedule[i - 1].until if i else None
+        begins = f"begins {_moment(phase.start or before, first, steps)}"
         if first < at:
-            raise RecipeError(f"{where} begins at step {first}, before the phase before it ends at step {at}")
-        for what, step in (("begins at", first + 1), ("ends before", end)):
-            if steps is not None and step is not None and step > steps:
-                raise RecipeError(
-                    f"{where} {what} step {step - (step == first + 1)}, and the run has {steps} steps"
-                )
-        if end is not None and end <= first:
-            raise RecipeError(f"{where} is empty: it begins at step {first} and ends before step {end}")
+            raise RecipeError(
+                f"{where} {begins}, and the phase before it ends later, {_moment(before, at, steps)}"
+            )
+        left = "of which no step is left" if steps == _WHOLE_SHARES else f"and the run has {_counted(steps)}"
+        if steps is not None and first >= steps:
+            raise RecipeError(f"{where} {begins}, {left}")
+        if end is None:
+            return
+        ends = f"ends {_moment(phase.until, end, steps)}"
+        if steps is not None and end > steps:
+            raise RecipeError(f"{where} {ends}, {left}")
+        if end <= first:
+            raise RecipeError(f"{where} is empty: it {begins} and {ends}")
 
     def _where(self, i: int) -> str:
         return f"schedule[{i}] ({self.schedule[i].name})"
@@ -219,6 +228,18 @@ def _position(value: object, key: str) -> str | None:
         return str(int(found[1]))
     whole, _, decimals = found[2].partition(".")
     return f"{int(whole)}.{decimals}".rstrip("0").rstrip(".") + "%"
+
+
+def _moment(position: str | None, step: int, steps: int | None) -> str:
+    """Return when a phase begins or ends, in the words of the file: after a share of the run, or after some steps."""
+    share = position is not None and position.endswith("%")
+    if share and steps == _WHOLE_SHARES:
+        return f"after {position} of the run"
+    return f"after {_counted(step)}" + (f" ({position} of {steps})" if share else "")
+
+
+def _counted(steps: int | None) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"
 
 
 def _step(position: str, steps: int | None) -> int:

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -22,11 +23,13 @@ import click
 from mxref import __version__
 from mxref.errors import BackendError, MxrefError
 from mxref.printable import printable
+from mxref.raised import raised_text
 from mxref.tomlio import nearest
 
 ENTRY_POINT_GROUP = "mxref.commands"
-EXIT_BAD_INPUT = 2
+EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_TRACEBACK = "MXREF_TRACEBACK"
 
 _ERROR = click.style("error:", fg="red", bold=True)
 
@@ -94,9 +97,9 @@ class LazyGroup(click.Group):
             return super().main(*args, **options)
         except OSError as err:
             name = f": {err.filename}" if err.filename else ""
-            click.echo(f"{_ERROR} {printable(f'{err.strerror or err}{name}')}", err=True)
+            _print_error(f"{err.strerror or err}{name}")
             _drop_output()
-            sys.exit(EXIT_BAD_INPUT)
+            sys.exit(EXIT_ERROR)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """Parse the options before the command."""
@@ -104,16 +107,37 @@ class LazyGroup(click.Group):
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; print one line and exit with code 2 on bad input, with code 130 on Ctrl-C."""
+        """Run a command; print one line and exit with code 2 after an error, with code 130 on Ctrl-C."""
         try:
             with _printable_errors():
                 return super().invoke(ctx)
         except MxrefError as err:
-            click.echo(f"{_ERROR} {printable(str(err))}", err=True)
-            ctx.exit(EXIT_BAD_INPUT)
+            _print_error(str(err))
+            ctx.exit(EXIT_ERROR)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
+        except (click.exceptions.Exit, click.Abort, click.ClickException, OSError):
+            raise
+        except Exception as err:
+            more = "" if _wants_traceback() else f"; {_TRACEBACK}=1 prints the traceback"
+            _print_error(
+                f"mxref {ctx.invoked_subcommand} stopped: {raised_text(err)}, which is a defect of mxref, a backend or "
+                f"a plugin{more}"
+            )
+            ctx.exit(EXIT_ERROR)
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get(_TRACEBACK, "") not in ("", "0")
+
+
+def _print_error(text: str) -> None:
+    """Print the line of an error, after the traceback of the exception being handled if the user asks for it."""
+    if _wants_traceback():
+        for line in traceback.format_exc().splitlines():
+            click.echo(printable(line), err=True)
+    click.echo(f"{_ERROR} {printable(text)}", err=True)
 
 
 def _drop_output() -> None:
@@ -187,7 +211,11 @@ def _source(module: str) -> Path | None:
     return next((f for f in files if f.is_file()), None)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Environment: MXREF_BACKEND chooses the backend. {_TRACEBACK}=1 prints the traceback of an error.",
+)
 @click.version_option(__version__, prog_name="mxref", message="%(prog)s %(version)s")
 def main() -> None:
     """Microscaled training, specified bit by bit: explain a block, check a backend, train, compare recipes."""

@@ -200,16 +200,19 @@ def test_a_phase_begins_where_the_one_before_it_ends():
         ({"schedule": [{"until": "101%", "recipe": "bf16"}]}, "until = '101%' is neither"),
         (
             {"schedule": [{"until": 0, "recipe": "bf16"}]},
-            r"schedule\[0\] \(bf16\) is empty: it begins at step 0",
+            r"schedule\[0\] \(bf16\) is empty: it begins after 0 steps and ends after 0 steps",
         ),
-        ({"schedule": [{"start": "20%", "until": "10%", "recipe": "bf16"}]}, r"is empty"),
+        (
+            {"schedule": [{"start": "20%", "until": "10%", "recipe": "bf16"}]},
+            "is empty: it begins after 20% of the run and ends after 10% of the run",
+        ),
         (
             {"schedule": [{"start": 3, "recipe": "bf16"}, {"start": 9, "recipe": "fp8"}]},
             "another follows: give it until",
         ),
         (
             {"schedule": [{"until": 3, "recipe": "bf16"}, {"start": 2, "until": 4, "recipe": "fp8"}]},
-            r"schedule\[1\] \(fp8\) begins at step 2, before the phase before it ends at step 3",
+            r"schedule\[1\] \(fp8\) begins after 2 steps, and the phase before it ends later, after 3 steps",
         ),
         (
             {
@@ -218,7 +221,11 @@ def test_a_phase_begins_where_the_one_before_it_ends():
                     {"start": "0%", "recipe": "fp8"},
                 ]
             },
-            "before the phase before it ends",
+            r"schedule\[1\] \(fp8\) begins after 0% of the run, and .* ends later, after 60% of the run",
+        ),
+        (
+            {"schedule": [{"start": "100%", "recipe": "bf16"}]},
+            r"\(bf16\) begins after 100% of the run, of which no step is left",
         ),
         ({"schedule": [{"until": 3, "name": "main", "recipe": "bf16"}]}, "name = 'main' is empty or 'main'"),
         ({"schedule": [{"until": 3, "name": " ", "recipe": "bf16"}]}, "name = ' ' is empty"),
@@ -272,11 +279,11 @@ def test_what_does_not_fit_a_run_is_refused():
     recipe = plan(schedule=[{"until": 5, "recipe": FP8}, {"start": 8, "recipe": BF16}])
     recipe.spans(9)
     with pytest.raises(
-        RecipeError, match=r"schedule\[1\] \(phase 2\) begins at step 8, and the run has 8 steps"
+        RecipeError, match=r"schedule\[1\] \(phase 2\) begins after 8 steps, and the run has 8 steps"
     ):
         recipe.spans(8)
     with pytest.raises(
-        RecipeError, match=r"schedule\[0\] \(phase 1\) ends before step 5, and the run has 4 steps"
+        RecipeError, match=r"schedule\[0\] \(phase 1\) ends after 5 steps, and the run has 4 steps"
     ):
         recipe.spans(4)
     shares = plan(schedule=[{"until": "10%", "recipe": FP8}])
@@ -286,7 +293,10 @@ def test_what_does_not_fit_a_run_is_refused():
         shares.spans()
     mixed = plan(schedule=[{"until": "50%", "recipe": FP8}, {"start": 6, "recipe": BF16}])
     mixed.spans(12)
-    with pytest.raises(RecipeError, match="begins at step 6, before the phase before it ends at step 7"):
+    with pytest.raises(
+        RecipeError,
+        match=r"begins after 6 steps, and the phase before it ends later, after 7 steps \(50% of 13\)",
+    ):
         mixed.spans(13)
     with pytest.raises(RecipeError, match="step = -1 is negative"):
         recipe.at(-1)

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from api_setup import PLAIN, REFERENCE, SR
 from torch import nn
 
-from api_setup import PLAIN, REFERENCE, SR
 from mxref_torch import convert
 from mxref_torch.errors import StepError
 

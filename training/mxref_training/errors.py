@@ -21,6 +21,10 @@ class DivergedError(MxrefError, ArithmeticError):
     """A loss or gradient that is not finite, or a loss that a stated rule calls diverged."""
 
 
+class RunError(MxrefError, RuntimeError):
+    """A run that an unexpected exception stopped, most often one of its backend; the cause is chained."""
+
+
 def start_over(folder: object) -> str:
     """Return the advice for a damaged run; it is right for a single run and for an arm of a ladder."""
     return f"start over: mxref train with --no-resume, or delete {folder}"

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -108,10 +109,16 @@ def results(
             yield {"case": case.name, "target": machine.name, "seconds": seconds, **answer}
 
 
-def _hash_compiler(machine: absent.Machine) -> None:
-    """Hash Triton's library, of several 100 MB, here and not in every child: each key of its cache has the hash."""
+def _prepare_compiler(machine: absent.Machine) -> None:
+    """Do here, and not in every child, what compiling does once per process.
+
+    Triton's library, of several 100 MB, is hashed: each key of its cache has the hash. And modules are imported that
+    Triton imports with the first kernel, and torch with the first product of matrices without data.
+    """
     triton_key()
     make_backend(machine.target).hash()
+    for name in ("triton.compiler.code_generator", "torch.fx.experimental.symbolic_shapes"):
+        import_module(name)
 
 
 def main(target: str, arguments: str) -> None:
@@ -120,7 +127,7 @@ def main(target: str, arguments: str) -> None:
     machine = absent.MACHINES[target]
     table = cases()
     keep = Path(request["keep"]) if request["keep"] else None
-    _hash_compiler(machine)
+    _prepare_compiler(machine)
     for result in results([table[name] for name in request["cases"]], machine, request["jobs"], keep):
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()

@@ -133,6 +133,68 @@ def test_an_error_of_the_system_names_the_file(tmp_path: Path, monkeypatch: pyte
     assert found.stderr == f"error: Is a directory: {tmp_path}\n"
 
 
+def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
+    """Add a command `go` with this body; return its file."""
+    file = tmp_path / "plug_raising.py"
+    file.write_text(f"import click\n@click.command()\ndef go():\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "plug_raising", raising=False)
+    monkeypatch.setattr("mxref.cli.entry_points", lambda group: [EntryPoint("go", "plug_raising:go", group)])
+    return file
+
+
+def test_an_unexpected_exception_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plugged(tmp_path, monkeypatch, "{}['a\\x1bb']")
+    found = run("go")
+    assert found.exit_code == 2
+    assert found.stdout == ""
+    assert found.stderr == (
+        f"error: mxref go stopped: KeyError: 'a\\x1bb' ({file}, line 4), which is a defect of mxref, a backend or a "
+        "plugin; MXREF_TRACEBACK=1 prints the traceback\n"
+    )
+
+
+@pytest.mark.parametrize("body", ["{}['a']", "import mxref; mxref.get_backend('zzz')"])
+def test_the_traceback_is_printed_on_request(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = plugged(tmp_path, monkeypatch, body)
+    assert "Traceback" not in run("go").stderr
+    for value in ("", "0"):
+        monkeypatch.setenv("MXREF_TRACEBACK", value)
+        assert "Traceback" not in run("go").stderr
+    monkeypatch.setenv("MXREF_TRACEBACK", "1")
+    found = run("go")
+    assert found.exit_code == 2
+    assert found.stderr.startswith("Traceback (most recent call last)")
+    assert str(file) in found.stderr
+    assert found.stderr.splitlines()[-1].startswith("error: ")
+    assert "MXREF_TRACEBACK" not in found.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("raise SystemExit(7)", 7),
+        ("click.get_current_context().exit(1)", 1),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_exit_codes_of_commands_are_kept(
+    body: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugged(tmp_path, monkeypatch, body)
+    found = run("go")
+    assert found.exit_code == code
+    assert "error:" not in found.stderr
+
+
+def test_help_names_the_variables_of_the_environment() -> None:
+    text = run("--help").stdout
+    assert "MXREF_BACKEND" in text
+    assert "MXREF_TRACEBACK=1" in text
+
+
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     context = click.Context(group)
     found: list[tuple[str, ...]] = [path]

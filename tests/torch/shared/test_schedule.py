@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step():
         with pytest.raises(error, match=match):
             built(recipe_from_table(PLAN | keys), steps)
 
-    refused(RecipeError, r"schedule\[2\] \(tail\) begins at step 6, and the run has 6 steps", steps=6)
+    refused(RecipeError, r"schedule\[2\] \(tail\) begins after 6 steps, and the run has 6 steps", steps=6)
     shares = [{"until": "10%", "recipe": "fp8"}]
     refused(RecipeError, "10% of the run, whose length is not known", steps=None, schedule=shares)
     wide = [{"until": 2, "recipe": {"all": {"hadamard": 128}}}]

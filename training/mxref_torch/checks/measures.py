@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mxref.formats import BlockFormat
+from mxref.formats import BlockFormat, OperandFormat
 from mxref.mxarray import MXArray
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS, GemmRole
@@ -23,7 +23,7 @@ from mxref.steps.scale import ScaleRule, scale_code
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.layer.fp8 import FORMATS
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import BlockOperand, Fp8Operand, Operand
+from mxref_torch.layer.operand import Bf16Operand, BlockOperand, Fp8Operand, Operand
 
 _SLAB = 1 << 22
 """Elements that are compared at a time: float64 copies of a whole tensor would take several times its memory."""
@@ -129,11 +129,74 @@ def measure(
     values: torch.Tensor,
     step: int,
 ) -> None:
-    """Add an operand of a layer's GEMM to its totals.
+    """Add an operand of a layer's GEMM to its totals; the arguments behind `totals` are those of `as_rounded`."""
+    seen = as_rounded(operand, spec, layer, role, which, values, step)
+    for slab in seen.slabs():
+        totals.add(*slab)
+    if isinstance(operand, BlockOperand):
+        assert isinstance(spec.format, BlockFormat)
+        _add_scales(totals, operand.scales, seen.source, spec, spec.format)
+    elif isinstance(operand, Fp8Operand):
+        scale = operand.inverse.double().reciprocal().item()
+        totals.blocks += 1
+        if math.isfinite(scale):
+            totals.widen(scale, scale)
+        else:
+            totals.spoiled += 1
+
+
+Slab = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Some rows of an operand as `Totals.add` takes them: source, result, limit and validity."""
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """An operand beside its source, as the rounding sees both."""
+
+    source: torch.Tensor
+    """[rows, columns] before the rounding. Of a block format the contraction axis is the last, padded and transformed.
+    Of other formats the axes are those of the tensor."""
+    result: torch.Tensor
+    """The same after the rounding, in a type that holds it exactly."""
+    format: OperandFormat
+    largest: float
+    """Largest magnitude of an element, in its own units."""
+    inverse: torch.Tensor | float = 1.0
+    """What a result without blocks is multiplied by to be compared with the source."""
+    prescale: float = 1.0
+    """What a result in blocks is divided by."""
+    scales: torch.Tensor | None = None
+    """Scale codes [rows, columns / k] of a block format."""
+
+    def slabs(self, unit: int = 1) -> Iterator[Slab]:
+        """Yield the rows in parts of bounded size, a multiple of `unit` each but for the last."""
+        if self.scales is None:
+            limit = torch.as_tensor(self.largest * self.inverse * _FP8_SLACK)
+            for v, q in _slabs(unit, self.source, self.result):
+                v, q = v.double(), q.float().double() * self.inverse
+                yield v, q, limit, torch.isfinite(v) & torch.isfinite(q)
+            return
+        format = self.format
+        assert isinstance(format, BlockFormat)
+        for v, q, scales in _slabs(unit, self.source, self.result, self.scales):
+            spread = scales.repeat_interleave(format.k, dim=1)  # [rows, K]
+            limit = torch.exp2(spread.double() - format.scale.bias) * (self.largest / self.prescale)
+            yield v.double(), q.double() / self.prescale, limit, spread != format.scale.nan_code
+
+
+def as_rounded(
+    operand: Operand,
+    spec: OperandSpec,
+    layer: MXLinear,
+    role: GemmRole,
+    which: int,
+    values: torch.Tensor,
+    step: int,
+) -> Rounded:
+    """Return an operand of a layer's GEMM beside its source.
 
     Args:
-        totals: of this operand.
-        operand: as the GEMM reads it, in FP8 or a block format.
+        operand: as the GEMM reads it.
         spec: its treatment.
         layer: the layer.
         role: the GEMM.
@@ -142,39 +205,14 @@ def measure(
         step: the optimizer step from which random signs come.
     """
     if isinstance(operand, Fp8Operand):
-        _add_fp8(totals, operand, OPERANDS[role][which].tensor, values)
-    else:
-        assert isinstance(operand, BlockOperand)
-        _add_blocks(totals, operand, spec, layer, role, which, values, step)
-
-
-def _add_fp8(totals: Totals, operand: Fp8Operand, tensor: str, values: torch.Tensor) -> None:
-    inverse = operand.inverse.double()
-    limit = FORMATS[tensor].max_value * inverse * _FP8_SLACK
-    data = operand.data.reshape(-1, operand.data.shape[-1])
-    for v, q in _slabs(values.reshape(data.shape), data):
-        v, q = v.double(), q.float().double() * inverse
-        totals.add(v, q, limit, torch.isfinite(v) & torch.isfinite(q))
-    scale = inverse.reciprocal().item()
-    totals.blocks += 1
-    if math.isfinite(scale):
-        totals.widen(scale, scale)
-    else:
-        totals.spoiled += 1
-
-
-def _add_blocks(
-    totals: Totals,
-    operand: BlockOperand,
-    spec: OperandSpec,
-    layer: MXLinear,
-    role: GemmRole,
-    which: int,
-    values: torch.Tensor,
-    step: int,
-) -> None:
+        data = operand.data.reshape(-1, operand.data.shape[-1])
+        largest = FORMATS[OPERANDS[role][which].tensor].max_value
+        return Rounded(values.reshape(data.shape), data, spec.format, largest, operand.inverse.double())
+    if isinstance(operand, Bf16Operand):
+        return Rounded(values, operand.data, spec.format, math.inf)
+    assert isinstance(operand, BlockOperand)
+    assert isinstance(spec.format, BlockFormat)
     format, impl = spec.format, layer.context.backend
-    assert isinstance(format, BlockFormat)
     rows, length = operand.codes.shape[0], operand.scales.shape[1] * format.k
     stored = MXArray(
         to_backend(operand.codes, impl),
@@ -187,13 +225,8 @@ def _add_blocks(
     )
     result = from_backend(impl.dequantize(stored, "float32"), impl)  # [rows, K]
     source = _before_rounding(values, spec, layer, role, which, length, step)  # [rows, K]
-    factor = format.element.prescale if spec.prescale else 1.0
-    bias = format.scale.bias
-    for v, q, scales in _slabs(source, result, operand.scales):
-        spread = scales.repeat_interleave(format.k, dim=1)  # [rows, K]
-        limit = torch.exp2(spread.double() - bias) * (format.element.max_value / factor)
-        totals.add(v.double(), q.double() / factor, limit, spread != format.scale.nan_code)
-    _add_scales(totals, operand.scales, source, spec, format)
+    prescale = format.element.prescale if spec.prescale else 1.0
+    return Rounded(source, result, format, format.element.max_value, prescale=prescale, scales=operand.scales)
 
 
 def _before_rounding(
@@ -237,7 +270,7 @@ def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
     return int(scale_code(_LARGEST_BITS, rule, format.element)[0])
 
 
-def _slabs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the same rows of several tensors, as many at a time as `_SLAB` allows."""
-    rows = max(1, _SLAB // max(1, tensors[0].shape[-1]))
+def _slabs(unit: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the same rows of several tensors, as many multiples of `unit` at a time as `_SLAB` allows."""
+    rows = max(1, _SLAB // max(1, tensors[0].shape[-1]) // unit) * unit
     yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

@@ -19,9 +19,8 @@ from mxref.cores import THREAD_VARIABLES
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import FINISHED
+from mxref_training.run.folder import LOG
 from mxref_training.run.progress import ProgressSink
-
-LOG = "log.txt"
 
 _HEADER = "--- "
 
@@ -149,4 +148,4 @@ def reason(training: Training, code: int) -> str:
         said = f"killed by {killer}{memory}" + (f" after '{last}'" if last else "")
     else:
         said = last.removeprefix("error: ") or f"exit code {code}"
-    return f"{said}; see {training.log}"
+    return said if str(training.log) in said else f"{said}; see {training.log}"

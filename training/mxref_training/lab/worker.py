@@ -5,7 +5,7 @@ further line is a run and the path of its log. Standard output carries the progr
 `ProgressSink` per line, and `["finished"]` after each run. Everything else is printed to the log of the run.
 
 The process ends with code 0 at the end of its input. It also ends when a run has no result: with code 130 after an
-interrupt, and 2 after an error, which is printed in one line. So nothing that went wrong can affect another run.
+interrupt, and 2 after an error, whose last line says what failed. So nothing that went wrong can affect another run.
 """
 
 # Imports are in the functions, so that an interrupt while PyTorch loads ends like any other.
@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref_training.data.corpus import TokenCorpus
 
-EXIT_BAD_INPUT = 2
+EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 FINISHED = "finished"
 """What standard output says when a run has its result."""
@@ -90,6 +91,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except Exception as err:
+        from mxref.raised import raised_text
+
+        traceback.print_exc()
+        print(f"error: {raised_text(err)}", file=sys.stderr)
+        return EXIT_ERROR
 
 
 def _serve(progress: PipeProgress) -> int:
@@ -111,7 +118,7 @@ def _serve(progress: PipeProgress) -> int:
         return EXIT_INTERRUPTED
     except MxrefError as err:
         print(f"error: {err}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return EXIT_ERROR
     return 0
 
 

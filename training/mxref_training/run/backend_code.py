@@ -15,7 +15,7 @@ from mxref.backend import Backend
 
 _CORE = "mxref"
 # Packages of this project that only show, check or compare results. Their code changes no result.
-READERS = frozenset({"cli", "conformance", "explain", "lab", "pytest_plugin", "report", "vectors"})
+READERS = frozenset({"cli", "conformance", "explain", "lab", "probe", "pytest_plugin", "report", "vectors"})
 
 
 def backend_identity(backend: Backend) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,8 @@ class CheckpointStore:
                     f"{err.strerror or err}; delete this folder"
                 ) from err
 
-    def load(self, step: int) -> Snapshot:
-        """Return a checkpoint after verifying every byte of it.
+    def load(self, step: int, groups: Sequence[str] = GROUPS) -> Snapshot:
+        """Return a checkpoint after verifying every byte of it, or of the groups that are asked for.
 
         Raises:
             CheckpointError: another version of mxref wrote it, or a file is missing or damaged; the message names the
@@ -125,9 +125,9 @@ class CheckpointStore:
         state, path = self.state(step), self.path(step)
         try:
             manifest = _manifest(path)
-            for group in GROUPS:
+            for group in groups:
                 _verify(path, f"{group}.safetensors", manifest)
-            tensors = {group: load_file(path / f"{group}.safetensors") for group in GROUPS}
+            tensors = {group: load_file(path / f"{group}.safetensors") for group in groups}
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as err:
             raise self._damaged(step, err) from err
         return Snapshot(step, tensors, state)

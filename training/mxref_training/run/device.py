@@ -70,7 +70,9 @@ def memory_limit(device: torch.device) -> int:
 
 
 @contextmanager
-def memory_errors() -> Iterator[None]:
+def memory_errors(
+    way_out: str = "lower run.micro_batch, or take a smaller model; --dry-run shows what is needed",
+) -> Iterator[None]:
     """Have an allocation that fails in the block end in ConfigError that says what to lower."""
     try:
         yield
@@ -82,9 +84,7 @@ def memory_errors() -> Iterator[None]:
         if not isinstance(err, known) and "DefaultCPUAllocator" not in str(err):
             raise
         said = str(err).partition("\n")[0] or "no more memory"
-        raise ConfigError(
-            f"out of memory ({said}): lower run.micro_batch, or take a smaller model; --dry-run shows what is needed"
-        ) from err
+        raise ConfigError(f"out of memory ({said}): {way_out}") from err
 
 
 def device_name(device: torch.device) -> str:

@@ -38,6 +38,8 @@ _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "tensorboard", "profile",
     "shadow.npz", "checkpoints", "run.json",
 )  # fmt: skip
+LOG = "log.txt"
+"""Tracebacks of a run, and in a ladder what it prints. It may be there before `run.json`."""
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
@@ -114,6 +116,11 @@ class RunFolder:
     def telemetry(self) -> Path:
         """What quantization did to the operands, by step, layer and GEMM."""
         return self.path / "telemetry.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """Tracebacks."""
+        return self.path / LOG
 
     @property
     def store(self) -> CheckpointStore:
@@ -284,7 +291,7 @@ class RunFolder:
             (self.path / _DELETED).unlink()
             return
         self.store.clear()
-        for name in _OWN:
+        for name in (*_OWN, LOG):
             path = self.path / name
             if name != "checkpoints":
                 remove(path)

@@ -110,7 +110,7 @@ def _untimed_compiler() -> ExitStack:
         )
     stack = ExitStack()
     stack.enter_context(
-        inductor.patch(deterministic=True, max_autotune=False, coordinate_descent_tuning=False)  # type: ignore[attr-defined]
+        inductor.patch(deterministic=True, max_autotune=False, coordinate_descent_tuning=False)
     )
     return stack
 

@@ -19,6 +19,28 @@ from mxref_training.run.device import generator_states, set_generator_states
 from mxref_training.run.optim import load_optimizer_tensors, optimizer_tensors
 
 
+def load_weights(model: Llama, snapshot: Snapshot) -> dict[str, Tensor]:
+    """Give a model the weights of a checkpoint, and return the FP8 history that is saved beside them.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    tensors = dict(snapshot.tensors["model"])
+    if model.config.tie_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    history = {name: tensors.pop(name) for name in list(tensors) if ".fp8." in name}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as err:
+        raise _unfit(snapshot, err) from err
+    return history
+
+
+def _unfit(snapshot: Snapshot, err: Exception) -> CheckpointError:
+    first = str(err).splitlines()[-1].strip()
+    return CheckpointError(f"the checkpoint of step {snapshot.step} does not fit the model: {first}")
+
+
 @dataclass
 class RunState:
     """What training changes, and a checkpoint therefore saves."""
@@ -43,18 +65,11 @@ class RunState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take the state of a checkpoint; CheckpointError if it is of another model."""
-        tensors = dict(snapshot.tensors["model"])
-        if self._tied:
-            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-        history = {name: tensors.pop(name) for name in list(tensors) if ".fp8." in name}
+        history = load_weights(self.model, snapshot)
         try:
-            self.model.load_state_dict(tensors)
             load_fp8_history(self.model, history)
-        except (RuntimeError, MxrefError) as err:
-            first = str(err).splitlines()[-1].strip()
-            raise CheckpointError(
-                f"the checkpoint of step {snapshot.step} does not fit the model: {first}"
-            ) from err
+        except MxrefError as err:
+            raise _unfit(snapshot, err) from err
         load_optimizer_tensors(self.model, self.optimizer, snapshot.tensors["optimizer"])
         set_generator_states(self.device, snapshot.tensors["rng"])
         self.loader.load_state_dict(snapshot.state["loader"])

@@ -1,0 +1,136 @@
+"""The command `mxref probe`: every recipe's operands and GEMMs on a checkpoint, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mxref_training.cli.report import require
+
+
+@click.command()
+@click.argument(
+    "checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--recipe",
+    "recipes",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="A recipe to probe; may be given several times.  [default: all shipped recipes]",
+)
+@click.option(
+    "--ladder",
+    "ladders",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Probe all recipes of a ladder, as in paper.",
+)
+@click.option("--without", multiple=True, metavar="NAME", help="Leave out a recipe of this name.")
+@click.option(
+    "--side",
+    type=click.Choice(["val", "train"]),
+    default="val",
+    show_default=True,
+    help="The tokens of the batch: the run's validation or training side.",
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Sequences of the batch.  [default: those of the run]"
+)
+@click.option(
+    "--length", type=click.IntRange(min=1), help="Tokens of a sequence.  [default: run.seq_len of the run]"
+)
+@click.option(
+    "--first", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the first sequence."
+)
+@click.option("--layers", default="*", show_default=True, metavar="GLOB", help="Linear layers to probe.")
+@click.option(
+    "--draws",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Also draw the random bits N times, and measure variances; 64 is a good number.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/probe"),
+    show_default=True,
+    help="Folder of probe.json, probe.csv, probe.html and probe.md.",
+)
+@click.option("--data", metavar="PATH", help="Training text, if it is not where the run had it.")
+@click.option("--val", metavar="PATH", help="Validation text, if it is not where the run had it.")
+@click.option("--tokenizer", metavar="FILE", help="The tokenizer, if it is not where the run had it.")
+@click.option(
+    "--device", metavar="NAME", help="As run.device: auto, cpu, cuda or cuda:N.  [default: the run's]"
+)
+@click.option("--backend", metavar="NAME", help="Backend that computes the block formats.")
+def probe(
+    checkpoints: tuple[Path, ...],
+    recipes: tuple[str, ...],
+    ladders: tuple[str, ...],
+    without: tuple[str, ...],
+    side: str,
+    batch: int | None,
+    length: int | None,
+    first: int,
+    layers: str,
+    draws: int,
+    out: Path,
+    data: str | None,
+    val: str | None,
+    tokenizer: str | None,
+    device: str | None,
+    backend: str | None,
+) -> None:
+    """Compare the operands and GEMMs of recipes on each CHECKPOINT with exact ones; no weight is updated.
+
+    A CHECKPOINT is RUN/checkpoints/step-N of an `mxref train`, or the folder RUN for its newest one. One batch goes
+    forward and backward in BF16. Every recipe's three GEMMs then run on what each linear layer read, so no error of one
+    layer or step reaches another. Several checkpoints of one model are shown side by side.
+
+    \b
+    Examples:
+      mxref probe runs/fp8                                  all shipped recipes
+      mxref probe runs/fp8 --ladder paper --out runs/probe  the arms of a ladder
+      mxref probe runs/fp8/checkpoints/step-* --recipe mxfp4 --recipe mxfp4_h16
+      mxref probe runs/fp8 --recipe tseng --draws 64        with variances over 64 draws
+      mxref probe runs/fp8 --layers '*.down_proj' --side train --batch 2
+    """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
+    require("probe", "torch", "tokenizers", "matplotlib", "jinja2")
+    if draws == 1:
+        raise click.UsageError("--draws 1 has no variance: give 2 or more, or 0 for none")
+    from mxref.discovery import get_backend
+    from mxref.terminal import console, echo
+    from mxref_training.probe.arms import chosen_arms
+    from mxref_training.probe.batch import Shape, Side
+    from mxref_training.probe.moments import find_moments
+    from mxref_training.probe.results import save
+    from mxref_training.probe.study import run_probe
+    from mxref_training.report.probe.page import write_page
+    from mxref_training.report.probe.tables import terminal_table, write_csv
+
+    arms, moments = chosen_arms(recipes, ladders, without), find_moments(checkpoints)
+    paths = {"train": data, "val": val, "tokenizer": tokenizer}
+    overrides: dict[str, Any] = {
+        "data": {key: value for key, value in paths.items() if value is not None},
+        "run": {"device": device} if device is not None else {},
+    }
+    results = run_probe(
+        moments,
+        arms,
+        backend=get_backend(backend),
+        shape=Shape(Side(side), batch, length, first),
+        layers=layers,
+        draws=draws,
+        overrides=overrides,
+        said=lambda line: echo(line, err=True),
+    )
+    save(results, out)
+    write_csv(results, out)
+    page, _ = write_page(results, out)
+    console().print(terminal_table(results))
+    echo(f"\n{page}")

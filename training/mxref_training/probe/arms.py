@@ -1,0 +1,127 @@
+"""The recipes that a probe compares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from mxref.backend import Backend
+from mxref.errors import MxrefError
+from mxref.recipe import Recipe
+from mxref.roles import GemmRole
+from mxref.tomlio import nearest, shown
+from mxref_torch.conversion.convert import recipe_of_layers
+from mxref_training.config import RECIPES, find_recipe, names
+from mxref_training.errors import ConfigError
+from mxref_training.lab.ladder import load_ladder
+
+BASELINE = "bf16"
+"""The recipe that is always among those compared."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A recipe with a name."""
+
+    name: str
+    """No other arm of the probe has it."""
+    label: str
+    recipe: Recipe
+
+
+def chosen_arms(recipes: Sequence[str], ladders: Sequence[str], without: Collection[str] = ()) -> list[Arm]:
+    """Return the arms of some recipes and ladders, each recipe once, BF16 first.
+
+    Args:
+        recipes: names or files. Without any recipe or ladder: all shipped recipes.
+        ladders: names or files, all of whose arms are taken.
+        without: names of arms to leave out.
+
+    Raises:
+        ConfigError: two recipes of one name, or a name to leave out that no arm has.
+        MxrefError: a recipe or ladder that cannot be read.
+    """
+    recipes = recipes or ([] if ladders else names(RECIPES))
+    found = [("", Arm(BASELINE, "BF16", find_recipe(BASELINE)))]
+    found += [("", Arm(Path(name).stem, Path(name).stem, find_recipe(name))) for name in recipes]
+    found += [(Path(name).stem, arm) for name in ladders for arm in _of_ladder(name)]
+    known = [arm.name for _, arm in found]
+    for name in without:
+        if name not in known:
+            raise ConfigError(f"--without {shown(name)}: no recipe has this name{nearest(name, known)}")
+    arms: dict[str, Arm] = {}
+    for source, arm in found:
+        if arm.name in without or any(_alike(arm.recipe, other.recipe) for other in arms.values()):
+            continue
+        if arm.name in arms:
+            arm = replace(arm, name=f"{source}/{arm.name}", label=f"{source}: {arm.label}")
+        if arm.name in arms:
+            raise ConfigError(
+                f"two different recipes are named {shown(arm.name)}: give one of the files another name"
+            )
+        arms[arm.name] = arm
+    if not arms:
+        raise ConfigError("no recipe is left to probe: leave out fewer by --without")
+    return list(arms.values())
+
+
+def _of_ladder(name: str) -> list[Arm]:
+    """Return the arms of a ladder, with the stage in a label that two arms share."""
+    ladder = load_ladder(name)
+    labels = [arm.label for arm in ladder.arm]
+    return [
+        Arm(
+            arm.name,
+            f"{arm.stage}: {arm.label}" if labels.count(arm.label) > 1 else arm.label,
+            ladder.resolve(arm),
+        )
+        for arm in ladder.arm
+    ]
+
+
+def _alike(one: Recipe, other: Recipe) -> bool:
+    """Return whether two recipes are the same; what a BF16 recipe says of blocks does not matter."""
+    return one.digest == other.digest or all(
+        own.kind(role) == "bf16"
+        for recipe in (one, other)
+        for own in recipe.treatments()
+        for role in GemmRole
+    )
+
+
+def resolved(
+    arms: Sequence[Arm], linears: Mapping[str, nn.Linear], backend: Backend, seed: int, step: int, steps: int
+) -> dict[str, dict[str, Recipe]]:
+    """Return the recipe of each layer at a step of a run of `steps`, by the arm's name.
+
+    Raises:
+        MxrefError: a recipe that does not fit the model, or that the backend does not declare; it names the recipe.
+    """
+    found: dict[str, dict[str, Recipe]] = {}
+    refused: dict[str, MxrefError] = {}
+    for arm in arms:
+        try:
+            recipe = arm.recipe.at(min(step, steps - 1), steps)
+            found[arm.name] = recipe_of_layers(linears, recipe, backend, seed)
+        except MxrefError as err:
+            refused[arm.name] = err
+    if refused:
+        name, first = next(iter(refused.items()))
+        way_out = " ".join(f"--without {other}" for other in refused)
+        raise type(first)(
+            f"recipe {name}: {first}; {way_out} leaves out what cannot be probed here"
+        ) from first
+    return found
+
+
+def probed_layers(recipes: Mapping[str, Mapping[str, Recipe]], layers: Sequence[str]) -> list[str]:
+    """Return the layers that some recipe does not compute in BF16; all of them where every recipe is BF16."""
+    low = [
+        name
+        for name in layers
+        if any(by_layer[name].kind(role) != "bf16" for by_layer in recipes.values() for role in GemmRole)
+    ]
+    return low or list(layers)

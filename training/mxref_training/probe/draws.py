@@ -1,0 +1,222 @@
+"""The spread of products and operands over draws of the random bits: other steps of the same streams.
+
+Products are measured on a corner of `CORNER` rows of both operands, along their whole contraction axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from mxref.backend import Backend
+from mxref.formats import MXFP4
+from mxref.recipe import GemmProfile, OperandSpec, Recipe
+from mxref.recipe_files import recipe_from_table
+from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.hadamard import draw_rotation, hadamard
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref_torch import operators
+from mxref_torch.checks.measures import as_rounded
+from mxref_torch.layer.operand import LayerGemm, Operand
+from mxref_training.probe.bounds import plain_bound, relative_gap, rotated_bound
+from mxref_training.probe.layer import Captured, Row, treatment
+from mxref_training.probe.products import exact_product
+from mxref_training.probe.split import over
+
+CORNER = 64
+"""Rows of each operand."""
+SHORTEST = 64
+"""Shortest contraction length of the growth, and the size of its Hadamard transform."""
+
+
+class Spread:
+    """Mean and variance of a tensor over draws, element by element, in float64."""
+
+    def __init__(self) -> None:
+        self.draws = 0
+        self.mean = self._squares = torch.zeros(())
+
+    def add(self, values: Tensor) -> None:
+        """Add a draw (Welford 1962)."""
+        values = values.double()
+        self.draws += 1
+        if self.draws == 1:
+            self.mean, self._squares = values, torch.zeros_like(values)
+            return
+        step = values - self.mean
+        self.mean = self.mean + step / self.draws
+        self._squares = self._squares + step * (values - self.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The unbiased estimate for each element."""
+        return self._squares / (self.draws - 1)
+
+
+class LayerDraws:
+    """What draws of the random bits do to the products and operands of one layer.
+
+    Args:
+        captured: the layer.
+        draws: at least 2.
+    """
+
+    def __init__(self, captured: Captured, draws: int) -> None:
+        self.captured, self.draws = captured, draws
+
+    def variances(self, recipes: Mapping[str, Recipe]) -> Iterator[Row]:
+        """Yield a row for each recipe and GEMM with random bits."""
+        known: dict[object, Row] = {}
+        for name, _, gemm in self._random(recipes):
+            keys = gemm.role, treatment(gemm, 0), treatment(gemm, 1), gemm.profile
+            if keys not in known:
+                known[keys] = self._variance(gemm)
+            yield self._head(name, gemm.role) | known[keys]
+
+    def unbiased(self, recipes: Mapping[str, Recipe]) -> Iterator[Row]:
+        """Yield a row for each recipe and operand that is rounded stochastically."""
+        known: dict[object, Row] = {}
+        for name, recipe, gemm in self._random(recipes):
+            for which, operand in enumerate(OPERANDS[gemm.role]):
+                spec = recipe.operands(gemm.role)[which]
+                if spec.rounding is not Rounding.SR:
+                    continue
+                keys = gemm.role, which, treatment(gemm, which)
+                if keys not in known:
+                    known[keys] = self._unbiased(gemm, which, spec)
+                yield self._head(name, gemm.role) | {"operand": operand.tensor} | known[keys]
+
+    def growth(self) -> Iterator[Row]:
+        """Yield for each GEMM and contraction length the variance of SR, without and with RHT, and its bounds.
+
+        Both are MXFP4 with FLOOR and the prescale, as in Tseng et al.; the transform has 64 elements.
+        """
+        plain = {"format": MXFP4.name, "rounding": "sr", "prescale": True}
+        rotated = plain | {"hadamard": SHORTEST, "signs": "per_step_layer"}
+        backend = self.captured.layer.context.backend
+        profile = _profile(backend)
+        gemms = [
+            self.captured.gemms(recipe_from_table({"all": table, "gemm": profile.value}))
+            for table in (plain, rotated)
+        ]
+        for role in GemmRole:
+            for length in lengths(self.captured.length(role)):
+                a, b = (self._corner(role, which, length) for which in (0, 1))
+                measured = [self._spread(each[role], (a, b), length).variance.mean().item() for each in gemms]
+                bounds = _bounds(*(_rows(role, which, t) for which, t in enumerate((a, b))))
+                yield {"layer": self.captured.name, "role": role.value, "length": length} | dict(
+                    zip(
+                        ("plain", "rotated", "plain_bound", "rotated_bound"),
+                        (*measured, *bounds),
+                        strict=True,
+                    )
+                )
+
+    def _random(self, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, Recipe, LayerGemm]]:
+        backend = self.captured.layer.context.backend
+        for name, recipe in recipes.items():
+            for role, gemm in self.captured.gemms(recipe).items():
+                if any(gemm.kind.draws(spec, backend) for spec in recipe.operands(role)):
+                    yield name, recipe, gemm
+
+    def _head(self, recipe: str, role: GemmRole) -> Row:
+        return {"recipe": recipe, "layer": self.captured.name, "role": role.value}
+
+    def _corner(self, role: GemmRole, which: int, length: int | None = None) -> Tensor:
+        """Return the first rows of an operand, and the first `length` elements of its contraction axis."""
+        operand = OPERANDS[role][which]
+        values = self.captured.values(operand.tensor)
+        return values[:CORNER, :length] if operand.axis == 1 else values[:length, :CORNER]
+
+    def _made(self, gemm: LayerGemm, which: int, values: Tensor, draw: int) -> Operand:
+        tensor, layer = OPERANDS[gemm.role][which].tensor, self.captured.layer
+        tokens = None if tensor == "w" else values.shape[0]
+        place = operators.step_place(self.captured.step + draw, 0, tokens)
+        with layer.under({gemm.role: gemm}):
+            return layer.operands(tensor, values, place, (gemm.role,))[gemm.role]
+
+    def _spread(self, gemm: LayerGemm, sides: tuple[Tensor, Tensor], length: int) -> Spread:
+        found = Spread()
+        for draw in range(self.draws):
+            a, b = (self._made(gemm, which, values, draw) for which, values in enumerate(sides))
+            found.add(a.multiply(b, gemm, length, torch.float32))
+        return found
+
+    def _variance(self, gemm: LayerGemm) -> Row:
+        sides = self._corner(gemm.role, 0), self._corner(gemm.role, 1)
+        found = self._spread(gemm, sides, self.captured.length(gemm.role))
+        exact = exact_product(gemm.role, *sides)
+        signal = exact.square().sum().item()
+        error = found.mean - exact
+        variance = found.variance.sum().item()
+        return {
+            "draws": self.draws,
+            "variance": over(variance, signal),
+            # The part of the mean's error that the finite number of draws leaves is taken off.
+            "bias_energy": over(error.square().sum().item() - variance / self.draws, signal),
+            "mean_bias": over((error * exact).sum().item(), signal),
+        }
+
+    def _unbiased(self, gemm: LayerGemm, which: int, spec: OperandSpec) -> Row:
+        captured, values = self.captured, self._corner(gemm.role, which)
+        found, source = Spread(), torch.zeros(())
+        for draw in range(self.draws):
+            operand, step = self._made(gemm, which, values, draw), captured.step + draw
+            seen = as_rounded(operand, spec, captured.layer, gemm.role, which, values, step)
+            slabs = [(q - v, v) for v, q, _, _ in seen.slabs()]
+            error, source = (torch.cat(parts) for parts in zip(*slabs, strict=True))
+            if spec.hadamard:
+                stream = Stream(
+                    captured.layer.context.seed, step, captured.layer.index, OPERANDS[gemm.role][which].id
+                )
+                error, source = (_turned_back(t, spec, stream) for t in (error, source))
+            found.add(error)
+        expected = (found.variance.sum() / self.draws).item()
+        return {
+            "draws": self.draws,
+            "excess": over(found.mean.square().sum().item(), expected),
+            "bias": over((found.mean * source).sum().item(), source.square().sum().item()),
+        }
+
+
+def _turned_back(t: Tensor, spec: OperandSpec, stream: Stream) -> Tensor:
+    """Return rows in the rotated domain as they were before the rotation, float64."""
+    rotation = draw_rotation(spec.hadamard, spec.signs, stream)
+    matrix = torch.from_numpy(hadamard(torch.eye(rotation.n).numpy(), rotation)).to(t.device, torch.float64)
+    # Rows of the identity become rows d_i h_i of R^T; x R^T = y gives x = y R.
+    return (t.reshape(-1, rotation.n) @ matrix.t()).reshape(t.shape)
+
+
+def lengths(longest: int) -> list[int]:
+    """Return the contraction lengths of the growth: doubled from the shortest, all of them multiples of it."""
+    found = [SHORTEST]
+    while found[-1] * 2 <= longest:
+        found.append(found[-1] * 2)
+    return found if longest >= SHORTEST else []
+
+
+def _rows(role: GemmRole, which: int, values: Tensor) -> Tensor:
+    """Return an operand with its contraction axis last, float64."""
+    return values.double() if OPERANDS[role][which].axis == 1 else values.double().t()
+
+
+def _bounds(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Return both bounds for the rows of two operands, averaged over all pairs."""
+    gap, length = relative_gap(MXFP4.element), a.shape[1]
+    peaks = (t.abs().amax(dim=1).square().mean().item() for t in (a, b))
+    groups = [t.reshape(len(t), -1, SHORTEST).square().sum(dim=2).mean(dim=0) for t in (a, b)]
+    norms = (groups[0] * groups[1]).sum().item()
+    return plain_bound(gap, length, *peaks), rotated_bound(gap, length, SHORTEST, norms)
+
+
+def _profile(backend: Backend) -> GemmProfile:
+    """Return a profile that a backend has for MXFP4: one answer where it has one."""
+    profiles = backend.capabilities.profiles(MXFP4, MXFP4)
+    return next(
+        profile
+        for profile in (GemmProfile.ORDERED, GemmProfile.EXACT, GemmProfile.BOUNDED)
+        if profile in profiles
+    )

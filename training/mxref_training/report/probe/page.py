@@ -1,0 +1,130 @@
+"""The report of a probe: an HTML page in one file, and the same as Markdown without figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mxref.errors import FileFormatError
+from mxref.printable import printable
+from mxref_training.durable import explained, make_folder, replace_text
+from mxref_training.probe.results import Results
+from mxref_training.report.probe import plots
+from mxref_training.report.probe.growth import growth_svg
+from mxref_training.report.probe.tables import summary
+from mxref_training.report.text import escaped, markdown_text
+
+HTML, MARKDOWN = "probe.html", "probe.md"
+
+Fact = tuple[str, str]
+
+
+def write_page(results: Results, folder: Path) -> tuple[Path, Path]:
+    """Write `probe.html` and `probe.md` into a folder, each in one piece, and return their paths.
+
+    Raises:
+        FileFormatError: a file cannot be written; an older one is left as it was.
+    """
+    paths = folder / HTML, folder / MARKDOWN
+    with explained(FileFormatError, f"write to {folder}", "free some space, or choose another --out"):
+        make_folder(folder)
+        for path, text in zip(paths, (html(results), markdown(results)), strict=True):
+            replace_text(path, text)
+    return paths
+
+
+def html(results: Results) -> str:
+    """Return the page."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    loaders = [PackageLoader(f"mxref_training.{room}", ".") for room in ("report.probe", "report")]
+    environment = Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    shown = escaped(results, printable)
+    text = environment.get_template("probe.html.j2").render(
+        title=title(shown),
+        lead=lead(shown),
+        summary=summary(shown),
+        several=len(shown["moments"]) > 1,
+        last=shown["moments"][-1]["name"],
+        draws=shown["draws"],
+        snr=plots.snr_svg(shown),
+        bias=plots.bias_svg(shown),
+        split=plots.split_svg(shown),
+        mean=plots.mean_svg(shown),
+        variance=plots.variance_svg(shown) if shown["variances"]["rows"] else "",
+        growth=growth_svg(shown) if shown["growth"]["rows"] else "",
+        recipes=shown["recipes"],
+        provenance=provenance(shown),
+    )
+    return printable(text)
+
+
+def title(results: Results) -> str:
+    """Return the title."""
+    names = [moment["name"] for moment in results["moments"]]
+    return f"Probe of {', '.join(names)}"
+
+
+def lead(results: Results) -> str:
+    """Return what was measured, in two sentences."""
+    return (
+        f"{len(results['recipes'])} recipes on {results['batch']['name']}. One forward and backward pass in BF16 gives "
+        "X, W and dY of every linear layer. Each recipe's operands and GEMMs are compared with exact products on them. "
+        "No weight is updated."
+    )
+
+
+def provenance(results: Results) -> list[Fact]:
+    """Return what the numbers stand on."""
+    batch = results["batch"]
+    lines = [
+        (
+            "mxref",
+            f"{results['mxref']}, backend {results['backend']['name']} {results['backend']['details']}".strip(),
+        ),
+        (
+            "Batch",
+            f"{batch['sequences']} × {batch['length']} tokens, {batch['name']}; SHA-256 {batch['sha256']}",
+        ),
+    ]
+    for moment in results["moments"]:
+        trained = (
+            f"trained by recipe {moment['trained_by']}" if moment["trained_by"] else "of an unnamed recipe"
+        )
+        lines.append(
+            (
+                moment["name"],
+                f"{moment['checkpoint']}, after {moment['tokens']:,} tokens, {trained}, loss of the batch "
+                f"{moment['loss']:.4f}; SHA-256 of the weights {moment['model_sha256']}",
+            )
+        )
+    return lines + [
+        (part.capitalize(), ", ".join(f"{key} {value}" for key, value in results[part].items()))
+        for part in ("versions", "hardware")
+    ]
+
+
+def markdown(results: Results) -> str:
+    """Return the report as Markdown."""
+    table = summary(results)
+    titles = [markdown_text(column.title.replace("<br>", " ")) for column in table.columns]
+    rules = ["---" if column.left else "---:" for column in table.columns]
+    body = [[markdown_text(cell) for cell in row] for row in table.shown()]
+    lines = [f"# {markdown_text(title(results))}", "", markdown_text(lead(results)), ""]
+    lines += [f"| {' | '.join(cells)} |" for cells in (titles, rules, *body)]
+    lines += [
+        "",
+        "Medians over the layers.",
+        "",
+        "## Recipes",
+        "",
+        "| recipe | digest | Fprop | Dgrad | Wgrad |",
+    ]
+    lines += ["|---|---|---|---|---|"]
+    for recipe in results["recipes"]:
+        parts = [recipe["label"], recipe["digest"], *(text for _, text in recipe["treatment"])]
+        lines.append(f"| {' | '.join(map(markdown_text, parts))} |")
+    lines += ["", "## Provenance", ""]
+    lines += [f"- {markdown_text(name)}: {markdown_text(value)}" for name, value in provenance(results)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,278 @@
+"""The figures of a probe as SVG text: a line of each panel is a recipe, a dot is a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from mxref_training.probe.layer import Row
+from mxref_training.probe.results import Results, rows
+from mxref_training.probe.split import CAUSES
+from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED, styled, svg
+from mxref_training.report.probe.tables import ROLES, SLOTS
+
+WIDTH = 11.2
+"""Of every figure, in inches."""
+_LINE = 0.235
+"""Height of a recipe's line, in inches."""
+_NAMES = 0.185
+"""Share of the width that the recipes' names take."""
+_ACROSS = 9
+"""Most panels side by side."""
+_ROOM = 0.25
+"""Room for the medians beside the dots."""
+
+CAUSE_TITLES = {"scale": "scale bias", "dead": "dead zone", "clip": "clipping", "grid": "grid noise"}
+_CAUSE_COLOURS = dict(zip(CAUSES, ("#d55e00", "#0072b2", "#f0c929", "#b9c2cc"), strict=True))
+"""Told apart by lightness too, so that colour-blind readers and grey prints lose nothing."""
+TENSORS = {"x": "X", "w": "W", "dy": "dY"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A column of a figure."""
+
+    title: str
+    rows: Sequence[Row]
+
+
+Draw = Callable[[Axes, Panel, Sequence[str]], None]
+
+
+def snr_svg(results: Results) -> str:
+    """Return the SNR of every product: a panel for each GEMM and checkpoint."""
+    return _figure(
+        results,
+        "snr",
+        _by_role(results, "products"),
+        _strip("snr", ".1f"),
+        "SNR of the product, dB",
+        room=_ROOM,
+    )
+
+
+def bias_svg(results: Results) -> str:
+    """Return the bias of dW: a panel for each checkpoint."""
+    found = [row for row in rows(results, "products") if row["role"] == "wgrad"]
+    return _figure(
+        results,
+        "bias",
+        _by_moment(results, found, "dW"),
+        _strip("bias", "+.2f", 100.0, signed=True),
+        "bias of dW, %",
+        room=0.08,
+    )
+
+
+def split_svg(results: Results) -> str:
+    """Return the error of the operands by cause, as stacked bars: means over the layers."""
+    return _figure(
+        results,
+        "split",
+        _by_slot(results),
+        _stack,
+        "energy of the error, % of the operand's",
+        legend=_cause_legend,
+    )
+
+
+def mean_svg(results: Results) -> str:
+    """Return how much of each operand and of its error lies in the means of groups."""
+    return _figure(
+        results, "mean", _by_slot(results), _pair, "share in the means of groups, %", legend=_mean_legend
+    )
+
+
+def variance_svg(results: Results) -> str:
+    """Return the variance of products over the draws: a panel for each GEMM and checkpoint."""
+    return _figure(
+        results, "variance", _by_role(results, "variances"), _strip("variance", ".2g", 100.0),
+        "variance over the draws, % of the product's energy", room=_ROOM,
+    )  # fmt: skip
+
+
+def _figure(
+    results: Results,
+    prefix: str,
+    panels: Sequence[Panel],
+    draw: Draw,
+    label: str,
+    *,
+    legend: Callable[[Any], None] | None = None,
+    room: float = 0.0,
+) -> str:
+    """Return panels side by side, which share the recipes' lines and the axis; those that do not fit stand below.
+
+    Args:
+        results: of the probe.
+        prefix: of the ids in the figure.
+        panels: what they show.
+        draw: draws one.
+        label: of the shared axis.
+        legend: draws a legend above the panels.
+        room: share by which the axis is lengthened at its upper end, for numbers.
+    """
+    shown = {row["recipe"] for panel in panels for row in panel.rows}
+    recipes = [recipe["name"] for recipe in results["recipes"] if recipe["name"] in shown]
+    labels = [recipe["label"] for recipe in results["recipes"] if recipe["name"] in shown]
+    several = len(results["moments"]) > 1
+    down = -(-len(panels) // _ACROSS)
+    across = -(-len(panels) // down)
+    top, bottom, gap = 0.42 if several else 0.26, 0.46, 0.75
+    height = _LINE * len(recipes)
+    total = (0.3 if legend else 0.0) + top + down * height + (down - 1) * gap + bottom
+    with styled(prefix):
+        figure = Figure(figsize=(WIDTH, total))
+        grid = figure.subplots(down, across, squeeze=False, sharey=True, sharex=True)
+        for axes in grid.ravel()[len(panels) :]:
+            axes.set_visible(False)
+        for axes, panel in zip(grid.ravel(), panels, strict=False):
+            draw(axes, panel, recipes)
+            _lines(axes, len(recipes))
+            axes.set_title(panel.title, fontsize=8.5 if several else 9.5)
+            axes.tick_params(labelsize=8)
+        low, high = grid[0, 0].get_xlim()
+        grid[0, 0].set_xlim(low, high + room * (high - low))
+        for line in grid:
+            line[0].set_yticks(range(len(recipes)), labels, fontsize=8.5)
+            line[0].tick_params(axis="y", length=0, labelcolor=INK)
+        figure.subplots_adjust(
+            left=_NAMES,
+            right=0.985,
+            top=1 - ((0.3 if legend else 0.0) + top) / total,
+            bottom=bottom / total,
+            wspace=0.12,
+            hspace=gap / height,
+        )
+        figure.supxlabel(label, fontsize=9, color=MUTED, x=(_NAMES + 0.985) / 2, y=0.03 / total, va="bottom")
+        if legend:
+            legend(figure)
+        return svg(figure, prefix)
+
+
+def _lines(axes: Axes, count: int) -> None:
+    axes.set_ylim(count - 0.4, -0.6)
+    for y in range(count):
+        axes.axhline(y, color=GRID, lw=0.6, zorder=0)
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _strip(key: str, form: str, scale: float = 1.0, signed: bool = False) -> Draw:
+    """Return a function that draws a dot for each layer, and writes the median beside a line at its place."""
+
+    def draw(axes: Axes, panel: Panel, recipes: Sequence[str]) -> None:
+        if signed:
+            axes.axvline(0, color=MUTED, lw=1, zorder=1)
+        for y, recipe in enumerate(recipes):
+            values = [
+                scale * row[key] for row in panel.rows if row["recipe"] == recipe and row.get(key) is not None
+            ]
+            if not values:
+                continue
+            axes.plot(values, [y] * len(values), "o", ms=3.2, color=COLOURS[0], alpha=0.35, mew=0, zorder=2)
+            middle = median(values)
+            axes.plot([middle, middle], [y - 0.34, y + 0.34], color=INK, lw=1.6, zorder=3)
+            axes.text(
+                1.0, y - 0.02, format(middle, form).replace("-", "−"), transform=axes.get_yaxis_transform(),
+                ha="right", va="center", fontsize=7.2, color=INK, zorder=4,
+            )  # fmt: skip
+
+    return draw
+
+
+def _stack(axes: Axes, panel: Panel, recipes: Sequence[str]) -> None:
+    for y, recipe in enumerate(recipes):
+        own = [row for row in panel.rows if row["recipe"] == recipe and row["noise"] is not None]
+        left = 0.0
+        for cause in CAUSES:
+            width = 100 * fmean(row[f"noise_{cause}"] or 0.0 for row in own) if own else 0.0
+            axes.barh(y, width, left=left, height=0.66, color=_CAUSE_COLOURS[cause], zorder=2)
+            left += width
+
+
+def _pair(axes: Axes, panel: Panel, recipes: Sequence[str]) -> None:
+    for y, recipe in enumerate(recipes):
+        own = [row for row in panel.rows if row["recipe"] == recipe]
+        ends = [
+            100 * median(values) if values else None
+            for values in (
+                [row[key] for row in own if row[key] is not None] for key in ("dc_source", "dc_noise")
+            )
+        ]
+        source, error = ends
+        if source is not None and error is not None:
+            axes.plot([source, error], [y, y], color=MUTED, lw=0.9, zorder=1)
+        if source is not None:
+            axes.plot(source, y, "o", ms=4.6, mfc="white", mec=MUTED, mew=1.2, zorder=2)
+        if error is not None:
+            axes.plot(error, y, "o", ms=4.6, color=COLOURS[3], zorder=3)
+    axes.set_xlim(0, 100)
+
+
+def _cause_legend(figure: Any) -> None:
+    _legend(
+        figure, [(CAUSE_TITLES[cause], {"marker": "s", "color": _CAUSE_COLOURS[cause]}) for cause in CAUSES]
+    )
+
+
+def _mean_legend(figure: Any) -> None:
+    hollow = {"marker": "o", "mfc": "white", "mec": MUTED, "color": MUTED}
+    _legend(figure, [("of the operand", hollow), ("of its error", {"marker": "o", "color": COLOURS[3]})])
+
+
+def _legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    from matplotlib.lines import Line2D
+
+    marks = [Line2D([], [], ls="", ms=7, label=label, **style) for label, style in entries]
+    figure.legend(
+        handles=marks, loc="upper left", bbox_to_anchor=(_NAMES - 0.01, 1.0), ncols=len(marks), frameon=False,
+        fontsize=9, handletextpad=0.2, columnspacing=1.6, borderaxespad=0.1,
+    )  # fmt: skip
+
+
+def _names(results: Results) -> list[str]:
+    return [moment["name"] for moment in results["moments"]]
+
+
+def _by_role(results: Results, table: str) -> list[Panel]:
+    found, names = rows(results, table), _names(results)
+    several = len(names) > 1
+    return [
+        Panel(
+            f"{role.capitalize()}\n{name}" if several else role.capitalize(),
+            [row for row in found if row["role"] == role and row["moment"] == name],
+        )
+        for role in ROLES
+        for name in names
+    ]
+
+
+def _by_moment(results: Results, found: Sequence[Row], title: str) -> list[Panel]:
+    names = _names(results)
+    return [
+        Panel(name if len(names) > 1 else title, [row for row in found if row["moment"] == name])
+        for name in names
+    ]
+
+
+def _by_slot(results: Results) -> list[Panel]:
+    """Return a panel for each operand: of one checkpoint all six, of several Wgrad's two over the checkpoints."""
+    found, names = rows(results, "operands"), _names(results)
+    slots = SLOTS if len(names) == 1 else [slot for slot in SLOTS if slot[0] == "wgrad"]
+    return [
+        Panel(
+            f"{role.capitalize()} {TENSORS[tensor]}" + (f"\n{name}" if len(names) > 1 else ""),
+            [row for row in found if (row["moment"], row["role"], row["operand"]) == (name, role, tensor)],
+        )
+        for role, tensor in slots
+        for name in names
+    ]
