@@ -18,6 +18,7 @@ from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.lab import fresh, slots
 from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.branches import run_branches
 from mxref_training.lab.budget import Budget
 from mxref_training.lab.costs import Costs, cost_class
 from mxref_training.lab.ladder import Ladder
@@ -149,6 +150,17 @@ class _Held:
 
     def __del__(self) -> None:
         self.freed.append(1)
+
+
+def test_branches_run_in_processes_too(tmp_path: Path, config: Any, corpus: Any) -> None:
+    arms = [arm for arm in table()["arm"] if arm["name"] in ("fp8", "h16")]
+    lad = ladder(arm=arms, branch={"moments": ["2"], "updates": 2})
+    results = run_branches(
+        lad, config, tmp_path, backend=mxref.get_backend("numba"), trainer=FakeTrainer(), corpus=lambda: corpus,
+        runner=ChildProcesses([Slot()], "numba"), say=lambda line: None,
+    )  # fmt: skip
+    assert [arm["name"] for arm in results["moments"][0]["arms"]] == ["fp8", "h16"]
+    assert results["moments"][0]["arms"][1]["validation_last"]["mean"] != 0
 
 
 def test_what_a_run_leaves_is_released_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

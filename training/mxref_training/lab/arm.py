@@ -9,7 +9,7 @@ recipe, configuration, data or code changed is trained again, and its old direct
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,6 +277,10 @@ class Runner(Protocol):
 
     def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
         """Train all runs on the tokens of a corpus, or raise the error that stopped them."""
+
+
+Before = Callable[[Sequence[ArmRun], Any], None]
+"""Is told the runs that will train, and the corpus."""
 
 
 def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
-from mxref_training.lab.arm import ArmRun, Runner, Start, Trainer
+from mxref_training.lab.arm import ArmRun, Before, Runner, Start, Trainer
 from mxref_training.lab.costs import Costs
-from mxref_training.lab.fingerprint import code_digest, fingerprint
+from mxref_training.lab.fingerprint import DESIGN, code_digest, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
@@ -43,6 +43,7 @@ def run_branches(
     progress: Any = None,
     runner: Runner | None = None,
     costs: Costs | None = None,
+    before: Before | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the branches that are not finished, and return the results, also written to `out/branch.json`.
@@ -60,6 +61,7 @@ def run_branches(
         progress: handed to the trainer.
         runner: trains the runs; by default `trainer` trains them one after another in this process.
         costs: learns how long the finished runs took.
+        before: is told all runs that will train, before the first one does.
         say: prints one line.
 
     Raises:
@@ -100,6 +102,8 @@ def run_branches(
         if trunk.finished():
             say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
             trunk.forget()
+    if before:
+        before([*needed, *missing], tokens)
     at_trunks = Tally(needed, needed, lambda records: None, say)
     train(at_trunks.unfinished(), at_trunks, tokens)
     train(tally.unfinished(), tally, tokens)
@@ -154,7 +158,7 @@ class _Plan:
         design = self.design
         config = seeded(self.config, arm, trunk.seed)
         run = replace(config.run, log_every=1, eval_every=design.interval, checkpoint_every=0, keep=1)
-        same = {key: value for key, value in trunk.key.items() if key != _FOLDER}
+        same = {key: value for key, value in trunk.key.items() if key != DESIGN}
         place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
         made = self._run(
             self.out / _FOLDER / f"step-{step}", arm, trunk.seed, replace(config, run=run), place
@@ -166,5 +170,5 @@ class _Plan:
     def _run(self, out: Path, arm: Arm, seed: int, config: TrainConfig, place: dict[str, Any]) -> ArmRun:
         recipe = self.ladder.resolve(arm)
         key = fingerprint(config, recipe, self.backend, self.tokens, self.code)
-        key |= {_FOLDER: place} if place else {}
+        key |= {DESIGN: place} if place else {}
         return ArmRun(out, arm, seed, config, recipe, key, str(self.tokens.report))

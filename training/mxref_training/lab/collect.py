@@ -19,7 +19,7 @@ from mxref_training.config import config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
 from mxref_training.lab.arm import set_aside
-from mxref_training.lab.fingerprint import code_digest, differences
+from mxref_training.lab.fingerprint import DESIGN, code_digest, differences
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
@@ -53,7 +53,9 @@ class Found:
         """The part of the fingerprint that all runs of a ladder share."""
         key: dict[str, Any] = self.table["key"]
         run = {name: value for name, value in key["run"].items() if name not in ("seed", "data_seed")}
-        return {name: part for name, part in key.items() if name not in ("recipe", "phases")} | {"run": run}
+        return {name: part for name, part in key.items() if name not in ("recipe", "phases", DESIGN)} | {
+            "run": run
+        }
 
     @property
     def is_repeatable(self) -> bool:
@@ -135,7 +137,8 @@ def _results_in(folder: Path, *, required: bool = True) -> Iterator[Found]:
             raise FileFormatError(
                 f"{path} is damaged, was edited, or is of another version of mxref: copy it again, or delete it"
             )
-        yield Found(path, table)
+        if DESIGN not in table["key"]:
+            yield Found(path, table)
 
 
 def _require_arm(ladder: Ladder, result: Found) -> None:

@@ -16,7 +16,7 @@ from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun, Runner, Trainer
+from mxref_training.lab.arm import ArmRun, Before, Runner, Trainer
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import code_digest, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
@@ -44,6 +44,7 @@ def run_ladder(
     progress: Any = None,
     runner: Runner | None = None,
     costs: Costs | None = None,
+    before: Before | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -62,6 +63,7 @@ def run_ladder(
         progress: handed to the trainer.
         runner: trains the runs; by default `trainer` trains them one after another in this process.
         costs: learns how long the finished runs took.
+        before: is told all runs that will train, before the first one does.
         say: prints one line.
 
     Raises:
@@ -98,7 +100,10 @@ def run_ladder(
     tally = Tally(runs, wanted, results, say)
     if costs:
         costs.learn_records((run, tally.records[run.title]) for run in runs if run.title in tally.records)
-    (runner or one_by_one(trainer, backend, progress))(tally.unfinished(), tally, tokens)
+    unfinished = tally.unfinished()
+    if before:
+        before(unfinished, tokens)
+    (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
     return results(tally.records)
 
 
