@@ -273,10 +273,14 @@ def _collect(ladder: Ladder, folders: tuple[Path, ...], out: Path | None) -> Non
         raise click.UsageError("--collect needs folders, and --out for what is collected")
     require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
     from mxref.terminal import echo
+    from mxref_training.cli.ablate_pages import show_branches
     from mxref_training.lab.collect import collect
 
-    if results := collect(ladder, folders, out, lambda line: echo(line, err=True)):
-        show_ladder(results, out)
+    found = collect(ladder, folders, out, lambda line: echo(line, err=True))
+    if found.ladder:
+        show_ladder(found.ladder, out)
+    if found.branches:
+        show_branches(found.branches, out)
 
 
 def _kept(text: str) -> list[str]:

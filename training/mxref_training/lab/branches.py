@@ -87,7 +87,7 @@ def run_branches(
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
         found = ((run, records[run.title]) for run in branches if run.title in records)
-        table = assemble_branches(ladder, config, found, tokens, backend.name)
+        table = assemble_branches(ladder, branch_config(config, design), found, tokens, backend.name)
         written: dict[str, Any] = plain(table)
         write_json(out / RESULTS, written)
         return written
@@ -108,6 +108,17 @@ def run_branches(
     train(at_trunks.unfinished(), at_trunks, tokens)
     train(tally.unfinished(), tally, tokens)
     return results(tally.records)
+
+
+def branch_config(config: TrainConfig, design: Branch) -> TrainConfig:
+    """Return the configuration of a branch: every step is logged, and no checkpoint is kept but the newest."""
+    run = replace(config.run, log_every=1, eval_every=design.interval, checkpoint_every=0, keep=1)
+    return replace(config, run=run)
+
+
+def branch_place(step: int) -> Path:
+    """Return the directory of a moment's branches in that of the ladder."""
+    return Path(_FOLDER, f"step-{step}")
 
 
 def branching(ladder: Ladder, arms: list[str] | None) -> list[Arm]:
@@ -156,13 +167,10 @@ class _Plan:
     def branch(self, trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
         """Return the run of an arm that goes on from a step of a trunk."""
         design = self.design
-        config = seeded(self.config, arm, trunk.seed)
-        run = replace(config.run, log_every=1, eval_every=design.interval, checkpoint_every=0, keep=1)
+        config = branch_config(seeded(self.config, arm, trunk.seed), design)
         same = {key: value for key, value in trunk.key.items() if key != DESIGN}
         place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
-        made = self._run(
-            self.out / _FOLDER / f"step-{step}", arm, trunk.seed, replace(config, run=run), place
-        )
+        made = self._run(self.out / branch_place(step), arm, trunk.seed, config, place)
         return replace(
             made, start=Start(trunk.folder, step), stops=(step + design.updates,), keep_checkpoints=False
         )

@@ -34,7 +34,7 @@ def calibrate(runs: Sequence[ArmRun], places: int, out: Path, train: Runner, cor
     """
     by_class: dict[str, ArmRun] = {}
     for run in runs:
-        if STEPS < run.config.run.steps:  # a shorter run may as well be trained
+        if run.config.run.steps > STEPS:  # a shorter run may as well be trained
             by_class.setdefault(cost_class(run.recipe), run)
     copies = -(-places // max(1, len(by_class)))
     folder = out / _FOLDER
