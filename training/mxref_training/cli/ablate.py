@@ -12,6 +12,7 @@ import click
 
 from mxref.cli.jobs import jobs_option
 from mxref_training.cli.report import report, require, show_ladder
+from mxref_training.errors import ConfigError
 
 if TYPE_CHECKING:
     from mxref_training.lab.ladder import Ladder
@@ -56,6 +57,12 @@ MAX_SEEDS = 1000
     metavar="ARMS|none",
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
 )
+@click.option(
+    "--probe",
+    "probes",
+    is_flag=True,
+    help="At the end, compare the GEMMs of all recipes on the reference's last checkpoint, as `mxref probe` does.",
+)
 @click.option("--backend", "backend_name", help="Backend that computes the block formats.")
 @click.option(
     "--collect",
@@ -80,6 +87,7 @@ def ablate(
     devices: str | None,
     max_minutes: float | None,
     keep_checkpoints: str | None,
+    probes: bool,
     backend_name: str | None,
     collects: bool,
     list_arms: bool,
@@ -136,6 +144,11 @@ def ablate(
     config = load_config(loaded.train.preset, [loaded.train.overlay(), *overrides, given])
     folder = out or Path("runs") / Path(ladder).stem
     names = loaded.names(_names(arms), _names(without))
+    kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
+    if probes and kept is not None and loaded.reference.name not in kept:
+        raise ConfigError(
+            f"--probe reads the checkpoint of {loaded.reference.name}, which --keep-checkpoints deletes: name it there"
+        )
     chosen, _ = choose(backend_name)
     backend = get_backend(chosen)
     slots = make_slots(jobs, devices, config, backend, len(planned(loaded, seeds, names)))
@@ -158,7 +171,7 @@ def ablate(
             corpus=lambda: prepare_corpus(config),
             seeds=seeds,
             arms=names,
-            keep_checkpoints=None if keep_checkpoints is None else _kept(keep_checkpoints),
+            keep_checkpoints=kept,
             runner=runner,
             costs=costs,
             say=lambda line: echo(line, err=True),
@@ -166,6 +179,11 @@ def ablate(
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    if probes:
+        from mxref_training.cli.probe import probe_reference
+
+        left_out = [arm.name for arm in loaded.arm if arm.name not in names]
+        probe_reference(loaded, left_out, folder, backend)
     show_ladder(results, folder)
 
 
