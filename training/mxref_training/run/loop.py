@@ -230,7 +230,6 @@ class _Run:
                     if due or request.signal or self.step == last:
                         self._catch_up()
                         self._save()
-                    self.journal.start_clock()
                     if request.signal and self.step < last:
                         raise Interrupted(
                             f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
@@ -290,6 +289,7 @@ class _Run:
         seconds = time.perf_counter() - began
         self.journal.add_evaluation(self.step, found, widened, seconds, self.observer)
         self._require_finite()
+        self.journal.start_clock()
 
     def _evaluation(self) -> Evaluation:
         return evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
@@ -305,6 +305,7 @@ class _Run:
             "identity": self.identity,
         }
         self.folder.store.save(self.state.snapshot(self.step, facts))
+        self.journal.start_clock()
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
