@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
-	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
+	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --probe --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 test: $(STAMP)  ## prove the bits, and everything around them
