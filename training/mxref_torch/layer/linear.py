@@ -200,10 +200,6 @@ class MXLinear(OperandMaker):
         super().train(mode)
         return self
 
-    def forget_update(self) -> None:
-        """Take note that an optimizer left the weights as they were: the step goes on under its number."""
-        self.passes.forget()
-
     def _forget(self) -> None:
         """Forget what is known of the weight and of the step that trained it."""
         self.forget_weights()
