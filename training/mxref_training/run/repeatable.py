@@ -73,7 +73,7 @@ def compiler_threads(config: TrainConfig) -> Iterator[None]:
         return
     from torch._inductor import config as inductor
 
-    with inductor.patch(compile_threads=min(threads, inductor.compile_threads or threads)):  # type: ignore[attr-defined]
+    with inductor.patch(compile_threads=min(threads, inductor.compile_threads or threads)):
         yield
 
 
