@@ -20,6 +20,7 @@ from mxref.errors import ShapeError, UnsupportedError
 from mxref_torch import operators
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
+from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
 from mxref_torch.layer.gradient import sole_uses
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_parameters
@@ -436,7 +437,9 @@ class CapturedStep:
         finally:
             del self.optimizer.found_inf  # type: ignore[attr-defined]
         for layer in self._layers:
-            layer.advance(self._held)
+            layer.drop_operands()
+        histories = (module for module in self.model.modules() if isinstance(module, Fp8Scales))
+        advance_scales(histories, self._held)
         places = torch.arange(len(gradients), device=self._device)
         last = torch.where(torch.isfinite(norms), -1, places).max()
         self._outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
