@@ -91,8 +91,9 @@ def train(
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
-    CONFIG is a TOML file or a preset: demo (the default), tiny, llama31_8b. A run that was stopped goes on
-    from its latest checkpoint when the same command is given again, bit for bit as if it had never stopped.
+    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b. A run that was
+    stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had never
+    stopped.
 
     \b
     Examples:
