@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mxref.cli.jobs import jobs_option
+from mxref.cores import wait_passively
 from mxref_training.cli.report import report, require, show_ladder
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def ablate(
       mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
+    wait_passively()
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
