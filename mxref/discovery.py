@@ -126,6 +126,17 @@ def get_backend(name: str | None = None) -> Backend:
     return _registry.loaded[name]
 
 
+def loaded_as(backend: Backend) -> str | None:
+    """Return the name under which `get_backend` gives this backend; None for one that was made in another way."""
+    for name, loaded in _registry.loaded.items():
+        if loaded is backend:
+            return name
+    try:
+        return backend.name if get_backend(backend.name) is backend else None
+    except MxrefError:
+        return None
+
+
 @contextmanager
 def _own_failures(name: str) -> Iterator[None]:
     """Convert exceptions of a backend's code during loading into a LoadError that names file and line."""

@@ -383,3 +383,39 @@ def test_a_copy_has_a_handle_of_its_own() -> None:
     assert_same(grads(twin), grads(model))
     followed.step()
     assert (own.step, handle.step) == (3, 2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_skipped_step_is_no_step_whoever_skips_it(fused: bool) -> None:
+    """A fused optimizer is called for a step that a scaler skips, and skips the update itself."""
+    model, handle, _ = started()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    handle.follow(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    seen = []
+    for bad in (False, True, False):
+        scaler.scale(loss_of(model, batch(0))).backward()
+        seen.append((handle.step, handle.token_origin))
+        if bad:
+            model.lm_head.weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    tokens = handle.token_origin
+    assert (handle.step, tokens) == (2, 0)
+    assert [step for step, _ in seen] == [0, 1, 1]
+    # The repeated step draws other bits than the one that was skipped.
+    assert seen[1][1] < seen[2][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("step", -1), ("step", 1.5), ("step", True), ("token_origin", -32), ("global_tokens", 0)],
+)
+def test_a_place_in_training_is_whole_and_not_negative(name: str, wrong: Any) -> None:
+    _, handle, _ = started()
+    before = getattr(handle, name)
+    for owner in (handle, handle.context):
+        with pytest.raises(LayerError, match=f"{name} = {wrong!r}, and it is a whole number from"):
+            setattr(owner, name, wrong)
+    assert getattr(handle, name) == before

@@ -149,6 +149,8 @@ class CapturedStep:
         self._taken = 0
         self._next: int | None = None  # number of the next step
         self._pending: _Pending | None = None
+        optimizer.register_load_state_dict_pre_hook(self._before_loading)
+        optimizer.register_load_state_dict_post_hook(self._after_loading)
 
     def _check(self, on_gpu: bool) -> None:
         if not all(group.get("fused") for group in self.optimizer.param_groups):
@@ -174,6 +176,19 @@ class CapturedStep:
                 "without SR and without random signs"
             )
 
+    def _before_loading(self, _optimizer: Any, _state: Any) -> None:
+        if self._pending is not None:
+            raise StepError(
+                f"the outcome of step {self._pending.step} has not been read, and it may have to be repeated: call "
+                "finish() before optimizer.load_state_dict"
+            )
+
+    def _after_loading(self, optimizer: torch.optim.Optimizer) -> None:
+        # The optimizer has new tensors, and a graph would go on with the old ones.
+        self._graph, self._taken = None, 0
+        for group in optimizer.param_groups:
+            group["capturable"] = True
+
     def _draws(self) -> bool:
         """Return whether a layer draws random bits, now or in a later phase."""
         schedule = self.context.schedule
@@ -196,7 +211,6 @@ class CapturedStep:
         if self._pending and step == self._pending.step:
             raise StepError(f"step {step} was started already; each step has a number of its own")
         self._check_batch(batch)
-        self._next = step + 1
         schedule = self.context.schedule
         if schedule is not None and schedule.turns(step):
             # The last step of a phase may have to be repeated under its recipe, so it is settled first.
@@ -204,9 +218,10 @@ class CapturedStep:
             self.context.step = step
             self._check(self._device.type == "cuda")
             self._graph, self._taken = None, 0
-            self._pending = self._start(step, batch)
+            self._pending, self._next = self._start(step, batch), step + 1
             return last
-        before, self._pending = self._pending, self._start(step, batch)
+        before = self._pending
+        self._pending, self._next = self._start(step, batch), step + 1
         return None if before is None else self._settled(before)
 
     def finish(self) -> StepOutcome | None:
@@ -255,6 +270,11 @@ class CapturedStep:
 
     def _set(self, step: int) -> None:
         """Tell layers, kernels and optimizer the step and the learning rates."""
+        if len(self.optimizer.param_groups) != len(self._lrs):
+            raise LayerError(
+                f"the optimizer has {len(self.optimizer.param_groups)} groups of parameters, and had {len(self._lrs)} "
+                "when the CapturedStep was made: make another one"
+            )
         self.context.step, self.context.global_tokens = step, self._tokens
         self._step.fill_(step)
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
@@ -303,15 +323,25 @@ class CapturedStep:
         restart(self.model)  # its number comes again
         self._set(pending.step)
         now = [lr.clone() for lr in self._lrs]
-        for own, tensor in zip((*self._inputs, *self._lrs), (*pending.batch, *pending.lrs), strict=True):
-            own.copy_(tensor)
-        with self.context.backend.widened():
-            self._aside(self._whole)
-        outcome, _ = self._read(self._sent(_Pending(pending.step, (), [], self._outcome)))
-        for lr, rate in zip(self._lrs, now, strict=True):
-            lr.copy_(rate)
-        for p, gradient in zip(self._parameters, gradients, strict=True):
-            p.grad = gradient  # a graph writes into the memory that it was captured with
+        try:
+            for own, tensor in zip((*self._inputs, *self._lrs), (*pending.batch, *pending.lrs), strict=True):
+                own.copy_(tensor)
+            with self.context.backend.widened():
+                self._aside(self._whole)
+            outcome, exceeded = self._read(self._sent(_Pending(pending.step, (), [], self._outcome)))
+        finally:
+            for lr, rate in zip(self._lrs, now, strict=True):
+                lr.copy_(rate)
+            for p, gradient in zip(self._parameters, gradients, strict=True):
+                p.grad = gradient  # a graph writes into the memory that it was captured with
+        if exceeded:
+            self._held.zero_()
+            self._discard()
+            self._pending, self._next = None, pending.step
+            raise UnsupportedError(
+                f"backend {self.context.backend.name!r} left its range in step {pending.step}, and again in its "
+                "widest range, so the weights were not updated: take another GEMM profile or backend"
+            )
         return outcome
 
     def _aside(self, run: Callable[[], None]) -> None:
@@ -325,12 +355,35 @@ class CapturedStep:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _captured(self) -> Any:
+        """Return the graph of the step; LayerError, and the model is as it was, if it cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         for p in self._parameters:
             p.grad = None
-        with operators.device_step(self._step), torch.cuda.graph(graph, stream=self._stream):
-            self._body()
+        try:
+            with operators.device_step(self._step), torch.cuda.graph(graph, stream=self._stream):
+                self._body()
+        except Exception as err:
+            self._discard()
+            # What ends the capture raises too, and hides the cause.
+            cause: BaseException = err
+            while cause.__context__ is not None:
+                cause = cause.__context__
+            raise LayerError(
+                f"the step cannot be captured as a CUDA graph: {type(cause).__name__}: {cause}; the weights are as "
+                "they were; keep the loss free of waits for the GPU, of printing and of shapes that depend on values, "
+                "or pass capture=False"
+            ) from err
+        except BaseException:
+            self._discard()
+            raise
         return graph
+
+    def _discard(self) -> None:
+        """Forget a step that did not end: gradients, weights that are held, and amaxes."""
+        self.context.sole_uses = {}
+        for p in self._parameters:
+            p.grad = None
+        restart(self.model)
 
     def _whole(self) -> None:
         for p in self._parameters:
@@ -339,8 +392,7 @@ class CapturedStep:
             with operators.device_step(self._step) if self.capture else nullcontext():
                 self._body()
         except BaseException:
-            self.context.sole_uses = {}
-            restart(self.model)  # weights that are held, and amaxes, are of a step that did not end
+            self._discard()
             raise
 
     def _body(self) -> None:

@@ -330,3 +330,31 @@ def test_recordings_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
         model(x)
     assert operators.watchers == []
     assert not list(tmp_path.iterdir())
+
+
+def test_the_advice_names_a_backend_as_it_was_loaded(tmp_path: Path) -> None:
+    """A file's backend is found by its path, not by the name of its class."""
+    source = tmp_path / "my faults.py"
+    source.write_text(
+        "from mxref.reference import ReferenceBackend\n"
+        "class Wrong(ReferenceBackend):\n"
+        "    name = 'wrong'\n"
+        "    def _quantize(self, x, plan):\n"
+        "        codes, scales = super()._quantize(x, plan)\n"
+        "        codes = codes.copy()\n"
+        "        codes[-1, 3] ^= 1\n"
+        "        return codes, scales\n"
+        "backend = Wrong()\n"
+    )
+    file = tmp_path / "shadow.npz"
+    loaded = get_backend(f"{source}:backend")
+    for backend, named in (
+        (loaded, f"--backend '{source}:backend' shows"),
+        (type(loaded)(), "file.py:object"),
+    ):
+        model = model_of()
+        mxref_torch.convert(model, recipe_from_table(TABLES["rne"]), backend=backend)
+        with pytest.raises(ShadowError) as caught, mxref_torch.shadow(model, 1.0, file=file):
+            model(torch.randn(32, 64)).sum().backward()
+        assert named in str(caught.value)
+    assert "differs" in command("conform", "--replay", str(file), "--backend", f"{source}:backend").output

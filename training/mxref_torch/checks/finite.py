@@ -83,10 +83,10 @@ def find_nonfinite(model: Any) -> Iterator[NonfiniteSearch]:
 def _watch(search: NonfiniteSearch, name: str, module: nn.Module, linear: bool) -> Iterator[Any]:
     title = name or "the model"
 
-    def before(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        for value in args:
+    def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        for value in (*args, *named.values()):
             search.look(value, f"X of {title}")
-        return tuple(map(listened, args))
+        return tuple(map(listened, args)), {key: listened(value) for key, value in named.items()}
 
     def listened(value: Any) -> Any:
         # A view, because the hook of a tensor that several layers read would see the sum of their gradients.
@@ -103,5 +103,5 @@ def _watch(search: NonfiniteSearch, name: str, module: nn.Module, linear: bool) 
                 value.register_hook(lambda dy: search.look(dy, f"dY of {title}"))  # type: ignore[no-untyped-call]
 
     if linear:
-        yield module.register_forward_pre_hook(before)
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
     yield module.register_forward_hook(after)

@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from mxref.formats import OperandFormat
 from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.checks.measures import Totals, finite, measure, percent
+from mxref_torch.checks.watching import module_of
+from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operand import Operand
 from mxref_torch.layer.reads import READERS
-from mxref_torch.names import named_linears, require_module
+from mxref_torch.names import named_linears
 
 Row = dict[str, Any]
 """A line of telemetry: its keys are in the reference of the files of a run."""
@@ -104,12 +105,12 @@ class Telemetry:
         return found
 
     def tapped(
-        self, layer: MXLinear, arguments: tuple[Any, ...], output: torch.Tensor
+        self, layer: MXLinear, arguments: tuple[Any, ...], named: dict[str, Any], output: torch.Tensor
     ) -> torch.Tensor | None:
         """Put the measuring node behind a layer's output; a forward hook of PyTorch."""
         if not (output.requires_grad and layer.low_precision):
             return None
-        x = arguments[0]
+        x = (*arguments, *named.values())[0]
         device = x.device.type
         # The layer casts its input under autocast.
         given = (
@@ -254,14 +255,17 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
         What is measured: read its `rows` at the end.
 
     Raises:
-        LayerError: not a model.
+        LayerError: not a model, or none of its layers is converted.
     """
-    model = model if isinstance(model, nn.Module) else getattr(model, "model", model)
-    linears = named_linears(require_module(model))
+    linears = named_linears(module_of(model))
     layers = {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
+    if not layers:
+        raise LayerError(
+            "telemetry measures converted layers, and the model has none; call mxref_torch.convert"
+        )
     seen = Telemetry(layers)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_eager())
         for layer in layers.values():
-            stack.callback(layer.register_forward_hook(seen.tapped).remove)
+            stack.callback(layer.register_forward_hook(seen.tapped, with_kwargs=True).remove)
         yield seen

@@ -8,6 +8,7 @@ places, so that the cost of a comparison has a limit.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from mxref.conformance.recorded import (
     where_text,
 )
 from mxref.conformance.replay import recorded_failure
+from mxref.discovery import loaded_as
 from mxref.formats import BlockFormat
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
@@ -180,10 +182,11 @@ class Shadow:
         kind = "quantization" if isinstance(call, RecordedQuantization) else "GEMM"
         reason = f"{kind} of {where_text(call.where)} differs from the reference under {failure.clause}"
         save_recording(self.file, Recording(backend.name, (call,), reason, machine()))
+        name = loaded_as(backend) or "path/to/file.py:object"
         raise ShadowError(
             f"backend {backend.name!r}: the {reason}: {failure.message}, expected {failure.expected}, got "
             f"{failure.got}; the run is stopped, and the operation is in {self.file}: "
-            f"mxref conform --replay {self.file} --backend {backend.name} shows it"
+            f"{shlex.join(['mxref', 'conform', '--replay', str(self.file), '--backend', name])} shows it"
         )
 
 

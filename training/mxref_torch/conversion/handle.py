@@ -192,7 +192,12 @@ class Handle:
 
     def _stepped(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         """Close the step that an optimizer took: its hook."""
-        if not in_backward():
+        # A GradScaler calls a fused optimizer also for the step that it skips.
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is not None and bool(skipped):
+            for layer in converted(self.model).values():
+                layer.passes.forget()  # the step goes on under its number
+        elif not in_backward():
             self._close()
         elif self._closing != (task := torch._C._current_graph_task_id()):
             # An optimizer that steps within the backward pass: the step ends with that pass.
@@ -226,7 +231,8 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """Return the place in training between two steps: step, seed and FP8's history, as copies on the CPU.
 
-        The history that only regions of another recipe have used is under the key `regions`, if there is any. Save it beside the state dict of the model, which is that of the unconverted model.
+        The history that only regions of another recipe have used is under the key `regions`, if there is any. Save the
+        state beside the state dict of the model, which is that of the unconverted model.
         """
         # A step that was closed by hand or captured leaves its own number behind.
         self.context.step = self.context.next_step

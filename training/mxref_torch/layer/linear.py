@@ -82,18 +82,25 @@ class MXLinear(OperandMaker):
         Raises:
             StepError: a backward pass has run since the last `advance`.
         """
-        if replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe:
+        if self._has(recipe):
             return
-        if self.census.trained:
-            raise StepError(
-                f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
-                "run: change it after mxref_torch.advance(model)"
-            )
+        self.check_use(recipe)
         if self._has_scales:
             del self.fp8
             self._has_scales = False
         self._forget()
         self.switch(recipe)
+
+    def check_use(self, recipe: Recipe) -> None:
+        """Raise StepError if `use` would."""
+        if self.census.trained and not self._has(recipe):
+            raise StepError(
+                f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
+                "run: change it after mxref_torch.advance(model)"
+            )
+
+    def _has(self, recipe: Recipe) -> bool:
+        return replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe
 
     def switch(self, recipe: Recipe, in_region: bool = False) -> None:
         """Compute by another recipe from the next forward pass on; a backward pass has the recipe of its forward pass.
@@ -134,9 +141,9 @@ class MXLinear(OperandMaker):
             for spec in recipe.operands(role)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T + bias; under autocast x is cast first, as `nn.Linear` casts it."""
-        device = x.device.type
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
+        x, device = input, input.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             # Autocast would reach the products inside the operators too.

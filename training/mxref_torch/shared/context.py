@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from mxref.errors import MxrefError
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.errors import StepError
+from mxref_torch.errors import LayerError, StepError
 from mxref_torch.shared.inputs import SharedOperands
 from mxref_torch.shared.schedule import RecipeSchedule
+
+_LEAST = {"step": 0, "token_origin": 0, "global_tokens": 1}
+"""The place of a micro-batch in training, and the least number of each."""
 
 
 @dataclass
@@ -71,12 +75,16 @@ class StepContext:
         return self._streams[operand]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in _LEAST and not (name == "global_tokens" and value is None):
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not whole or value < _LEAST[name]:
+                raise LayerError(f"{name} = {value!r}, and it is a whole number from {_LEAST[name]}")
         if name == "step" and self.schedule is not None:
             self.schedule.enter(value)
         super().__setattr__(name, value)
         if name in ("token_origin", "global_tokens"):
             super().__setattr__("placed_by_hand", True)  # until a handle that counts tokens says otherwise
-        if name in ("step", "token_origin", "global_tokens"):
+        if name in _LEAST:
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
             if "shared" in vars(self):

@@ -19,6 +19,9 @@ from mxref_torch.errors import LayerError, StepError
 class TakesRecipe(Protocol):
     """A layer whose recipe can change between optimizer steps, as `MXLinear` can."""
 
+    def check_use(self, recipe: Recipe) -> None:
+        """Raise StepError if `use` would."""
+
     def use(self, recipe: Recipe) -> None:
         """Compute by this recipe from now on."""
 
@@ -89,7 +92,8 @@ class RecipeSchedule:
         goes on with its own.
 
         Raises:
-            StepError: the step before is not closed by `advance`, or the phase ends within `hold`.
+            StepError: the step before is not closed by `advance`, or the phase ends within `hold`; no layer's recipe
+                has then changed.
         """
         found = self._place(step)
         if found != self._entered:
@@ -98,8 +102,14 @@ class RecipeSchedule:
                     f"step {step} begins the phase {self.spans[found].name!r} within `with mxref_torch.recipe(...)`: "
                     "leave the region before the phase changes"
                 )
-            for index, layer in sorted(self._layers.items(), key=lambda item: item[0]):
-                layer.use(self.recipes[found][self.names[index]])
+            turning = [
+                (layer, self.recipes[found][self.names[index]])
+                for index, layer in sorted(self._layers.items(), key=lambda item: item[0])
+            ]
+            for layer, recipe in turning:
+                layer.check_use(recipe)
+            for layer, recipe in turning:
+                layer.use(recipe)
             self._entered = found
 
     def _place(self, step: int) -> int:
