@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli.jobs import jobs_option
+from mxref.cores import wait_passively
 from mxref_training.cli.report import report, require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
@@ -166,6 +167,7 @@ def ablate(
     began = time.monotonic()
     if (moments or updates) and not branches:
         raise click.UsageError("--moments and --updates are given with --branch")
+    wait_passively()
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
