@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mxref.cli.explain import OPERAND_IDS, read_array
+from mxref.cli.explain import OPERAND_IDS, read_array, refuse_key
 from mxref.dialects import DIALECTS
 from mxref.errors import FileFormatError
 from mxref.steps.random import Stream
@@ -18,6 +18,13 @@ _PARTS = ("x", "codes", "scales")
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="X CODES SCALES")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="NAME",
+    help="Names of x, codes and scales in files with several arrays, if they have others: give it three times.",
+)
 @click.option(
     "--dialect",
     "--spec",
@@ -44,6 +51,7 @@ _PARTS = ("x", "codes", "scales")
 )  # fmt: skip
 def compare(
     files: tuple[Path, ...],
+    keys: tuple[str, ...],
     spec: str,
     axis: int,
     layouts: tuple[str, ...],
@@ -63,10 +71,11 @@ def compare(
     mxref compare x.npy codes.npy scales.npy --dialect amd
     mxref compare dump.safetensors --layout nvidia_128x4 --layout high_first
     mxref compare x.npy codes.npy scales.npy --axis 0 --layout any
+    mxref compare dump.npz --key act --key fp4 --key sf
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.check import compare as compared
 
-    x, codes, scales = _arrays(files)
+    x, codes, scales = _arrays(files, keys)
     stream = Stream(seed, step, layer, OPERAND_IDS[operand])
     report = compared(x, codes, scales, spec, axis=axis, layout=layouts, stream=stream, pad=pad)
     for line in str(report).splitlines():
@@ -74,30 +83,49 @@ def compare(
     click.get_current_context().exit(0 if report.ok else 1)
 
 
-def _arrays(files: tuple[Path, ...]) -> tuple[Any, Any, Any]:
+def _arrays(files: tuple[Path, ...], keys: tuple[str, ...]) -> tuple[Any, Any, Any]:
     if len(files) not in (1, 3):
         raise click.UsageError(
             f"got {len(files)} files: give x, codes and scales, or one file that holds arrays of these names"
         )
+    if len(files) == 1 and files[0].suffix == ".npy":
+        raise FileFormatError(f"{files[0]} holds one array: give x, codes and scales as three files")
+    if len(keys) not in (0, 3):
+        raise click.UsageError(f"--key is given {len(keys)} times: name x, codes and scales, in this order")
+    if keys and all(file.suffix == ".npy" for file in files):
+        refuse_key(files[0])
+    exact = len(files) == 1 or bool(keys)
     x, codes, scales = (
-        _read(file, part) for file, part in zip(files * (3 // len(files)), _PARTS, strict=True)
+        _read(file, name, exact) for file, name in zip(files * (3 // len(files)), keys or _PARTS, strict=True)
     )
     return x, codes, scales
 
 
-def _read(path: Path, part: str) -> Any:
-    """Return a file's array of a name, or the only one that it holds.
+def _read(path: Path, name: str, exact: bool) -> Any:
+    """Return a file's array of a name; unless `exact`, the only one that it holds may have another name.
 
     Raises:
         FileFormatError: as `read_array`; or a type that only PyTorch reads, which is not installed.
     """
     if path.suffix in (".pt", ".pth"):
-        return _of_torch(path, part)
+        return _of_torch(path, name, exact)
     if path.suffix == ".safetensors":
-        return _of_safetensors(path, part)
-    if path.suffix == ".npz" and part in _names(path):
-        return read_array(path, part)
+        return _of_safetensors(path, name, exact)
+    if path.suffix == ".npz":
+        return read_array(path, _chosen(path, _names(path), name, exact))
     return read_array(path)
+
+
+def _chosen(path: Path, names: list[str], name: str, exact: bool) -> str | None:
+    """Return the name of the array to read; None if the names are unknown, because the file cannot be read."""
+    if name in names or not names:
+        return name if names else None
+    if len(names) == 1 and not exact:
+        return names[0]
+    raise FileFormatError(
+        f"{path} has no array {name!r}, but {', '.join(sorted(names))}: name x, codes and scales by --key NAME, three "
+        "times"
+    )
 
 
 def _names(path: Path) -> list[str]:
@@ -110,7 +138,7 @@ def _names(path: Path) -> list[str]:
         return []
 
 
-def _of_safetensors(path: Path, part: str) -> Any:
+def _of_safetensors(path: Path, name: str, exact: bool) -> Any:
     """Return a tensor; PyTorch reads the types that NumPy does not have, such as float8_e8m0fnu."""
     from safetensors import safe_open
 
@@ -119,11 +147,11 @@ def _of_safetensors(path: Path, part: str) -> Any:
             names = list(file.keys())
     except Exception:  # `read_array` says what is wrong with the file
         names = []
-    key = part if part in names else None
+    key = _chosen(path, names, name, exact)
     try:
         return read_array(path, key)
     except FileFormatError as err:
-        if not (names and (key or len(names) == 1)):
+        if key is None:
             raise
         try:
             import torch  # noqa: F401
@@ -132,10 +160,10 @@ def _of_safetensors(path: Path, part: str) -> Any:
                 f"{err}; install torch, which knows more types, or store bytes as uint8"
             ) from err
     with safe_open(path, framework="pt") as file:
-        return file.get_tensor(key or names[0])
+        return file.get_tensor(key)
 
 
-def _of_torch(path: Path, part: str) -> Any:
+def _of_torch(path: Path, name: str, exact: bool) -> Any:
     """Return a tensor of a file of `torch.save`; files that hold code are refused."""
     try:
         import torch
@@ -147,9 +175,13 @@ def _of_torch(path: Path, part: str) -> Any:
         text = str(err).partition("\n")[0]
         raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
     if isinstance(held, dict):
-        held = held.get(part) if part in held else next(iter(held.values())) if len(held) == 1 else None
+        held = held.get(_chosen(path, [str(key) for key in held], name, exact))
+    elif exact:
+        raise FileFormatError(
+            f"{path} holds no dict of tensors: save one, or give x, codes and scales as three files"
+        )
     if not isinstance(held, torch.Tensor):
         raise FileFormatError(
-            f"{path} holds no tensor {part!r}: save a tensor, or a dict of x, codes and scales"
+            f"{path} holds no tensor {name!r}: save a tensor, or a dict of x, codes and scales"
         )
     return held

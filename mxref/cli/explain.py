@@ -201,6 +201,8 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
     Raises:
         FileFormatError: the file is missing, damaged or of another kind, or has no such array.
     """
+    if key is not None and path.suffix == ".npy":
+        refuse_key(path)
     if path.suffix not in (".npy", ".npz", ".safetensors"):
         raise FileFormatError(f"cannot read {path}: the suffix must be .npy, .npz or .safetensors")
     try:
@@ -221,6 +223,11 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
     except Exception as err:  # each reader raises its own exceptions on a damaged file
         text = str(err).partition("\n")[0]
         raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
+
+
+def refuse_key(path: Path) -> None:
+    """Raise FileFormatError for a .npy file, whose one array has no name."""
+    raise FileFormatError(f"{path} holds one array, which has no name: leave out --key")
 
 
 def _only(path: Path, names: list[str], key: str | None) -> str:

@@ -78,8 +78,11 @@ class Recording:
 
 
 def where_text(where: Mapping[str, str]) -> str:
-    """Return the place of a recorded operation as text, as in `step 3, layer blocks.0.q_proj, fprop x`."""
-    parts = [f"step {where['step']}"] if "step" in where else []
+    """Return the place of a recorded operation as text, as in `step 3 counted from 0, layer q_proj, fprop x`.
+
+    The step is that of the random streams, which `mxref explain --step` takes; the logs of a run count from 1.
+    """
+    parts = [f"step {where['step']} counted from 0"] if "step" in where else []
     parts += [f"layer {where['layer']}"] if "layer" in where else []
     parts += [" ".join(where[key] for key in ("role", "tensor") if key in where)]
     return ", ".join(filter(None, parts)) or "place unknown"

@@ -61,8 +61,9 @@ class ReplayReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every recorded answer and every new one is right, and at least one operation was compared."""
-        return bool(self.calls) and not any(call.recorded or call.answered for call in self.calls)
+        """Whether every recorded answer and every new one is right, and the backend was asked at least one."""
+        asked = any(call.undeclared is None for call in self.calls)
+        return asked and not any(call.recorded or call.answered for call in self.calls)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -100,10 +101,19 @@ class ReplayReport:
         return f"equal in {call.compared:,} {unit}"
 
     def _total(self) -> str:
-        wrong = sum(bool(call.recorded or call.answered) for call in self.calls)
+        count, wrong = len(self.calls), sum(bool(call.recorded or call.answered) for call in self.calls)
         undeclared = sum(call.undeclared is not None for call in self.calls)
-        text = f"{len(self.calls)} operations, {wrong} with a difference"
-        return text + (f", {undeclared} not declared by {self.backend}" if undeclared else "")
+        text = f"{count} operations, {wrong} with a difference"
+        if undeclared and undeclared == count:
+            return (
+                f"{text} in the recorded answers; nothing was compared with {self.backend}, which declares none of "
+                "them: replay with another backend"
+            )
+        return (
+            f"{text}; {undeclared} not compared with {self.backend}, which does not declare them"
+            if undeclared
+            else text
+        )
 
 
 def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> ReplayReport:

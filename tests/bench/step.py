@@ -22,7 +22,7 @@ from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy
 from mxref_training.run.loss import compiled_loss
-from mxref_training.run.optim import clip_gradients, make_optimizer
+from mxref_training.run.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 
 PHASES = ("forward", "backward", "optimizer")
 TIMED = {"quantize": ("quantize", "quantize_dual", "prepare"), "gemm": ("scaled_gemm", "dense_gemm")}
@@ -32,6 +32,7 @@ PARTS = tuple(TIMED)
 Function = Callable[..., Any]
 
 _WIDE = {"width": 512, "heads": 8, "kv_heads": 4, "ffn": 1536, "layers": 4}
+_RATE = {"lr": 3e-4, "warmup": 128}
 _LLAMA = {
     "width": 2048, "heads": 16, "kv_heads": 8, "ffn": 8192, "layers": 16, "vocab": 4096, "max_seq": 2048,
 }  # fmt: skip
@@ -39,12 +40,17 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "wide": ("demo", {"model": _WIDE}),
     "llama-1b": (
         "tiny",
-        {"model": _LLAMA, "run": {"seq_len": 2048, "batch": 8, "micro_batch": 8, "eval_tokens": 2048}},
+        {
+            "model": _LLAMA,
+            "optim": _RATE,
+            "run": {"seq_len": 2048, "batch": 8, "micro_batch": 8, "eval_tokens": 2048},
+        },
     ),
     "llama-50m": (
         "tiny",
         {
             "model": _WIDE | {"layers": 16, "vocab": 4096, "max_seq": 1024},
+            "optim": _RATE,
             "run": {"seq_len": 1024, "batch": 16, "micro_batch": 16, "eval_tokens": 1024},
         },
     ),
@@ -131,6 +137,11 @@ class Steps:
         self.repeated = 0
         """Steps that training would have done over, because they left the range of the backend's fast GEMM."""
 
+    def _set_rate(self) -> None:
+        """Warm up as training does: at a full rate the first steps would leave weights and gradients of no real run."""
+        run = self.config.run
+        set_learning_rate(self.optimizer, learning_rate(self.config.optim, self.number, run.steps))
+
     def take(self, enter: Callable[[str], None]) -> None:
         """Take a step, calling `enter` with the name of each phase as it begins and with `""` after the last.
 
@@ -141,6 +152,7 @@ class Steps:
             LayerError: the GEMMs of the first step are not the recipe's.
         """
         run, vocab = self.config.run, self.config.model.vocab
+        self._set_rate()
         tokens = torch.randint(vocab, (run.batch, run.seq_len + 1), generator=self.generator)
         if self.captured is not None:
             self._take_captured(self.captured, tokens)

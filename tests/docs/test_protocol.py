@@ -10,7 +10,9 @@ from places import ROOT
 
 pytest.importorskip("mxref_training.lab.ladder")
 
+from mxref_training.lab.answers import Answers, Measures
 from mxref_training.lab.ladder import Ladder, load_ladder
+from mxref_training.lab.power import equal_power, smallest_difference
 
 PAGE = (ROOT / "docs" / "explanation" / "ablation-protocol.rst").read_text(encoding="utf-8")
 ROW = re.compile(r"   \* - `([\w-]+)`\n     - (\d)\n     - (.+)\n     - `([0-9a-f]{12})`\n")
@@ -27,6 +29,30 @@ def test_arms_of_the_page_are_those_of_the_ladder(name: str) -> None:
     assert ROW.findall(table) == rows
 
 
+def test_power_of_the_page_is_that_of_the_ladders() -> None:
+    table = PAGE.split(".. list-table:: Power of the planned seeds\n")[1].split("\nSo `readings`")[0]
+    row = (
+        r"   \* - `(\w+)`\n     - (\d+)\n     - (\d+)\n     - (\d)\n     - ([\d.]+) σ\n     - ([\d.]+) nats\n"
+    )
+    found = re.findall(row, table)
+    assert len(found) == 4
+    for name, contrasts, freedom, pairs, smallest, largest in found:
+        ladder = load_ladder(name)
+        power = Answers(ladder, Measures({}, {}, {}), max(arm.seeds for arm in ladder.arm)).power()
+        assert (len(ladder.contrast), power["freedom"]) == (int(contrasts), int(freedom))
+        planned = {min(ladder.named(side).seeds for side in (c.arm, c.against)) for c in ladder.contrast}
+        assert int(pairs) in planned
+        counts = (int(pairs), int(freedom))
+        assert smallest_difference(1.0, *counts, int(contrasts)) == pytest.approx(float(smallest), abs=0.005)
+        assert (
+            equal_power(float(largest) - 0.00005, *counts)
+            >= 0.8
+            > equal_power(float(largest) + 0.00005, *counts)
+        )
+    # The sentence below the table.
+    assert smallest_difference(0.0157, 5, 84, 32) <= 0.029 < smallest_difference(0.0158, 5, 84, 32)
+
+
 def lengths(ladder: Ladder) -> tuple[str, str, str]:
     steps = ladder.train.run["steps"]
     tokens = f"{steps * 16_384 / 1e6:.1f}M ({steps:,} steps)"
@@ -35,5 +61,5 @@ def lengths(ladder: Ladder) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("name", ["readings", "paper_50m", "tseng"])
 def test_sizes_of_the_page_are_those_of_the_ladder(name: str) -> None:
-    (found,) = re.findall(rf"   \* - `{name}`\n     - (.+)\n     - (.+)\n     - (.+)\n     - .+\n", PAGE)
+    (found,) = re.findall(rf"   \* - `{name}`\n     - (`lab_.+)\n     - (.+)\n     - (.+)\n     - .+\n", PAGE)
     assert found == lengths(load_ladder(name))

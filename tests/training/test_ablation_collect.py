@@ -151,10 +151,10 @@ def test_other_bits_of_one_run_are_an_error_that_shows_where_the_curves_part(tmp
         bring(tmp_path / "all", tmp_path / "a", tmp_path / "b")
 
 
-def test_other_bits_of_a_run_that_is_not_deterministic_are_announced(tmp_path: Path) -> None:
+def test_other_bits_where_a_compiler_measured_are_announced(tmp_path: Path) -> None:
     def found(folder: str, last: float) -> Found:
         record = {"losses": [[1, 5.0], [2, last]], "train_curve": [], "environment": {}}
-        config = {"run": {"deterministic": False}}
+        config = {"run": {"deterministic": False, "compile": "block"}}
         return Found(Path(folder), {"name": "h16", "metrics": folder, "config": config, "record": record})
 
     said: list[str] = []

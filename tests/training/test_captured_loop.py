@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torch import nn
 from mxref.recipe_files import recipe_from_table
 from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import CheckpointError, ConfigError
+from mxref_training.run import journal, loop
+from mxref_training.run.stepping import CapturedTraining
 from training_setup import CONFIG, change, metrics, run
 
 LR = 2.0**-8
@@ -67,6 +70,26 @@ def test_a_phase_is_captured_anew_under_its_own_recipe(tmp_path: Path) -> None:
     run(tmp_path / "late", recipe, configured(capture=True))
     assert metrics(tmp_path / "late") == metrics(tmp_path / "plain")
     assert b"warm" in metrics(tmp_path / "late")
+
+
+def test_the_time_of_every_step_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step compiles, and is reported when the second has been started."""
+    now = [0.0]
+    right = CapturedTraining.start
+
+    def start(self: Any, batch: Any, step: int, lr: float) -> Any:
+        now[0] += 1.0 if step else 10.0
+        return right(self, batch, step, lr)
+
+    def clock() -> float:
+        now[0] += 2.0**-20
+        return now[0]
+
+    monkeypatch.setattr(CapturedTraining, "start", start)
+    for module in (loop, journal):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock))
+    result = run(tmp_path, "bf16", configured(capture=True))
+    assert round(result.seconds, 3) == 10 + CONFIG.run.steps - 1
 
 
 def test_the_keys_are_checked() -> None:

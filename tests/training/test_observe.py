@@ -88,10 +88,10 @@ def test_telemetry_can_be_switched_on_and_off_in_a_run(tmp_path: Path) -> None:
 def test_a_step_without_a_backward_pass_leaves_its_census(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mxref_training.run import loop
+    from mxref_training.run import eager
 
-    original = loop.cross_entropy
-    monkeypatch.setattr(loop, "cross_entropy", lambda *args: original(*args) * float("nan"))
+    original = eager.cross_entropy
+    monkeypatch.setattr(eager, "cross_entropy", lambda *args: original(*args) * float("nan"))
     run(tmp_path, SR, change(PLAIN, telemetry_every=1), stop_after=2)
     assert [set(line) for line in measured(tmp_path)] == [{"step", "census"}] * 2
 
@@ -101,6 +101,10 @@ def test_a_widened_step_is_measured_once(tmp_path: Path) -> None:
     assert result.widened_steps == 1
     keys = [(x["layer"], x["role"], x["operand"]) for x in measured(tmp_path) if "operand" in x]
     assert len(keys) == len(set(keys)) == 49
+    census = [line["census"] for line in measured(tmp_path) if "census" in line]
+    run(tmp_path / "plain", "mxfp4", change(PLAIN, telemetry_every=1), stop_after=1)
+    assert census == [line["census"] for line in measured(tmp_path / "plain") if "census" in line]
+    assert all(census)
 
 
 def test_no_resume_deletes_telemetry_and_profile(tmp_path: Path) -> None:

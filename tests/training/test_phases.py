@@ -84,7 +84,7 @@ def test_telemetry_measures_what_a_phase_quantizes_and_the_report_shows_the_phas
     }
     assert formats == {1: {"fp8"}, 2: {"fp8"}, 3: {"mxfp4", "fp8"}, 4: {"mxfp4", "fp8"}, 5: {"fp8"}, 6: set()}
     report = markdown(read_runs([tmp_path]))
-    assert "down_proj; FP8 until 30%; FP8 from step 4 until step 5; BF16 from step 5" in report
+    assert "down_proj; FP8 until 30%; FP8 from step 5 to step 5; BF16 from step 6" in report
 
 
 def test_a_recipe_without_a_schedule_leaves_the_files_of_a_run_as_they_were(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_shares_hold_a_run_to_its_length(tmp_path: Path) -> None:
     fixed = recipe_from_table({"all": {"format": "bf16"}, "schedule": [{"until": 3, "recipe": "fp8"}]})
     run(tmp_path / "fixed", fixed, stop_after=4)
     run(tmp_path / "fixed", fixed, change(steps=8))
-    with pytest.raises(RecipeError, match="ends before step 3, and the run has 2 steps"):
+    with pytest.raises(RecipeError, match="ends after 3 steps, and the run has 2 steps"):
         run(tmp_path / "short", fixed, change(steps=2))
 
 
@@ -140,7 +140,7 @@ def test_the_dry_run_and_texts_show_layers_and_phases(tmp_path: Path) -> None:
         assert f"GEMMs per step, {part}" in text
     assert "main steps 4 to 4 Fprop 2 in bf16, 4 in fp8, 24 in mxfp4" in text
     assert dict(describe(PLAN))["Fprop"] == (
-        "MXFP4, EVEN; FP8 in *.down_proj; FP8 until 30%; FP8 from step 4 until step 5; BF16 from step 5"
+        "MXFP4, EVEN; FP8 in *.down_proj; FP8 until 30%; FP8 from step 5 to step 5; BF16 from step 6"
     )
     found = CliRunner().invoke(main, command, catch_exceptions=False)  # of 20 steps 30 % are more than 4
     assert found.exit_code == 2

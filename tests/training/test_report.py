@@ -149,6 +149,23 @@ def hostile(results: dict[str, Any]) -> dict[str, Any]:
         "backend": HOSTILE,
         "rules": dict.fromkeys(results["rules"], HOSTILE),
         "data": {"report": HOSTILE, "hashes": {HOSTILE: HOSTILE}},
+        "contrasts": [hostile_contrast(results)],
+    }
+
+
+def hostile_contrast(results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": "c",
+        **{key: results["arms"][i]["name"] for i, key in enumerate(("arm", "against"))},
+        **{
+            "question": HOSTILE,
+            "answer": HOSTILE,
+            "outcome": "lower",
+            "pairs": 3,
+            "tokens": None,
+            "loss": None,
+        },
+        "predictions": [{"says": "lower", "source": HOSTILE, "verdict": "reproduced"}],
     }
 
 
@@ -260,7 +277,7 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def command(monkeypatch: pytest.MonkeyPatch, trainer: FakeTrainer, out: Path, *arguments: str) -> Result:
-    monkeypatch.setattr("mxref_training.run.loop.train", trainer)
+    monkeypatch.setattr("mxref_training.lab.fresh.train", trainer)
     monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", lambda config: FakeCorpus())
     fixed = ["--set", "run.eval_every=10", "--backend", "reference", "--out", str(out)]
     return CliRunner().invoke(main, ["ablate", "paper", *fixed, *arguments])

@@ -18,6 +18,7 @@ from html_page import Page
 from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref.recipe_files import recipe_from_table
+from mxref.tomlio import dumps
 from mxref_training.lab.study import RESULTS
 from mxref_training.report.runs.grid import layer_grid
 from mxref_training.report.runs.page import html, markdown, signs
@@ -108,6 +109,32 @@ def test_several_runs_are_compared(mixed: Path, other: Path, tmp_path: Path) -> 
     assert "mixed (3)" in page
     text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
     assert "| fprop.x.format | mxfp4 | bf16 | mxfp4 |" in text
+
+
+def test_layers_and_phases_are_compared_in_words(mixed: Path, copied: Path, tmp_path: Path) -> None:
+    plan = recipe_from_table(
+        {
+            "layers": [{"match": ["*.down_proj"], "recipe": {"all": {"rounding": "sr"}}}],
+            "schedule": [{"until": "10%", "recipe": "fp8"}, {"start": "90%", "name": "tail", "recipe": "bf16"}],
+        }
+    )
+    (copied / "recipe.toml").write_text(dumps(plan))
+    done = called(mixed, copied, "--out", tmp_path / "page", "--csv", tmp_path / "csv")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "page" / "comparison.md").read_text(encoding="utf-8")
+    for row in (
+        "| layers\\[0\\].match | – | \\[\"\\*.down_proj\"\\] |",
+        "| layers\\[0\\].wgrad | – | MXFP4, FLOOR, SR |",
+        "| schedule\\[0\\].name | – | fp8 |",
+        "| schedule\\[0\\].until | – | 10% |",
+        "| schedule\\[0\\].fprop | – | FP8 |",
+        "| schedule\\[1\\].start | – | 90% |",
+        "| schedule\\[1\\].digest | – | ",
+    ):
+        assert row in text, row
+    assert max(map(len, text.splitlines())) < 400
+    rows = (tmp_path / "csv" / "recipe.csv").read_text(encoding="utf-8").splitlines()
+    assert "schedule[1].wgrad,,BF16" in rows
 
 
 def test_tables_hold_the_numbers_of_the_files(mixed: Path, other: Path, tmp_path: Path) -> None:

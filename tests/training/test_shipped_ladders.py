@@ -165,7 +165,7 @@ def test_what_shipped_ladders_share_is_what_the_protocol_says(name: str) -> None
     ladder = load_ladder(name)
     assert ladder.train.preset == "lab_20m"
     assert ladder.train.optim == {"schedule": "constant"}
-    assert ladder.train.run == {"steps": 3680, "eval_every": 40}
+    assert ladder.train.run == {"steps": 3680, "eval_every": 40, "deterministic": True}
     assert ladder.target.fraction == 0.7
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from mxref_training.config import OptimConfig, Schedule
 from mxref_training.data import Loader, sequential_batches
-from mxref_training.lab.statistics import first_crossing, student_t95
+from mxref_training.lab.distributions import student_point
+from mxref_training.lab.statistics import first_crossing
 from mxref_training.run.optim import learning_rate
 from training_oracle import layer as oracle
 from training_oracle import study as study_oracle
@@ -89,7 +90,7 @@ def test_crossings_of_random_curves():
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 20])
 def test_students_t(freedom):
-    assert student_t95(freedom) == pytest.approx(study_oracle.student_t95(freedom), rel=3e-4)
+    assert student_point(0.05, freedom) == pytest.approx(study_oracle.student_t95(freedom), rel=1e-9)
 
 
 # ---- known answers of the oracle ----

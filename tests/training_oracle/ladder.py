@@ -120,17 +120,27 @@ def relative_target(s: Study) -> None:
 
 
 def intervals(s: Study) -> None:
-    """The interval is Student's over the pairs, and never narrower than half the distance of evaluations."""
-    for arm in ("slower", "faster"):
-        pairs = [(_tokens(arm, seed), _tokens("reference", seed)) for seed in range(SEEDS)]
-        percents = [oracle.overhead([pair], [FIXED])[1] for pair in pairs]
-        resolution = max(
-            50 * EVERY * STEP_TOKENS / oracle.crossing(reference, FIXED)[1] for _, reference in pairs
-        )
-        expected = max(oracle.half_width(percents), float(resolution))
-        found = _row(s.fixed, arm)["overhead"]
-        # The product's table of Student's t has four digits.
-        assert math.isclose(found["half_width"], expected, rel_tol=1e-3), arm
+    """Spreads are pooled, a noisier arm has its own; none is below half the distance of evaluations."""
+    converged = [arm for arm in SLOWER if arm != "unstable"]
+    finals = [[curve(arm, seed)[-1][1] for seed in range(SEEDS)] for arm in converged]
+    spread, freedom = oracle.pooled_spread(finals)
+    found = s.fixed["spread"]["loss"]
+    assert math.isclose(found["nats"], spread, rel_tol=1e-9)
+    assert (found["freedom"], found["outside"]) == (freedom, [])
+
+    # The target lies where this arm's curves wiggle: its tokens scatter 20 times as much as the others'.
+    assert s.fixed["spread"]["tokens"]["outside"] == ["faster"]
+    tokens = {
+        arm: [oracle.crossing(_tokens(arm, seed), FIXED)[1] for seed in range(SEEDS)]
+        for arm in ("reference", "faster")
+    }
+    resolution = float(max(50 * EVERY * STEP_TOKENS / t for t in tokens["reference"]))
+    row = _row(s.fixed, "faster")["overhead"]
+    pairs = list(zip(tokens["faster"], tokens["reference"], strict=True))
+    expected = oracle.half_width(pairs, row["percent"])
+    assert expected > resolution
+    assert math.isclose(row["half_width"], expected, rel_tol=1e-6)
+    assert math.isclose(_row(s.fixed, "slower")["overhead"]["half_width"], resolution, rel_tol=1e-12)
 
 
 def divergence(s: Study) -> None:

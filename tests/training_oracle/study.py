@@ -50,12 +50,27 @@ def overhead(pairs: list[tuple[Curve, Curve]], targets: list[float]) -> tuple[st
     return worst, float(sum(percents, Fraction(0)) / len(percents))
 
 
-def half_width(percents: list[float]) -> float:
-    """Half the 95 % interval of a mean of n values by Student's t."""
-    n = len(percents)
-    mean = math.fsum(percents) / n
-    spread = math.sqrt(math.fsum((p - mean) ** 2 for p in percents) / (n - 1))
-    return student_t95(n - 1) * spread / math.sqrt(n)
+def pooled_spread(values: list[list[float]]) -> tuple[float, int]:
+    """Standard deviation of a difference of two runs of a seed, and its degrees of freedom.
+
+    Args:
+        values: by arm, and in it by seed; every arm has every seed.
+    """
+    arms, seeds = len(values), len(values[0])
+    grand = math.fsum(map(math.fsum, values)) / (arms * seeds)
+    of_arm = [math.fsum(arm) / seeds for arm in values]
+    of_seed = [math.fsum(column) / arms for column in zip(*values, strict=True)]
+    rest = [values[i][j] - of_arm[i] - of_seed[j] + grand for i in range(arms) for j in range(seeds)]
+    freedom = (arms - 1) * (seeds - 1)
+    return math.sqrt(2 * math.fsum(r * r for r in rest) / freedom), freedom
+
+
+def half_width(pairs: list[tuple[Fraction, Fraction]], percent: float) -> float:
+    """Half the 95 % interval of an overhead in percent, from the spread of its own pairs' tokens alone."""
+    (arms, references) = zip(*pairs, strict=True)
+    logs = [[math.log(t) for t in side] for side in (arms, references)]
+    spread, freedom = pooled_spread(logs)
+    return (100 + percent) * student_t95(freedom) * spread / math.sqrt(len(pairs))
 
 
 def student_t95(freedom: int) -> float:

@@ -179,16 +179,10 @@ def scaled_gemm(
     if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
         folded = None
         if _folds_ordered(a, b):
-            left, right = (
-                Folded.of(layout) if layout else _folded(q) for q, layout in zip((a, b), layouts, strict=True)
-            )
-            folded = left, right
+            folded = _both_folded(a, b, layouts)
         return ordered(a, b, out_dtype, folded)
     if fp8:
-        # What training multiplies from the left in its backward pass are gradients: few of their rows fit E4M3.
-        left = Folded.of(layouts[0]) if layouts[0] else fold(a, wide=True)
-        right = Folded.of(layouts[1]) if layouts[1] else fold(b)
-        return _fp8(a, b, left, right, out_dtype)
+        return _fp8(a, b, *_both_folded(a, b, layouts), out_dtype)
     word = flag.on(a.codes.device)
     _flag_prepared(word, layouts)
     if plain := [q.scales for q, layout in zip((a, b), layouts, strict=True) if not layout]:
@@ -308,6 +302,19 @@ def _folds_ordered(a: MXArray, b: MXArray) -> bool:
 def _folded(q: MXArray) -> Folded:
     """Return an operand folded as this GPU reads it; see `fold`."""
     return fold(q, by_block=is_gfx950(q.codes.device))
+
+
+def _both_folded(
+    a: MXArray, b: MXArray, layouts: Sequence[tuple[torch.Tensor, ...]]
+) -> tuple[Folded, Folded]:
+    """Return both operands folded, from their layouts where they have some.
+
+    On Hopper the first one is folded wide. In a backward pass it is a gradient, many of whose rows do not fit E4M3.
+    """
+    left, right = layouts
+    wide = not is_gfx950(a.codes.device)
+    first = Folded.of(left) if left else fold(a, wide=True) if wide else _folded(a)
+    return first, Folded.of(right) if right else _folded(b)
 
 
 def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:

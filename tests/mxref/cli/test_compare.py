@@ -220,6 +220,68 @@ def test_the_command_reads_npy_npz_and_safetensors(tmp_path: Path) -> None:
         assert message in refused.output
 
 
+def saved(folder: Path, suffix: str, arrays: dict[str, Any]) -> str:
+    """Write arrays into one file, and return its path."""
+    path = folder / f"dump{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **arrays)
+    elif suffix == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file(arrays, path)
+    else:
+        torch = pytest.importorskip("torch")
+        torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
+def test_arrays_of_other_names_are_chosen_by_key(suffix: str, tmp_path: Path) -> None:
+    x = values()
+    q = mxref.quantize(x, "amd")
+    file = saved(tmp_path, suffix, {"act": x, "fp4": q.codes, "sf": q.scales, "codes": q.codes ^ 1})
+    keys = ("--key", "act", "--key", "fp4", "--key", "sf")
+    for files in ((file,), (file,) * 3):
+        good = run("compare", *files, "--dialect", "amd", *keys)
+        assert good.exit_code == 0, good.output
+    refused = run("compare", file, "--dialect", "amd")
+    assert refused.exit_code == 2
+    said = " ".join(refused.output.split())
+    assert (
+        "has no array 'x', but act, codes, fp4, sf: name x, codes and scales by --key NAME, three times"
+        in said
+    )
+    for arguments, message in (
+        ((file, *keys[:4]), "--key is given 2 times"),
+        ((file, "--key", "actt", *keys[2:]), "has no array 'actt', but act, codes, fp4, sf"),
+    ):
+        refused = run("compare", *arguments)
+        assert refused.exit_code == 2, refused.output
+        assert message in " ".join(refused.output.split())
+
+
+def test_a_file_with_one_array_is_not_all_three(tmp_path: Path) -> None:
+    x = values()
+    q = mxref.quantize(x, "amd")
+    files = [str(tmp_path / f"{name}.npz") for name in ("first", "second", "third")]
+    for file, array in zip(files, (x, q.codes, q.scales), strict=True):
+        np.savez(file, whatever=array)
+    assert run("compare", *files, "--dialect", "amd").exit_code == 0
+    refused = run("compare", files[0], "--dialect", "amd")
+    assert refused.exit_code == 2
+    assert "has no array 'x', but whatever" in " ".join(refused.output.split())
+    np.save(tmp_path / "x.npy", x)
+    refused = run("compare", str(tmp_path / "x.npy"))
+    assert "x.npy holds one array: give x, codes and scales as three files" in " ".join(
+        refused.output.split()
+    )
+    for command in (
+        ("compare", *[str(tmp_path / "x.npy")] * 3, *["--key", "a"] * 3),
+        ("explain", "--key", "a", "--file", str(tmp_path / "x.npy")),
+    ):
+        refused = run(*command)
+        assert refused.exit_code == 2, refused.output
+        assert "x.npy holds one array, which has no name: leave out --key" in " ".join(refused.output.split())
+
+
 def test_types_that_only_torch_reads(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file

@@ -40,7 +40,8 @@ def asked_of(mutant: Mutant) -> set[str] | None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
 def test_fault_is_caught_and_named(mutant):
     report = check(
-        mutant.make(), level=mutant.level, ops=mutant.ops, clauses=asked_of(mutant), formats=mutant.formats, shrink=False
+        mutant.make(), level=mutant.level, ops=mutant.ops, clauses=asked_of(mutant), formats=mutant.formats,
+        shrink=False,
     )  # fmt: skip
     assert mutant.clause in report.failing, (mutant.source, report.failing)
     if mutant.first:

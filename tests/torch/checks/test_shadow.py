@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+import mxref
 import mxref_torch
 from conform_command import run as command
+from mxref.capabilities import every_gemm
 from mxref.conformance import check
 from mxref.conformance.recorded import load_recording
 from mxref.conformance.replay import replay
 from mxref.discovery import get_backend
 from mxref.errors import ConformanceError, FileFormatError, MxrefError
+from mxref.recipe import GemmProfile
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
@@ -121,7 +124,7 @@ def test_a_fault_that_begins_in_the_run_stops_it_and_is_replayed(tmp_path: Path,
     model, context = converted(table, backend)
     file = tmp_path / "shadow.npz"
     clause = "gemm.ordered" if gemm else "rounding.rne"
-    message = "step 3, layer 0, fprop.* differs from the reference under " + clause
+    message = "step 3 counted from 0, layer 0, fprop.* differs from the reference under " + clause
 
     def each(step: int) -> None:
         backend.now = step
@@ -269,6 +272,44 @@ def test_a_recording_replays_with_every_backend_and_shows_a_wrong_product(tmp_pa
     wrong = replay(file, FaultFrom(0, gemm=True))
     assert [call.answered.clause for call in wrong.calls if call.answered] == ["gemm.ordered"] * 3
     assert "the recorded answer is right, fault from differs under gemm.ordered" in str(wrong)
+
+
+class OnlyMXFP8(ReferenceBackend):
+    name = "only mxfp8"
+    capabilities = replace(
+        ReferenceBackend.capabilities,
+        formats=frozenset({mxref.MXFP8_E4M3}),
+        gemms=every_gemm(GemmProfile, [mxref.MXFP8_E4M3]),
+    )
+
+
+class NoGemm(ReferenceBackend):
+    name = "no gemm"
+    capabilities = replace(ReferenceBackend.capabilities, gemms=frozenset())
+
+
+backend_without, backend_with_part = OnlyMXFP8(), NoGemm()
+
+
+def test_a_replay_says_how_much_the_backend_declares_and_fails_if_that_is_nothing(tmp_path: Path) -> None:
+    model, _ = converted({"dialect": "amd", "gemm": "ordered"}, "reference")
+    file = tmp_path / "step.npz"
+    with mxref_torch.record(model, file, ["2"]):
+        model(torch.randn(32, 64)).square().mean().backward()
+    nothing = replay(file, backend_without)
+    assert not nothing
+    assert str(nothing).splitlines()[-1] == (
+        "9 operations, 0 with a difference in the recorded answers; nothing was compared with only mxfp8, which "
+        "declares none of them: replay with another backend"
+    )
+    part = replay(file, backend_with_part)
+    assert part
+    assert str(part).splitlines()[-1] == (
+        "9 operations, 0 with a difference; 3 not compared with no gemm, which does not declare them"
+    )
+    for name, code in (("backend_without", 1), ("backend_with_part", 0)):
+        found = command("conform", "--replay", str(file), "--backend", f"{__file__}:{name}")
+        assert found.exit_code == code, found.output
 
 
 def test_recordings_that_cannot_be_made_are_refused(tmp_path: Path) -> None:

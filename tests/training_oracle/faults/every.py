@@ -179,6 +179,8 @@ FAULTS = [
     Fault("one target for all seeds", "study", "relative_target", study.target_of_the_first_seed),
     Fault("the nearest evaluation is the target", "study", "relative_target", study.target_not_interpolated),
     Fault("spread without the root of the seeds", "study", "intervals", study.spread_of_one),
+    Fault("spread of a run for that of a difference", "study", "intervals", study.spread_of_a_run),
+    Fault("degrees of freedom of the pairs alone", "study", "intervals", study.freedom_of_the_seeds),
     Fault("normal points for Student's", "study", "intervals", study.normal_points),
     Fault("diverged seeds are left out", "study", "divergence", study.diverged_left_out),
 ]

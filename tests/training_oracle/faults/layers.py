@@ -22,7 +22,7 @@ from mxref_torch.layer.passes import ForwardPasses
 from mxref_torch.shared.context import StepContext
 from mxref_training.model import llama
 from mxref_training.model.llama import RotaryTable
-from mxref_training.run import loop
+from mxref_training.run import eager, loop
 from mxref_training.run.checkpoint import CheckpointStore
 from training_oracle.faults.loop import DATA_SEED, Patch, Plant
 
@@ -40,7 +40,7 @@ def unrefused(patch: Patch) -> None:
 
 
 def nan_taken_for_zero(patch: Patch) -> None:
-    right = loop.clip_gradients
+    right = eager.clip_gradients
 
     def clip(parameters: Any, limit: float) -> Any:
         held = list(parameters)
@@ -48,15 +48,15 @@ def nan_taken_for_zero(patch: Patch) -> None:
             parameter.grad.nan_to_num_()
         return right(held, limit)
 
-    patch.setattr(loop, "clip_gradients", clip)
+    patch.setattr(eager, "clip_gradients", clip)
 
 
 def skipped_steps_update(patch: Patch) -> None:
     """The norm is not looked at, and the moments carry NaN on into every weight."""
     unrefused(patch)
-    right = loop.clip_gradients
+    right = eager.clip_gradients
     patch.setattr(
-        loop, "clip_gradients", lambda parameters, limit: torch.nan_to_num(right(parameters, limit))
+        eager, "clip_gradients", lambda parameters, limit: torch.nan_to_num(right(parameters, limit))
     )
 
 
@@ -124,7 +124,7 @@ def fp8_history_lost(patch: Patch) -> None:
 def skipped_amax_stays(patch: Patch) -> None:
     """Only a step that changes the weights is closed."""
     unrefused(patch)
-    clip, advance, finite = loop.clip_gradients, mxref_torch.advance, [False]
+    clip, advance, finite = eager.clip_gradients, mxref_torch.advance, [False]
 
     def noting(parameters: Any, limit: float) -> Any:
         norm = clip(parameters, limit)
@@ -136,7 +136,7 @@ def skipped_amax_stays(patch: Patch) -> None:
             advance(net)
         finite[0] = False
 
-    patch.setattr(loop, "clip_gradients", noting)
+    patch.setattr(eager, "clip_gradients", noting)
     patch.setattr(mxref_torch, "advance", close)
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from mxref_training.data import loader
 from mxref_training.data.loader import Loader
 from mxref_training.model.llama import Llama
-from mxref_training.run import evaluate, loop
+from mxref_training.run import eager, evaluate, loop
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -81,7 +81,7 @@ def targets_shifted(by: int) -> Plant:
 
 def _loss(change: Callable[..., Any]) -> Plant:
     """Only in training; the evaluation has its own name for it."""
-    return lambda patch: patch.setattr(loop, "cross_entropy", change)
+    return lambda patch: patch.setattr(eager, "cross_entropy", change)
 
 
 _right_loss = evaluate.cross_entropy

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mxref_training.run import loop, optim
+from mxref_training.run import eager, loop, optim
 from mxref_training.run import state as run_state
 from training_oracle.faults.loop import Patch, Plant
 
@@ -18,7 +18,7 @@ from training_oracle.faults.loop import Patch, Plant
 
 def _clip(change: Callable[[list[torch.Tensor], float], Any]) -> Plant:
     """`change` takes the parameters, which all have gradients."""
-    return lambda patch: patch.setattr(loop, "clip_gradients", lambda held, limit: change(list(held), limit))
+    return lambda patch: patch.setattr(eager, "clip_gradients", lambda held, limit: change(list(held), limit))
 
 
 _clip_right = optim.clip_gradients

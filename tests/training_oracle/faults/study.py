@@ -9,7 +9,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from mxref_training.lab import results, statistics, study
+from mxref_training.lab import answers, comparison, results, statistics, study
+from mxref_training.lab.comparison import Difference
 from mxref_training.lab.results import _Study
 from mxref_training.lab.statistics import Crossing, Overhead, Reach
 from training_oracle.faults.loop import Patch, Plant
@@ -139,14 +140,34 @@ def diverged_left_out(pairs: Any, noise: Any, resolution: float) -> Overhead:
     return _right_overhead(kept or pairs, noise, resolution)
 
 
-@_overhead
-def spread_of_one(pairs: Any, noise: Any, resolution: float) -> Overhead:
-    found = _right_overhead(pairs, noise, resolution)
-    return replace(found, half_width=found.half_width * math.sqrt(len(pairs)))
+# ---- intervals ----
+
+_right_half_width = Difference.half_width
+_right_pool = answers.pool
+
+
+def spread_of_one(patch: Patch) -> None:
+    patch.setattr(
+        Difference,
+        "half_width",
+        lambda self, level=0.05: _right_half_width(self, level) * math.sqrt(self.pairs),
+    )
+
+
+def spread_of_a_run(patch: Patch) -> None:
+    def pool(runs: Any) -> Any:
+        found = _right_pool(runs)
+        return replace(found, spread=found.spread / math.sqrt(2))
+
+    patch.setattr(answers, "pool", pool)
+
+
+def freedom_of_the_seeds(patch: Patch) -> None:
+    patch.setattr(answers, "pool", lambda runs: replace(_right_pool(runs), freedom=2))
 
 
 def normal_points(patch: Patch) -> None:
-    patch.setattr(statistics, "student_t95", lambda freedom: 1.96)
+    patch.setattr(comparison, "student_point", lambda level, freedom: 1.96)
 
 
 # ---- targets ----

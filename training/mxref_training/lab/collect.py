@@ -2,7 +2,7 @@
 
 A result file stands alone, so no checkpoint and no log is needed. The results must agree in model, data, optimizer,
 run, backend and code, and each recipe must be that of the ladder's arm. A run that was trained twice must have equal
-bits if it is deterministic.
+bits, unless a compiler chose its kernels by their time.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class Found:
         return {name: part for name, part in key.items() if name not in ("recipe", "phases")} | {"run": run}
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether the run gives equal bits on every machine of a kind: no compiler chooses its kernels by their time."""
+        run = self.table["config"]["run"]
+        return bool(run["deterministic"] or run["compile"] == "none")
+
+    @property
     def device(self) -> str:
         """The device that computed it."""
         return str(self.record["environment"].get("hardware", {}).get("device", "unknown"))
@@ -86,7 +92,7 @@ def collect(
     Raises:
         FileFormatError: a result file is damaged, or was edited.
         ConfigError: a folder has no results; they are of different ladders, configurations, tokens, backends or code;
-            or a deterministic run has other bits in another folder.
+            or a run that is repeatable has other bits in another folder.
     """
     others = [folder for folder in folders if folder.resolve() != out.resolve()]
     # Those of `out` come first: they stay where they are.
@@ -181,7 +187,7 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
 
 
 def _once(found: Sequence[Found], say: Callable[[str], None]) -> dict[str, Found]:
-    """Return each run once, by name; ConfigError if a deterministic run has other bits elsewhere."""
+    """Return each run once, by name; ConfigError if a repeatable run has other bits elsewhere."""
     runs: dict[str, Found] = {}
     equal = 0
     for result in found:
@@ -191,7 +197,7 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> dict[str, Found
         part = _parting(first, result)
         if not part:
             equal += 1
-        elif first.table["config"]["run"].get("deterministic", True):
+        elif first.is_repeatable:
             raise ConfigError(
                 f"{result.name} has other bits in {result.path} ({_where(result)}) than in {first.path} "
                 f"({_where(first)}): {part}. Leave one of the folders out"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import mxref
 from mxref.tomlio import to_table
+from mxref_training.lab.answers import Answers, Measures
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.statistics import (
     MIN_RUNS,
@@ -20,6 +22,7 @@ from mxref_training.lab.statistics import (
     finite_part,
     first_crossing,
     judge,
+    late_loss,
     loss_at,
     overhead,
     seed_noise,
@@ -48,7 +51,7 @@ def assemble(
         corpus: the shared tokens; `hashes` and `report` are kept.
         backend: name of the backend.
     """
-    study = _Study(ladder, config, records)
+    study = _Study(ladder, config, records, seeds)
     arms = [study.row(arm) for arm in ladder.arm if records.get(arm.name)]
     verdicts = [row["verdict"]["verdict"] for row in arms if row["verdict"]]
     return {
@@ -67,6 +70,9 @@ def assemble(
         "rules": RULES,
         "verdicts": {v: verdicts.count(v) for v in ("reproduced", "not reproduced", "underpowered")},
         "min_runs": MIN_RUNS,
+        "contrasts": study.answers.table(),
+        "spread": study.answers.spread(),
+        "power": study.answers.power(),
         "arms": arms,
     }
 
@@ -84,7 +90,7 @@ def summary(record: Record) -> str:
 class _Study:
     """The runs of a ladder, and the reference's crossings with which they are compared."""
 
-    def __init__(self, ladder: Ladder, config: TrainConfig, records: Records) -> None:
+    def __init__(self, ladder: Ladder, config: TrainConfig, records: Records, seeds: int) -> None:
         self.ladder = ladder
         self.records = records
         self.step_tokens = config.run.batch * config.run.seq_len
@@ -105,6 +111,29 @@ class _Study:
             (50 * spacing(pairs[pair], c.tokens) / c.tokens for pair, c in self.crossings.items()),
             default=math.nan,
         )
+        self.answers = Answers(ladder, self._measures(), seeds)
+
+    def _measures(self) -> Measures:
+        runs = {name: {record["pair"]: record for record in found} for name, found in self.records.items()}
+        finals = {
+            name: {pair: self._final(record) for pair, record in of.items()} for name, of in runs.items()
+        }
+        return Measures(
+            losses={
+                name: {pair: loss for pair, loss in of.items() if loss is not None}
+                for name, of in finals.items()
+            },
+            crossings={
+                name: {p: self._crossing(r, p) for p, r in of.items() if p in self.crossings}
+                for name, of in runs.items()
+            },
+            diverged={
+                name: (sum(self._has_diverged(r) for r in of.values()), len(of)) for name, of in runs.items()
+            },
+        )
+
+    def _has_diverged(self, record: Record) -> bool:
+        return bool(record["diverged"]) or has_diverged(self.curve(record))
 
     def curve(self, record: Record) -> list[Point]:
         """Return the validation curve over tokens; a missing loss was not finite."""
@@ -123,7 +152,7 @@ class _Study:
 
     def _crossing(self, record: Record, pair: int) -> Crossing:
         curve = self.curve(record)
-        if record["diverged"] or has_diverged(curve):
+        if self._has_diverged(record):
             return Crossing(Reach.DIVERGED, math.nan)
         target = self.targets[pair]
         if target is None:
@@ -151,9 +180,7 @@ class _Study:
 
     def _final(self, record: Record) -> float | None:
         curve = self.curve(record)
-        if record["diverged"] or has_diverged(curve) or not curve:
-            return None
-        return curve[-1][1]
+        return None if self._has_diverged(record) or not curve else late_loss(curve, self.budget)
 
     def _gap(self, arm: Arm, other: str) -> float | None:
         """Return the final validation loss minus that of another arm, as the mean over the pairs, in nats."""
@@ -172,7 +199,13 @@ class _Study:
             for record in self.records[arm.name]
             if record["pair"] in self.crossings
         ]
-        return overhead(pairs, self.noise, self.resolution) if pairs else None
+        if not pairs:
+            return None
+        found = overhead(pairs, self.noise, self.resolution)
+        if found.reach is not Reach.CROSSED or len(pairs) < 2:
+            return found
+        pooled = self.answers.tokens_half_width(arm.name, found.percent)
+        return found if pooled is None else replace(found, half_width=max(pooled, self.resolution))
 
     def row(self, arm: Arm) -> dict[str, Any]:
         """Return one row of the table, and the data from which it is made."""
@@ -220,7 +253,7 @@ class _Study:
         return kept | {
             "curve": [[tokens, loss] for tokens, loss in self.curve(record)],
             "crossing": {"reach": found.reach.value, "tokens": found.tokens} if found else None,
-            "diverged": record["diverged"] or has_diverged(self.curve(record)),
+            "diverged": self._has_diverged(record),
         }
 
 

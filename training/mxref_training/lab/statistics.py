@@ -14,8 +14,12 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from mxref_training.errors import ConfigError
+from mxref_training.lab.comparison import EQUAL_NATS, LEVEL
+from mxref_training.lab.distributions import student_point
 from mxref_training.run.divergence import SPIKE, Point
 
+LATE = 0.95
+"""Evaluations after this share of the tokens make up the loss at equal tokens."""
 MIN_RUNS = 3
 """Runs that an interval needs before it can support a verdict."""
 
@@ -27,28 +31,24 @@ RULES = {
     "order.",
     "divergence": "Diverged (DNC): a loss or gradient stopped being finite, or the last validation loss lies above the "
     f"arm's own minimum by more than {SPIKE} nats and by more than half of all that it had gained.",
-    "interval": "Interval: 95 %, by Student's t. With two or more seeds per arm, from the spread of the paired "
-    "overheads; with one seed, from the spread of the reference's own repetitions with other seeds. Never narrower "
-    "than half the distance between evaluations.",
+    "loss": "Loss at equal tokens: the mean of the validation losses over the evaluations of the last 5 % of the "
+    "tokens.",
+    "interval": "Interval: 95 %, by Student's t, not corrected for the number of arms. With two or more seeds, from "
+    "the spread of a paired difference, which is pooled over the arms (residuals of an effect of the arm plus one of "
+    "the seed); an arm that is visibly noisier than the others (F test, 1 % shared among the arms) or diverged in "
+    "a run leaves the pool, and its own pairs count. With one seed, from the spread of the reference's own "
+    "repetitions with other seeds. Never narrower than half the distance between evaluations.",
     "verdict": f"Verdict: “underpowered” with fewer than {MIN_RUNS} runs behind the interval. Else a claimed "
     "overhead is “not reproduced” if the interval misses the paper's range, and “reproduced” if it meets it and its "
     "half-width is at most half of the claimed overhead; a claimed divergence is “reproduced” if every seed diverges "
     "while the reference does not, and “not reproduced” if the whole interval lies within the budget. What is left "
     "is “underpowered”. A verdict is about this model, data and budget.",
+    "contrast": f"Contrast: the mean paired difference of the losses at equal tokens. “Lower” or “higher” if the "
+    f"two-sided p-value, corrected by Holm's method over all contrasts of the ladder, is below {LEVEL}; else “equal” "
+    f"if two one-sided tests at {LEVEL} show that it lies within ± {EQUAL_NATS:.3f} nats; else “underpowered”. "
+    "“Diverges” if every run of the arm diverged and none of the other arm's; “undecided” if runs diverged otherwise.",
 }
 """The stated rules, as the report prints them."""
-
-# Two-sided 95 % points of Student's t for 1 to 20 degrees of freedom; beyond 20 the last is kept,
-# which errs on the wide side.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-
-
-def student_t95(freedom: int) -> float:
-    """Return the two-sided 95 % point of Student's t; infinity without a degree of freedom."""
-    return _T95[min(freedom, len(_T95)) - 1] if freedom > 0 else math.inf
 
 
 class Reach(StrEnum):
@@ -85,6 +85,17 @@ def loss_at(curve: Sequence[Point], tokens: float) -> float:
         f"no two evaluations enclose {tokens:,.0f} tokens; evaluate more often (run.eval_every) "
         "or train longer (run.steps)"
     )
+
+
+def late_loss(curve: Sequence[Point], budget: float) -> float:
+    """Return the loss at equal tokens: the mean of the evaluations of the last 5 % of the tokens, or the last one.
+
+    Args:
+        curve: not empty.
+        budget: tokens of the whole run.
+    """
+    late = [loss for tokens, loss in curve if tokens >= LATE * budget]
+    return fmean(late) if late else curve[-1][1]
 
 
 def first_crossing(curve: Sequence[Point], target: float) -> Crossing:
@@ -135,7 +146,7 @@ def seed_noise(crossings: Sequence[Crossing]) -> Noise:
     if runs < 2 or any(c.reach is not Reach.CROSSED for c in crossings):
         return Noise(math.inf, runs)
     spread = stdev(c.tokens for c in crossings) / crossings[0].tokens
-    return Noise(100 * student_t95(runs - 1) * spread * math.sqrt(2), runs)
+    return Noise(100 * student_point(0.05, runs - 1) * spread * math.sqrt(2), runs)
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,7 @@ def overhead(pairs: Sequence[tuple[Crossing, Crossing]], noise: Noise, resolutio
     percents = [100 * (arm.tokens / reference.tokens - 1) for arm, reference in pairs]
     half_width = noise.half_width
     if seeds > 1:
-        half_width = student_t95(seeds - 1) * stdev(percents) / math.sqrt(seeds)
+        half_width = student_point(0.05, seeds - 1) * stdev(percents) / math.sqrt(seeds)
     return Overhead(reach, fmean(percents), max(half_width, resolution), runs, diverged, seeds)
 
 

@@ -100,13 +100,20 @@ def resolved(
     Raises:
         MxrefError: a recipe that does not fit the model, or that the backend does not declare; it names the recipe.
     """
-    found = {}
+    found: dict[str, dict[str, Recipe]] = {}
+    refused: dict[str, MxrefError] = {}
     for arm in arms:
         try:
             recipe = arm.recipe.at(min(step, steps - 1), steps)
             found[arm.name] = recipe_of_layers(linears, recipe, backend, seed)
         except MxrefError as err:
-            raise type(err)(f"recipe {arm.name}: {err}; --without {arm.name} leaves it out") from err
+            refused[arm.name] = err
+    if refused:
+        name, first = next(iter(refused.items()))
+        way_out = " ".join(f"--without {other}" for other in refused)
+        raise type(first)(
+            f"recipe {name}: {first}; {way_out} leaves out what cannot be probed here"
+        ) from first
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,33 +21,24 @@ from mxref_training.errors import CheckpointError, ConfigError, DivergedError, s
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
+from mxref_training.run.eager import EagerTraining
 from mxref_training.run.estimate import preflight
-from mxref_training.run.evaluate import (
-    Evaluation,
-    cross_entropy,
-    evaluate,
-    first_nonfinite_gradient,
-    first_nonfinite_output,
-)
+from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
+from mxref_training.run.first_step import FirstStep
 from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
 from mxref_training.run.interrupt import Interrupted, StopRequest
+from mxref_training.run.journal import Journal
 from mxref_training.run.loss import compiled_loss
-from mxref_training.run.metrics_log import Mark, MetricsLog
+from mxref_training.run.metrics_log import Mark
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
-from mxref_training.run.optim import (
-    clip_gradients,
-    learning_rate,
-    make_optimizer,
-    require_float32_state,
-    set_learning_rate,
-)
+from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.progress import ProgressSink, default_progress, reporting
 from mxref_training.run.repeatable import deterministic, fixed_choices
 from mxref_training.run.state import RunState
-from mxref_training.run.stepping import Batch, CapturedTraining, Taken
+from mxref_training.run.stepping import CapturedTraining, Taken
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
@@ -178,7 +168,11 @@ class _Run:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
+        self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
         self.compiled = compiled_loss(self.model, run.compile)
+        self.eager = EagerTraining(
+            self.model, self.context, self.optimizer, config, self.first, self.compiled
+        )
         self.captured: CapturedTraining | None = None
         if run.capture:
             self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
@@ -191,7 +185,6 @@ class _Run:
             watched = self.model, self.context, corpus.val.ids
             self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated)
         self.step = self.skipped_in_a_row = 0
-        self.checked = False
 
     def begin(self, step: int) -> None:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
@@ -218,14 +211,13 @@ class _Run:
     def go(self, last: int, label: str, observe: Observation) -> None:
         """Train up to the step `last`."""
         run = self.config.run
-        self.metrics = MetricsLog(self.folder.metrics, self.marks.get("metrics"))
-        self.timing = MetricsLog(self.folder.timing, self.marks.get("timing"))
+        self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
         watched = self.config, self.recipe, self.folder, self.model, self.context
         self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
         self.sink.start(label, self.step, run.steps, run.step_tokens)
         if self.step:
             self.sink.note(f"resumed at step {self.step} of {run.steps}")
-        self.began = time.perf_counter()
+        self.journal.start_clock()
         try:
             with StopRequest() as request:
                 while self.step < last:
@@ -238,15 +230,13 @@ class _Run:
                     if due or request.signal or self.step == last:
                         self._catch_up()
                         self._save()
-                    self.began = time.perf_counter()
                     if request.signal and self.step < last:
                         raise Interrupted(
                             f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
                             "the same command goes on from there"
                         )
         finally:
-            self.metrics.close()
-            self.timing.close()
+            self.journal.close()
             self.observer.close()
 
     def _train_step(self) -> None:
@@ -256,16 +246,15 @@ class _Run:
         set_learning_rate(self.optimizer, lr)
         if phase := self.schedule.begins(self.step):
             self._catch_up()
-            self.checked = False
+            self.first.expect()
             self.sink.note(f"step {self.step + 1} begins the phase {phase}")
         batch = self.loader.next_batch(run.batch)
-        if not self.checked:
-            self.context.reset_census()
+        self.first.count_anew()
         if self.captured is None:
-            taken: Taken | None = self._taken(batch, lr)
+            taken: Taken | None = self.eager.take(batch, self.step, lr, self.observer)
         else:
             taken = self.captured.start(batch, self.step, lr)
-            self._check_first()
+            self.first.check(self.step)
         self.step += 1
         self._report(taken)
 
@@ -274,103 +263,19 @@ class _Run:
         if self.captured is not None:
             self._report(self.captured.finish())
 
-    def _taken(self, batch: Batch, lr: float) -> Taken:
-        """Take a step, waiting for each of its values."""
-        self.context.step, self.context.global_tokens = self.step, self.config.run.step_tokens
-        with self.observer.measuring(self.step + 1):
-            loss, norm, problem = self._gradients(batch)
-        widened = self.backend.range_exceeded()
-        if widened:
-            self._forget_gradients()
-            with self.backend.widened(), self.observer.measuring(self.step + 1):
-                loss, norm, problem = self._gradients(batch)
-        if not problem:
-            self.optimizer.step()
-            self._check_first()
-        self.optimizer.zero_grad(set_to_none=True)
-        mxref_torch.advance(self.model)
-        return Taken(self.step, lr, loss, norm, problem, widened)
-
     def _report(self, taken: Taken | None) -> None:
         """Log a step, if there is one, and stop where too many were skipped in a row."""
         if taken is None:
             return
-        run, step, problem = self.config.run, taken.step + 1, taken.problem
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if problem else 0
-        line: dict[str, Any] = {
-            "step": step,
-            "tokens": step * run.step_tokens,
-            "loss": _finite(taken.loss),
-            "lr": taken.lr,
-            "grad_norm": _finite(taken.norm),
-        }
-        phase = self.schedule.begins(taken.step)
-        if phase:
-            line["phase"] = phase
-        if taken.widened:
-            line["widened"] = True
-            self.sink.note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
-        if problem:
-            line["skipped"] = problem
-            self.sink.note(f"step {step} skipped: {problem}")
-        if phase or problem or taken.widened or step % run.log_every == 0 or step == run.steps:
-            self.metrics.write(line)
-            self.observer.log(line)
-        began, self.began = self.began, time.perf_counter()
-        seconds = self.began - began
-        self.timing.write({"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds})
-        self.sink.step(step, None if problem else taken.loss)
-        if problem:
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if taken.problem else 0
+        self.journal.add_step(taken, self.observer)
+        if taken.problem:
             self._require_finite()  # what is lost stays lost, so more skipped steps would not help
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise DivergedError(
-                f"{problem} at step {step}, the {MAX_SKIPPED}th step in a row to be skipped: "
+                f"{taken.problem} at step {taken.step + 1}, the {MAX_SKIPPED}th step in a row to be skipped: "
                 f"{way_out(self.config)}"
             )
-
-    def _gradients(self, batch: Batch) -> tuple[float, float, str]:
-        """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
-        run = self.config.run
-        all_inputs, all_targets = (
-            torch.split(torch.from_numpy(side).to(self.device), run.sequences) for side in batch
-        )
-        self.model.train()
-        if not self.checked:
-            self.context.reset_census()  # a step that is done over counts once
-        total = 0.0
-        for number, (inputs, targets) in enumerate(zip(all_inputs, all_targets, strict=True)):
-            self.context.token_origin = number * run.sequences * run.seq_len
-            if self.compiled is None:
-                loss = cross_entropy(self.model(inputs), targets) / run.micro_batches
-            else:
-                loss = self.compiled(inputs, targets) / run.micro_batches
-            total += loss.item()
-            if not math.isfinite(total):
-                where = first_nonfinite_output(self.model, self.context, inputs)
-                return total, math.nan, f"loss {total} from {where}"
-            # The first micro-batch makes the gradients.
-            self.context.sole_uses = mxref_torch.sole_uses(loss) if number else {}
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.context.sole_uses = {}
-        norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
-        if not math.isfinite(norm):
-            return total, norm, f"gradient norm {norm} from {first_nonfinite_gradient(self.model)}"
-        return total, norm, ""
-
-    def _forget_gradients(self) -> None:
-        """Undo what `_gradients` left behind, so that the step can be done over."""
-        self.optimizer.zero_grad(set_to_none=True)
-        mxref_torch.restart(self.model)
-
-    def _check_first(self) -> None:
-        """After the first step of this process or phase: every GEMM ran in its format, and all state is float32."""
-        if not self.checked:
-            # Of the run's own recipe, not of what the model was converted to.
-            spans = self.recipe.spans(self.config.run.steps)
-            recipe = next(span.recipe for span in reversed(spans) if span.first <= self.step)
-            mxref_torch.check_census(self.context, self.model, recipe, self.config.run.micro_batches)
-            require_float32_state(self.model, self.optimizer)
-            self.checked = True
 
     def _validate(self) -> None:
         began = time.perf_counter()
@@ -381,19 +286,10 @@ class _Run:
             with self.backend.widened():
                 found = self._evaluation()
         mxref_torch.restart(self.model)
-        line = {
-            "step": self.step,
-            "tokens": self.step * self.config.run.step_tokens,
-            "val_loss": _finite(found.loss),
-            "val_perplexity": _finite(found.perplexity),
-        }
-        self.metrics.write(line | ({"widened": True} if widened else {}))
-        self.observer.log(line)
-        self.timing.write({"step": self.step, "eval_seconds": time.perf_counter() - began})
-        self.sink.validation(self.step, found.loss)
-        if not math.isfinite(found.loss):
-            self.sink.note(f"validation loss {found.loss} at step {self.step}")
+        seconds = time.perf_counter() - began
+        self.journal.add_evaluation(self.step, found, widened, seconds, self.observer)
         self._require_finite()
+        self.journal.start_clock()
 
     def _evaluation(self) -> Evaluation:
         return evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
@@ -405,14 +301,11 @@ class _Run:
         self._require_finite()
         facts = {
             "skipped_in_a_row": self.skipped_in_a_row,
-            "logs": {
-                "metrics": self.metrics.mark().to_table(),
-                "timing": self.timing.mark().to_table(),
-            }
-            | self.observer.marks(),
+            "logs": self.journal.marks() | self.observer.marks(),
             "identity": self.identity,
         }
         self.folder.store.save(self.state.snapshot(self.step, facts))
+        self.journal.start_clock()
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
@@ -422,8 +315,3 @@ class _Run:
         self.state.restore(snapshot)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)
-
-
-def _finite(value: float) -> float | None:
-    """Return the value as JSON can hold it."""
-    return value if math.isfinite(value) else None

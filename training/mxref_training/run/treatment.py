@@ -31,7 +31,7 @@ def _parts(recipe: Recipe, role: GemmRole) -> list[str]:
     for phase in recipe.schedule:
         start = phase.start or since
         since = phase.until
-        when = [f"{word} {_moment(at)}" for word, at in (("from", start), ("until", phase.until)) if at]
+        when = [*([_begin(start)] if start else []), *([_end(phase.until)] if phase.until else [])]
         other, *exceptions = _parts(phase.recipe, role)
         note = f" ({'; '.join(exceptions)})" if exceptions and phase.recipe.layers != recipe.layers else ""
         parts.append(f"{other} {' '.join(when)}{note}")
@@ -48,8 +48,14 @@ def _layers(rule: LayerRule) -> str:
     )
 
 
-def _moment(position: str) -> str:
-    return position if position.endswith("%") else f"step {position}"
+def _begin(start: str) -> str:
+    """Return the first step of a phase; as logs count them, from 1."""
+    return f"from {start}" if start.endswith("%") else f"from step {int(start) + 1}"
+
+
+def _end(until: str) -> str:
+    """Return the last step of a phase; as logs count them, from 1."""
+    return f"until {until}" if until.endswith("%") else f"to step {until}"
 
 
 def _treatment(recipe: Recipe, role: GemmRole) -> str:

@@ -13,6 +13,7 @@ from mxref.errors import FileFormatError
 from mxref.printable import printable
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, replace_text
+from mxref_training.report.ladder.answers import answer_lines, answers, counts_line, reach_line
 from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
 from mxref_training.report.text import escaped, markdown_text
 
@@ -89,6 +90,7 @@ def headline(results: Results) -> str:
             f" At most {runs} run{'s' * (runs != 1)} stand{'s' * (runs == 1)} behind an interval; a verdict needs "
             f"{results['min_runs']} (--seeds {results['min_runs']})."
         )
+    text = f"{text} {counts_line(results)}".rstrip()
     if results["unfinished"]:
         text += f" Not run yet: {', '.join(results['unfinished'])}."
     return text
@@ -136,7 +138,7 @@ def table(results: Results, width: int = WIDE) -> Table:
     names = short_names(results["arms"])
     gaps = (f"Δ {_label(results)}", *([f"Δ {_second(results)}"] * (_has(results) and wide)))
     out = Table(title=results["title"], title_justify="left", title_style="bold", box=BOX, header_style=HEAD)
-    out.caption = f"{target_line(results)}\n{noise_line(results)}\n{headline(results)}"
+    out.caption = f"{reach_line(results)}\n{target_line(results)}\n{noise_line(results)}\n{headline(results)}"
     out.caption_justify, out.caption_style, out.padding = "left", "", (0, 1, 0, 0)
     if wide:
         out.add_column("stage", style=QUIET, no_wrap=True)
@@ -170,7 +172,9 @@ def markdown(results: Results) -> str:
         *second,
         "verdict",
     ]
-    lines = [f"# {results['title']}", "", results["description"], "", f"**{headline(results)}**", ""]
+    names = short_names(results["arms"])
+    lines = [f"# {results['title']}", "", reach_line(results), "", results["description"], ""]
+    lines += [f"**{headline(results)}**", "", *answer_lines(results, names)]
     lines += [
         target_line(results),
         noise_line(results),
@@ -202,7 +206,6 @@ def markdown(results: Results) -> str:
     ]
     lines += [f"- {rule}" for rule in results["rules"].values()]
     lines += ["", "## Recipes", "", "| arm | digest | Fprop | Dgrad | Wgrad |", "|---|---|---|---|---|"]
-    names = short_names(results["arms"])
     for arm in results["arms"]:
         treatment = " | ".join(text for _, text in arm["recipe"]["treatment"])
         lines.append(f"| {names[arm['name']]} | `{arm['recipe']['digest']}` | {treatment} |")
@@ -283,6 +286,8 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
         colour=colours(shown["arms"]),
         names=short_names(shown["arms"]),
         headline=headline(shown),
+        reach=reach_line(shown),
+        answers=answers(shown, short_names(shown["arms"])),
         target=target_line(shown),
         noise=noise_line(shown),
         how_to_read=how_to_read(shown),

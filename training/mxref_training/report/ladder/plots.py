@@ -121,8 +121,8 @@ def overheads_svg(results: dict[str, Any]) -> str:
         low, high = _limits(arms)
         colour, names = colours(results["arms"]), short_names(results["arms"])
         noise = results["noise"]["half_width"]
-        if noise is not None:
-            axes.axvspan(max(-noise, low), min(noise, high), color=BAND, zorder=0)
+        if noise is not None and low <= -noise and noise <= high:
+            axes.axvspan(-noise, noise, color=BAND, zorder=0)
         axes.axvline(0, color=MUTED, lw=1, zorder=2)
         axes.set_ylim(len(arms) - 0.4, -0.6)
         axes.set_xlim(low, high)
@@ -178,29 +178,34 @@ def _bar(axes: Axes, found: dict[str, Any] | None, y: int, colour: str, low: flo
     if found["reach"] == "never":
         axes.plot([percent], [y], marker=">", ms=8, color=colour, zorder=4, clip_on=False)
         return
-    if found["half_width"] is None:
-        return  # nothing is known of the interval
-    left = low if found["low"] is None else max(found["low"], low)
-    right = high if found["high"] is None else min(found["high"], high)
+    left, right = found["low"], found["high"]
+    if left is None or right is None or left < low or right > high:
+        return  # a line that is cut off looks like an interval, and is none
     axes.plot([left, right], [y, y], color=INK, lw=1.1, zorder=4, solid_capstyle="butt")
-    for end, true in ((left, found["low"]), (right, found["high"])):
-        if true is not None and true == end:
-            axes.plot([end, end], [y - 0.16, y + 0.16], color=INK, lw=1.1, zorder=4)
+    for end in (left, right):
+        axes.plot([end, end], [y - 0.16, y + 0.16], color=INK, lw=1.1, zorder=4)
 
 
 def _limits(arms: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Return the range of the axis: all measured and claimed values, whiskers only as far as they fit."""
+    """Return the range of the axis: all measured and claimed values, and the intervals that leave them readable."""
     found = [arm["overhead"] for arm in arms if arm["overhead"]]
     values = [f["percent"] for f in found if f["percent"] is not None]
     values += [
         bound for arm in arms if arm["paper"] and arm["paper"]["range"] for bound in arm["paper"]["range"]
     ]
-    whiskers = [f[end] for f in found for end in ("low", "high") if f[end] is not None]
     low, high = min([0.0, *values]), max([10.0, *values])
     room = 0.6 * (high - low)
+    fitting = [
+        (f["low"], f["high"])
+        for f in found
+        if f["low"] is not None
+        and f["high"] is not None
+        and low - room <= f["low"]
+        and f["high"] <= high + room
+    ]
     return (
-        max(min([low, *whiskers]), low - room) - 0.03 * (high - low),
-        min(max([high, *whiskers]), high + room) + 0.03 * (high - low),
+        min([low, *(left for left, _ in fitting)]) - 0.03 * (high - low),
+        max([high, *(right for _, right in fitting)]) + 0.03 * (high - low),
     )
 
 

@@ -37,6 +37,7 @@ def ladder_tables(results: dict[str, Any]) -> list[Table]:
                 for role, text in arm["recipe"]["treatment"]
             ],
         ),
+        _table("contrasts", _CONTRAST, [_contrast(row) for row in results.get("contrasts") or []]),
         _table("provenance", ("key", "value"), provenance(results)),
     ]
 
@@ -58,6 +59,21 @@ def _arm(arm: dict[str, Any]) -> tuple[Any, ...]:
         *(arm[key] for key in ("final_loss", "gap_reference", "gap_high_precision", "tokens_per_second")),
         verdict.get("verdict"),
         verdict.get("reason"),
+    )
+
+
+_CONTRAST = (
+    "contrast", "arm", "against", "question", "outcome", "pairs", "nats", "nats_low", "nats_high", "p", "corrected_p",
+    "equal_p", "tokens_percent", "tokens_low", "tokens_high", "tokens_bound",
+)  # fmt: skip
+
+
+def _contrast(row: dict[str, Any]) -> tuple[Any, ...]:
+    loss, tokens = row["loss"] or {}, row["tokens"] or {}
+    return (
+        *(row[key] for key in ("name", "arm", "against", "question", "outcome", "pairs")),
+        *(loss.get(key) for key in ("nats", "low", "high", "p", "corrected_p", "equal_p")),
+        *(tokens.get(key) for key in ("percent", "low", "high", "bound")),
     )
 
 

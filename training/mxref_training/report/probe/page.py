@@ -9,6 +9,7 @@ from mxref.printable import printable
 from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.probe.results import Results
 from mxref_training.report.probe import plots
+from mxref_training.report.probe.growth import growth_svg
 from mxref_training.report.probe.tables import summary
 from mxref_training.report.text import escaped, markdown_text
 
@@ -52,7 +53,7 @@ def html(results: Results) -> str:
         split=plots.split_svg(shown),
         mean=plots.mean_svg(shown),
         variance=plots.variance_svg(shown) if shown["variances"]["rows"] else "",
-        growth=plots.growth_svg(shown) if shown["growth"]["rows"] else "",
+        growth=growth_svg(shown) if shown["growth"]["rows"] else "",
         recipes=shown["recipes"],
         provenance=provenance(shown),
     )

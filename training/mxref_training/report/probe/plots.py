@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mxref_training.probe.layer import Row
 from mxref_training.probe.results import Results, rows
@@ -23,6 +23,10 @@ _LINE = 0.235
 """Height of a recipe's line, in inches."""
 _NAMES = 0.185
 """Share of the width that the recipes' names take."""
+_ACROSS = 9
+"""Most panels side by side."""
+_ROOM = 0.25
+"""Room for the medians beside the dots."""
 
 CAUSE_TITLES = {"scale": "scale bias", "dead": "dead zone", "clip": "clipping", "grid": "grid noise"}
 _CAUSE_COLOURS = dict(zip(CAUSES, ("#d55e00", "#0072b2", "#f0c929", "#b9c2cc"), strict=True))
@@ -44,7 +48,12 @@ Draw = Callable[[Axes, Panel, Sequence[str]], None]
 def snr_svg(results: Results) -> str:
     """Return the SNR of every product: a panel for each GEMM and checkpoint."""
     return _figure(
-        results, "snr", _by_role(results, "products"), _strip("snr", ".1f"), "SNR of the product, dB"
+        results,
+        "snr",
+        _by_role(results, "products"),
+        _strip("snr", ".1f"),
+        "SNR of the product, dB",
+        room=_ROOM,
     )
 
 
@@ -57,6 +66,7 @@ def bias_svg(results: Results) -> str:
         _by_moment(results, found, "dW"),
         _strip("bias", "+.2f", 100.0, signed=True),
         "bias of dW, %",
+        room=0.08,
     )
 
 
@@ -83,70 +93,8 @@ def variance_svg(results: Results) -> str:
     """Return the variance of products over the draws: a panel for each GEMM and checkpoint."""
     return _figure(
         results, "variance", _by_role(results, "variances"), _strip("variance", ".2g", 100.0),
-        "variance over the draws, % of the product's energy",
+        "variance over the draws, % of the product's energy", room=_ROOM,
     )  # fmt: skip
-
-
-def growth_svg(results: Results) -> str:
-    """Return the variance of SR products by contraction length beside the bounds, in the last checkpoint.
-
-    Each layer is drawn relative to its own variance at the shortest length without a transform; lines are medians.
-    """
-    last = results["moments"][-1]["name"]
-    found = [row for row in rows(results, "growth") if row["moment"] == last]
-    with styled("growth"):
-        figure = Figure(figsize=(WIDTH, 3.5))
-        panels = figure.subplots(1, len(ROLES), sharey=True)
-        for axes, role in zip(panels, ROLES, strict=True):
-            _grow(axes, [row for row in found if row["role"] == role])
-            axes.set_title(role.capitalize())
-        panels[0].set_ylabel("variance, 1 = SR at 64")
-        figure.tight_layout(rect=(0, 0, 0.86, 1))
-        for key, (label, colour, _) in _GROWTH.items():
-            points = _growth_points([row for row in found if row["role"] == ROLES[-1]], key)
-            if points:
-                panels[-1].annotate(
-                    label, points[-1], (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=colour,
-                    annotation_clip=False,
-                )  # fmt: skip
-        return svg(figure, "growth")
-
-
-_GROWTH = {
-    "plain": ("SR", COLOURS[0], "-"),
-    "rotated": ("SR + RHT64", COLOURS[3], "-"),
-    "plain_bound": ("bound of SR", COLOURS[0], "--"),
-    "rotated_bound": ("bound of SR + RHT64", COLOURS[3], "--"),
-}
-
-
-def _grow(axes: Axes, found: Sequence[Row]) -> None:
-    lengths = sorted({row["length"] for row in found})
-    for key, (_, colour, style) in _GROWTH.items():
-        points = _growth_points(found, key)
-        axes.plot(
-            [x for x, _ in points], [y for _, y in points], style, color=colour, lw=1.6, marker="o", ms=3
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("contraction length b")
-    axes.grid(axis="y")
-
-
-def _growth_points(found: Sequence[Row], key: str) -> list[tuple[float, float]]:
-    first = {row["layer"]: row["plain"] for row in reversed(found)}
-    points = []
-    for length in sorted({row["length"] for row in found}):
-        values = [
-            row[key] / first[row["layer"]]
-            for row in found
-            if row["length"] == length and first[row["layer"]] > 0
-        ]
-        if values and median(values) > 0:
-            points.append((float(length), median(values)))
-    return points
 
 
 def _figure(
@@ -155,39 +103,54 @@ def _figure(
     panels: Sequence[Panel],
     draw: Draw,
     label: str,
+    *,
     legend: Callable[[Any], None] | None = None,
+    room: float = 0.0,
 ) -> str:
-    """Return panels side by side, which share the recipes' lines; more than six panels begin a second row."""
-    recipes = [recipe["name"] for recipe in results["recipes"]]
-    labels = [recipe["label"] for recipe in results["recipes"]]
-    across = len(panels) if len(panels) <= 6 else len(panels) // -(-len(panels) // 6)
-    down = -(-len(panels) // across)
-    height = 0.62 + _LINE * len(recipes)
-    head = 0.3 if legend else 0.05
+    """Return panels side by side, which share the recipes' lines and the axis; those that do not fit stand below.
+
+    Args:
+        results: of the probe.
+        prefix: of the ids in the figure.
+        panels: what they show.
+        draw: draws one.
+        label: of the shared axis.
+        legend: draws a legend above the panels.
+        room: share by which the axis is lengthened at its upper end, for numbers.
+    """
+    shown = {row["recipe"] for panel in panels for row in panel.rows}
+    recipes = [recipe["name"] for recipe in results["recipes"] if recipe["name"] in shown]
+    labels = [recipe["label"] for recipe in results["recipes"] if recipe["name"] in shown]
+    several = len(results["moments"]) > 1
+    down = -(-len(panels) // _ACROSS)
+    across = -(-len(panels) // down)
+    top, bottom, gap = 0.42 if several else 0.26, 0.46, 0.75
+    height = _LINE * len(recipes)
+    total = (0.3 if legend else 0.0) + top + down * height + (down - 1) * gap + bottom
     with styled(prefix):
-        figure = Figure(figsize=(WIDTH, down * height + head))
+        figure = Figure(figsize=(WIDTH, total))
         grid = figure.subplots(down, across, squeeze=False, sharey=True, sharex=True)
-        for number, axes in enumerate(grid.ravel()):
-            if number >= len(panels):
-                axes.set_visible(False)
-                continue
-            draw(axes, panels[number], recipes)
+        for axes in grid.ravel()[len(panels) :]:
+            axes.set_visible(False)
+        for axes, panel in zip(grid.ravel(), panels, strict=False):
+            draw(axes, panel, recipes)
             _lines(axes, len(recipes))
-            axes.set_title(panels[number].title, fontsize=9.5)
+            axes.set_title(panel.title, fontsize=8.5 if several else 9.5)
             axes.tick_params(labelsize=8)
+        low, high = grid[0, 0].get_xlim()
+        grid[0, 0].set_xlim(low, high + room * (high - low))
         for line in grid:
             line[0].set_yticks(range(len(recipes)), labels, fontsize=8.5)
             line[0].tick_params(axis="y", length=0, labelcolor=INK)
-        total = down * height + head
         figure.subplots_adjust(
             left=_NAMES,
             right=0.985,
-            top=1 - (head + 0.24) / total,
-            bottom=0.4 / total,
+            top=1 - ((0.3 if legend else 0.0) + top) / total,
+            bottom=bottom / total,
             wspace=0.12,
-            hspace=0.34 / height,
+            hspace=gap / height,
         )
-        figure.supxlabel(label, fontsize=9, color=MUTED, x=(_NAMES + 0.985) / 2, y=0.06 / total, va="bottom")
+        figure.supxlabel(label, fontsize=9, color=MUTED, x=(_NAMES + 0.985) / 2, y=0.03 / total, va="bottom")
         if legend:
             legend(figure)
         return svg(figure, prefix)
@@ -221,10 +184,7 @@ def _strip(key: str, form: str, scale: float = 1.0, signed: bool = False) -> Dra
             axes.text(
                 1.0, y - 0.02, format(middle, form).replace("-", "−"), transform=axes.get_yaxis_transform(),
                 ha="right", va="center", fontsize=7.2, color=INK, zorder=4,
-                bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
-        low, high = axes.get_xlim()
-        axes.set_xlim(low, high + 0.22 * (high - low))
 
     return draw
 
@@ -288,11 +248,11 @@ def _by_role(results: Results, table: str) -> list[Panel]:
     several = len(names) > 1
     return [
         Panel(
-            f"{role.capitalize()}, {name}" if several else role.capitalize(),
+            f"{role.capitalize()}\n{name}" if several else role.capitalize(),
             [row for row in found if row["role"] == role and row["moment"] == name],
         )
-        for name in names
         for role in ROLES
+        for name in names
     ]
 
 
@@ -310,7 +270,7 @@ def _by_slot(results: Results) -> list[Panel]:
     slots = SLOTS if len(names) == 1 else [slot for slot in SLOTS if slot[0] == "wgrad"]
     return [
         Panel(
-            f"{role.capitalize()} {TENSORS[tensor]}" + (f", {name}" if len(names) > 1 else ""),
+            f"{role.capitalize()} {TENSORS[tensor]}" + (f"\n{name}" if len(names) > 1 else ""),
             [row for row in found if (row["moment"], row["role"], row["operand"]) == (name, role, tensor)],
         )
         for role, tensor in slots

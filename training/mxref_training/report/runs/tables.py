@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from mxref.recipe import Recipe
+from mxref.recipe_plan import RecipePlan
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_training.report.runs.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, SLOTS, Line, Run
@@ -259,7 +261,7 @@ def settings(runs: Sequence[Run]) -> list[Table]:
     found = []
     for name, tables in (
         ("config", [run.config for run in runs]),
-        ("recipe", [to_table(run.recipe) for run in runs]),
+        ("recipe", [_recipe(run.recipe) for run in runs]),
         ("environment", [_environment(run) for run in runs]),
     ):
         flat = [_flat(table) for table in tables]
@@ -275,6 +277,19 @@ def differing(table: Table) -> Table:
     return Table(
         f"{table.name}_differences", table.columns, [row for row in table.rows if len(set(row[1:])) > 1]
     )
+
+
+def _recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's keys; of each layer entry and phase where it holds, its digest, and its treatment in words."""
+    table = to_table(recipe)
+    if isinstance(recipe, RecipePlan):
+        for name in ("layers", "schedule"):
+            for i, (entry, held) in enumerate(zip(table.pop(name, []), getattr(recipe, name), strict=True)):
+                own = held.recipe
+                where = {key: value for key, value in entry.items() if key != "recipe"}
+                words = {role.lower(): text for role, text in describe(own)}
+                table[f"{name}[{i}]"] = where | {"digest": own.digest} | words
+    return table
 
 
 def _environment(run: Run) -> dict[str, Any]:

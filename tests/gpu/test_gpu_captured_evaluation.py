@@ -1,0 +1,45 @@
+"""An evaluation as one CUDA graph: the losses of an evaluation that runs one operation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from mxref import get_backend
+from mxref.gemm import gemm_profile
+from mxref_training.config import find_recipe
+from mxref_training.run.captured_evaluation import CapturedEvaluation
+from mxref_training.run.evaluate import evaluate
+from training_setup import CONFIG, SR, change, lines, metrics, run
+
+MODEL = replace(CONFIG.model, layers=2, width=512, heads=8, kv_heads=8, ffn=512)
+SIZES = change(replace(CONFIG, model=MODEL), steps=9, eval_every=2, eval_tokens=160, capture=True)
+"""Five evaluations of five windows in batches of two."""
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "sr"])
+def test_losses_are_those_without_a_graph(recipe, tmp_path, monkeypatch, cases):
+    treatment = replace(SR if recipe == "sr" else find_recipe(recipe), gemm=gemm_profile("bounded"))
+    captured, right = [], CapturedEvaluation._captured
+
+    def counting(self):
+        captured.append(self)
+        return right(self)
+
+    monkeypatch.setattr(CapturedEvaluation, "_captured", counting)
+    run(tmp_path / "graph", treatment, SIZES, backend=get_backend("triton"))
+    assert len(captured) == 1
+
+    def one_by_one(self):
+        return evaluate(self._model, self._context, self._tokens, **self._sizes)
+
+    monkeypatch.setattr(CapturedEvaluation, "__call__", one_by_one)
+    run(tmp_path / "plain", treatment, SIZES, backend=get_backend("triton"))
+    assert metrics(tmp_path / "graph") == metrics(tmp_path / "plain")
+    losses = [line["val_loss"] for line in lines(tmp_path / "graph") if "val_loss" in line]
+    assert len(set(losses)) == len(losses) == 5
+    cases(5)

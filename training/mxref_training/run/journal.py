@@ -1,0 +1,101 @@
+"""The journal of a run: its lines of metrics and timing, told to trackers and to the progress report too."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mxref_torch.shared.schedule import RecipeSchedule
+from mxref_training.config import TrainConfig
+from mxref_training.run.evaluate import Evaluation
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.metrics_log import Mark, MetricsLog
+from mxref_training.run.observe import Observer
+from mxref_training.run.progress import ProgressSink
+from mxref_training.run.stepping import Taken
+
+
+class Journal:
+    """Writes what each step and each evaluation came to."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        schedule: RecipeSchedule,
+        sink: ProgressSink,
+        marks: Mapping[str, Mark],
+    ) -> None:
+        """Open the logs, cut to what a checkpoint knows of them.
+
+        Raises:
+            CheckpointError: a log is missing or changed, or cannot be written.
+        """
+        self._run, self._schedule, self._sink = config.run, schedule, sink
+        self._metrics = MetricsLog(folder.metrics, marks.get("metrics"))
+        self._timing = MetricsLog(folder.timing, marks.get("timing"))
+        self._began = time.perf_counter()
+
+    def start_clock(self) -> None:
+        """Measure the time of the next step from now on."""
+        self._began = time.perf_counter()
+
+    def add_step(self, taken: Taken, observer: Observer) -> None:
+        """Write a step."""
+        run, step, problem = self._run, taken.step + 1, taken.problem
+        line: dict[str, Any] = {
+            "step": step,
+            "tokens": step * run.step_tokens,
+            "loss": _finite(taken.loss),
+            "lr": taken.lr,
+            "grad_norm": _finite(taken.norm),
+        }
+        phase = self._schedule.begins(taken.step)
+        if phase:
+            line["phase"] = phase
+        if taken.widened:
+            line["widened"] = True
+            self._sink.note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
+        if problem:
+            line["skipped"] = problem
+            self._sink.note(f"step {step} skipped: {problem}")
+        if phase or problem or taken.widened or step % run.log_every == 0 or step == run.steps:
+            self._metrics.write(line)
+            observer.log(line)
+        began, self._began = self._began, time.perf_counter()
+        seconds = self._began - began
+        self._timing.write({"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds})
+        self._sink.step(step, None if problem else taken.loss)
+
+    def add_evaluation(
+        self, step: int, found: Evaluation, widened: bool, seconds: float, observer: Observer
+    ) -> None:
+        """Write an evaluation after `step` steps."""
+        line = {
+            "step": step,
+            "tokens": step * self._run.step_tokens,
+            "val_loss": _finite(found.loss),
+            "val_perplexity": _finite(found.perplexity),
+        }
+        self._metrics.write(line | ({"widened": True} if widened else {}))
+        observer.log(line)
+        self._timing.write({"step": step, "eval_seconds": seconds})
+        self._sink.validation(step, found.loss)
+        if not math.isfinite(found.loss):
+            self._sink.note(f"validation loss {found.loss} at step {step}")
+
+    def marks(self) -> dict[str, Any]:
+        """Return what a checkpoint records of the logs."""
+        return {"metrics": self._metrics.mark().to_table(), "timing": self._timing.mark().to_table()}
+
+    def close(self) -> None:
+        """Close the logs."""
+        self._metrics.close()
+        self._timing.close()
+
+
+def _finite(value: float) -> float | None:
+    """Return the value as JSON can hold it."""
+    return value if math.isfinite(value) else None
