@@ -17,6 +17,7 @@ from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.tracing import cast, is_known
 from mxref_torch.shared.context import StepContext
 
 
@@ -298,7 +299,7 @@ class BlockOperand(Operand):
 
     def prepare_first(self, gemm: LayerGemm, length: int) -> None:
         """Give a first operand its layout once, however many GEMMs of a profile read it."""
-        if gemm.lays_out_first and not self._is_prepared and _is_known(self.codes.shape[0]):
+        if gemm.lays_out_first and not self._is_prepared and is_known(self.codes.shape[0]):
             self.layout, self._is_prepared = self._laid_out(gemm, 0, length), True
 
     def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> list[torch.Tensor]:
@@ -326,24 +327,6 @@ class BlockOperand(Operand):
 
 KINDS: dict[str, type[Operand]] = {"bf16": Bf16Operand, "fp8": Fp8Operand, "block": BlockOperand}
 """The class of operands of each kind of format, as `Recipe.kind` names it."""
-
-
-def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `t` in a type, and `t` itself where it has that type already.
-
-    `t.to(dtype)` gives the same tensor, but the compiler of torch 2.11 takes it for a second one. A traced
-    autograd function then returns one tensor as two results, and its gradient is lost: zeros arrive.
-    """
-    return t if t.dtype is dtype else t.to(dtype)
-
-
-def _is_known(rows: int) -> bool:
-    """Return whether a number of rows is not a symbol of the compiler: the shape of a layout must be known."""
-    if not torch.compiler.is_compiling():
-        return True
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # has been imported by the compiler
-
-    return has_static_value(rows)
 
 
 def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.Tensor) -> torch.Tensor:
