@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mxref.cli.jobs import jobs_option
-from mxref_training.cli.report import report, require, show_ladder
+from mxref_training.cli.report import require, show_ladder
 
 if TYPE_CHECKING:
     from mxref_training.lab.ladder import Ladder
 
-__all__ = ["ablate", "report"]
 
 EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxref_training.cli.ablate import ablate, report
-
 if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
     from mxref_training.run.observe import Observation
-
-__all__ = ["ablate", "report", "train"]
 
 
 @click.command()
