@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from compiled_gradients import Model, recipe_of
 from mxref import get_backend
-from mxref_torch import check_census, convert
-from mxref_torch.captured import WARM_UP, CapturedStep
+from mxref_torch import CapturedStep, check_census, convert
+from mxref_torch.captured.runner import WARM_UP
 
 WIDTH, BATCH, LENGTH, STEPS = 512, 4, 256, 7
 TOKENS = BATCH * LENGTH

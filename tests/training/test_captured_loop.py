@@ -17,7 +17,7 @@ from torch import nn
 from mxref.recipe_files import recipe_from_table
 from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.run import loop
+from mxref_training.run import journal, loop
 from mxref_training.run.stepping import CapturedTraining
 from training_setup import CONFIG, change, metrics, run
 
@@ -86,7 +86,8 @@ def test_the_time_of_every_step_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
         return now[0]
 
     monkeypatch.setattr(CapturedTraining, "start", start)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
+    for module in (loop, journal):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock))
     result = run(tmp_path, "bf16", configured(capture=True))
     assert round(result.seconds, 3) == 10 + CONFIG.run.steps - 1
 

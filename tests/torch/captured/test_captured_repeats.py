@@ -142,10 +142,10 @@ def test_a_region_is_no_replay_of_a_graph_of_another_recipe(monkeypatch: pytest.
     class Graph:
         def replay(self) -> None:
             replayed.append(handle.context.step)
-            take._whole()
+            take._runner._whole()
 
-    monkeypatch.setattr(take, "capture", True)
-    monkeypatch.setattr(take, "_captured", Graph)
+    monkeypatch.setattr(take._runner, "capture", True)
+    monkeypatch.setattr(take._runner, "_captured", Graph)
     for batch in BATCHES[:3]:
         take(batch)
     with mxref_torch.recipe("bf16", handle):

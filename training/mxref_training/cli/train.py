@@ -37,7 +37,8 @@ __all__ = ["ablate", "report", "train"]
     show_default=True,
     metavar="NAME|FILE",
     help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng. A file may give layers and steps other recipes.",
+    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng; "
+    "`mxref recipes` lists more. A file may give layers and steps other recipes.",
 )
 @DATA
 @VAL

@@ -177,6 +177,7 @@ def require_runnable(ladder: Ladder, arms: Sequence[Arm], backend: Backend) -> N
     """Raise UnsupportedError if the backend cannot compute an arm: before the first one trains, not hours later."""
     for arm in arms:
         try:
-            require_supported(backend, ladder.resolve(arm))
+            for treatment in ladder.resolve(arm).treatments():
+                require_supported(backend, treatment)
         except UnsupportedError as err:
             raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err

@@ -12,7 +12,7 @@ from mxref.formats import BF16
 from mxref.recipe import Recipe, Span
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.layer.operand import KINDS
+from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training.config import ModelConfig, TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
