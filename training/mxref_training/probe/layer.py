@@ -18,8 +18,9 @@ from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.kinds import BlockOperand, layer_gemm
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import BlockOperand, LayerGemm, Operand
+from mxref_torch.layer.operand import LayerGemm, Operand
 from mxref_torch.layer.reads import READERS
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
@@ -60,9 +61,7 @@ class Captured:
         """Return the layer's GEMMs under a recipe. FP8 takes each tensor's own amax: there is no history here."""
         context, tally = self.layer.context, operators.register_census(Counter())
         scales = Fp8Scales(recipe.fp8_scaling, self.x.device)
-        return {
-            role: LayerGemm.of(recipe, role, self.layer.index, context, tally, scales) for role in GemmRole
-        }
+        return {role: layer_gemm(recipe, role, self.layer.index, context, tally, scales) for role in GemmRole}
 
 
 def treatment(gemm: LayerGemm, which: int) -> Hashable:

@@ -11,6 +11,7 @@ from mxref.roles import GemmRole
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.report.runs import plots, tables
+from mxref_training.report.runs.metrics import METRICS
 from mxref_training.report.runs.read import Run
 from mxref_training.report.table import markdown_table, written
 from mxref_training.report.text import markdown_text
@@ -119,7 +120,7 @@ def html(runs: Sequence[Run]) -> str:
         lines=plots.lines_svg(measured) if measured else "",
         cosine=plots.cosine_svg(aligned) if (aligned := [run for run in runs if run.gradients]) else "",
         alignment=tables.alignment(runs, 2 if len(runs) > 1 else 5).without("step", *alone),
-        heat=[(m.title, plots.heat_svg(measured, m)) for m in plots.METRICS] if measured else [],
+        heat=[(m.title, plots.heat_svg(measured, m)) for m in METRICS] if measured else [],
         recipes=tables.recipes(runs).without(*alone),
         census=tables.census(runs).without("step", *alone),
         differences=[tables.differing(table) for table in (config, recipe, machine)],
