@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from mxref_training.run.observe import Observation
 
 
+_SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
 @click.command()
 @click.argument("config", default="demo")
 @click.option(
@@ -34,9 +37,8 @@ if TYPE_CHECKING:
     default="mxfp4_h16",
     show_default=True,
     metavar="NAME|FILE",
-    help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng; "
-    "`mxref recipes` lists more. A file may give layers and steps other recipes.",
+    help=f"Treatment of the linear layers: a TOML file, or one of {', '.join(_SHIPPED)}; `mxref recipes` describes "
+    "them. A file may give layers and steps other recipes.",
 )
 @DATA
 @VAL
