@@ -208,7 +208,9 @@ def ablate(
     names = loaded.names(_names(arms), _names(without))
     kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
     if probes and branches:
-        raise ConfigError("--probe reads the last checkpoint of whole runs, which --branch does not train: give one")
+        raise ConfigError(
+            "--probe reads the last checkpoint of whole runs, which --branch does not train: give one"
+        )
     if probes and kept is not None and loaded.reference.name not in kept:
         raise ConfigError(
             f"--probe reads the checkpoint of {loaded.reference.name}, which --keep-checkpoints deletes: name it there"
