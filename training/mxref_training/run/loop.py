@@ -124,9 +124,7 @@ def train(
             run.begin(step)
             failures.run = run
             if record is None:
-                folder.create(
-                    recipe, corpus, device_name(device), run_facts(config, label, wanted, backend)
-                )
+                folder.create(recipe, corpus, device_name(device), run_facts(config, label, wanted, backend))
             folder.describe(config, recipe)
             with run.shadowed():
                 run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
