@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli.jobs import jobs_option
-from mxref_training.cli.report import report, require, show_ladder
+from mxref.cores import wait_passively
+from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
@@ -22,6 +23,7 @@ from mxref_training.cli.setting import (
     VAL,
     overlays,
 )
+from mxref_training.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from mxref_training.lab.arm import ArmRun, Runner
     from mxref_training.lab.ladder import Ladder
 
-__all__ = ["ablate", "report"]
 
 EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
@@ -72,6 +73,12 @@ MAX_SEEDS = 1000
     "--keep-checkpoints",
     metavar="ARMS|none",
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
+)
+@click.option(
+    "--probe",
+    "probes",
+    is_flag=True,
+    help="At the end, compare the GEMMs of all recipes on the reference's last checkpoint, as `mxref probe` does.",
 )
 @BACKEND
 @click.option(
@@ -125,6 +132,7 @@ def ablate(
     devices: str | None,
     max_minutes: float | None,
     keep_checkpoints: str | None,
+    probes: bool,
     backend: str | None,
     collects: bool,
     branches: bool,
@@ -158,6 +166,7 @@ def ablate(
     began = time.monotonic()
     if (moments or updates) and not branches:
         raise click.UsageError("--moments and --updates are given with --branch")
+    wait_passively()
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
@@ -197,6 +206,13 @@ def ablate(
     config = load_config(preset or loaded.train.preset, [loaded.train.overlay(), *given])
     folder = out or Path("runs") / Path(ladder).stem
     names = loaded.names(_names(arms), _names(without))
+    kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
+    if probes and branches:
+        raise ConfigError("--probe reads the last checkpoint of whole runs, which --branch does not train: give one")
+    if probes and kept is not None and loaded.reference.name not in kept:
+        raise ConfigError(
+            f"--probe reads the checkpoint of {loaded.reference.name}, which --keep-checkpoints deletes: name it there"
+        )
     chosen, _ = choose(backend)
     computes = get_backend(chosen)
     if branches:
@@ -248,12 +264,17 @@ def ablate(
     try:
         if branches:
             show_branches(run_branches(loaded, config, folder, **shared), folder)
-        else:
-            kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
-            show_ladder(run_ladder(loaded, config, folder, keep_checkpoints=kept, **shared), folder)
+            return
+        results = run_ladder(loaded, config, folder, keep_checkpoints=kept, **shared)
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         ctx.exit(EXIT_INTERRUPTED)
+    if probes:
+        from mxref_training.cli.probe import probe_reference
+
+        left_out = [arm.name for arm in loaded.arm if arm.name not in names]
+        probe_reference(loaded, left_out, folder, computes)
+    show_ladder(results, folder)
 
 
 def _with_design(ladder: Ladder, moments: str | None, updates: int | None) -> Ladder:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mxref_training.cli.ablate import ablate, report
+from mxref.cores import wait_passively
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
     from mxref_training.run.observe import Observation
-
-__all__ = ["ablate", "report", "train"]
 
 
 @click.command()
@@ -91,8 +89,9 @@ def train(
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
-    CONFIG is a TOML file or a preset: demo (the default), tiny, llama31_8b. A run that was stopped goes on
-    from its latest checkpoint when the same command is given again, bit for bit as if it had never stopped.
+    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b. A run that was
+    stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had never
+    stopped.
 
     \b
     Examples:
@@ -105,6 +104,7 @@ def train(
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
+    wait_passively()
     _require_torch()
     from mxref.discovery import choose, get_backend
     from mxref.terminal import echo

@@ -36,7 +36,7 @@ from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.progress import ProgressSink, default_progress, reporting
-from mxref_training.run.repeatable import deterministic, fixed_choices
+from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import CapturedTraining, Taken
 
@@ -89,11 +89,13 @@ def train(
     folder = RunFolder(Path(out), config.run.keep)
     with (
         deterministic(device, config.run.threads),
+        compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting(progress or default_progress()) as sink,
         folder.alone(),
         Failures(folder, backend, config.run.steps).explained() as failures,
         memory_errors(),
+        deterministic_errors(device),
     ):
         wanted = identity(config, recipe, backend, corpus)
         if not resume:
