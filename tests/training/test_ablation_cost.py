@@ -123,8 +123,8 @@ def test_a_calibration_times_real_steps(tmp_path: Path) -> None:
     run = ArmRun(tmp_path, ladder().arm[0], 0, config, recipe, key)
     train = one_by_one(train_afresh, backend, SilentProgress())
     rate = calibrate([run], 1, tmp_path, train, CORPUS, lambda line: None).rates[name("fp8")]
-    assert 0 < rate.step < rate.start
-    assert rate.evaluation > 0
+    assert min(rate.step, rate.evaluation) > 0
+    assert rate.start >= 0
 
 
 def test_all_runs_are_announced_before_the_first_trains(tmp_path: Path) -> None:
