@@ -120,18 +120,8 @@ def percent(part: int, whole: int) -> float:
     return 100.0 * part / whole if whole else 0.0
 
 
-def measure(
-    totals: Totals,
-    operand: Operand,
-    spec: OperandSpec,
-    layer: MXLinear,
-    role: GemmRole,
-    which: int,
-    values: torch.Tensor,
-    step: int,
-) -> None:
-    """Add an operand of a layer's GEMM to its totals; the arguments behind `totals` are those of `as_rounded`."""
-    seen = as_rounded(operand, spec, layer, role, which, values, step)
+def measure(totals: Totals, operand: Operand, seen: Rounded, spec: OperandSpec) -> None:
+    """Add an operand to its totals; `seen` is what `as_rounded` returned for it."""
     for slab in seen.slabs():
         totals.add(*slab)
     if isinstance(operand, BlockOperand):
@@ -186,7 +176,7 @@ class Rounded:
         for v, q, scales in _slabs(unit, elements, self.source, self.result, self.scales):
             scales = scales.unsqueeze(2)  # [rows, blocks, 1]
             limit = torch.exp2(scales.double() - format.scale.bias) * (self.largest / self.prescale)
-            v, q = (each.double().view(*scales.shape[:2], format.k) for each in (v, q))
+            v, q = (torch.unflatten(each, 1, (-1, format.k)).double() for each in (v, q))
             yield v, q / self.prescale, limit, scales != format.scale.nan_code
 
 

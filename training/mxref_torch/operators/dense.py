@@ -75,10 +75,11 @@ def _(
     b: torch.Tensor,
     role: str,
     tally: torch.Tensor | None = None,
-    a_inverse: torch.Tensor | None = None,
-    b_inverse: torch.Tensor | None = None,
+    *inverses: torch.Tensor | None,
 ) -> torch.Tensor:
-    dtype = torch.bfloat16 if a.dtype is torch.bfloat16 or a_inverse is not None else torch.float32
+    dtype = (
+        torch.bfloat16 if a.dtype is torch.bfloat16 or any(t is not None for t in inverses) else torch.float32
+    )
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 

@@ -60,14 +60,7 @@ def quantize(
 
 @fake(quantize)
 def _(
-    x: torch.Tensor,
-    place: torch.Tensor,
-    backend: str,
-    spec: str,
-    axis: int,
-    stream: torch.Tensor,
-    region: torch.Tensor,
-    tokens: bool,
+    x: torch.Tensor, place: torch.Tensor, backend: str, spec: str, axis: int, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _empty(x, spec, axis)
 
@@ -122,15 +115,7 @@ def quantize_dual(
 
 @fake(quantize_dual)
 def _(
-    x: torch.Tensor,
-    place: torch.Tensor,
-    backend: str,
-    row_spec: str,
-    column_spec: str,
-    row_stream: torch.Tensor,
-    column_stream: torch.Tensor,
-    region: torch.Tensor,
-    tokens: bool,
+    x: torch.Tensor, place: torch.Tensor, backend: str, row_spec: str, column_spec: str, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
 

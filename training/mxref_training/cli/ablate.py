@@ -11,7 +11,7 @@ import click
 
 from mxref.cli.jobs import jobs_option
 from mxref.cores import wait_passively
-from mxref_training.cli.report import report, require, show_ladder
+from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mxref_training.lab.arm import ArmRun, Runner
     from mxref_training.lab.ladder import Ladder
 
-__all__ = ["ablate", "report"]
 
 EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000

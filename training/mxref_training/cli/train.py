@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from mxref.cores import wait_passively
-from mxref_training.cli.ablate import ablate, report
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
     from mxref_training.run.observe import Observation
-
-__all__ = ["ablate", "report", "train"]
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""How steps are run: compiled or not, and captured, so that each is reported when the next has been started."""
+"""What a step of training came to, and captured steps, each of which is reported when the next has been started."""
 
 from __future__ import annotations
 
