@@ -137,6 +137,17 @@ def test_the_page_stands_alone_and_has_every_figure(found: Path) -> None:
     assert any(line.startswith("Of 2 recipes with Wgrad in MXFP4, ") for line in lines)
 
 
+def test_the_pages_are_made_again_from_the_numbers(found: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(found / "probe.json", alone)
+    done = CliRunner().invoke(main, ["report", str(alone), "--csv", str(tmp_path / "csv")])
+    assert done.exit_code == 0, done.output
+    for name in ("probe.html", "probe.md"):
+        assert (alone / name).read_bytes() == (found / name).read_bytes()
+    assert (tmp_path / "csv" / "probe.csv").read_bytes() == (found / "probe.csv").read_bytes()
+
+
 def test_the_csv_has_a_line_for_each_gemm(found: Path) -> None:
     with (found / "probe.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))

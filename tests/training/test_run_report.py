@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from mxref_training.report.runs.metrics import METRICS, value_of
 
 from html_page import Page
 from mxref.cli import main
@@ -22,6 +21,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import dumps
 from mxref_training.lab.study import RESULTS
 from mxref_training.report.runs.grid import layer_grid
+from mxref_training.report.runs.metrics import METRICS, value_of
 from mxref_training.report.runs.page import html, markdown, signs
 from mxref_training.report.runs.read import read_runs
 from mxref_training.report.runs.tables import all_tables
