@@ -27,9 +27,8 @@ from mxref.roles import GemmRole
 from mxref_torch.layer.linear import MXLinear
 from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
-from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.probe import batch, measure
-from mxref_training.probe.arms import Arm, chosen_arms, resolved
+from mxref_training.probe.arms import Arm, resolved
 from mxref_training.probe.batch import Shape, Side, make_batch
 from mxref_training.probe.layer import Captured, LayerProbe
 from mxref_training.probe.moments import find_moments
@@ -138,6 +137,17 @@ def test_the_page_stands_alone_and_has_every_figure(found: Path) -> None:
     assert any(line.startswith("Of 2 recipes with Wgrad in MXFP4, ") for line in lines)
 
 
+def test_the_pages_are_made_again_from_the_numbers(found: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(found / "probe.json", alone)
+    done = CliRunner().invoke(main, ["report", str(alone), "--csv", str(tmp_path / "csv")])
+    assert done.exit_code == 0, done.output
+    for name in ("probe.html", "probe.md"):
+        assert (alone / name).read_bytes() == (found / name).read_bytes()
+    assert (tmp_path / "csv" / "probe.csv").read_bytes() == (found / "probe.csv").read_bytes()
+
+
 def test_the_csv_has_a_line_for_each_gemm(found: Path) -> None:
     with (found / "probe.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -219,40 +229,6 @@ def test_no_update_and_no_trace_is_left(trained: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(trained.rglob("*")) if path.is_file()}
     assert called(trained, "--recipe", "mxfp4", "--out", tmp_path).exit_code == 0
     assert before == {path: path.read_bytes() for path in sorted(trained.rglob("*")) if path.is_file()}
-
-
-def test_without_a_choice_all_shipped_recipes_are_probed() -> None:
-    names = [arm.name for arm in chosen_arms([], {})]
-    assert names[0] == "bf16"
-    assert len(names) == len(set(names))
-    assert {"fp8", "mxfp4", "mxfp4_h16", "tseng"} <= set(names)
-
-
-def test_a_ladder_gives_each_of_its_recipes_once() -> None:
-    arms = chosen_arms(["mxfp4_h16"], {"paper": load_ladder("paper")})
-    digests = [arm.recipe.digest for arm in arms]
-    assert len(digests) == len(set(digests))
-    assert [arm.name for arm in arms].count("bf16") == 1
-    assert "fp8-seed2" not in {arm.name for arm in arms}
-    labels = [arm.label for arm in arms]
-    assert len(labels) == len(set(labels))
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_every_shipped_ladder_can_be_probed(name: str) -> None:
-    arms = chosen_arms([], {name: load_ladder(name)})
-    assert len({arm.name for arm in arms}) == len({arm.label for arm in arms}) == len(arms) > 3
-
-
-def test_equal_names_of_two_sources_are_told_apart(tmp_path: Path) -> None:
-    own = tmp_path / "other.toml"
-    own.write_text(
-        'title = "t"\ntrain.preset = "tiny"\ntarget.high_precision = ""\n'
-        '[[arm]]\nname = "fp8"\nlabel = "FP8"\nrecipe.all = { format = "fp8" }\n'
-        '[[arm]]\nname = "all"\nlabel = "own"\nrecipe.all = { format = "mxfp4", rounding = "rtz" }\n'
-    )
-    names = [arm.name for arm in chosen_arms([], {"paper": load_ladder("paper"), "other": load_ladder(own)})]
-    assert {"all", "other/all"} <= set(names)
 
 
 def test_a_schedule_is_probed_as_it_is_at_the_checkpoints_step() -> None:

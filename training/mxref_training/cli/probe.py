@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from mxref_training.probe.results import Results
 
 
+CPU_TOKENS = 512
+"""Most tokens with which a CPU probes the reference of a ladder."""
+
+
 @click.command()
 @click.argument(
     "checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=click.Path(path_type=Path)
@@ -166,7 +170,11 @@ def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, bac
 
     moments = find_moments([folder / "arms" / ladder.reference.name])
     arms = chosen_arms([], {"ladder": ladder}, left_out)
-    results = _measured(moments, arms, backend, folder, shape=Shape(), overrides={})
+    # A CPU shall not take longer for this than for an arm.
+    run = moments[0].config().run
+    few = max(1, CPU_TOKENS // run.seq_len) if "cpu" in backend.capabilities.devices else run.sequences
+    shape = Shape(sequences=min(few, run.sequences))
+    results = _measured(moments, arms, backend, folder, shape=shape, overrides={})
     write_page(results, folder)
     _show(results)
 
