@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import doctest
 import re
 import shlex
@@ -25,6 +26,7 @@ from mxref.reference import backend as reference
 from places import ROOT
 
 DOCS = ROOT / "docs"
+SLOW_FILES = ROOT / "tests" / "slow_files.csv"
 TOY = f"{DOCS}/examples/toy_backend.py:backend"
 PAGES = sorted(
     str(path.relative_to(DOCS))
@@ -203,3 +205,11 @@ def test_toy_backend_refuses_what_it_does_not_declare():
         toy.scaled_gemm(
             toy.quantize(x, OperandSpec()), toy.quantize(x, OperandSpec()), profile=GemmProfile.EXACT
         )
+
+
+def test_slow_files_are_files_of_the_tests():
+    """A name that is out of date begins nowhere, and its file comes last."""
+    with SLOW_FILES.open(encoding="utf-8", newline="") as file:
+        names = [row["file"] for row in csv.DictReader(file)]
+    assert len(set(names)) == len(names) > 0
+    assert [name for name in names if not (SLOW_FILES.parent / name).is_file()] == []

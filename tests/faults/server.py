@@ -7,6 +7,7 @@ answers with how the process ended.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -71,6 +72,9 @@ def serve() -> None:
         import_module(module)
     # Drawing writes no file, and would take longer than all else.
     page.curves_svg = page.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
+    # A child that collects garbage would go through all that is imported, and copy it.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -91,14 +91,12 @@ class NarrowSums(Narrow):
             self.flag = True
 
 
-@pytest.mark.parametrize("spoiled", [1, 2 * LAYERS])
-def test_gradients_that_are_spoiled_are_not_added_to_when_the_step_is_done_over(
-    tmp_path: Path, spoiled: int
-) -> None:
+def test_gradients_that_are_spoiled_are_not_added_to_when_the_step_is_done_over(tmp_path: Path) -> None:
     config = change(steps=2, batch=6, micro_batch=2)
-    results = [run(tmp_path / str(n), SR, config, backend=NarrowSums(n)) for n in (0, spoiled)]
-    assert [r.widened_steps for r in results] == [0, 1]
-    assert weights(tmp_path / "0") == weights(tmp_path / str(spoiled))
+    spoiled = (0, 1, 2 * LAYERS)
+    results = [run(tmp_path / str(n), SR, config, backend=NarrowSums(n)) for n in spoiled]
+    assert [r.widened_steps for r in results] == [0, 1, 1]
+    assert len({weights(tmp_path / str(n)) for n in spoiled}) == 1
 
 
 class Shared(nn.Module):
