@@ -115,7 +115,10 @@ def test_layers_and_phases_are_compared_in_words(mixed: Path, copied: Path, tmp_
     plan = recipe_from_table(
         {
             "layers": [{"match": ["*.down_proj"], "recipe": {"all": {"rounding": "sr"}}}],
-            "schedule": [{"until": "10%", "recipe": "fp8"}, {"start": "90%", "name": "tail", "recipe": "bf16"}],
+            "schedule": [
+                {"until": "10%", "recipe": "fp8"},
+                {"start": "90%", "name": "tail", "recipe": "bf16"},
+            ],
         }
     )
     (copied / "recipe.toml").write_text(dumps(plan))
@@ -123,7 +126,7 @@ def test_layers_and_phases_are_compared_in_words(mixed: Path, copied: Path, tmp_
     assert done.exit_code == 0, done.output
     text = (tmp_path / "page" / "comparison.md").read_text(encoding="utf-8")
     for row in (
-        "| layers\\[0\\].match | – | \\[\"\\*.down_proj\"\\] |",
+        '| layers\\[0\\].match | – | \\["\\*.down_proj"\\] |',
         "| layers\\[0\\].wgrad | – | MXFP4, FLOOR, SR |",
         "| schedule\\[0\\].name | – | fp8 |",
         "| schedule\\[0\\].until | – | 10% |",

@@ -166,3 +166,15 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]):
         mxref_torch.CapturedStep(
             handle.model, handle.context, loss_of, optimizer, **{"tokens": 64, "capture": False, **wrong}
         )
+
+
+def test_a_loop_of_ones_own_goes_on_after_the_last_captured_step():
+    handle, optimizer, take = made(table={"all": {"rounding": "sr"}})
+    for batch in BATCHES[:3]:
+        take(batch)
+    take.finish()
+    handle.follow(optimizer)
+    assert handle.step == 3
+    loss_of(handle.model, BATCHES[3]).backward()
+    optimizer.step()
+    assert handle.step == 4

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mxref_torch.captured.outcome import StepOutcome
 from mxref_torch.errors import LayerError
+from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
 from mxref_torch.layer.gradient import sole_uses
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_parameters
@@ -114,7 +115,10 @@ class StepOperations:
         finally:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
         for layer in self.layers:
-            layer.advance(self.held)
+            layer.drop_operands()
+        advance_scales(
+            (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held
+        )
         places = torch.arange(len(gradients), device=self.device)
         last = torch.where(torch.isfinite(norms), -1, places).max()
         self.outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))

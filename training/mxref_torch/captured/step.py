@@ -227,7 +227,8 @@ class CapturedStep:
         if self._device.type == "cuda":
             pending.host = torch.empty(self._operations.outcome.shape, pin_memory=True)
             pending.host.copy_(self._operations.outcome, non_blocking=True)
-            pending.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # A thread that waits for it sleeps: others need its core where several processes share a GPU.
+            pending.done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             pending.done.record()
         else:
             pending.host = self._operations.outcome.clone()

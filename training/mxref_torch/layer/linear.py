@@ -229,10 +229,14 @@ class MXLinear(OperandMaker):
         Args:
             held: as in `Fp8Scales.advance`.
         """
-        self.forget_weights()
-        self.context.shared.clear()
+        self.drop_operands()
         if self._has_scales:
             self.fp8.advance(held)
+
+    def drop_operands(self) -> None:
+        """Forget the operands that were made in this step, of the weight and of an X that layers share."""
+        self.forget_weights()
+        self.context.shared.clear()
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""

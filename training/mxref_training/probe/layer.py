@@ -24,7 +24,7 @@ from mxref_torch.layer.operand import LayerGemm, Operand
 from mxref_torch.layer.reads import READERS
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
-from mxref_training.probe.split import ErrorSplit
+from mxref_training.probe.split import ErrorSplit, at_once
 
 Row = dict[str, Any]
 Gemms = dict[GemmRole, LayerGemm]
@@ -156,16 +156,14 @@ def rounded(captured: Captured, operand: Operand, spec: OperandSpec, role: GemmR
 
 def split_row(captured: Captured, seen: Rounded, spec: OperandSpec, role: GemmRole, which: int) -> Row:
     """Return what becomes of an operand: its error by cause, and in the mean of its Hadamard groups."""
-    k, height, rotation = None, 1, None
+    height, rotation = 1, None
     if isinstance(spec.format, BlockFormat):
-        k = spec.format.k
-        height = k if spec.block is BlockShape.TILE else 1
+        height = spec.format.k if spec.block is BlockShape.TILE else 1
         if spec.hadamard:
             layer, operand = captured.layer, OPERANDS[role][which]
             stream = Stream(layer.context.seed, captured.step, layer.index, operand.id)
             rotation = draw_rotation(spec.hadamard, spec.signs, stream)
-    split, mean = ErrorSplit(k, height), MeanSplit(rotation)
-    for slab in seen.slabs(height):
-        split.add(slab)
-        mean.add(slab)
-    return split.row() | mean.row()
+    split, mean = ErrorSplit(seen.scales is not None, height), MeanSplit(rotation)
+    for slab in seen.slabs(height, at_once(seen.source)):
+        mean.add(*split.add(slab))
+    return split.row() | mean.row(split.sums)

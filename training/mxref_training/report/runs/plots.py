@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from mxref_training.report.drawing import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
 from mxref_training.report.runs.grid import layer_grid
-from mxref_training.report.runs.heat import by_place, colour_range, draw_panel, draw_scale, latest, rows_height
+from mxref_training.report.runs.heat import (
+    by_place,
+    colour_range,
+    draw_panel,
+    draw_scale,
+    latest,
+    rows_height,
+)
 from mxref_training.report.runs.metrics import COSINE, METRICS, Metric, value_of
 from mxref_training.report.runs.read import SLOTS, Line, Run
 from mxref_training.report.runs.tables import slot_title
