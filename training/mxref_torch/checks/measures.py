@@ -176,7 +176,7 @@ class Rounded:
         for v, q, scales in _slabs(unit, elements, self.source, self.result, self.scales):
             scales = scales.unsqueeze(2)  # [rows, blocks, 1]
             limit = torch.exp2(scales.double() - format.scale.bias) * (self.largest / self.prescale)
-            v, q = (each.unflatten(1, (-1, format.k)).double() for each in (v, q))  # type: ignore[no-untyped-call]
+            v, q = (torch.unflatten(each, 1, (-1, format.k)).double() for each in (v, q))
             yield v, q / self.prescale, limit, scales != format.scale.nan_code
 
 

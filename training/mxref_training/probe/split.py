@@ -93,7 +93,7 @@ class ErrorSplit:
     def _shrink(self, cross: Tensor, signal: Tensor) -> Tensor:
         if not self.blocks:  # known when all rows are
             return torch.zeros((), dtype=torch.float64, device=cross.device)
-        c, s = (each.sum(dim=2).unflatten(0, (-1, self.height)).sum(dim=1) for each in (cross, signal))  # type: ignore[no-untyped-call]
+        c, s = (torch.unflatten(each.sum(dim=2), 0, (-1, self.height)).sum(dim=1) for each in (cross, signal))
         return torch.where(s > 0, c.square() / s, 0.0).sum()
 
     def energies(self) -> dict[str, float]:
