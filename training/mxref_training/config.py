@@ -147,18 +147,10 @@ class OptimConfig:
     """Step at which the cosine ends; 0 is the last step of the run."""
 
     def __post_init__(self) -> None:
-        positive, counts = (limits.SMALLEST, limits.LARGEST), (0, limits.MAX_COUNT)
+        positive = dict.fromkeys(("lr", "eps"), (limits.SMALLEST, limits.LARGEST))
+        counts = dict.fromkeys(("warmup", "decay_steps"), (0, limits.MAX_COUNT))
         reals = dict.fromkeys(("weight_decay", "clip"), (0, limits.LARGEST))
-        check(
-            self,
-            "optim",
-            lr=positive,
-            eps=positive,
-            warmup=counts,
-            decay_steps=counts,
-            min_lr_ratio=(0, 1),
-            **reals,
-        )
+        check(self, "optim", **positive, **counts, min_lr_ratio=(0, 1), **reals)
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
 
