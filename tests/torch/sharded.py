@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from mxref import get_backend
 from mxref_torch import advance, check_census, convert
 from mxref_training.config import find_recipe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "backends" / "mxref_triton"))
 
 RANKS, TOKENS = 2, 64
 
@@ -52,6 +56,10 @@ def train(model: nn.Module, context: Any, recipe: str, steps: int) -> list[float
 
 def main(rank: int, store: str, cases: list[str]) -> None:
     warnings.simplefilter("error")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from interpreted import patched_once
+
+        patched_once.install()
     warnings.filterwarnings(
         "ignore", "returned a view tensor", UserWarning
     )  # of an Embedding, by torch itself

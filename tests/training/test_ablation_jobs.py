@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mxref.cli import main
 from mxref.tomlio import build
 from mxref_training.errors import ConfigError
 from mxref_training.lab import slots, worker
-from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.arm import ArmRun, Start
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_display
 from mxref_training.lab.slots import job_count, on_share
@@ -373,7 +374,10 @@ def some_run(out: Path, **key: Any) -> ArmRun:
 
 def test_a_run_reaches_its_process_unchanged(tmp_path: Path) -> None:
     run = some_run(tmp_path, code="abc", run={"steps": 9})
-    assert ArmRun.from_table(json.loads(json.dumps(run.to_table()))) == run
+    run = replace(run, start=Start(tmp_path / "trunk", 4), stops=(8,), keep_checkpoints=False, corpus="text")
+    arrived = ArmRun.from_table(json.loads(json.dumps(run.to_table())))
+    assert arrived == run
+    assert (arrived.keep_checkpoints, arrived.corpus) == (False, "text")
 
 
 def test_a_process_refuses_a_run_that_is_no_longer_the_same(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from html_page import Page
 from mxref import terminal
 from mxref.cli import main
-from mxref_training.cli.ablate import ablate, report
+from mxref_training.cli.ablate import ablate
+from mxref_training.cli.report import report
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.drawing import _spread
