@@ -42,7 +42,7 @@ def test_two_arms_pool_to_the_spread_of_their_own_pairs() -> None:
 
 
 def test_an_unbalanced_ladder_pools_as_least_squares_does() -> None:
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(1)
     runs = {f"a{i}": {s: float(rng.normal()) for s in range(5 if i < 4 else 3)} for i in range(7)}
     rows = [(i, s, y) for i, values in enumerate(runs.values()) for s, y in values.items()]
     design = np.zeros((len(rows), 12))

@@ -16,7 +16,7 @@ from statistics import fmean, variance
 from mxref_training.lab.distributions import f_tail
 
 OUTLIER_LEVEL = 0.01
-"""Level of the F test by which an arm leaves the pool."""
+"""Level of the F test by which an arm leaves the pool, shared among the arms."""
 
 Runs = Mapping[str, Mapping[int, float]]
 """By arm and seed: a measure of the run."""
@@ -42,10 +42,11 @@ def pool(runs: Runs) -> Pool:
     """
     inside = {arm: dict(values) for arm, values in runs.items() if len(values) > 1}
     outside: list[str] = []
+    level = OUTLIER_LEVEL / max(1, len(inside))
     while len(inside) > 2:
         tails = {arm: _tail(arm, inside) for arm in inside}
         worst = min(tails, key=lambda arm: tails[arm])
-        if tails[worst] >= OUTLIER_LEVEL:
+        if tails[worst] >= level:
             break
         outside.append(worst)
         del inside[worst]

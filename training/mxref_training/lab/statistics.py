@@ -35,7 +35,7 @@ RULES = {
     "tokens.",
     "interval": "Interval: 95 %, by Student's t, not corrected for the number of arms. With two or more seeds, from "
     "the spread of a paired difference, which is pooled over the arms (residuals of an effect of the arm plus one of "
-    "the seed); an arm that is visibly noisier than the others (F test at 1 %) or diverged in "
+    "the seed); an arm that is visibly noisier than the others (F test, 1 % shared among the arms) or diverged in "
     "a run leaves the pool, and its own pairs count. With one seed, from the spread of the reference's own "
     "repetitions with other seeds. Never narrower than half the distance between evaluations.",
     "verdict": f"Verdict: “underpowered” with fewer than {MIN_RUNS} runs behind the interval. Else a claimed "
