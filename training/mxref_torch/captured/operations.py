@@ -116,7 +116,9 @@ class StepOperations:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
         for layer in self.layers:
             layer.drop_operands()
-        advance_scales((module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held)
+        advance_scales(
+            (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held
+        )
         places = torch.arange(len(gradients), device=self.device)
         last = torch.where(torch.isfinite(norms), -1, places).max()
         self.outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
