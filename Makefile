@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
-	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
+	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --probe --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 test: $(STAMP)  ## prove the bits, and everything around them
@@ -60,9 +60,10 @@ test-faults: $(STAMP)  ## spoil every file operation of `train` and `ablate`, an
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -p no:benchmark -W default -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS)) tests/gpu
 
-bench-gpu:  ## time the kernels on this machine's GPU, the bits checked first, then whole training steps; numbers in runs/gpu
+bench-gpu:  ## time the kernels on this machine's GPU, the bits checked first, then whole training steps, alone and side by side; numbers in runs/gpu
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu --json runs/gpu/bench.json
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu_step --json runs/gpu/step.json
+	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu_together --json runs/gpu/together.json
 
 exhaustive: $(STAMP)  ## hold every float32 bit pattern to the exact oracle (over an hour); tables in runs/exhaustive
 	PYTHONPATH=tests $(BIN)/python -m exhaustive --out runs/exhaustive

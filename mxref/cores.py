@@ -15,6 +15,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def wait_passively() -> None:
+    """Have threads of OpenMP sleep while they wait, unless OMP_WAIT_POLICY is set; call it before PyTorch is loaded.
+
+    By default they spin for milliseconds after each operation of PyTorch, and so take cores from the kernels of a
+    backend and from other processes. No bit of a result depends on it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 @contextmanager
 def on_a_share(jobs: int) -> Iterator[None]:
     """Limit child processes to 1/`jobs` of the cores, except where the environment sets a number of threads."""

@@ -18,6 +18,7 @@ STUDIES = (
     "projection.page",
     "peers.render",
     "exhaustive.table",
+    "ablations.page",
 )
 """Modules with a function `parts()` that returns the text of each file by its name."""
 

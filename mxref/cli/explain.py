@@ -27,6 +27,7 @@ from mxref.steps.hadamard import SIZES, SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule
+from mxref.tomlio import to_table
 
 OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.items() for o in operands}
 
@@ -244,7 +245,7 @@ def _only(path: Path, names: list[str], key: str | None) -> str:
 def _plain(block: BlockExplanation) -> Any:
     """Return an explanation as JSON values. NaN and Inf become strings, because JSON has no such numbers."""
     out = asdict(block) | {
-        "spec": asdict(block.spec) | {"format": block.format.name},
+        "spec": to_table(block.spec),
         "packed": block.packed.hex(),
         "sqnr_db": block.sqnr_db,
         "max_error": block.max_error,

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from mxref.conformance.function import on_host, on_host_bytes
 from mxref.conformance.model import Failure, block_format, storage_clause
-from mxref.conformance.outcome import failure_text, printable_lines
+from mxref.conformance.outcome import Judgement, failure_text, printable_lines
 from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, unit_rows
 from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.quantization import block_failure
 from mxref.dialects import DIALECTS
-from mxref.errors import ConformanceError, RecipeError, ShapeError
+from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BlockFormat, BlockShape
 from mxref.layouts.foreign import Layout, elements, fitting, layouts_of
 from mxref.plan import QuantPlan, check_input
@@ -33,7 +33,7 @@ _SAMPLE_BLOCKS = 4096
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Judgement):
     """What differs between a kernel's bytes and the reference's."""
 
     blocks: int
@@ -53,14 +53,6 @@ class Comparison:
     def ok(self) -> bool:
         """Whether every byte is equal."""
         return self.failure is None
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def require(self) -> None:
-        """Raise ConformanceError, whose message is the comparison, unless every byte is equal."""
-        if not self.ok:
-            raise ConformanceError(str(self))
 
     def __str__(self) -> str:
         """Return the comparison as lines."""

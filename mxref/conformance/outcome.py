@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -27,6 +28,23 @@ class Level(StrEnum):
 
     QUICK = "quick"
     FULL = "full"
+
+
+class Judgement(ABC):
+    """What a check came to; true if everything was right."""
+
+    @property
+    @abstractmethod
+    def ok(self) -> bool:
+        """Whether everything was right."""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def require(self) -> None:
+        """Raise ConformanceError, whose message is this as text, unless everything was right."""
+        if not self.ok:
+            raise ConformanceError(str(self))
 
 
 @dataclass(frozen=True)
@@ -94,7 +112,7 @@ class ClauseResult:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Judgement):
     """The result of a conformance run."""
 
     backend: str
@@ -116,14 +134,6 @@ class Report:
     def ok(self) -> bool:
         """Whether something was checked and nothing failed."""
         return not self.failing and any(c.passed for c in self.clauses)
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def require(self) -> None:
-        """Raise ConformanceError, whose message is the report, unless everything passed."""
-        if not self.ok:
-            raise ConformanceError(str(self))
 
     def __str__(self) -> str:
         """Return the verdict, the clauses that failed, and the first failure of each."""

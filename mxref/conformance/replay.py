@@ -11,7 +11,7 @@ import numpy as np
 from mxref.backend import Backend
 from mxref.conformance.compare import product_check, quantize_check
 from mxref.conformance.model import Failure, Subject
-from mxref.conformance.outcome import failure_text
+from mxref.conformance.outcome import Judgement, failure_text
 from mxref.conformance.recorded import (
     Call,
     RecordedProduct,
@@ -25,7 +25,7 @@ from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.cause import cause
 from mxref.conformance.shrink.quantization import block_failure, shrink_quantize
 from mxref.discovery import get_backend
-from mxref.errors import ConformanceError, MxrefError
+from mxref.errors import MxrefError
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ReplayedCall:
 
 
 @dataclass(frozen=True)
-class ReplayReport:
+class ReplayReport(Judgement):
     """What came of a recording."""
 
     backend: str
@@ -64,14 +64,6 @@ class ReplayReport:
         """Whether every recorded answer and every new one is right, and the backend was asked at least one."""
         asked = any(call.undeclared is None for call in self.calls)
         return asked and not any(call.recorded or call.answered for call in self.calls)
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def require(self) -> None:
-        """Raise ConformanceError, which shows the first difference, unless all answers are right."""
-        if not self.ok:
-            raise ConformanceError(str(self))
 
     def __str__(self) -> str:
         """Return the report as lines."""

@@ -316,7 +316,7 @@ def machine() -> dict[str, str]:
     return {
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
-        "driver": driver.strip(),
+        "driver": driver.partition("\n")[0].strip(),
         "torch": torch.__version__,
         "triton": triton.__version__,
     }

@@ -31,6 +31,8 @@ from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.model.llama import Llama
 from mxref_training.run.repeatable import deterministic
 
+_WIDE = 160
+
 
 class Clock:
     """Seconds by phase and part, from functions that are timed where training looks them up."""
@@ -99,7 +101,10 @@ def report(title: str, rows: list[dict[str, Any]], against: list[dict[str, Any]]
                 f"{other[key] / row[key]:.2f}" if row[key] else "" for key in ("ms", "quantize", "gemm")
             ]
         table.add_row(*cells)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDE)  # a file or a pipe has room
+    console.print(table)
 
 
 @click.command(help=__doc__)

@@ -14,8 +14,7 @@ import torch
 import mxref
 import mxref_torch
 from bench.peers import make_linear
-from mxref_torch import StepContext, operators
-from mxref_torch.captured import CapturedStep
+from mxref_torch import CapturedStep, StepContext, operators
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import DivergedError

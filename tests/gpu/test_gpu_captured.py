@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from compiled_gradients import Model, recipe_of
 from mxref import get_backend
-from mxref_torch import check_census, convert
-from mxref_torch.captured import WARM_UP, CapturedStep
+from mxref_torch import CapturedStep, check_census, convert
+from mxref_torch.captured.runner import WARM_UP
+from mxref_torch.errors import LayerError
 
 WIDTH, BATCH, LENGTH, STEPS = 512, 4, 256, 7
 TOKENS = BATCH * LENGTH
@@ -86,3 +87,59 @@ def test_an_update_that_is_not_finite_is_left_out_on_the_gpu(spoiled):
     outcomes, weights = trained("mxfp4_h16", 1, capture=True, compiled=False, spoiled=spoiled)
     assert [outcome.updated for outcome in outcomes] == [number != spoiled for number in range(STEPS)]
     assert all(bool(torch.isfinite(t).all()) for t in weights.values())
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_an_x_that_is_prepared_for_several_layers_gives_the_bits_of_one_that_is_not(
+    compiled, monkeypatch, cases
+):
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    backend, found, folded = get_backend("triton"), [], []
+    prepare = type(backend)._prepare
+    try:
+        for reads in (True, False):
+            calls: list[int] = []
+            monkeypatch.setattr(
+                backend, "_prepare", lambda *given, calls=calls: calls.append(1) or prepare(backend, *given)
+            )
+            monkeypatch.setattr(backend, "reads_left_layouts", reads)
+            found.append(trained("mxfp4_h16", 1, capture=True, compiled=compiled))
+            folded.append(len(calls))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (outcomes, weights), (want, plain) = found
+    assert folded[0] > folded[1]
+    assert outcomes == want
+    for name, t in plain.items():
+        assert torch.equal(weights[name], t), name
+    cases(STEPS)
+
+
+def test_a_loss_that_waits_for_the_gpu_is_named_and_the_model_trains_on():
+    torch.manual_seed(0)
+    model: Any = Model(WIDTH).cuda()
+    handle = convert(model, recipe_of("mxfp4_h16"), backend=get_backend("triton"), seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2.0**-8, fused=True)
+    seen: list[float] = []
+
+    def waiting(model: Any, ids: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(model, ids, factor)
+        seen.append(loss.item())
+        return loss
+
+    take = CapturedStep(model, handle, waiting, optimizer, tokens=TOKENS)
+    ids, factor = torch.randint(64, (BATCH, LENGTH + 1)), torch.ones(BATCH)
+    for _ in range(WARM_UP):
+        take(ids, factor)
+    weights = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(LayerError, match="cannot be captured as a CUDA graph"):
+        take(ids, factor)
+    assert all(torch.equal(t, weights[name]) for name, t in model.state_dict().items())
+    assert take.finish() is not None
+    take = CapturedStep(model, handle, waiting, optimizer, tokens=TOKENS, capture=False)
+    for _ in range(2):
+        take(ids, factor)
+    outcome = take.finish()
+    assert outcome is not None
+    assert (outcome.step, outcome.updated) == (WARM_UP + 1, True)
+    assert outcome.loss < seen[0]

@@ -17,15 +17,17 @@ import mxref_torch
 from places import ROOT
 
 
-@pytest.mark.parametrize("page", ["torch-layer", "transformers"])
+@pytest.mark.parametrize("page", ["torch-layer", "transformers", "layers-and-phases"])
 def test_the_program_of_a_page_prints_what_is_written(page: str, tmp_path: Path) -> None:
-    if page == "transformers":
+    if page != "torch-layer":
         pytest.importorskip("transformers")
     text = (ROOT / "docs" / "how-to" / f"{page}.rst").read_text(encoding="utf-8")
     found = re.search(
         r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)\nIt prints\n\n\.\. code-block:: text\n\n((?:   .*\n|\n)+)",
         text,
     )
+    if file := re.search(r"Save it as `([\w.]+)`:\n\n\.\. code-block:: toml\n\n((?:   .*\n|\n)+)", text):
+        (tmp_path / file[1]).write_text(textwrap.dedent(file[2]))
     program, printed = (textwrap.dedent(part).strip() + "\n" for part in found.groups())
     assert len([line for line in program.splitlines() if line.strip()]) <= 40
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.collect import Found, _once, collect
+from mxref_training.lab.branches import run_branches
+from mxref_training.lab.collect import _once, collect
+from mxref_training.lab.found import Found
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results, run_ladder
 
@@ -29,7 +32,7 @@ def run(out: Path, lad: Ladder | None = None, **options: Any) -> tuple[dict[str,
 
 def bring(out: Path, *folders: Path, lad: Ladder | None = None) -> tuple[dict[str, Any] | None, list[str]]:
     said: list[str] = []
-    return collect(lad or ladder(), folders, out, said.append), said
+    return collect(lad or ladder(), folders, out, said.append).ladder, said
 
 
 def reseal(path: Path, change: Any) -> None:
@@ -155,11 +158,12 @@ def test_other_bits_where_a_compiler_measured_are_announced(tmp_path: Path) -> N
     def found(folder: str, last: float) -> Found:
         record = {"losses": [[1, 5.0], [2, last]], "train_curve": [], "environment": {}}
         config = {"run": {"deterministic": False, "compile": "block"}}
-        return Found(Path(folder), {"name": "h16", "metrics": folder, "config": config, "record": record})
+        table = {"name": "h16", "key": {}, "metrics": folder, "config": config, "record": record}
+        return Found(Path(folder), table)
 
     said: list[str] = []
     kept = _once([found("a", 4.0), found("b", 4.5)], said.append)
-    assert kept["h16"].path == Path("a")
+    assert kept["arms/h16"].path == Path("a")
     assert said == [
         "h16: b has other bits than a, which is kept: the validation losses part at step 2: 4.0 and 4.5"
     ]
@@ -195,6 +199,41 @@ def test_without_the_reference_results_are_kept_and_not_compared(tmp_path: Path)
     assert results is None
     assert said[-1] == "no run of fp8, the reference, so there is nothing to compare with"
     assert (tmp_path / "all" / "arms" / "h16" / "result.json").exists()
+
+
+def test_branches_of_several_machines_are_compared_and_go_on(tmp_path: Path) -> None:
+    arms = [arm for arm in table()["arm"] if "seed_offset" not in arm]
+    lad = ladder(arm=arms, branch={"moments": ["40", "60"], "updates": 20, "eval_every": 20, "seeds": 2})
+    options: dict[str, Any] = {"backend": mxref.get_backend("reference"), "corpus": FakeCorpus}
+
+    def branches(out: Path, trainer: FakeTrainer, lad: Ladder = lad, **more: Any) -> dict[str, Any]:
+        return run_branches(lad, tiny(), out, trainer=trainer, say=lambda line: None, **options, **more)
+
+    def begin(*_: Any, **__: Any) -> None:
+        """The fake trainer makes no checkpoint from which to branch off."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mxref_training.lab.arm.begin_branch", begin)
+        whole = branches(tmp_path / "whole", FakeTrainer({"H16": 0.1}))
+        run(tmp_path / "a", lad=lad, arms=["h16"])
+        branches(tmp_path / "a", FakeTrainer({"H16": 0.1}), arms=["h16"])
+        branches(tmp_path / "b", FakeTrainer(), arms=["bad"])
+        back = [only_results(tmp_path / name, tmp_path / "back" / name) for name in "ab"]
+        said: list[str] = []
+        found = collect(lad, back, tmp_path / "all", said.append)
+        assert found.branches == whole == json.loads((tmp_path / "all" / "branch.json").read_text())
+        assert found.ladder is not None
+        assert [arm["name"] for arm in found.ladder["arms"]] == ["fp8", "h16"]
+        assert said[:2] == [
+            "4 results are there more than once, with equal bits",
+            f"14 runs in {tmp_path / 'all'}, trained on unknown",
+        ]
+        trainer = FakeTrainer()
+        assert branches(tmp_path / "all", trainer) == whole
+        assert trainer.calls == []
+        branches(tmp_path / "c", FakeTrainer(), replace(lad, branch=replace(lad.branch, updates=40)))
+    with pytest.raises(ConfigError, match=r"by design\.updates"):
+        collect(lad, [tmp_path / "a", tmp_path / "c"], tmp_path / "new")
 
 
 def test_a_result_stands_alone(tmp_path: Path) -> None:

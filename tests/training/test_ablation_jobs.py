@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mxref.cli import main
 from mxref.tomlio import build
 from mxref_training.errors import ConfigError
 from mxref_training.lab import slots, worker
-from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.arm import ArmRun, Start
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_display
 from mxref_training.lab.slots import job_count, on_share
@@ -191,12 +192,17 @@ def test_two_at_a_time_give_the_results_of_one_after_another(
     for i, arm in enumerate(ARMS, 1):
         assert any(line.startswith(f"[{i}/3] {arm}: validation loss ") for line in said)
         assert re.fullmatch(r"--- [0-9T:+-]+: process \d+, threads 1\n", log(tmp_path, arm))
-    assert "FP8: step 8/8 loss " in found.stderr
+    assert "fp8: step 8/8 loss " in found.stderr
     hardware = [arm["runs"][0]["environment"]["hardware"] for arm in numbers(tmp_path)["arms"]]
     assert [facts["threads"] for facts in hardware] == [1, 1, 1]
     again = ablate(files, tmp_path, "--jobs", "2")
     assert again.exit_code == 0
-    assert again.stderr.splitlines() == [f"[{i}/3] {a}: finished before, kept" for i, a in enumerate(ARMS, 1)]
+    head, *said = again.stderr.splitlines()
+    assert head.startswith(
+        f"ladder {files / 'three.toml'}, backend {files / 'moody.py'}:backend (asked for by name), "
+    )
+    assert head.endswith(f", writing to {tmp_path}")
+    assert said == [f"[{i}/3] {arm}: finished before, kept" for i, arm in enumerate(ARMS, 1)]
 
 
 def test_a_killed_child_is_reported_the_others_finish_and_it_resumes(
@@ -218,7 +224,7 @@ def test_a_killed_child_is_reported_the_others_finish_and_it_resumes(
     again = ablate(files, tmp_path, "--jobs", "2")
     assert again.exit_code == 0, again.output
     assert "[2/3] h16: resumes where it stopped" in again.stderr
-    assert f"H16: resumed at step {reached} of 8" in again.stderr
+    assert f"h16: resumed at step {reached} of 8" in again.stderr
     assert_same(tmp_path, unbroken)
 
 
@@ -250,7 +256,7 @@ def test_interrupt_stops_every_child_with_a_checkpoint(files: Path, unbroken: Pa
         last,
     ), err
     assert "Traceback" not in err
-    assert "H16: SIGINT: stops after this step; a second signal ends it at once" in err
+    assert "h16: SIGINT: stops after this step; a second signal ends it at once" in err
     step = latest(tmp_path, "h16")
     assert 2 <= step < 8
     assert f"interrupted: SIGINT after step {step} of 8: saved" in log(tmp_path, "h16")
@@ -373,7 +379,10 @@ def some_run(out: Path, **key: Any) -> ArmRun:
 
 def test_a_run_reaches_its_process_unchanged(tmp_path: Path) -> None:
     run = some_run(tmp_path, code="abc", run={"steps": 9})
-    assert ArmRun.from_table(json.loads(json.dumps(run.to_table()))) == run
+    run = replace(run, start=Start(tmp_path / "trunk", 4), stops=(8,), keep_checkpoints=False, corpus="text")
+    arrived = ArmRun.from_table(json.loads(json.dumps(run.to_table())))
+    assert arrived == run
+    assert (arrived.keep_checkpoints, arrived.corpus) == (False, "text")
 
 
 def test_a_process_refuses_a_run_that_is_no_longer_the_same(tmp_path: Path) -> None:
@@ -423,4 +432,4 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
         sink.step(1, 5.0)
         sink.step(2, 4.0)
         display.done()
-    assert re.fullmatch(r"FP8: step 2/2 loss 4.0000 [\d,]+ tokens/s ETA 0:00\n", capsys.readouterr().err)
+    assert re.fullmatch(r"fp8: step 2/2 loss 4.0000 [\d,]+ tokens/s ETA 0:00\n", capsys.readouterr().err)

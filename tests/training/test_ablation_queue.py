@@ -18,6 +18,7 @@ from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.lab import fresh, slots
 from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.branches import run_branches
 from mxref_training.lab.budget import Budget
 from mxref_training.lab.costs import Costs, cost_class
 from mxref_training.lab.ladder import Ladder
@@ -123,11 +124,15 @@ def test_checkpoints_of_finished_runs_go_except_those_that_are_kept(
     tmp_path: Path, config: Any, corpus: Any
 ) -> None:
     in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep_checkpoints=["fp8"])
-    kept = {path.parent.name for path in (tmp_path / "arms").glob("*/checkpoints")}
+    kept = {path.parts[-3] for path in (tmp_path / "arms").glob("*/checkpoints/*")}
     assert kept == {"fp8"}
     said = in_processes(tmp_path, config, corpus, [Slot()], ["h16"], keep_checkpoints=[])
     assert said == ["[1/2] fp8: finished before, kept", "[2/2] h16: finished before, kept"]
-    assert not list((tmp_path / "arms").glob("*/checkpoints"))
+    assert not list((tmp_path / "arms").glob("*/checkpoints/*"))
+    longer = replace(config, run=replace(config.run, steps=6))
+    said = in_processes(tmp_path, longer, corpus, [Slot()], ["fp8"])
+    assert said[0] == "[1/1] fp8: starts anew, for 6 steps: the run of 4 steps has no checkpoint here"
+    assert said[1].startswith("[1/1] fp8: validation loss ")
 
 
 def test_keeping_the_checkpoints_of_an_unknown_arm_is_refused(
@@ -145,6 +150,17 @@ class _Held:
 
     def __del__(self) -> None:
         self.freed.append(1)
+
+
+def test_branches_run_in_processes_too(tmp_path: Path, config: Any, corpus: Any) -> None:
+    arms = [arm for arm in table()["arm"] if arm["name"] in ("fp8", "h16")]
+    lad = ladder(arm=arms, branch={"moments": ["2"], "updates": 2})
+    results = run_branches(
+        lad, config, tmp_path, backend=mxref.get_backend("numba"), trainer=FakeTrainer(), corpus=lambda: corpus,
+        runner=ChildProcesses([Slot()], "numba"), say=lambda line: None,
+    )  # fmt: skip
+    assert [arm["name"] for arm in results["moments"][0]["arms"]] == ["fp8", "h16"]
+    assert results["moments"][0]["arms"][1]["validation_last"]["mean"] != 0
 
 
 def test_what_a_run_leaves_is_released_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_outcomes_of_a_ladder() -> None:
     assert found["low"]["loss"]["low"] < -0.05 < found["low"]["loss"]["high"] < 0
     # Five arms of four seeds are in the pool; the two that diverged are not.
     assert found["low"]["loss"]["freedom"] == 5 * 4 - 5 - 4 + 1
-    assert found["half"]["loss"]["own_spread"] is True
+    assert found["half"]["loss"]["own"] is True
     assert found["low"]["pairs"] == 4
     assert found["gone"]["answer"] == "All 4 runs diverged, and none of the other arm's."
     assert found["half"]["answer"].startswith("No difference is computed: 2 of 4 runs diverged, and 0 of 4")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mxref_training.lab.answers import sentence
 from mxref_training.lab.comparison import (
     Difference,
     Divergence,
@@ -51,7 +52,7 @@ def test_an_unbalanced_ladder_pools_as_least_squares_does() -> None:
     residual = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     freedom = len(rows) - 7 - 5 + 1
     found = pool(runs)
-    assert found.freedom == freedom
+    assert (found.freedom, found.outside) == (freedom, ())
     assert found.spread == pytest.approx(math.sqrt(2 * (residual @ residual) / freedom))
 
 
@@ -80,6 +81,16 @@ def test_a_visibly_noisier_arm_leaves_the_pool_and_uses_its_own_pairs() -> None:
     d = difference(runs["wild"], runs["a0"], found, outside=True)
     assert d is not None
     assert (d.own, d.freedom, d.pairs) == (True, 4, 5)
+
+
+def test_pairs_that_scatter_more_than_the_pool_says_are_marked() -> None:
+    against = {0: 4.0, 1: 4.1, 2: 4.2}
+    for scatter, noisy in ((0.015, False), (0.025, True)):
+        arm = {seed: loss + 0.05 + scatter * (seed - 1) for seed, loss in against.items()}
+        found = difference(arm, against, Pool(0.01, 80), outside=False)
+        assert found is not None
+        assert (found.own_spread, found.is_noisy) == (pytest.approx(scatter), noisy)
+        assert ("scatter" in sentence(Outcome.HIGHER, found, NONE, None)) is noisy
 
 
 def test_equal_runs_have_no_spread_and_no_outlier() -> None:

@@ -150,6 +150,19 @@ def test_the_dry_run_and_texts_show_layers_and_phases(tmp_path: Path) -> None:
     )
 
 
+def test_layers_are_named_only_where_their_treatment_differs() -> None:
+    layers = [
+        {"match": ["*.down_proj"], "recipe": {"dgrad": {"dy": {"rounding": "sr"}}}},
+        {"blocks": "-1:", "recipe": "bf16"},
+    ]
+    found = dict(describe(recipe_from_table({"dialect": "amd", "layers": layers})))
+    assert found == {
+        "Fprop": "MXFP4, EVEN; BF16 in blocks -1:",
+        "Dgrad": "MXFP4, EVEN; MXFP4, EVEN, SR on dY in *.down_proj; BF16 in blocks -1:",
+        "Wgrad": "MXFP4, EVEN; BF16 in blocks -1:",
+    }
+
+
 def test_the_memory_of_a_run_is_that_of_its_largest_phase() -> None:
     plain, tail = (recipe_from_table({"dialect": "amd", **keys}) for keys in ({}, {"schedule": [TAIL]}))
     bf16, config = find_recipe("bf16"), load_config("tiny")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
-from mxref_training.config import TrainConfig, find_recipe, load_config
+from mxref_training.config import Compile, TrainConfig, find_recipe, load_config
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.model.llama import Llama
 from mxref_training.run import device
@@ -137,3 +137,11 @@ def test_dry_run_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.exit_code == 0, found.output
     assert "tables             12.6 MB" in found.output
     assert replace(memory(load_config("llama31_8b"), RECIPE), tables=0).total > 2**30
+
+
+def test_compiled_code_holds_logits_in_bf16_alone() -> None:
+    config = load_config("lab_20m")
+    logits = config.run.step_tokens * config.model.vocab
+    assert memory(config, RECIPE).logits == 4 * logits
+    eager = replace(config, run=replace(config.run, compile=Compile.NONE))
+    assert memory(eager, RECIPE).logits == 14 * logits

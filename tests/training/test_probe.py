@@ -28,7 +28,7 @@ from mxref_torch.layer.linear import MXLinear
 from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
 from mxref_training.probe import batch, measure
-from mxref_training.probe.arms import Arm, chosen_arms, resolved
+from mxref_training.probe.arms import Arm, resolved
 from mxref_training.probe.batch import Shape, Side, make_batch
 from mxref_training.probe.layer import Captured, LayerProbe
 from mxref_training.probe.moments import find_moments
@@ -133,7 +133,19 @@ def test_the_page_stands_alone_and_has_every_figure(found: Path) -> None:
     for text in ("mxfp4_h16", "dead zone", "Wgrad X", "step 3", find_recipe("mxfp4").digest, "versions"):
         assert text in page or text.capitalize() in page, text
     lines = (found / "probe.md").read_text(encoding="utf-8").splitlines()
-    assert sum("mxfp4\\_h16" in line or "mxfp4_h16" in line for line in lines) == 3
+    assert sum(line.startswith("|") and "mxfp4_h16" in line for line in lines) == 2 + 1
+    assert any(line.startswith("Of 2 recipes with Wgrad in MXFP4, ") for line in lines)
+
+
+def test_the_pages_are_made_again_from_the_numbers(found: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(found / "probe.json", alone)
+    done = CliRunner().invoke(main, ["report", str(alone), "--csv", str(tmp_path / "csv")])
+    assert done.exit_code == 0, done.output
+    for name in ("probe.html", "probe.md"):
+        assert (alone / name).read_bytes() == (found / name).read_bytes()
+    assert (tmp_path / "csv" / "probe.csv").read_bytes() == (found / "probe.csv").read_bytes()
 
 
 def test_the_csv_has_a_line_for_each_gemm(found: Path) -> None:
@@ -217,34 +229,6 @@ def test_no_update_and_no_trace_is_left(trained: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(trained.rglob("*")) if path.is_file()}
     assert called(trained, "--recipe", "mxfp4", "--out", tmp_path).exit_code == 0
     assert before == {path: path.read_bytes() for path in sorted(trained.rglob("*")) if path.is_file()}
-
-
-def test_without_a_choice_all_shipped_recipes_are_probed() -> None:
-    names = [arm.name for arm in chosen_arms([], [])]
-    assert names[0] == "bf16"
-    assert len(names) == len(set(names))
-    assert {"fp8", "mxfp4", "mxfp4_h16", "tseng"} <= set(names)
-
-
-def test_a_ladder_gives_each_of_its_recipes_once() -> None:
-    arms = chosen_arms(["mxfp4_h16"], ["paper"])
-    digests = [arm.recipe.digest for arm in arms]
-    assert len(digests) == len(set(digests))
-    assert [arm.name for arm in arms].count("bf16") == 1
-    assert "fp8-seed2" not in {arm.name for arm in arms}
-    labels = [arm.label for arm in arms]
-    assert len(labels) == len(set(labels))
-
-
-def test_equal_names_of_two_sources_are_told_apart(tmp_path: Path) -> None:
-    own = tmp_path / "other.toml"
-    own.write_text(
-        'title = "t"\ntrain.preset = "tiny"\ntarget.high_precision = ""\n'
-        '[[arm]]\nname = "fp8"\nlabel = "FP8"\nrecipe.all = { format = "fp8" }\n'
-        '[[arm]]\nname = "all"\nlabel = "own"\nrecipe.all = { format = "mxfp4", rounding = "rtz" }\n'
-    )
-    names = [arm.name for arm in chosen_arms([], ["paper", str(own)])]
-    assert {"all", "other/all"} <= set(names)
 
 
 def test_a_schedule_is_probed_as_it_is_at_the_checkpoints_step() -> None:

@@ -19,7 +19,7 @@ from mxref.steps.random import Stream
 from mxref_torch.checks.measures import Slab
 from mxref_training.probe.mean import GROUP, MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
-from mxref_training.probe.split import CAUSES, ErrorSplit
+from mxref_training.probe.split import CAUSES, ErrorSplit, Sums
 
 PLAIN = OperandSpec()
 
@@ -28,19 +28,17 @@ def slab(values: np.ndarray, spec: OperandSpec = PLAIN) -> Slab:
     """An operand as the reference rounds it, beside its source."""
     q = mxref.quantize(values.astype(np.float32), spec, placement=Placement(Stream(3, 1, 2, 4)))
     factor = spec.format.element.prescale if spec.prescale else 1.0
-    exponent = np.repeat(q.scales.astype(np.int64) - 127, spec.format.k, axis=1)
-    limit = np.ldexp(spec.format.element.max_value / factor, exponent)
-    found = mxref.dequantize(q, "float64") / factor
-    valid = np.repeat(q.scales != 255, spec.format.k, axis=1)
-    return tuple(
-        torch.from_numpy(np.asarray(each)) for each in (values.astype(np.float64), found, limit, valid)
-    )
+    scales = q.scales.astype(np.int64)[:, :, None]
+    limit = np.ldexp(spec.format.element.max_value / factor, scales - 127)
+    rows = (values.astype(np.float64), mxref.dequantize(q, "float64") / factor)
+    v, found = (torch.from_numpy(t.reshape(len(t), -1, spec.format.k)) for t in rows)
+    return v, found, torch.from_numpy(limit), torch.from_numpy(scales != 255)
 
 
 def split_of(block: list[float], spec: OperandSpec = PLAIN) -> ErrorSplit:
     values = np.zeros((1, 32))
     values[0, : len(block)] = block
-    found = ErrorSplit(32)
+    found = ErrorSplit(True)
     found.add(slab(values, spec))
     return found
 
@@ -112,7 +110,10 @@ def test_the_parts_add_up_in_each_element_and_as_energies(
 ) -> None:
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((4, 64)) * np.exp(spread * rng.standard_normal((4, 64)))
-    v, q, limit, _ = (each.numpy() for each in slab(values.astype(np.float32).astype(np.float64), spec))
+    v, q, limit, _ = (
+        each.flatten(1).numpy() for each in slab(values.astype(np.float32).astype(np.float64), spec)
+    )
+    limit = np.repeat(limit, 32, axis=1)
     dead, clipped = (q == 0) & (v != 0), np.abs(v) > limit
     inner = ~(dead | clipped)
     blocks = [np.where(inner, each, 0).reshape(4, 2, 32).sum(axis=2) for each in (q * v, v * v)]
@@ -122,7 +123,7 @@ def test_the_parts_add_up_in_each_element_and_as_energies(
         "clip": np.where(clipped & ~dead, q - v, 0), "grid": np.where(inner, q - a * v, 0),
     }  # fmt: skip
     np.testing.assert_allclose(sum(parts.values()), q - v, rtol=0, atol=1e-12 * np.abs(v).max())
-    found = ErrorSplit(32)
+    found = ErrorSplit(True)
     found.add(slab(values.astype(np.float32).astype(np.float64), spec))
     scale = (v * v).sum()
     for cause in CAUSES:
@@ -137,7 +138,7 @@ def test_the_parts_add_up_in_each_element_and_as_energies(
 def test_a_tile_is_one_block_of_32_rows() -> None:
     values = np.zeros((32, 32))
     values[0, 0], values[1, 0] = 4.5, -4.5
-    found = ErrorSplit(32, 32)
+    found = ErrorSplit(True, 32)
     found.add(slab(values, OperandSpec(block="32x32")))
     assert shares(found) == {"scale": pytest.approx(0.5)}
 
@@ -146,7 +147,7 @@ def test_a_tensor_with_one_scale_may_come_in_parts() -> None:
     rng = np.random.default_rng(1)
     v = torch.from_numpy(rng.standard_normal((6, 8)))
     q, limit = (v * 0.9).round(decimals=1), torch.tensor(1.5, dtype=torch.float64)
-    whole, parts = ErrorSplit(None), ErrorSplit(None)
+    whole, parts = ErrorSplit(False), ErrorSplit(False)
     valid = torch.ones_like(v, dtype=torch.bool)
     whole.add((v, q, limit, valid))
     for rows in (slice(0, 2), slice(2, 6)):
@@ -158,7 +159,7 @@ def test_a_tensor_with_one_scale_may_come_in_parts() -> None:
 def test_a_block_with_nan_does_not_count() -> None:
     values = np.zeros((2, 32))
     values[0, :2], values[1, :2] = (4, 0.2), (math.nan, 7)
-    found = ErrorSplit(32)
+    found = ErrorSplit(True)
     found.add(slab(values))
     assert found.sums.invalid == 32
     assert found.sums.signal == pytest.approx(16.04, rel=1e-6)
@@ -168,10 +169,14 @@ def test_a_block_with_nan_does_not_count() -> None:
 def mean_of(source: np.ndarray, error: np.ndarray, rotation: Rotation | None) -> dict[str, float | None]:
     """The split of an operand whose source and error are given as they are before the rotation."""
     turned = [hadamard(t.astype(np.float32), rotation) if rotation else t for t in (source, error)]
-    v, e = (torch.from_numpy(np.asarray(t, np.float64)) for t in turned)
+    v, e = (np.asarray(t, np.float64) for t in turned)
+    return mean_row(v, e, rotation)
+
+
+def mean_row(v: np.ndarray, e: np.ndarray, rotation: Rotation | None) -> dict[str, float | None]:
     found = MeanSplit(rotation)
-    found.add((v, v + e, torch.tensor(math.inf), torch.ones_like(v, dtype=torch.bool)))
-    return found.row()
+    found.add(torch.from_numpy(v), torch.from_numpy(e))
+    return found.row(Sums(signal=(v * v).sum(), noise=(e * e).sum(), cross=(v * e).sum()))
 
 
 @pytest.mark.parametrize("rotation", [None, Rotation(16), Rotation(16, 0b1010011011010001), Rotation(32)])
@@ -202,14 +207,9 @@ def test_the_mean_is_that_of_the_groups_before_the_rotation(seed: int, n: int, s
     rng = np.random.default_rng(seed)
     rotation = Rotation(n, signs % (1 << n))
     v, e = (rng.standard_normal((2, 128)).astype(np.float32) for _ in range(2))
-    found = MeanSplit(rotation)
-    both = [torch.from_numpy(t.astype(np.float64)) for t in (v, v + e)]
-    found.add((*both, torch.tensor(math.inf), torch.ones(2, 128, dtype=torch.bool)))
-    source, error = (
-        inverse_hadamard(t, rotation).astype(np.float64).reshape(-1, n) for t in (v, (v + e) - v)
-    )
+    row = mean_row(v.astype(np.float64), e.astype(np.float64), rotation)
+    source, error = (inverse_hadamard(t, rotation).astype(np.float64).reshape(-1, n) for t in (v, e))
     means = [t.mean(axis=1, keepdims=True) for t in (source, error)]
-    row = found.row()
     assert row["dc_source"] == pytest.approx(n * (means[0] ** 2).sum() / (source**2).sum(), rel=1e-4)
     assert row["dc_noise"] == pytest.approx(n * (means[1] ** 2).sum() / (error**2).sum(), rel=1e-4)
     rest = [t - m for t, m in zip((source, error), means, strict=True)]

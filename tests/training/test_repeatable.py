@@ -16,8 +16,8 @@ from mxref.reference import ReferenceBackend
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.report.ladder.page import provenance
-from mxref_training.run import loop
-from mxref_training.run.repeatable import CUBLAS, deterministic, fixed_choices
+from mxref_training.run import eager
+from mxref_training.run.repeatable import CUBLAS, compiler_threads, deterministic_errors, fixed_choices
 from training_setup import change, metrics, run
 
 GPU = torch.device("cuda")
@@ -64,13 +64,13 @@ def test_an_operation_without_a_deterministic_kernel_is_named(
     def puts(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return logits.sum().put_(torch.tensor([0]), torch.tensor([1.0]))
 
-    monkeypatch.setattr(loop, "cross_entropy", puts)
+    monkeypatch.setattr(eager, "cross_entropy", puts)
     with pytest.raises(ConfigError, match=r"no deterministic kernel for put_ on cpu"):
         run(tmp_path, config=configured())
 
 
 def test_other_errors_are_not_explained_away() -> None:
-    with pytest.raises(RuntimeError, match="^something else$"), deterministic(torch.device("cpu"), 0):
+    with pytest.raises(RuntimeError, match="^something else$"), deterministic_errors(torch.device("cpu")):
         raise RuntimeError("something else")
 
 
@@ -89,6 +89,16 @@ def test_the_compiler_times_nothing_within(monkeypatch: pytest.MonkeyPatch) -> N
         assert values() == [False, True, True]
         with fixed_choices(change(compile=Compile.BLOCK), backend, cpu):
             assert values() == [False, True, True]
+
+
+def test_the_compiler_starts_no_more_processes_than_the_run_has_threads() -> None:
+    from torch._inductor import config as inductor
+
+    with inductor.patch(compile_threads=16):
+        for compiles, threads, want in ((Compile.BLOCK, 2, 2), (Compile.BLOCK, 0, 16), (Compile.NONE, 2, 16)):
+            with compiler_threads(change(compile=compiles, threads=threads)):
+                assert inductor.compile_threads == want
+        assert inductor.compile_threads == 16
 
 
 @pytest.mark.parametrize(

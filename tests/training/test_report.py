@@ -19,7 +19,8 @@ from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from html_page import Page
 from mxref import terminal
 from mxref.cli import main
-from mxref_training.cli.ablate import ablate, report
+from mxref_training.cli.ablate import ablate
+from mxref_training.cli.report import report
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.drawing import _spread
@@ -149,23 +150,16 @@ def hostile(results: dict[str, Any]) -> dict[str, Any]:
         "backend": HOSTILE,
         "rules": dict.fromkeys(results["rules"], HOSTILE),
         "data": {"report": HOSTILE, "hashes": {HOSTILE: HOSTILE}},
-        "contrasts": [hostile_contrast(results)],
+        "contrasts": [contrast_of(results, HOSTILE)],
     }
 
 
-def hostile_contrast(results: dict[str, Any]) -> dict[str, Any]:
+def contrast_of(results: dict[str, Any], text: str) -> dict[str, Any]:
+    arm, against = (one["name"] for one in results["arms"][:2])
     return {
-        "name": "c",
-        **{key: results["arms"][i]["name"] for i, key in enumerate(("arm", "against"))},
-        **{
-            "question": HOSTILE,
-            "answer": HOSTILE,
-            "outcome": "lower",
-            "pairs": 3,
-            "tokens": None,
-            "loss": None,
-        },
-        "predictions": [{"says": "lower", "source": HOSTILE, "verdict": "reproduced"}],
+        **{"name": "c", "arm": arm, "against": against, "question": text, "answer": text},
+        **{"outcome": "lower", "pairs": 3, "tokens": None, "loss": None},
+        "predictions": [{"says": "lower", "source": text, "verdict": "reproduced"}],
     }
 
 
@@ -185,7 +179,8 @@ def test_texts_are_escaped_in_markdown(results: dict[str, Any]) -> None:
     assert "&lt;script>" in text
     assert "\x1b" not in text
     assert not re.search(r"(?<!\\)[`\]]\(?http", text), "no link and no image"
-    plain, changed = markdown(results).splitlines(), text.splitlines()
+    same = results | {"contrasts": [contrast_of(results, "t")]}
+    plain, changed = markdown(same).splitlines(), text.splitlines()
     cells = [len(re.findall(r"(?<!\\)\|", line)) for line in plain if line.startswith("|")]
     assert [len(re.findall(r"(?<!\\)\|", line)) for line in changed if line.startswith("|")] == cells
 

@@ -173,4 +173,4 @@ def test_a_child_of_a_ladder_that_fails_outside_training_says_why() -> None:
     done = subprocess.run(command, input="{}", capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
-    assert re.fullmatch(r"error: KeyError: 'run' \(.*worker\.py, line \d+\)", done.stderr.splitlines()[-1])
+    assert re.fullmatch(r"error: KeyError: '\w+' \(.*worker\.py, line \d+\)", done.stderr.splitlines()[-1])

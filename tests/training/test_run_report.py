@@ -21,8 +21,8 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import dumps
 from mxref_training.lab.study import RESULTS
 from mxref_training.report.runs.grid import layer_grid
+from mxref_training.report.runs.metrics import METRICS, value_of
 from mxref_training.report.runs.page import html, markdown, signs
-from mxref_training.report.runs.plots import METRICS, value_of
 from mxref_training.report.runs.read import read_runs
 from mxref_training.report.runs.tables import all_tables
 from training_setup import change, run
@@ -180,10 +180,9 @@ def test_a_run_without_telemetry_says_how_to_switch_it_on(copied: Path) -> None:
     assert called(copied).exit_code == 0
     for name in ("report.html", "report.md"):
         text = (copied / name).read_text(encoding="utf-8")
-        assert (
-            "copied is without telemetry. Switch it on with `mxref train … --telemetry 50`"
-            in text.replace("\\`", "`")
-        )
+        quoted = "<code>{}</code>" if name.endswith("html") else r"\`{}\`"
+        command = quoted.format("mxref train … --telemetry 50")
+        assert f"copied is without telemetry. Switch it on with {command}" in text
     assert "Telemetry by layer" not in (copied / "report.html").read_text(encoding="utf-8")
 
 

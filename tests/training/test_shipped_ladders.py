@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from recipe_cells import differences
 
-from mxref import load_recipe
+from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from mxref import get_backend, load_recipe
 from mxref.recipe import Fp8Scaling, GemmProfile
 from mxref.recipe_files import shipped_recipes
 from mxref.recipe_plan import RecipePlan
 from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import load_ladder, shipped
+from mxref_training.lab.study import run_ladder
 
 BF16, FP8, M = "bf16", "fp8", "mxfp4 even zero127"
 SR, H, STEP = f"{M} sr", f"{M} h16", f"{M} h16 step"
@@ -133,6 +141,28 @@ def test_the_last_block_of_one_arm_stays_in_bf16() -> None:
     found = ladder.resolve(ladder.named("all-last-bf16")).by_layer([*names, "lm_head"])
     for name in names:
         assert list(differences(found[name], alike(BF16 if name[13] == "4" else M))) == [], name
+
+
+def test_arms_with_rare_keys_run_and_every_arm_reaches_a_child_process(tmp_path: Path) -> None:
+    readings = load_ladder("readings")
+    # The reference backend has no `bounded` GEMMs.
+    ladder = replace(readings, recipe=readings.recipe | {"gemm": "ordered"})
+    options: dict[str, Any] = {"trainer": FakeTrainer(), "corpus": FakeCorpus, "seeds": 1}
+    rare = ["fp8", "all-last-bf16", "all-h16-even-signs"]
+    results = run_ladder(
+        ladder,
+        tiny(),
+        tmp_path,
+        backend=get_backend("reference"),
+        arms=rare,
+        say=lambda line: None,
+        **options,
+    )
+    assert {arm["name"] for arm in results["arms"]} == set(rare)
+    for arm in ladder.arm:
+        run = ArmRun(tmp_path, arm, 0, tiny(), ladder.resolve(arm), {}, "", True)
+        again = ArmRun.from_table(json.loads(json.dumps(run.to_table())))
+        assert (again.recipe, again.arm) == (run.recipe, arm)
 
 
 def test_readings_claims_and_seeds() -> None:

@@ -261,3 +261,27 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     result = invoke("train", "tiny", "--dry-run")
     assert result.exit_code == 2
     assert "mxref train needs PyTorch, which is not installed: pip install 'mxref[training]'" in result.stderr
+
+
+WITHOUT_TORCH = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("torch is looked for under", os.environ.get("OMP_WAIT_POLICY"))
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Finder())
+from mxref.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["train tiny --dry-run", "ablate paper"])
+@pytest.mark.parametrize(("given", "found"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_openmp_is_told_to_sleep_while_it_waits_before_torch_is_loaded(
+    command: str, given: dict[str, str], found: str
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    words = [sys.executable, "-c", WITHOUT_TORCH, *command.split()]
+    done = subprocess.run(words, env=kept | given, capture_output=True, text=True)
+    assert set(done.stdout.splitlines()) == {f"torch is looked for under {found}"}

@@ -5,7 +5,8 @@
 `record`, `find_nonfinite` and the two checks guard a run.
 """
 
-from mxref_torch.captured import CapturedStep, StepOutcome
+from mxref_torch.captured.outcome import StepOutcome
+from mxref_torch.captured.step import CapturedStep
 from mxref_torch.checks.census import check_census, expected_census
 from mxref_torch.checks.finite import find_nonfinite
 from mxref_torch.checks.measuring import telemetry

@@ -14,46 +14,13 @@ from typing import Any
 from mxref.errors import RecipeError
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
-from mxref.tomlio import MAX_DEPTH, build, merge, nearest, normalize, parse_toml, read_toml, shown
+from mxref.tomlio import MAX_DEPTH, build, merge, nearest, parse_toml, read_toml, shown
+from mxref_training import limits
 from mxref_training.errors import ConfigError
+from mxref_training.limits import check, require
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
-
-MAX_COUNT = 2**32 - 1
-"""Most of what is counted by the run; a step is a 32-bit word of the random streams."""
-MAX_STEP_TOKENS = 2**31
-MAX_LAYERS = 4096
-MAX_WIDTH = 2**24
-MAX_THREADS = 1024
-"""OpenMP ends the process where the system refuses to start a thread."""
-
-# Limits of normal float32, in which a run computes.
-_SMALLEST, _LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-def _check(obj: Any, section: str, **limits: tuple[float, float]) -> None:
-    """Raise ConfigError, naming key, value and limit, unless all fields have their types and lie within limits."""
-    try:
-        normalize(obj, f"{section}.")
-    except RecipeError as err:
-        raise ConfigError(str(err)) from err
-    for name, (low, high) in limits.items():
-        value = getattr(obj, name)
-        if value is None or low <= value <= high:
-            continue
-        if value > high:
-            limit = f"above {high:,}" if isinstance(high, int) else f"above {high:.6g}"
-        elif low == 0:
-            limit = "negative"
-        else:
-            limit = f"below {low}" if low != _SMALLEST or value > 0 else "no positive number"
-        raise ConfigError(f"{section}.{name} = {value} is {limit}")
 
 
 @dataclass(frozen=True)
@@ -70,14 +37,14 @@ class RopeScaling:
     """Positions before stretching."""
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             self,
             "model.rope_scaling",
-            factor=(1, _LARGEST),
-            high_freq_factor=(0, _LARGEST),
-            original_max_position=(1, MAX_COUNT),
+            factor=(1, limits.LARGEST),
+            high_freq_factor=(0, limits.LARGEST),
+            original_max_position=(1, limits.MAX_COUNT),
         )
-        _require(
+        require(
             0 < self.low_freq_factor < self.high_freq_factor,
             f"model.rope_scaling: low_freq_factor = {self.low_freq_factor} must be positive and below "
             f"high_freq_factor = {self.high_freq_factor}",
@@ -106,19 +73,21 @@ class ModelConfig:
     """Divide the standard deviation of `o_proj` and `down_proj` by sqrt(2 layers), as Megatron does."""
 
     def __post_init__(self) -> None:
-        sizes = dict.fromkeys(("width", "heads", "kv_heads", "ffn", "vocab", "max_seq"), (1, MAX_WIDTH))
-        reals = dict.fromkeys(("norm_eps", "init_std", "rope_theta"), (_SMALLEST, _LARGEST))
-        _check(self, "model", layers=(1, MAX_LAYERS), **sizes, **reals)
-        _require(
+        sizes = dict.fromkeys(
+            ("width", "heads", "kv_heads", "ffn", "vocab", "max_seq"), (1, limits.MAX_WIDTH)
+        )
+        reals = dict.fromkeys(("norm_eps", "init_std", "rope_theta"), (limits.SMALLEST, limits.LARGEST))
+        check(self, "model", layers=(1, limits.MAX_LAYERS), **sizes, **reals)
+        require(
             self.width % (2 * self.heads) == 0,
             f"model.width = {self.width} is not a multiple of 2 * model.heads = {2 * self.heads}: "
             "rotary embeddings need an even number of channels in every head",
         )
-        _require(
+        require(
             self.heads % self.kv_heads == 0,
             f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}",
         )
-        _require(self.rope_theta > 1, f"model.rope_theta = {self.rope_theta} must be above 1")
+        require(self.rope_theta > 1, f"model.rope_theta = {self.rope_theta} must be above 1")
 
     @property
     def head_dim(self) -> int:
@@ -142,9 +111,9 @@ class DataConfig:
     """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
 
     def __post_init__(self) -> None:
-        _check(self, "data", max_documents=(0, MAX_COUNT), max_line_mib=(1, MAX_COUNT))
+        check(self, "data", max_documents=(0, limits.MAX_COUNT), max_line_mib=(1, limits.MAX_COUNT))
         for name in ("train", "val", "tokenizer"):
-            _require(
+            require(
                 getattr(self, name) != "",
                 f"data.{name} is empty: give a path, or leave it out for its default",
             )
@@ -178,20 +147,12 @@ class OptimConfig:
     """Step at which the cosine ends; 0 is the last step of the run."""
 
     def __post_init__(self) -> None:
-        positive, counts = (_SMALLEST, _LARGEST), (0, MAX_COUNT)
-        reals = dict.fromkeys(("weight_decay", "clip"), (0, _LARGEST))
-        _check(
-            self,
-            "optim",
-            lr=positive,
-            eps=positive,
-            warmup=counts,
-            decay_steps=counts,
-            min_lr_ratio=(0, 1),
-            **reals,
-        )
+        positive = dict.fromkeys(("lr", "eps"), (limits.SMALLEST, limits.LARGEST))
+        counts = dict.fromkeys(("warmup", "decay_steps"), (0, limits.MAX_COUNT))
+        reals = dict.fromkeys(("weight_decay", "clip"), (0, limits.LARGEST))
+        check(self, "optim", **positive, **counts, min_lr_ratio=(0, 1), **reals)
         for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
+            require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
 
 
 class Compile(StrEnum):
@@ -251,22 +212,24 @@ class RunConfig:
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
         from_zero = ("micro_batch", "checkpoint_every", "telemetry_every")
-        counts = dict.fromkeys(from_one, (1, MAX_COUNT)) | dict.fromkeys(from_zero, (0, MAX_COUNT))
-        seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        _check(self, "run", threads=(0, MAX_THREADS), shadow=(0, 1), **counts, **seeds)
-        _require(
-            self.step_tokens <= MAX_STEP_TOKENS,
-            f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {MAX_STEP_TOKENS:,}",
+        counts = dict.fromkeys(from_one, (1, limits.MAX_COUNT)) | dict.fromkeys(
+            from_zero, (0, limits.MAX_COUNT)
         )
-        _require(
+        seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
+        check(self, "run", threads=(0, limits.MAX_THREADS), shadow=(0, 1), **counts, **seeds)
+        require(
+            self.step_tokens <= limits.MAX_STEP_TOKENS,
+            f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {limits.MAX_STEP_TOKENS:,}",
+        )
+        require(
             self.batch % self.sequences == 0,
             f"run.batch = {self.batch} is not a multiple of run.micro_batch = {self.micro_batch}",
         )
-        _require(
+        require(
             self.eval_tokens >= self.seq_len,
             f"run.eval_tokens = {self.eval_tokens} is below one sequence of run.seq_len = {self.seq_len}",
         )
-        _require(
+        require(
             not (self.capture and (self.shadow or self.telemetry_every)),
             f"run.capture = true, but run.shadow = {self.shadow} and run.telemetry_every = {self.telemetry_every} look "
             "at each operation, which a CUDA graph does not show: set both to 0, or run.capture = false",
@@ -303,8 +266,8 @@ class TrainConfig:
     data: DataConfig = DataConfig()
 
     def __post_init__(self) -> None:
-        _check(self, "config")
-        _require(
+        check(self, "config")
+        require(
             self.run.seq_len <= self.model.max_seq,
             f"run.seq_len = {self.run.seq_len} is above model.max_seq = {self.model.max_seq}",
         )

@@ -19,8 +19,7 @@ from mxref import get_backend
 from mxref.errors import ShapeError, UnsupportedError
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
-from mxref_torch import advance, check_census, convert
-from mxref_torch.captured import CapturedStep, StepOutcome
+from mxref_torch import CapturedStep, StepOutcome, advance, check_census, convert
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
 
@@ -117,11 +116,11 @@ def test_every_phase_has_a_capture_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     class Graph:
         def replay(self) -> None:
             replayed.append(take.context.step)
-            take._whole()
+            take._runner._whole()
 
     monkeypatch.setattr(take, "_check", lambda on_gpu: None)
-    monkeypatch.setattr(take, "capture", True)
-    monkeypatch.setattr(take, "_captured", Graph)
+    monkeypatch.setattr(take._runner, "capture", True)
+    monkeypatch.setattr(take._runner, "_captured", Graph)
     found = taken(take)
     assert replayed == [2]  # the steps 3 and 4 warm up the second phase
     want, trained = plainly("phases", 1)

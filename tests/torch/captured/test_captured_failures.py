@@ -67,17 +67,20 @@ def test_a_capture_that_fails_says_why_and_leaves_the_model_usable(
     def outcomes(fails: bool) -> tuple[list[float], list[Tensor]]:
         nonlocal capturing
         loss.calls = 0  # type: ignore[attr-defined]
-        handle, _, take = made(parts=parts, loss=loss)
+        handle, optimizer, take = made(parts=parts, loss=loss)
         losses = [take(batch) for batch in BATCHES[:2]]
         if fails:
             monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
             monkeypatch.setattr(torch.cuda, "graph", failing_capture)
-            monkeypatch.setattr(take, "capture", True)
+            monkeypatch.setattr(take._runner, "capture", True)
             capturing, before = True, weights(handle)
             with pytest.raises(LayerError, match="captured as a CUDA graph: ValueError: loss.item"):
                 take(BATCHES[2])
             capturing = False
-            monkeypatch.setattr(take, "capture", False)
+            losses.append(take.finish())
+            take = mxref_torch.CapturedStep(
+                handle.model, handle, loss, optimizer, tokens=64, micro_batches=parts, capture=False
+            )
             assert all(torch.equal(a, b) for a, b in zip(weights(handle), before, strict=True))
             assert not handle.sole_uses
             assert all(p.grad is None for p in handle.model.parameters())
@@ -103,10 +106,10 @@ def test_an_optimizer_whose_state_is_loaded_is_captured_anew(monkeypatch: pytest
 
         def replay(self) -> None:
             assert self.state == [id(t) for each in optimizer.state.values() for t in each.values()]
-            take._whole()
+            take._runner._whole()
 
-    monkeypatch.setattr(take, "capture", True)
-    monkeypatch.setattr(take, "_captured", Graph)
+    monkeypatch.setattr(take._runner, "capture", True)
+    monkeypatch.setattr(take._runner, "_captured", Graph)
     for batch in BATCHES[:3]:
         take(batch)
     with pytest.raises(StepError, match="call finish\\(\\) before optimizer.load_state_dict"):

@@ -142,10 +142,10 @@ def test_a_region_is_no_replay_of_a_graph_of_another_recipe(monkeypatch: pytest.
     class Graph:
         def replay(self) -> None:
             replayed.append(handle.context.step)
-            take._whole()
+            take._runner._whole()
 
-    monkeypatch.setattr(take, "capture", True)
-    monkeypatch.setattr(take, "_captured", Graph)
+    monkeypatch.setattr(take._runner, "capture", True)
+    monkeypatch.setattr(take._runner, "_captured", Graph)
     for batch in BATCHES[:3]:
         take(batch)
     with mxref_torch.recipe("bf16", handle):
@@ -166,3 +166,15 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]):
         mxref_torch.CapturedStep(
             handle.model, handle.context, loss_of, optimizer, **{"tokens": 64, "capture": False, **wrong}
         )
+
+
+def test_a_loop_of_ones_own_goes_on_after_the_last_captured_step():
+    handle, optimizer, take = made(table={"all": {"rounding": "sr"}})
+    for batch in BATCHES[:3]:
+        take(batch)
+    take.finish()
+    handle.follow(optimizer)
+    assert handle.step == 3
+    loss_of(handle.model, BATCHES[3]).backward()
+    optimizer.step()
+    assert handle.step == 4

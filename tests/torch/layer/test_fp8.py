@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracle
 from mxref import get_backend
@@ -17,7 +18,7 @@ from mxref_torch import (
     convert,
     operators,
 )
-from mxref_torch.layer.fp8 import FORMATS, Fp8Scales, cast, scale_from_amax
+from mxref_torch.layer.fp8 import FORMATS, Fp8Scales, advance_scales, cast, scale_from_amax
 from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
 
 LIMITS = {"x": 448.0, "w": 448.0, "dy": 57344.0}
@@ -178,6 +179,54 @@ def test_delayed_scaling_over_steps():
 
 
 @pytest.mark.clause("fp8.delayed", "fp8.scale", evidence="known answer")
+class Operations(TorchDispatchMode):
+    """Counts what is asked of torch."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        self.number += 1
+        return function(*arguments, **(named or {}))
+
+
+def histories(count):
+    """Layers with a history of every kind: unseen, zero, NaN, infinite, tiny, no scale yet."""
+    amaxes = [-1.0, 0.0, float("nan"), float("inf"), 1e-42, 0.25, 448.0, 3e38]
+    made = []
+    for i in range(count):
+        scales = Fp8Scales(Fp8Scaling.DELAYED)
+        scales.amax.copy_(torch.tensor([amaxes[(i + j) % len(amaxes)] for j in range(3)]))
+        scales.scale.copy_(torch.tensor([[0.0, 2.0, 0.5][(i // len(amaxes) + j) % 3] for j in range(3)]))
+        made.append(scales)
+    return made
+
+
+@pytest.mark.parametrize("held", [None, False, True])
+def test_layers_advance_together_as_one_by_one(held):
+    together, alone = histories(24), histories(24)
+    flag = None if held is None else torch.tensor(held)
+    advance_scales([Fp8Scales(Fp8Scaling.CURRENT), *together], flag)
+    for new, old in zip(together, alone, strict=True):
+        for i, tensor in enumerate(FORMATS):
+            amax, before = old.amax[i].item(), old.scale[i].item()
+            kept = amax < 0 or held
+            want = before if kept else scalar_scale(amax, tensor, before if before != 0 else 1.0)
+            assert new.scale[i].item() == np.float32(want), (amax, before)
+            assert new.amax[i].item() == -1
+        old.advance(flag)
+        assert torch.equal(old.scale, new.scale)
+
+
+def test_advancing_takes_as_many_operations_for_many_layers_as_for_two():
+    numbers = []
+    for count in (2, 20):
+        made = histories(count)
+        with Operations() as counted:
+            advance_scales(made)
+        numbers.append(counted.number)
+    assert numbers[0] == numbers[1] < 25
+
+
 def test_a_first_step_without_a_usable_amax_leaves_scale_one():
     scales = Fp8Scales(Fp8Scaling.DELAYED)
     scales.observe("x", torch.tensor(0.0))

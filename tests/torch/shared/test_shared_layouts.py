@@ -16,8 +16,7 @@ from compiled_gradients import Block, Model, recipe_of
 from mxref import PreparedArray, get_backend
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
-from mxref_torch import convert
-from mxref_torch.captured import CapturedStep
+from mxref_torch import CapturedStep, convert
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),

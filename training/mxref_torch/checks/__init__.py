@@ -1,1 +1,1 @@
-"""Checks of a run, and measurements of it, all of which only read."""
+"""Checks and measurements of a run. None of them changes a bit of it."""

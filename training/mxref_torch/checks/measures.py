@@ -22,8 +22,9 @@ from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule, scale_code
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.layer.fp8 import FORMATS
+from mxref_torch.layer.kinds import Bf16Operand, BlockOperand, Fp8Operand
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import Bf16Operand, BlockOperand, Fp8Operand, Operand
+from mxref_torch.layer.operand import Operand
 
 _SLAB = 1 << 22
 """Elements that are compared at a time: float64 copies of a whole tensor would take several times its memory."""
@@ -119,18 +120,8 @@ def percent(part: int, whole: int) -> float:
     return 100.0 * part / whole if whole else 0.0
 
 
-def measure(
-    totals: Totals,
-    operand: Operand,
-    spec: OperandSpec,
-    layer: MXLinear,
-    role: GemmRole,
-    which: int,
-    values: torch.Tensor,
-    step: int,
-) -> None:
-    """Add an operand of a layer's GEMM to its totals; the arguments behind `totals` are those of `as_rounded`."""
-    seen = as_rounded(operand, spec, layer, role, which, values, step)
+def measure(totals: Totals, operand: Operand, seen: Rounded, spec: OperandSpec) -> None:
+    """Add an operand to its totals; `seen` is what `as_rounded` returned for it."""
     for slab in seen.slabs():
         totals.add(*slab)
     if isinstance(operand, BlockOperand):
@@ -146,7 +137,7 @@ def measure(
 
 
 Slab = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Some rows of an operand as `Totals.add` takes them: source, result, limit and validity."""
+"""Some rows of an operand as `Totals.add` takes them: source, result, limit and validity, float64 and bool."""
 
 
 @dataclass(frozen=True)
@@ -168,20 +159,25 @@ class Rounded:
     scales: torch.Tensor | None = None
     """Scale codes [rows, columns / k] of a block format."""
 
-    def slabs(self, unit: int = 1) -> Iterator[Slab]:
-        """Yield the rows in parts of bounded size, a multiple of `unit` each but for the last."""
+    def slabs(self, unit: int = 1, elements: int = _SLAB) -> Iterator[Slab]:
+        """Yield the rows in parts of about so many elements, a multiple of `unit` rows each but for the last.
+
+        Parts of a block format have three axes: rows, blocks, and the elements of a block. Limit and validity are those
+        of the blocks.
+        """
         if self.scales is None:
             limit = torch.as_tensor(self.largest * self.inverse * _FP8_SLACK)
-            for v, q in _slabs(unit, self.source, self.result):
+            for v, q in _slabs(unit, elements, self.source, self.result):
                 v, q = v.double(), q.float().double() * self.inverse
                 yield v, q, limit, torch.isfinite(v) & torch.isfinite(q)
             return
         format = self.format
         assert isinstance(format, BlockFormat)
-        for v, q, scales in _slabs(unit, self.source, self.result, self.scales):
-            spread = scales.repeat_interleave(format.k, dim=1)  # [rows, K]
-            limit = torch.exp2(spread.double() - format.scale.bias) * (self.largest / self.prescale)
-            yield v.double(), q.double() / self.prescale, limit, spread != format.scale.nan_code
+        for v, q, scales in _slabs(unit, elements, self.source, self.result, self.scales):
+            scales = scales.unsqueeze(2)  # [rows, blocks, 1]
+            limit = torch.exp2(scales.double() - format.scale.bias) * (self.largest / self.prescale)
+            v, q = (torch.unflatten(each, 1, (-1, format.k)).double() for each in (v, q))
+            yield v, q / self.prescale, limit, scales != format.scale.nan_code
 
 
 def as_rounded(
@@ -270,7 +266,7 @@ def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:
     return int(scale_code(_LARGEST_BITS, rule, format.element)[0])
 
 
-def _slabs(unit: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the same rows of several tensors, as many multiples of `unit` at a time as `_SLAB` allows."""
-    rows = max(1, _SLAB // max(1, tensors[0].shape[-1]) // unit) * unit
+def _slabs(unit: int, elements: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the same rows of several tensors, as many multiples of `unit` at a time as hold so many elements."""
+    rows = max(1, elements // max(1, tensors[0].shape[-1]) // unit) * unit
     yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

@@ -22,7 +22,7 @@ from mxref.formats import OperandFormat
 from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
-from mxref_torch.checks.measures import Totals, finite, measure, percent
+from mxref_torch.checks.measures import Totals, as_rounded, finite, measure, percent
 from mxref_torch.checks.watching import module_of
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
@@ -158,7 +158,8 @@ class Telemetry:
                 which = dict(READERS[tensor])[role]
                 spec = recipe.operands(role)[which]
                 totals = sums.operands.setdefault((role, which, spec.format), Totals())
-                measure(totals, operand, spec, layer, role, which, values, step)
+                rounded = as_rounded(operand, spec, layer, role, which, values, step)
+                measure(totals, operand, rounded, spec)
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))
             with _uncounted(layer):

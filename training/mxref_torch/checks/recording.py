@@ -8,25 +8,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mxref.backend import Backend
 from mxref.conformance.recorded import Call, Recording, check_name, save_recording
-from mxref.mxarray import MXArray
-from mxref.placement import Placement
-from mxref.recipe import GemmProfile, OperandSpec
 from mxref_torch.checks.watching import (
-    Multiplied,
     Names,
-    Quantized,
     machine,
     module_of,
+    recorded_product,
+    recorded_quantization,
     refuse_capture,
     watched,
     whole,
 )
 from mxref_torch.errors import LayerError
 from mxref_torch.names import some
+from mxref_torch.operators import Multiplied, Quantized
 
 MAX_BYTES = 1 << 30
 """Most bytes that a recording may hold."""
@@ -45,42 +41,21 @@ class Recorder:
         """Take note of the layer at work."""
         self.names.reading(layer, tensor)
 
-    def quantized(
-        self,
-        backend: Backend,
-        x: torch.Tensor,
-        spec: OperandSpec,
-        axis: int,
-        placement: Placement,
-        pad: bool,
-        q: MXArray,
-    ) -> None:
+    def quantized(self, call: Quantized) -> None:
         """Keep a quantization of a chosen layer."""
-        call = Quantized(backend, x, spec, axis, placement, pad, q)
-        where = self.names.of_quantization(call)
+        where, x = self.names.of_quantization(call), call.x
         if self._chosen(where):
             refuse_capture(x)
-            self._keep(
-                call.recorded(whole(tuple(x.shape)), where), backend, x.numel() * (x.element_size() + 1)
-            )
+            held = recorded_quantization(call, whole(tuple(x.shape)), where)
+            self._keep(held, call.backend, x.numel() * (x.element_size() + 1))
 
-    def multiplied(
-        self,
-        backend: Backend,
-        a: MXArray,
-        b: MXArray,
-        profile: GemmProfile,
-        out_dtype: str,
-        role: str,
-        product: Any,
-    ) -> None:
+    def multiplied(self, call: Multiplied) -> None:
         """Keep a GEMM of a chosen layer."""
-        where = self.names.of_product(role)
+        where = self.names.of_product(call.role)
         if self._chosen(where):
-            call = Multiplied(backend, a, b, profile, out_dtype, product)
-            shape = a.shape[0], b.shape[0]
-            size = 4 * shape[0] * shape[1] + (shape[0] + shape[1]) * a.length
-            self._keep(call.recorded(whole(shape), where), backend, size)
+            shape = call.a.shape[0], call.b.shape[0]
+            size = 4 * shape[0] * shape[1] + (shape[0] + shape[1]) * call.a.length
+            self._keep(recorded_product(call, whole(shape), where), call.backend, size)
 
     def _chosen(self, where: dict[str, str]) -> bool:
         return any(fnmatchcase(where.get("layer", ""), glob) for glob in self.layers)

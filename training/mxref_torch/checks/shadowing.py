@@ -31,23 +31,22 @@ from mxref.conformance.recorded import (
 from mxref.conformance.replay import recorded_failure
 from mxref.discovery import loaded_as
 from mxref.formats import BlockFormat
-from mxref.mxarray import MXArray
-from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.random import philox4x32
 from mxref.steps.rounding import Rounding
 from mxref_torch.checks.watching import (
-    Multiplied,
     Names,
     Part,
-    Quantized,
     machine,
     module_of,
+    recorded_product,
+    recorded_quantization,
     refuse_capture,
     watched,
     whole,
 )
 from mxref_torch.errors import LayerError, ShadowError
+from mxref_torch.operators import Multiplied, Quantized
 
 WHOLE_ELEMENTS = 1 << 18
 """A matrix of at most so many elements is compared whole, a larger one in `PARTS` parts."""
@@ -90,43 +89,25 @@ class Shadow:
         """Take note of the layer at work."""
         self.names.reading(layer, tensor)
 
-    def quantized(
-        self,
-        backend: Backend,
-        x: torch.Tensor,
-        spec: OperandSpec,
-        axis: int,
-        placement: Placement,
-        pad: bool,
-        q: MXArray,
-    ) -> None:
+    def quantized(self, call: Quantized) -> None:
         """Compare a quantization if it is drawn; one whose random bits are the hardware's own cannot be compared."""
-        refuse_capture(x)
-        if not self._drawn() or (spec.rounding is Rounding.SR and backend.capabilities.native_sr):
+        refuse_capture(call.x)
+        native = call.spec.rounding is Rounding.SR and call.backend.capabilities.native_sr
+        if not self._drawn() or native:
             return
-        call = Quantized(backend, x, spec, axis, placement, pad, q)
         where = self.names.of_quantization(call)
-        for part in self._parts(tuple(x.shape), axis, _unit(spec)):
-            self._compare(call.recorded(part, where), backend)
+        for part in self._parts(tuple(call.x.shape), call.axis, _unit(call.spec)):
+            self._compare(recorded_quantization(call, part, where), call.backend)
             self.elements += _size(part)
         self.quantizations += 1
 
-    def multiplied(
-        self,
-        backend: Backend,
-        a: MXArray,
-        b: MXArray,
-        profile: GemmProfile,
-        out_dtype: str,
-        role: str,
-        product: Any,
-    ) -> None:
+    def multiplied(self, call: Multiplied) -> None:
         """Compare a GEMM if it is drawn; under `bounded` many answers are right, and it is not compared."""
-        if isinstance(product, torch.Tensor):
-            refuse_capture(product)
-        if profile is GemmProfile.BOUNDED or not self._drawn():
+        if isinstance(call.product, torch.Tensor):
+            refuse_capture(call.product)
+        if call.profile is GemmProfile.BOUNDED or not self._drawn():
             return
-        call = Multiplied(backend, a, b, profile, out_dtype, product)
+        a, b = call.a, call.b
         part = whole((a.shape[0], b.shape[0]))
         if _size(part) * (a.length // a.format.k) > WHOLE_TERMS:
             first, second = (
@@ -134,7 +115,7 @@ class Shadow:
             )
             part = slice(first, first + _ROWS), slice(second, second + _ROWS)
             part = slice(first, min(part[0].stop, a.shape[0])), slice(second, min(part[1].stop, b.shape[0]))
-        self._compare(call.recorded(part, self.names.of_product(role)), backend)
+        self._compare(recorded_product(call, part, self.names.of_product(call.role)), call.backend)
         self.products += 1
         self.results += _size(part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,91 +13,54 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mxref.arrays import as_array
-from mxref.backend import Backend
 from mxref.conformance.recorded import RecordedProduct, RecordedQuantization
 from mxref.conformance.requests.product import Product
 from mxref.conformance.requests.quantization import Request
 from mxref.formats import Nonfinite
 from mxref.mxarray import MXArray
-from mxref.placement import Placement
-from mxref.recipe import GemmProfile, OperandSpec
 from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.hadamard import SignPolicy
-from mxref.steps.random import Stream
-from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears
+from mxref_torch.operators import Multiplied, Quantized
 
 Part = tuple[slice, slice]
 """A rectangle of a matrix."""
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A quantization by an operator."""
-
-    backend: Backend
-    x: torch.Tensor
-    spec: OperandSpec
-    axis: int
-    placement: Placement
-    pad: bool
-    q: MXArray
-
-    @property
-    def stream(self) -> Stream | None:
-        """The random stream with the number of the step, which may lie on the device."""
-        stream, step = self.placement.stream, self.placement.step
-        return stream if stream is None or step is None else replace(stream, step=int(step))
-
-    @property
-    def random(self) -> bool:
-        """Whether the answer depends on random bits, so that the stream names the layer and the operand."""
-        return self.spec.rounding is Rounding.SR or self.spec.signs is not SignPolicy.NONE
-
-    def request(self, part: Part) -> Request:
-        """Return the quantization of a part of the matrix, at its place, with the values on the host."""
-        x = as_array(self.x.detach()[part].cpu().contiguous())
-        first = (part[0].start, part[1].start)
-        origin = tuple(o + f for o, f in zip(self.placement.origin or (0, 0), first, strict=True))
-        shape = self.placement.global_shape or tuple(self.x.shape)
-        # The policy "raise" has answered already; here only the bits are of interest.
-        spec = replace(self.spec, nonfinite=Nonfinite.NAN_BLOCK)
-        return Request(x, spec, self.axis, self.stream, origin, shape, self.pad)
-
-    def answer(self, part: Part, length: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the answer's codes and scales of a part; `length` is the part's padded block axis."""
-        rows, along = part if self.axis == 1 else part[::-1]
-        made = self.q.format
-        codes = slice(made.code_bytes(along.start), made.code_bytes(along.start + length))
-        scales = slice(along.start // made.k, (along.start + length) // made.k)
-        return host(self.q.codes[rows, codes]), host(self.q.scales[rows, scales])
-
-    def recorded(self, part: Part, where: dict[str, str]) -> RecordedQuantization:
-        """Return a part as a recording holds it."""
-        request = self.request(part)
-        return RecordedQuantization(where, request, *self.answer(part, request.plan.length))
+def recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -> RecordedQuantization:
+    """Return a part of a quantization as a recording holds it."""
+    request = _request(call, part)
+    return RecordedQuantization(where, request, *_answer(call, part, request.plan.length))
 
 
-@dataclass(frozen=True)
-class Multiplied:
-    """A scaled GEMM by an operator."""
+def _request(call: Quantized, part: Part) -> Request:
+    """Return the quantization of a part of the matrix, at its place, with the values on the host."""
+    x = as_array(call.x.detach()[part].cpu().contiguous())
+    first = (part[0].start, part[1].start)
+    origin = tuple(o + f for o, f in zip(call.placement.origin or (0, 0), first, strict=True))
+    shape = call.placement.global_shape or tuple(call.x.shape)
+    # The policy "raise" has answered already; here only the bits are of interest.
+    spec = replace(call.spec, nonfinite=Nonfinite.NAN_BLOCK)
+    return Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
 
-    backend: Backend
-    a: MXArray
-    b: MXArray
-    profile: GemmProfile
-    out_dtype: str
-    product: Any
 
-    def recorded(self, part: Part, where: dict[str, str]) -> RecordedProduct:
-        """Return a part of the product, with the rows of the operands that it needs, as a recording holds it."""
-        a, b = (_rows(q, rows) for q, rows in zip((self.a, self.b), part, strict=True))
-        error_class = self.backend.capabilities.bounded_class
-        product = Product(a, b, self.profile, self.out_dtype, error_class=error_class)
-        return RecordedProduct(where, product, host(self.product[part]))
+def _answer(call: Quantized, part: Part, length: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the answer's codes and scales of a part; `length` is the part's padded block axis."""
+    rows, along = part if call.axis == 1 else part[::-1]
+    made = call.q.format
+    codes = slice(made.code_bytes(along.start), made.code_bytes(along.start + length))
+    scales = slice(along.start // made.k, (along.start + length) // made.k)
+    return host(call.q.codes[rows, codes]), host(call.q.scales[rows, scales])
+
+
+def recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
+    """Return a part of a product, with the rows of the operands that it needs, as a recording holds it."""
+    a, b = (_rows(q, rows) for q, rows in zip((call.a, call.b), part, strict=True))
+    error_class = call.backend.capabilities.bounded_class
+    product = Product(a, b, call.profile, call.out_dtype, error_class=error_class)
+    return RecordedProduct(where, product, host(call.product[part]))
 
 
 def host(array: Any) -> NDArray[Any]:

@@ -161,6 +161,8 @@ class Handle:
             )
         if self._micro_batches is None:
             self._micro_batches = self._place_of(rank, ranks, layers)
+            # A step that was closed by hand or captured leaves its own number behind.
+            self.context.step = self.context.next_step
         for optimizer in optimizers:
             self._followed.append(weakref.ref(optimizer))
             self._registered.append(optimizer.register_step_post_hook(self._stepped))

@@ -15,7 +15,7 @@ from mxref_torch.shared.inputs import Made
 class LinearFunction(torch.autograd.Function):
     """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
 
-    No torch function called here may return one of its own arguments (see `operand.cast`): no cast to the same type,
+    No torch function called here may return one of its own arguments (see `kinds.cast`): no cast to the same type,
     no operation in place.
     """
 

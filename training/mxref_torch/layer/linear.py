@@ -23,7 +23,7 @@ from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.function import LinearFunction
-from mxref_torch.layer.operand import KINDS, LayerGemm
+from mxref_torch.layer.kinds import KINDS, layer_gemm
 from mxref_torch.layer.passes import ForwardPasses
 from mxref_torch.layer.reads import READERS, OperandMaker
 from mxref_torch.shared.context import StepContext
@@ -121,7 +121,7 @@ class MXLinear(OperandMaker):
         self.recipe, self.in_region = recipe, in_region
         self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
         given = self.index, self.context, self.tally, scales
-        self.gemms = {role: LayerGemm.of(recipe, role, *given) for role in GemmRole}
+        self.gemms = {role: layer_gemm(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
         self.forget_weights()
@@ -229,10 +229,14 @@ class MXLinear(OperandMaker):
         Args:
             held: as in `Fp8Scales.advance`.
         """
-        self.forget_weights()
-        self.context.shared.clear()
+        self.drop_operands()
         if self._has_scales:
             self.fp8.advance(held)
+
+    def drop_operands(self) -> None:
+        """Forget the operands that were made in this step, of the weight and of an X that layers share."""
+        self.forget_weights()
+        self.context.shared.clear()
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""

@@ -1,4 +1,4 @@
-"""The forward passes of a layer in training: their steps are numbered, and a recomputation repeats its forward pass."""
+"""Checks of forward passes in training: each step has its own number, and a recomputation repeats its forward pass."""
 
 from __future__ import annotations
 

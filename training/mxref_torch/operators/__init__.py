@@ -5,7 +5,8 @@ treatment of an operand as compact JSON. GEMMs are counted where they run, and n
 asked for: a compiled graph that drops or replaces one cannot hide it from the census.
 """
 
-from mxref_torch.operators.products import add_product, dense_gemm, prepare, scaled_gemm
+from mxref_torch.operators.dense import dense_gemm
+from mxref_torch.operators.products import add_product, prepare, scaled_gemm
 from mxref_torch.operators.quantization import quantize, quantize_dual
 from mxref_torch.operators.registry import (
     WHOLE,
@@ -27,13 +28,15 @@ from mxref_torch.operators.registry import (
     step_place,
     stream_words,
 )
-from mxref_torch.operators.watch import Watcher, watchers
+from mxref_torch.operators.watch import Multiplied, Quantized, Watcher, watchers
 
 __all__ = [
     "WHOLE",
     "Census",
     "Gemm",
     "LayerCensus",
+    "Multiplied",
+    "Quantized",
     "Watcher",
     "add_product",
     "block_format",

@@ -15,7 +15,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.operators.registry import backend_of, block_format, draws, fake, operator, parse_spec, placed
-from mxref_torch.operators.watch import watchers
+from mxref_torch.operators.watch import Quantized, watchers
 
 
 @operator
@@ -54,20 +54,13 @@ def quantize(
         x = _whole_blocks(x, treatment, placement, tokens)
     q = impl.quantize(to_backend(x, impl), treatment, axis=axis, placement=placement, pad=pad)
     for watcher in watchers:
-        watcher.quantized(impl, x, treatment, axis, placement, pad, q)
+        watcher.quantized(Quantized(impl, x, treatment, axis, placement, pad, q))
     return _tensors(q, impl)
 
 
 @fake(quantize)
 def _(
-    x: torch.Tensor,
-    place: torch.Tensor,
-    backend: str,
-    spec: str,
-    axis: int,
-    stream: torch.Tensor,
-    region: torch.Tensor,
-    tokens: bool,
+    x: torch.Tensor, place: torch.Tensor, backend: str, spec: str, axis: int, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _empty(x, spec, axis)
 
@@ -114,23 +107,15 @@ def quantize_dual(
         to_backend(filled, impl), specs, placements=(row, column), pads=(False, tokens)
     )
     for watcher in watchers:
-        watcher.quantized(impl, filled, specs[0], 1, row, False, by_row)
-        watcher.quantized(impl, filled, specs[1], 0, column, tokens, by_column)
+        watcher.quantized(Quantized(impl, filled, specs[0], 1, row, False, by_row))
+        watcher.quantized(Quantized(impl, filled, specs[1], 0, column, tokens, by_column))
     codes, scales = _tensors(by_row, impl)
     return (codes[: x.shape[0]], scales[: x.shape[0]], *_tensors(by_column, impl))
 
 
 @fake(quantize_dual)
 def _(
-    x: torch.Tensor,
-    place: torch.Tensor,
-    backend: str,
-    row_spec: str,
-    column_spec: str,
-    row_stream: torch.Tensor,
-    column_stream: torch.Tensor,
-    region: torch.Tensor,
-    tokens: bool,
+    x: torch.Tensor, place: torch.Tensor, backend: str, row_spec: str, column_spec: str, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (*_empty(x, row_spec, 1), *_empty(x, column_spec, 0))
 

@@ -253,3 +253,8 @@ def region_words(placement: Placement) -> torch.Tensor:
 def step_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
     """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1."""
     return _words([step, token_origin, -1 if global_tokens is None else global_tokens])
+
+
+def tokens_read(role: str, a: torch.Tensor, length: int) -> int:
+    """Return the tokens that a GEMM reads: Wgrad contracts over them, and the others have a row for each."""
+    return length if role == GemmRole.WGRAD.value else a.shape[0]

@@ -6,6 +6,7 @@ the backward pass of a GPU in a thread of its own.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,54 +15,67 @@ from mxref.backend import Backend
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantization by an operator."""
+
+    backend: Backend
+    """The backend that answered."""
+    x: torch.Tensor
+    """[M, N]."""
+    spec: OperandSpec
+    axis: int
+    """The block axis, 0 or 1."""
+    placement: Placement
+    pad: bool
+    """Whether the block axis is filled up with zeros."""
+    q: MXArray
+    """The answer, of the backend's arrays."""
+
+    @property
+    def stream(self) -> Stream | None:
+        """The random stream with the number of the step, which may lie on the device."""
+        stream, step = self.placement.stream, self.placement.step
+        return stream if stream is None or step is None else replace(stream, step=int(step))
+
+    @property
+    def random(self) -> bool:
+        """Whether the answer depends on random bits, so that the stream names the layer and the operand."""
+        return self.spec.rounding is Rounding.SR or self.spec.signs is not SignPolicy.NONE
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """A scaled GEMM by an operator."""
+
+    backend: Backend
+    """The backend that answered."""
+    a: MXArray
+    """[M, K], of the backend's arrays."""
+    b: MXArray
+    """[N, K]."""
+    profile: GemmProfile
+    out_dtype: str
+    """`float32` or `bfloat16`."""
+    role: str
+    """The linear layer's GEMM."""
+    product: Any
+    """The answer [M, N], an array of the backend."""
 
 
 class Watcher(Protocol):
     """What the operators call."""
 
-    def quantized(
-        self,
-        backend: Backend,
-        x: torch.Tensor,
-        spec: OperandSpec,
-        axis: int,
-        placement: Placement,
-        pad: bool,
-        q: MXArray,
-    ) -> None:
-        """Look at a quantization.
+    def quantized(self, call: Quantized) -> None:
+        """Look at a quantization."""
 
-        Args:
-            backend: that answered.
-            x: [M, N].
-            spec: the treatment.
-            axis: the block axis, 0 or 1.
-            placement: random stream and place.
-            pad: whether the block axis is filled up with zeros.
-            q: the answer, of the backend's arrays.
-        """
-
-    def multiplied(
-        self,
-        backend: Backend,
-        a: MXArray,
-        b: MXArray,
-        profile: GemmProfile,
-        out_dtype: str,
-        role: str,
-        product: Any,
-    ) -> None:
-        """Look at a scaled GEMM.
-
-        Args:
-            backend: that answered.
-            a: [M, K], of the backend's arrays.
-            b: [N, K].
-            profile: of the GEMM.
-            out_dtype: `float32` or `bfloat16`.
-            role: the linear layer's GEMM.
-            product: the answer [M, N], an array of the backend.
-        """
+    def multiplied(self, call: Multiplied) -> None:
+        """Look at a scaled GEMM."""
 
     def reading(self, layer: int, tensor: str) -> None:
         """Take note that the operators that follow read a tensor of a layer.

@@ -1,1 +1,1 @@
-"""The commands `mxref train`, `mxref ablate` and `mxref report`."""
+"""The commands `mxref train`, `mxref ablate`, `mxref probe` and `mxref report`."""

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mxref.cli.jobs import jobs_option
-from mxref_training.cli.report import report, require, show_ladder
+from mxref.cores import wait_passively
+from mxref_training.cli.report import require, show_ladder
+from mxref_training.cli.setting import (
+    BACKEND,
+    DATA,
+    SET,
+    SHADOW,
+    STEPS,
+    TELEMETRY,
+    TOKENIZER,
+    VAL,
+    overlays,
+)
+from mxref_training.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mxref_training.lab.arm import ArmRun, Runner
     from mxref_training.lab.ladder import Ladder
 
-__all__ = ["ablate", "report"]
 
 EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
 
 
 @click.command()
+@click.pass_context
 @click.argument("ladder")
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the ladder.  [default: runs/NAME]")
-@click.option("--data", help="Training data, as data.train: builtin, c4, or JSONL files.")
-@click.option("--val", help="Validation data, as data.val.")
-@click.option("--tokenizer", help="A tokenizer.json, as data.tokenizer.")
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of every arm, as run.steps.")
+@click.option(
+    "--config", "preset", metavar="NAME|FILE", help="A preset or TOML file in place of the ladder's preset."
+)
+@DATA
+@VAL
+@TOKENIZER
+@STEPS
 @click.option(
     "--seeds",
     type=click.IntRange(1, MAX_SEEDS),
@@ -37,9 +55,9 @@ MAX_SEEDS = 1000
 )
 @click.option("--arms", help="Comma-separated names: run these and the reference.")
 @click.option("--without", help="Comma-separated names: leave these out.")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any other setting, as run.batch=16."
-)
+@SET
+@SHADOW
+@TELEMETRY
 @jobs_option(
     "Runs at a time, each in a process on its share of the cores; with --devices, on each GPU. auto: one per core, "
     "8 at most, or 4 on each GPU."
@@ -56,18 +74,50 @@ MAX_SEEDS = 1000
     metavar="ARMS|none",
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
 )
-@click.option("--backend", "backend_name", help="Backend that computes the block formats.")
+@click.option(
+    "--probe",
+    "probes",
+    is_flag=True,
+    help="At the end, compare the GEMMs of all recipes on the reference's last checkpoint, as `mxref probe` does.",
+)
+@BACKEND
 @click.option(
     "--collect",
     "collects",
     is_flag=True,
     help="Train nothing: bring the results of the FOLDERs together in --out, and compare them.",
 )
+@click.option(
+    "--branch",
+    "branches",
+    is_flag=True,
+    help="Train one arm up to some moments, and from each all arms on the same batches: the table [branch].",
+)
+@click.option(
+    "--moments", metavar="STEP|SHARE,...", help="With --branch: where the arms branch off, as in 25%,50%."
+)
+@click.option(
+    "--updates", type=click.IntRange(min=1), metavar="N", help="With --branch: optimizer steps of each arm."
+)
+@click.option(
+    "--estimate",
+    "estimates",
+    is_flag=True,
+    help="Train nothing: print what the unfinished runs cost in operations, time and disk.",
+)
+@click.option(
+    "--calibrate",
+    "calibrates",
+    is_flag=True,
+    help="Time a few steps of each kind of recipe first, for the estimate and for --max-minutes.",
+)
 @click.option("--list", "list_arms", is_flag=True, help="Show the arms and their treatment, and stop.")
 def ablate(
+    ctx: click.Context,
     ladder: str,
     folders: tuple[Path, ...],
     out: Path | None,
+    preset: str | None,
     data: str | None,
     val: str | None,
     tokenizer: str | None,
@@ -76,15 +126,24 @@ def ablate(
     arms: str | None,
     without: str | None,
     overrides: tuple[str, ...],
+    shadow: float | None,
+    telemetry: int | None,
     jobs: int | None,
     devices: str | None,
     max_minutes: float | None,
     keep_checkpoints: str | None,
-    backend_name: str | None,
+    probes: bool,
+    backend: str | None,
     collects: bool,
+    branches: bool,
+    moments: str | None,
+    updates: int | None,
+    estimates: bool,
+    calibrates: bool,
     list_arms: bool,
 ) -> None:
-    """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped (paper).
+    """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped: paper, readings,
+    paper_50m or tseng.
 
     Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in
     report.html and report.md of the directory, every number in results.json. The results of several machines are
@@ -94,14 +153,20 @@ def ablate(
     Examples:
       mxref ablate paper --list                           the arms, nothing trained
       mxref ablate paper --seeds 3 --out runs/ladder
+      mxref ablate paper --config mine.toml --data text.jsonl --val held_out.jsonl
       mxref ablate paper --jobs auto                      a run on every core
       mxref ablate paper --devices all --jobs 4           four runs on each GPU
       mxref ablate paper --collect one two --out all      the results of two machines
+      mxref ablate paper --estimate --calibrate           what the runs will cost
+      mxref ablate paper --branch --moments 50% --updates 200
       mxref ablate paper --max-minutes 9                  as many runs as end in time; the next call goes on
       mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
       mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
+    if (moments or updates) and not branches:
+        raise click.UsageError("--moments and --updates are given with --branch")
+    wait_passively()
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
@@ -117,56 +182,110 @@ def ablate(
     from mxref.terminal import echo
 
     require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
+    from mxref_training.cli.ablate_pages import show_branches, show_forecast
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus
+    from mxref_training.lab.branches import branching, run_branches
     from mxref_training.lab.budget import Budget
+    from mxref_training.lab.calibrate import calibrate
     from mxref_training.lab.costs import Costs
+    from mxref_training.lab.forecast import forecast
     from mxref_training.lab.fresh import train_afresh
     from mxref_training.lab.processes import ChildProcesses
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
-    from mxref_training.run.estimate import preflight
+    from mxref_training.lab.tally import one_by_one
+    from mxref_training.run.estimate import on_device, preflight
     from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.progress import clock
+    from mxref_training.wording import counted
 
-    paths = {"train": data, "val": val, "tokenizer": tokenizer}
-    given = {
-        "data": {key: value for key, value in paths.items() if value is not None},
-        "run": {"steps": steps} if steps is not None else {},
-    }
-    config = load_config(loaded.train.preset, [loaded.train.overlay(), *overrides, given])
+    given = overlays(
+        overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
+    )
+    config = load_config(preset or loaded.train.preset, [loaded.train.overlay(), *given])
     folder = out or Path("runs") / Path(ladder).stem
     names = loaded.names(_names(arms), _names(without))
-    chosen, _ = choose(backend_name)
-    backend = get_backend(chosen)
-    slots = make_slots(jobs, devices, config, backend, len(planned(loaded, seeds, names)))
+    kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
+    if probes and branches:
+        raise ConfigError(
+            "--probe reads the last checkpoint of whole runs, which --branch does not train: give one"
+        )
+    if probes and kept is not None and loaded.reference.name not in kept:
+        raise ConfigError(
+            f"--probe reads the checkpoint of {loaded.reference.name}, which --keep-checkpoints deletes: name it there"
+        )
+    chosen, why = choose(backend)
+    computes = get_backend(chosen)
+    echo(f"ladder {ladder}, backend {chosen} ({why}), writing to {folder}", err=True)
+    if branches:
+        loaded = _with_design(loaded, moments, updates)
+        runs = len(branching(loaded, names)) * len(loaded.branch.moments) * (seeds or loaded.branch.seeds)
+    else:
+        runs = len(planned(loaded, seeds, names))
+    slots = make_slots(jobs, devices, config, computes, runs)
     config = on_share(config, len(slots)) if len(slots) > 1 else config
     for device in slots.devices or [config.run.device]:
         on = replace(config, run=replace(config.run, device=device))
         for arm in loaded.arm:
-            preflight(on, loaded.resolve(arm), backend, slots.per_device)
-    costs, runner = Costs(), None
+            preflight(on, loaded.resolve(arm), computes, slots.per_device)
+    costs, measured = Costs.load(folder)
+    run_all: Runner = one_by_one(train_afresh, computes, None)
     if len(slots) > 1 or slots.devices or max_minutes:
         budget = Budget.of_minutes(max_minutes, began, costs.expected, costs.learn)
-        runner = ChildProcesses(slots.slots, chosen, budget)
+        run_all = ChildProcesses(slots.slots, chosen, budget)
+
+    def say(line: str) -> None:
+        echo(line, err=True)
+
+    def before(runs: Sequence[ArmRun], corpus: Any) -> None:
+        facts = {"device": on_device(config, computes), "places": len(slots), "per_device": slots.per_device}
+        if calibrates and runs:
+            costs.rates = calibrate(runs, len(slots), folder, run_all, corpus, say).rates
+            costs.save(folder, facts)
+            measured.update(facts)
+        foreseen = forecast(config, runs, costs, len(slots))
+        if estimates:
+            show_forecast(foreseen, facts, measured)
+            ctx.exit(0)
+        if runs and foreseen.wall is not None:
+            say(
+                f"about {clock(foreseen.wall)} for {counted(len(runs), 'run')} in {counted(len(slots), 'place')}"
+            )
+
+    shared: dict[str, Any] = {
+        "backend": computes,
+        "trainer": train_afresh,
+        "corpus": lambda: prepare_corpus(config),
+        "seeds": seeds,
+        "arms": names,
+        "runner": run_all,
+        "costs": costs,
+        "before": before,
+        "say": say,
+    }
     try:
-        results = run_ladder(
-            loaded,
-            config,
-            folder,
-            backend=backend,
-            trainer=train_afresh,
-            corpus=lambda: prepare_corpus(config),
-            seeds=seeds,
-            arms=names,
-            keep_checkpoints=None if keep_checkpoints is None else _kept(keep_checkpoints),
-            runner=runner,
-            costs=costs,
-            say=lambda line: echo(line, err=True),
-        )
+        if branches:
+            show_branches(run_branches(loaded, config, folder, **shared), folder)
+            return
+        results = run_ladder(loaded, config, folder, keep_checkpoints=kept, **shared)
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        ctx.exit(EXIT_INTERRUPTED)
+    if probes:
+        from mxref_training.cli.probe import probe_reference
+
+        left_out = [arm.name for arm in loaded.arm if arm.name not in names]
+        probe_reference(loaded, left_out, folder, computes)
     show_ladder(results, folder)
+
+
+def _with_design(ladder: Ladder, moments: str | None, updates: int | None) -> Ladder:
+    """Return the ladder with what the command says of its branch design."""
+    given: dict[str, Any] = {"moments": tuple(_names(moments))} if moments else {}
+    if updates is not None:
+        given |= {"updates": updates, "eval_every": 0}
+    return replace(ladder, branch=replace(ladder.branch, **given))
 
 
 def _names(text: str | None) -> list[str]:
@@ -179,10 +298,14 @@ def _collect(ladder: Ladder, folders: tuple[Path, ...], out: Path | None) -> Non
         raise click.UsageError("--collect needs folders, and --out for what is collected")
     require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
     from mxref.terminal import echo
+    from mxref_training.cli.ablate_pages import show_branches
     from mxref_training.lab.collect import collect
 
-    if results := collect(ladder, folders, out, lambda line: echo(line, err=True)):
-        show_ladder(results, out)
+    found = collect(ladder, folders, out, lambda line: echo(line, err=True))
+    if found.ladder:
+        show_ladder(found.ladder, out)
+    if found.branches:
+        show_branches(found.branches, out)
 
 
 def _kept(text: str) -> list[str]:

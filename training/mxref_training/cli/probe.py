@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mxref.printable import printable
 from mxref_training.cli.report import require
+
+if TYPE_CHECKING:
+    from mxref.backend import Backend
+    from mxref_training.lab.ladder import Ladder
+    from mxref_training.probe.arms import Arm
+    from mxref_training.probe.measure import Said
+    from mxref_training.probe.moments import Moment
+    from mxref_training.probe.results import Results
+
+
+CPU_TOKENS = 512
+"""Most tokens with which a CPU probes the reference of a ladder."""
 
 
 @click.command()
@@ -104,33 +119,98 @@ def probe(
     if draws == 1:
         raise click.UsageError("--draws 1 has no variance: give 2 or more, or 0 for none")
     from mxref.discovery import get_backend
-    from mxref.terminal import console, echo
+    from mxref_training.lab.ladder import load_ladder
     from mxref_training.probe.arms import chosen_arms
     from mxref_training.probe.batch import Shape, Side
     from mxref_training.probe.moments import find_moments
-    from mxref_training.probe.results import save
-    from mxref_training.probe.study import run_probe
-    from mxref_training.report.probe.page import write_page
-    from mxref_training.report.probe.tables import terminal_table, write_csv
 
-    arms, moments = chosen_arms(recipes, ladders, without), find_moments(checkpoints)
+    arms = chosen_arms(recipes, {Path(name).stem: load_ladder(name) for name in ladders}, without)
     paths = {"train": data, "val": val, "tokenizer": tokenizer}
     overrides: dict[str, Any] = {
         "data": {key: value for key, value in paths.items() if value is not None},
         "run": {"device": device} if device is not None else {},
     }
-    results = run_probe(
-        moments,
+    results = _measured(
+        find_moments(checkpoints),
         arms,
-        backend=get_backend(backend),
+        get_backend(backend),
+        out,
         shape=Shape(Side(side), batch, length, first),
         layers=layers,
         draws=draws,
         overrides=overrides,
-        said=lambda line: echo(line, err=True),
     )
+    _show(results)
+    from mxref.terminal import echo
+    from mxref_training.report.probe.page import write_page
+
+    page, _ = write_page(results, out)
+    echo(f"\n{page}")
+
+
+def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, backend: Backend) -> None:
+    """Probe the newest checkpoint of a ladder's reference with every recipe of the ladder, and print the table.
+
+    The files are written into the ladder's folder, whose report shows them.
+
+    Args:
+        ladder: the ladder, whose reference is trained.
+        left_out: names of arms to leave out.
+        folder: of the ladder.
+        backend: computes the block formats.
+
+    Raises:
+        CheckpointError: the reference has no checkpoint.
+        MxrefError: a recipe that the backend does not declare.
+    """
+    from mxref_training.probe.arms import chosen_arms
+    from mxref_training.probe.batch import Shape
+    from mxref_training.probe.moments import find_moments
+    from mxref_training.report.probe.page import write_page
+
+    moments = find_moments([folder / "arms" / ladder.reference.name])
+    arms = chosen_arms([], {"ladder": ladder}, left_out)
+    # A CPU shall not take longer for this than for an arm.
+    run = moments[0].config().run
+    few = max(1, CPU_TOKENS // run.seq_len) if "cpu" in backend.capabilities.devices else run.sequences
+    shape = Shape(sequences=min(few, run.sequences))
+    results = _measured(moments, arms, backend, folder, shape=shape, overrides={})
+    write_page(results, folder)
+    _show(results)
+
+
+def _measured(
+    moments: Sequence[Moment], arms: Sequence[Arm], backend: Backend, out: Path, **options: Any
+) -> Results:
+    """Probe the checkpoints, with the progress on standard error, and write the numbers."""
+    from mxref_training.probe.results import save
+    from mxref_training.probe.study import run_probe
+    from mxref_training.report.probe.tables import write_csv
+
+    with _progress() as said:
+        results = run_probe(moments, arms, backend=backend, said=said, **options)
     save(results, out)
     write_csv(results, out)
-    page, _ = write_page(results, out)
-    console().print(terminal_table(results))
-    echo(f"\n{page}")
+    return results
+
+
+@contextmanager
+def _progress() -> Iterator[Said]:
+    """Yield what takes lines of progress: a line that changes where standard error is a terminal, else plain ones."""
+    from mxref.terminal import console, echo
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda line: echo(line, err=True)
+        return
+    with screen.status("") as status:
+        yield lambda line: status.update(printable(line))
+
+
+def _show(results: Results) -> None:
+    from mxref.terminal import console, echo
+    from mxref_training.report.probe.tables import headline, terminal_table
+
+    screen = console()
+    screen.print(terminal_table(results))
+    echo(headline(results))

@@ -28,7 +28,8 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
 
     One run has report.html and report.md: curves, telemetry by layer and GEMM, recipe, hardware and versions. Several
     have comparison.html and comparison.md. The pages need no network. The folder of a ladder, the --out of
-    `mxref ablate`, has its results shown again and its report.html and report.md written anew.
+    `mxref ablate`, has its results shown again and its report.html and report.md written anew; that of a probe has its
+    probe.html and probe.md written anew.
 
     \b
     Examples:
@@ -40,6 +41,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
     require("report", "torch", "matplotlib", "jinja2")
     from mxref.terminal import echo
     from mxref_training.lab.study import RESULTS, load_results
+    from mxref_training.probe.results import JSON
     from mxref_training.report.runs.page import write_page
     from mxref_training.report.runs.read import is_run, read_runs
     from mxref_training.report.runs.tables import all_tables
@@ -58,6 +60,9 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
             from mxref_training.report.ladder.tables import ladder_tables
 
             _say_csv(write_csv(ladder_tables(results), csv_folder), csv_folder)
+        return
+    if len(folders) == 1 and (folders[0] / JSON).exists() and not is_run(folders[0]):
+        _show_probe(folders[0], out or folders[0], csv_folder)
         return
     runs = read_runs(folders)
     page, _ = write_page(runs, out or (folders[0] if len(folders) == 1 else Path()))
@@ -79,6 +84,21 @@ def show_ladder(results: dict[str, Any], folder: Path) -> None:
     make_folder(folder)
     page, _ = write_report(results, folder)
     echo(f"\n{page}")
+
+
+def _show_probe(folder: Path, out: Path, csv_folder: Path | None) -> None:
+    """Write the pages of a probe anew, from the numbers in its folder."""
+    from mxref.terminal import echo
+    from mxref_training.probe.results import load
+    from mxref_training.report.probe.page import write_page
+    from mxref_training.report.probe.tables import all_rows
+    from mxref_training.report.table import write_csv
+
+    results = load(folder)
+    page, _ = write_page(results, out)
+    echo(str(page))
+    if csv_folder:
+        _say_csv(write_csv([all_rows(results)], csv_folder), csv_folder)
 
 
 def _say_csv(paths: list[Path], folder: Path) -> None:

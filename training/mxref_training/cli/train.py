@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mxref_training.cli.ablate import ablate, report
+from mxref.cores import wait_passively
+from mxref_training.cli.setting import (
+    BACKEND,
+    DATA,
+    SET,
+    SHADOW,
+    STEPS,
+    TELEMETRY,
+    TOKENIZER,
+    VAL,
+    overlays,
+)
 
 if TYPE_CHECKING:
     from mxref.backend import Backend
@@ -15,7 +26,8 @@ if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
     from mxref_training.run.observe import Observation
 
-__all__ = ["ablate", "report", "train"]
+
+_SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
 @click.command()
@@ -25,47 +37,26 @@ __all__ = ["ablate", "report", "train"]
     default="mxfp4_h16",
     show_default=True,
     metavar="NAME|FILE",
-    help="Treatment of the linear layers: a TOML file, or one of bf16, fp8, mxfp4, mxfp4_h16, mxfp4_h32, "
-    "mxfp8, mxfp8_hybrid, nvfp4_style, nvfp4_style_tail, tseng. A file may give layers and steps other recipes.",
+    help=f"Treatment of the linear layers: a TOML file, or one of {', '.join(_SHIPPED)}; `mxref recipes` describes "
+    "them. A file may give layers and steps other recipes.",
 )
-@click.option(
-    "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."
-)
-@click.option(
-    "--val", metavar="PATH", help="Validation text. Default: the source's own, or 2 % of the documents."
-)
-@click.option(
-    "--tokenizer", metavar="FILE", help="A tokenizer.json. Default: a BPE trained on the training text."
-)
+@DATA
+@VAL
+@TOKENIZER
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder of the run. Default: runs/CONFIG-RECIPE."
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; the same as --set run.steps=N.")
-@click.option(
-    "--backend", metavar="NAME", help="Default: see `mxref backends`. Also module:object or file.py:object."
-)
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as in run.batch=16."
-)
-@click.option(
-    "--shadow",
-    type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="Repeat this share of the operations in block formats by the reference, as in 1e-3, and stop at a bit that "
-    "differs; the same as --set run.shadow=SHARE.",
-)
+@STEPS
+@BACKEND
+@SET
+@SHADOW
 @click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
     help="Go on with the run in --out; --no-resume deletes that run and starts over.",
 )
-@click.option(
-    "--telemetry",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Measure every N steps what quantization does to each operand; the same as --set run.telemetry_every=N.",
-)
+@TELEMETRY
 @click.option(
     "--tensorboard", is_flag=True, help="Write TensorBoard's event files into the run's folder too."
 )
@@ -100,8 +91,9 @@ def train(
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
-    CONFIG is a TOML file or a preset: demo (the default), tiny, llama31_8b. A run that was stopped goes on
-    from its latest checkpoint when the same command is given again, bit for bit as if it had never stopped.
+    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b. A run that was
+    stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had never
+    stopped.
 
     \b
     Examples:
@@ -114,17 +106,15 @@ def train(
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
+    wait_passively()
     _require_torch()
     from mxref.discovery import choose, get_backend
     from mxref.terminal import echo
     from mxref_training.config import find_recipe, load_config
 
-    flags = {"train": data, "val": val, "tokenizer": tokenizer}
-    tables: list[str | dict[str, Any]] = [*overrides]
-    tables.append({"data": {key: value for key, value in flags.items() if value is not None}})
-    tables.append({"run": {"steps": steps}} if steps else {})
-    tables.append({"run": {"shadow": shadow}} if shadow is not None else {})
-    tables.append({} if telemetry is None else {"run": {"telemetry_every": telemetry}})
+    tables = overlays(
+        overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
+    )
     loaded, treatment = load_config(config, tables), find_recipe(recipe)
     name, why = choose(backend)
     chosen = get_backend(name)

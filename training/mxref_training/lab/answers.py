@@ -205,7 +205,9 @@ def _loss(found: Difference | None, corrected: float | None) -> dict[str, Any] |
         "corrected_p": corrected,
         "equal_p": found.equal_p(EQUAL_NATS),
         "freedom": found.freedom,
-        "own_spread": found.own,
+        "own": found.own,
+        "own_spread": found.own_spread,
+        "noisy": found.is_noisy,
     }
 
 
@@ -221,6 +223,12 @@ def sentence(seen: Outcome, found: Difference | None, diverged: Divergence, deci
             f"{diverged.against} of {diverged.against_runs} of the other arm's."
         )
     assert found is not None
+    noisy = " Its pairs scatter more than twice as much as the pooled spread says." if found.is_noisy else ""
+    return _told(seen, found, decide) + noisy
+
+
+def _told(seen: Outcome, found: Difference, decide: int | None) -> str:
+    """Return the answer of a contrast with a difference."""
     interval = f"95 % interval {_signed(found.low)} to {_signed(found.high)}"
     if seen is Outcome.EQUAL:
         return f"Equal to within {EQUAL_NATS:.3f} nats: the losses differ by {_signed(found.estimate)} ({interval})."

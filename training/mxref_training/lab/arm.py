@@ -9,7 +9,7 @@ recipe, configuration, data or code changed is trained again, and its old direct
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,13 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
-from mxref_training.durable import explained, locked, make_folder, sync
+from mxref_training.durable import explained, locked, make_folder, remove, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.lab import result_file
 from mxref_training.lab.fingerprint import changes, is_longer
 from mxref_training.lab.ladder import Arm
 from mxref_training.lab.result_file import Record, plain, read_json, write_json
+from mxref_training.run.branch import begin_branch
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.metrics_log import read_lines
 
@@ -51,8 +52,18 @@ class Trainer(Protocol):
         label: str,
         progress: Any,
         resume: bool,
+        stop_after: int | None,
     ) -> TrainResult:
         """Train, or resume from the checkpoint in `out`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint from which a run branches off."""
+
+    trunk: Path
+    """Folder of the run that has it."""
+    step: int
 
 
 @dataclass(frozen=True)
@@ -73,11 +84,25 @@ class ArmRun:
     """One line about the documents."""
     keep_checkpoints: bool = field(default=True, compare=False)
     """Whether its checkpoints stay when it is finished."""
+    start: Start | None = None
+    """Where it branches off another run; None: it starts at step 0."""
+    stops: tuple[int, ...] = ()
+    """Steps of which it keeps a checkpoint; it ends after the last. Empty: it ends after `config.run.steps`."""
 
     @property
     def name(self) -> str:
         """Name of the directory."""
         return self.arm.name if self.seed == 0 else f"{self.arm.name}.seed{self.seed}"
+
+    @property
+    def title(self) -> str:
+        """Name in messages."""
+        return f"{self.name} from step {self.start.step}" if self.start else self.name
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The steps at which it starts and ends."""
+        return self.start.step if self.start else 0, self.stops[-1] if self.stops else self.config.run.steps
 
     @property
     def folder(self) -> Path:
@@ -121,10 +146,12 @@ class ArmRun:
 
     def drop_checkpoints(self) -> None:
         """Delete the checkpoints of a finished run, unless they are kept."""
+        if self.keep_checkpoints:
+            return
         store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
-        if not self.keep_checkpoints and store.folder.exists():
-            with self._explained():
-                store.clear()
+        with self._explained():
+            for step in store.steps():  # the empty folder says that none is missing
+                remove(store.path(step))
 
     def prepare(self) -> str:
         """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.
@@ -183,7 +210,8 @@ class ArmRun:
 
     def to_table(self) -> dict[str, Any]:
         """Return this run as JSON values."""
-        own = {name: getattr(self, name) for name in ("seed", "corpus", "keep_checkpoints")}
+        own = {name: getattr(self, name) for name in ("seed", "corpus", "keep_checkpoints", "stops")}
+        own["start"] = [str(self.start.trunk), self.start.step] if self.start else None
         tables = {name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe")}
         return {"out": str(self.out), "key": plain(self.key)} | own | tables
 
@@ -199,12 +227,25 @@ class ArmRun:
             table["key"],
             table["corpus"],
             table["keep_checkpoints"],
+            Start(Path(table["start"][0]), table["start"][1]) if table["start"] else None,
+            tuple(table["stops"]),
         )
+
+    def has_begun(self) -> bool:
+        """Return whether this run, and no other, is in its directory."""
+        stored, wanted = self._stored_key(), plain(self.key)
+        return bool(stored == wanted)
+
+    def forget(self) -> None:
+        """Move the directory aside, so that the run is trained again."""
+        with self._explained():
+            set_aside(self.out, self.folder)
 
     def progress(self) -> float:
         """Return the part of the run that its newest checkpoint holds."""
-        step = CheckpointStore(self.folder / "checkpoints", self.config.run.keep).latest() or 0
-        return min(1.0, step / self.config.run.steps)
+        first, last = self.span
+        step = CheckpointStore(self.folder / "checkpoints", self.config.run.keep).latest() or first
+        return min(1.0, (step - first) / (last - first))
 
     def _lost_its_checkpoints(self) -> bool:
         store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
@@ -238,6 +279,10 @@ class Runner(Protocol):
         """Train all runs on the tokens of a corpus, or raise the error that stopped them."""
 
 
+Before = Callable[[Sequence[ArmRun], Any], None]
+"""Is told the runs that will train, and the corpus."""
+
+
 def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:
     """Train or resume a run in its prepared directory; write its record there and return it.
 
@@ -252,17 +297,21 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
             "seed": run.config.run.seed,
             "data_seed": run.config.run.data_seed,
         }
+        shared: dict[str, Any] = {"backend": backend, "corpus": corpus, "label": run.arm.label}
         try:
-            result = trainer(
-                run.config,
-                run.recipe,
-                run.folder,
-                backend=backend,
-                corpus=corpus,
-                label=run.arm.label,
-                progress=progress,
-                resume=True,
-            )
+            if run.start:
+                trunk, step = run.start.trunk, run.start.step
+                begin_branch(run.config, run.recipe, run.folder, trunk=trunk, step=step, **shared)
+            for stop in run.stops or (None,):
+                result = trainer(
+                    run.config,
+                    run.recipe,
+                    run.folder,
+                    progress=progress,
+                    resume=True,
+                    stop_after=stop,
+                    **shared,
+                )
         except DivergedError as err:
             # Divergence is a result, with the curve up to that point: some arms exist to show it. A curve that rises
             # again without this error is judged when the results are assembled.

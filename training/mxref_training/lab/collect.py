@@ -7,64 +7,31 @@ bits, unless a compiler chose its kernels by their time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mxref.errors import FileFormatError
 from mxref.tomlio import to_table
 from mxref_training.config import config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
-from mxref_training.lab.arm import set_aside
+from mxref_training.lab.arm import ArmRun, Start, set_aside
+from mxref_training.lab.branches import RESULTS as BRANCHES
+from mxref_training.lab.branches import branch_place
 from mxref_training.lab.fingerprint import code_digest, differences
+from mxref_training.lab.found import Found, parting, results_in, where
 from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
+from mxref_training.lab.study import RESULTS
+from mxref_training.wording import counted
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
 
 _SHOWN = 3  # results that an error names
-
-
-@dataclass(frozen=True)
-class Found:
-    """A result file."""
-
-    path: Path
-    table: dict[str, Any]
-
-    @property
-    def record(self) -> Record:
-        """The result."""
-        record: Record = self.table["record"]
-        return record
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return str(self.table["name"])
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """The part of the fingerprint that all runs of a ladder share."""
-        key: dict[str, Any] = self.table["key"]
-        run = {name: value for name, value in key["run"].items() if name not in ("seed", "data_seed")}
-        return {name: part for name, part in key.items() if name not in ("recipe", "phases")} | {"run": run}
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the run gives equal bits on every machine of a kind: no compiler chooses its kernels by their time."""
-        run = self.table["config"]["run"]
-        return bool(run["deterministic"] or run["compile"] == "none")
-
-    @property
-    def device(self) -> str:
-        """The device that computed it."""
-        return str(self.record["environment"].get("hardware", {}).get("device", "unknown"))
 
 
 @dataclass(frozen=True)
@@ -75,9 +42,19 @@ class _Corpus:
     report: str
 
 
+@dataclass(frozen=True)
+class Collected:
+    """What the results of a ladder come to."""
+
+    ladder: dict[str, Any] | None
+    """As `run_ladder` returns it; None while no run of the reference arm is there."""
+    branches: dict[str, Any] | None
+    """As `run_branches` returns it; None while no branch of the trunk's own arm is there."""
+
+
 def collect(
     ladder: Ladder, folders: Sequence[Path], out: Path, say: Callable[[str], None] = print
-) -> dict[str, Any] | None:
+) -> Collected:
     """Copy the results of folders into `out`, where the ladder then counts them as finished, and compare them.
 
     Args:
@@ -86,9 +63,6 @@ def collect(
         out: directory of a ladder; results that it has already are collected too.
         say: prints one line.
 
-    Returns:
-        What `run_ladder` returns; None while no run of the reference arm is there.
-
     Raises:
         FileFormatError: a result file is damaged, or was edited.
         ConfigError: a folder has no results; they are of different ladders, configurations, tokens, backends or code;
@@ -96,50 +70,96 @@ def collect(
     """
     others = [folder for folder in folders if folder.resolve() != out.resolve()]
     # Those of `out` come first: they stay where they are.
-    found = [*_results_in(out, required=not others), *(f for folder in others for f in _results_in(folder))]
+    found = [*results_in(out, required=not others), *(f for folder in others for f in results_in(folder))]
     for result in found:
         _require_arm(ladder, result)
-    _require_one_ladder(found)
-    config = _config(ladder, found)
+    whole, branches = ([f for f in found if (f.design is None) is plainly] for plainly in (True, False))
+    for results in (whole, branches):
+        if results:
+            _require_one_ladder(results)
+            _config(ladder, results)
+    _require_one_ladder(found, ("model", "optim", "data", "backend", "code"))
     runs = _once(found, say)
     for result in runs.values():
         _keep(result, out, say)
-    by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
-    for result in sorted(runs.values(), key=lambda result: result.record["pair"]):
-        by_arm[result.record["arm"]].append(result.record)
-    say(f"{len(runs)} runs in {out}, trained on {', '.join(sorted({r.device for r in runs.values()}))}")
-    table = found[0].table
-    if table["key"]["code"] != code_digest():
+    say(
+        f"{counted(len(runs), 'run')} in {out}, trained on {', '.join(sorted({r.device for r in runs.values()}))}"
+    )
+    if found[0].table["key"]["code"] != code_digest():
         say("they were trained by other code than this: 'mxref ablate' would train them again")
+    kept = sorted(runs.values(), key=lambda result: result.record["pair"])
+    return Collected(
+        _compare_runs(ladder, [f for f in kept if f.design is None], out, say),
+        _compare_branches(ladder, [f for f in kept if f.design], out, say),
+    )
+
+
+def _compare_runs(
+    ladder: Ladder, runs: Sequence[Found], out: Path, say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    if not runs:
+        return None
+    config = _config(ladder, runs)
+    by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
+    for result in runs:
+        by_arm[result.record["arm"]].append(result.record)
     if not by_arm[ladder.reference.name]:
         say(f"no run of {ladder.reference.name}, the reference, so there is nothing to compare with")
         return None
-    seeds = 1 + max(result.record["pair"] for result in runs.values())
-    corpus = _Corpus(table["key"]["data"], table["corpus"])
-    backend = table["key"]["backend"]["name"]
-    results = assemble(ladder, config, by_arm, seeds=seeds, corpus=corpus, backend=backend)
+    seeds = 1 + max(result.record["pair"] for result in runs)
+    results = assemble(ladder, config, by_arm, seeds=seeds, corpus=_corpus(runs[0]), backend=runs[0].backend)
     written: dict[str, Any] = plain(results)
-    write_json(out / "results.json", written)
+    write_json(out / RESULTS, written)
     return written
 
 
-def _results_in(folder: Path, *, required: bool = True) -> Iterator[Found]:
-    paths = sorted(path for path in folder.rglob(result_file.NAME) if "superseded" not in path.parts)
-    if required and not paths:
-        raise ConfigError(
-            f"{folder} holds no {result_file.NAME}: name the --out of 'mxref ablate', or a folder with such directories"
-        )
-    for path in paths:
-        table = result_file.read(path)
-        if table is None:
-            raise FileFormatError(
-                f"{path} is damaged, was edited, or is of another version of mxref: copy it again, or delete it"
-            )
-        yield Found(path, table)
+def _compare_branches(
+    ladder: Ladder, runs: Sequence[Found], out: Path, say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    if not runs:
+        return None
+    trunk, config = ladder.trunk.name, _config(ladder, runs)
+    if not any(result.record["arm"] == trunk for result in runs):
+        say(f"no branch of {trunk}, the trunk's own arm, so there is nothing to compare with")
+        return None
+    moments = sorted({result.design["step"] for result in runs if result.design})
+    design = replace(
+        ladder.branch,
+        moments=tuple(map(str, moments)),
+        updates=runs[0].design["updates"] if runs[0].design else 0,
+        eval_every=config.run.eval_every,
+    )
+    found = [(_as_run(ladder, result, out), result.record) for result in runs]
+    results = assemble_branches(
+        replace(ladder, branch=design), config, found, _corpus(runs[0]), runs[0].backend
+    )
+    written: dict[str, Any] = plain(results)
+    write_json(out / BRANCHES, written)
+    return written
+
+
+def _as_run(ladder: Ladder, result: Found, out: Path) -> ArmRun:
+    """Return the run of a branch's result."""
+    assert result.design is not None
+    arm, step = ladder.named(result.record["arm"]), result.design["step"]
+    config = config_from_table(result.table["config"], str(result.path))
+    key, start = result.table["key"], Start(out, step)
+    return ArmRun(
+        out / branch_place(step), arm, result.record["pair"], config, ladder.resolve(arm), key, start=start
+    )
+
+
+def _corpus(result: Found) -> _Corpus:
+    return _Corpus(result.table["key"]["data"], result.table["corpus"])
 
 
 def _require_arm(ladder: Ladder, result: Found) -> None:
     """Raise ConfigError unless the run is an arm of the ladder, under the recipe that the arm has there."""
+    if result.design and result.design["from"] != ladder.trunk.name:
+        raise ConfigError(
+            f"{result.path} branches off {result.design['from']}, and in the ladder branch.trunk is "
+            f"{ladder.trunk.name}: name the ladder that these results are of"
+        )
     try:
         arm = ladder.named(result.record["arm"])
     except ConfigError as err:
@@ -152,10 +172,16 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
         )
 
 
-def _require_one_ladder(found: Sequence[Found]) -> None:
-    """Raise ConfigError, which says what differs and where, unless all runs were trained under equal conditions."""
-    first = found[0]
-    other = [(result, differences(first.shared, result.shared)) for result in found]
+def _require_one_ladder(found: Sequence[Found], parts: Sequence[str] = ()) -> None:
+    """Raise ConfigError, which says what differs and where, unless all runs were trained under equal conditions.
+
+    Args:
+        found: the runs.
+        parts: the parts of the fingerprint that count; all if empty.
+    """
+    first, shared = found[0], [result.shared for result in found]
+    kept = [{name: one[name] for name in parts or one} for one in shared]
+    other = [(result, differences(kept[0], one)) for result, one in zip(found, kept, strict=True)]
     wrong = [f"{result.path} by {_some(parts)}" for result, parts in other if parts]
     if wrong:
         raise ConfigError(
@@ -191,16 +217,16 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> dict[str, Found
     runs: dict[str, Found] = {}
     equal = 0
     for result in found:
-        first = runs.setdefault(result.name, result)
+        first = runs.setdefault(str(result.place), result)
         if first is result:
             continue
-        part = _parting(first, result)
+        part = parting(first, result)
         if not part:
             equal += 1
         elif first.is_repeatable:
             raise ConfigError(
-                f"{result.name} has other bits in {result.path} ({_where(result)}) than in {first.path} "
-                f"({_where(first)}): {part}. Leave one of the folders out"
+                f"{result.name} has other bits in {result.path} ({where(result)}) than in {first.path} "
+                f"({where(first)}): {part}. Leave one of the folders out"
             )
         else:
             say(f"{result.name}: {result.path} has other bits than {first.path}, which is kept: {part}")
@@ -209,32 +235,9 @@ def _once(found: Sequence[Found], say: Callable[[str], None]) -> dict[str, Found
     return runs
 
 
-def _parting(one: Found, other: Found) -> str:
-    """Return where two results of one run part; empty if they are equal."""
-    if one.table["metrics"] == other.table["metrics"] and _curves(one) == _curves(other):
-        return ""
-    for (what, a), (_, b) in zip(_curves(one).items(), _curves(other).items(), strict=True):
-        for mine, theirs in zip_longest(a, b):
-            if mine != theirs:
-                step = (mine or theirs)[0]
-                values = " and ".join("none" if x is None else repr(x[1]) for x in (mine, theirs))
-                return f"the {what} losses part at step {step}: {values}"
-    return "the logs differ, though the curves do not: steps between the points of the curves, or their gradient norms"
-
-
-def _curves(result: Found) -> dict[str, list[Any]]:
-    return {"validation": result.record["losses"], "training": result.record["train_curve"]}
-
-
-def _where(result: Found) -> str:
-    facts = result.record["environment"]
-    versions = facts.get("versions", {})
-    return f"{result.device}, torch {versions.get('torch', 'unknown')}"
-
-
 def _keep(result: Found, out: Path, say: Callable[[str], None]) -> None:
     """Write a result into the ladder's directory, unless it is there."""
-    folder = out / "arms" / result.name
+    folder = out / result.place
     target = folder / result_file.NAME
     if target == result.path:
         return

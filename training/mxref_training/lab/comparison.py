@@ -19,6 +19,8 @@ LEVEL = 0.05
 """Family-wise level of the contrasts, and the level of each one-sided test of equivalence."""
 EQUAL_NATS = 0.010
 """Losses that differ by less are called equal."""
+NOISY = 2.0
+"""Pairs that scatter by more than this factor times the pooled spread are marked."""
 EQUAL_PERCENT = 3.0
 """Tokens to target that differ by less are called equal."""
 
@@ -50,10 +52,17 @@ class Difference:
     freedom: int = 0
     own: bool = False
     """Whether the spread is that of these pairs alone, because an arm is visibly noisier than the others."""
+    own_spread: float = math.nan
+    """Standard deviation of these pairs' differences; NaN of one pair."""
 
     def half_width(self, level: float = LEVEL) -> float:
         """Return the half-width of the interval of confidence 1 - level."""
         return student_point(level, self.freedom) * self.error if self.freedom > 0 else math.inf
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the pairs scatter more than twice as much as the spread that the interval stands on."""
+        return self.freedom > 0 and self.own_spread > NOISY * self.error * math.sqrt(self.pairs)
 
     @property
     def low(self) -> float:
@@ -98,12 +107,13 @@ def difference(
     if not values:
         return None
     estimate, count = fmean(values), len(values)
+    spread = stdev(values) if count > 1 else math.nan
     if outside:
-        error = stdev(values) / math.sqrt(count) if count > 1 else math.inf
-        return Difference(count, estimate, error, count - 1, own=True)
+        error = spread / math.sqrt(count) if count > 1 else math.inf
+        return Difference(count, estimate, error, count - 1, own=True, own_spread=spread)
     if pooled.freedom <= 0:
-        return Difference(count, estimate)
-    return Difference(count, estimate, pooled.spread / math.sqrt(count), pooled.freedom)
+        return Difference(count, estimate, own_spread=spread)
+    return Difference(count, estimate, pooled.spread / math.sqrt(count), pooled.freedom, own_spread=spread)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+from mxref.errors import FileFormatError
 from mxref.recipe import OperandSpec, Recipe
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref_training.lab.arm import ArmRun
-from mxref_training.lab.result_file import Record
+from mxref_training.lab.result_file import Record, read_json, write_json
 
+FILE = "costs.json"
+_FORMAT = "mxref-costs/1"
 _SPARE = 1.1
 """By how much a run may take longer than the slowest one of its class."""
 
@@ -36,17 +42,35 @@ def _operand(spec: OperandSpec) -> str:
     signs = spec.signs is not SignPolicy.NONE
     marks = (
         (bool(spec.hadamard), "rotated"), (signs, "signed"), (spec.rounding.value == "sr", "sr"),
-        (spec.prescale, "prescaled"), (spec.block.value != "row", spec.block.value),
+        (spec.prescale, "prescaled"), (spec.block.value != "1x32", spec.block.value),
     )  # fmt: skip
     return "+".join([spec.format.title, *(name for said, name in marks if said)])
 
 
+@dataclass(frozen=True)
+class Rate:
+    """What a calibration measured, in seconds."""
+
+    start: float
+    """From the start of a run to its first step, and from its last step to its result."""
+    step: float
+    evaluation: float
+
+    def of(self, run: ArmRun) -> float:
+        """Return the seconds of a whole run."""
+        first, last = run.span
+        evaluations = math.ceil((last - first) / run.config.run.eval_every)
+        return self.start + (last - first) * self.step + evaluations * self.evaluation
+
+
 @dataclass
 class Costs:
-    """Seconds of whole runs by cost class."""
+    """Seconds of runs by cost class."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the slowest run of each class so far, from its start to its result."""
+    """Of the slowest whole run of each class so far, from its start to its result."""
+    rates: dict[str, Rate] = field(default_factory=dict)
+    """Of the classes that were calibrated."""
 
     def learn_records(self, found: Iterable[tuple[ArmRun, Record]]) -> None:
         """Take note of what finished runs say of themselves: their steps and evaluations, without their start."""
@@ -55,17 +79,58 @@ class Costs:
 
     def learn(self, run: ArmRun, seconds: float) -> None:
         """Take note of the seconds that a run took."""
-        if seconds <= 0:
-            return
-        name = cost_class(run.recipe)
-        self.seconds[name] = max(seconds, self.seconds.get(name, 0.0))
+        if seconds > 0:
+            name = _name(run)
+            self.seconds[name] = max(seconds, self.seconds.get(name, 0.0))
+
+    def known(self, run: ArmRun) -> bool:
+        """Return whether a run of this class was timed."""
+        return _name(run) in self.seconds or cost_class(run.recipe) in self.rates
+
+    def whole(self, run: ArmRun) -> float | None:
+        """Return the seconds of a whole run; None if no run has been timed.
+
+        Runs that have finished count before a calibration. A class that was never timed counts as the slowest.
+        """
+        finished = self.seconds.get(_name(run))
+        rate = self.rates.get(cost_class(run.recipe))
+        if finished is not None:
+            return finished
+        if rate is not None:
+            return rate.of(run)
+        return max([*self.seconds.values(), *(rate.of(run) for rate in self.rates.values())], default=None)
 
     def expected(self, run: ArmRun) -> float | None:
-        """Return the seconds that the rest of a run may take; None if no run has been timed.
+        """Return the seconds that the rest of a run may take; None if no run has been timed."""
+        whole = self.whole(run)
+        return None if whole is None else _SPARE * whole * (1 - run.progress())
 
-        A class that was never timed counts as the slowest one that was.
-        """
-        if not self.seconds:
-            return None
-        whole = self.seconds.get(cost_class(run.recipe), max(self.seconds.values()))
-        return _SPARE * whole * (1 - run.progress())
+    def save(self, out: Path, facts: dict[str, Any]) -> None:
+        """Write the rates of a calibration into a ladder's directory; `facts` say where they were measured."""
+        rates = {name: asdict(rate) for name, rate in self.rates.items()}
+        write_json(out / FILE, {"format": _FORMAT, **facts, "rates": rates})
+
+    @classmethod
+    def load(cls, out: Path) -> tuple[Costs, dict[str, Any]]:
+        """Return the rates of a ladder's directory, and where they were measured; FileFormatError if it is damaged."""
+        path = out / FILE
+        if not path.exists():
+            return cls(), {}
+        table = read_json(path) or {}
+        try:
+            if table["format"] != _FORMAT:
+                raise ValueError(f"its format is {table['format']}")
+            rates = {name: Rate(**rate) for name, rate in table["rates"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise FileFormatError(
+                f"{path} is damaged ({err!r}): delete it; --calibrate makes it again"
+            ) from err
+        return cls(rates=rates), {key: table[key] for key in table if key not in ("format", "rates")}
+
+
+def _name(run: ArmRun) -> str:
+    """Return the class of whole runs: a branch takes fewer steps."""
+    first, last = run.span
+    return cost_class(run.recipe) + (
+        f" | {last - first} of {run.config.run.steps} steps" if run.stops else ""
+    )

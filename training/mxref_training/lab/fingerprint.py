@@ -15,6 +15,9 @@ from mxref_training.run.folder import identity
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
 
+DESIGN = "design"
+"""A part of a fingerprint beside those of `fingerprint`: where a run starts and ends, if it is not a whole one."""
+
 
 def fingerprint(
     config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Any, code: str

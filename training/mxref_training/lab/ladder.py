@@ -19,6 +19,7 @@ from mxref.tomlio import build, merge, nearest, read_toml, shown
 from mxref_training.errors import ConfigError
 from mxref_training.lab.contrasts import Contrast
 from mxref_training.lab.extension import extended
+from mxref_training.lab.moments import Branch
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ class Ladder:
     target: Target = Target()
     contrast: tuple[Contrast, ...] = ()
     """One family: their p-values are corrected together for the number of them."""
+    branch: Branch = field(default_factory=Branch)
+    """The branch design."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
@@ -149,6 +152,10 @@ class Ladder:
                 "set it to 0"
             )
         self._check_contrasts(names)
+        if self.trunk.seed_offset:
+            raise ConfigError(
+                f"branch.trunk = {self.trunk.name!r} has a seed_offset; name an arm without one"
+            )
         base = self.resolve(self.reference)
         for arm in self.arm:
             if arm.seeds > self.reference.seeds:
@@ -188,6 +195,11 @@ class Ladder:
     def reference(self) -> Arm:
         """The reference arm, which has 0 % overhead."""
         return self.named(self.target.reference)
+
+    @property
+    def trunk(self) -> Arm:
+        """The arm from whose checkpoints the others branch off."""
+        return self.named(self.branch.trunk or self.target.reference)
 
     def named(self, name: str) -> Arm:
         """Return an arm by name; ConfigError names the nearest."""

@@ -87,7 +87,7 @@ class _Batch:
                     self.watch.begin(run)
                     child = Child.start(free.popleft(), run, shared)
                     self.children.append(child)
-                    child.train(run, self.display.arm(run.name))
+                    child.train(run, self.display.arm(run.title))
                 if not self.children:
                     break
                 for child in _readable(self.children):
@@ -138,7 +138,7 @@ class _Batch:
         training = child.take()
         record = training.run.finished()
         if record is None:
-            self.failed.append(training.run.name)
+            self.failed.append(training.run.title)
             self.watch.failed(
                 training.run, f"its result was changed as soon as it was written; see {training.log}"
             )
@@ -148,7 +148,7 @@ class _Batch:
         self.display.done()
         if run := self._next():
             self.watch.begin(run)
-            child.train(run, self.display.arm(run.name))
+            child.train(run, self.display.arm(run.title))
         else:
             child.release()
 
@@ -163,9 +163,9 @@ class _Batch:
             return
         training = child.take()
         if self.why and code in (EXIT_INTERRUPTED, -signal.SIGINT):
-            self.stopped.append(training.run.name)
+            self.stopped.append(training.run.title)
             return
-        self.failed.append(training.run.name)
+        self.failed.append(training.run.title)
         self.watch.failed(training.run, reason(training, code))
         self.display.done()
 

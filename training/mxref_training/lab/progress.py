@@ -57,11 +57,20 @@ class LinesDisplay:
         pass
 
     def arm(self, name: str) -> ProgressSink:
-        """Return a sink that prints lines with the arm's label."""
-        return PlainProgress(self._interval)
+        """Return a sink that prints lines with the arm's name: several arms may have the same label."""
+        return _NamedLines(self._interval, name)
 
     def done(self) -> None:
         """Do nothing: the ladder itself prints a line with the result of an arm."""
+
+
+class _NamedLines(PlainProgress):
+    def __init__(self, interval: float, name: str) -> None:
+        super().__init__(interval)
+        self._name = name
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        super().start(self._name, step, steps, step_tokens)
 
 
 class BarsDisplay:

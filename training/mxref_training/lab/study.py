@@ -16,12 +16,13 @@ from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
+from mxref_training.lab.arm import ArmRun, Before, Runner, Trainer
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import code_digest, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.result_file import Record, plain, write_json
-from mxref_training.lab.results import assemble, summary
+from mxref_training.lab.results import assemble
+from mxref_training.lab.tally import Tally, one_by_one
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -43,6 +44,7 @@ def run_ladder(
     progress: Any = None,
     runner: Runner | None = None,
     costs: Costs | None = None,
+    before: Before | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -61,6 +63,7 @@ def run_ladder(
         progress: handed to the trainer.
         runner: trains the runs; by default `trainer` trains them one after another in this process.
         costs: learns how long the finished runs took.
+        before: is told all runs that will train, before the first one does.
         say: prints one line.
 
     Raises:
@@ -86,7 +89,7 @@ def run_ladder(
     def results(records: dict[str, Record]) -> dict[str, Any]:
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
         for run in runs:
-            by_arm[run.arm.name] += [records[run.name]] if run.name in records else []
+            by_arm[run.arm.name] += [records[run.title]] if run.title in records else []
         table = assemble(ladder, config, by_arm, seeds=most, corpus=tokens, backend=backend.name)
         written: dict[str, Any] = plain(table)
         # Without a run of the reference there is nothing to compare with, so no results are written.
@@ -94,10 +97,13 @@ def run_ladder(
             write_json(out / RESULTS, written)
         return written
 
-    tally = _Tally(runs, wanted, results, say)
+    tally = Tally(runs, wanted, results, say)
     if costs:
-        costs.learn_records((run, tally.records[run.name]) for run in runs if run.name in tally.records)
-    (runner or _one_by_one(trainer, backend, progress))(tally.unfinished(), tally, tokens)
+        costs.learn_records((run, tally.records[run.title]) for run in runs if run.title in tally.records)
+    unfinished = tally.unfinished()
+    if before:
+        before(unfinished, tokens)
+    (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
     return results(tally.records)
 
 
@@ -164,55 +170,14 @@ def _check(
             f"run.eval_every = {run.eval_every} leaves no evaluation before {ladder.target.fraction:.0%} of the "
             f"{run.steps} steps, where the target is read; set run.eval_every = {max(1, run.steps // 10)}"
         )
-    # An arm that the backend cannot compute is refused before the first arm trains, not hours later.
+    require_runnable(ladder, arms, backend)
+
+
+def require_runnable(ladder: Ladder, arms: Sequence[Arm], backend: Backend) -> None:
+    """Raise UnsupportedError if the backend cannot compute an arm: before the first one trains, not hours later."""
     for arm in arms:
         try:
-            require_supported(backend, ladder.resolve(arm))
+            for treatment in ladder.resolve(arm).treatments():
+                require_supported(backend, treatment)
         except UnsupportedError as err:
             raise UnsupportedError(f"arm {arm.name}: {err}; --without {arm.name} leaves the arm out") from err
-
-
-def _one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
-    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
-        for run in runs:
-            watch.begin(run)
-            watch.done(run, train_arm(run, trainer, backend, corpus, progress))
-
-    return train
-
-
-class _Tally:
-    """Collects the records, prints a line about each run, and writes the results after it."""
-
-    def __init__(
-        self,
-        runs: list[ArmRun],
-        wanted: list[ArmRun],
-        results: Callable[[dict[str, Record]], Any],
-        say: Callable[[str], None],
-    ) -> None:
-        self.records = {run.name: record for run in runs if (record := run.finished())}
-        self._results, self._say, self._wanted = results, say, wanted
-        self._titles = {run.name: f"[{i}/{len(wanted)}] {run.name}" for i, run in enumerate(wanted, 1)}
-
-    def unfinished(self) -> list[ArmRun]:
-        """Return the runs that remain to be trained, after printing a line for each finished one."""
-        for run in self._wanted:
-            if run.name in self.records:
-                self.begin(run)
-                run.drop_checkpoints()
-        return [run for run in self._wanted if run.name not in self.records]
-
-    def begin(self, run: ArmRun) -> None:
-        """Prepare a run's directory, and print what will happen."""
-        self._say(f"{self._titles[run.name]}: {run.prepare()}")
-
-    def done(self, run: ArmRun, record: Record) -> None:
-        """Keep the record of a finished run, and write the results."""
-        self.records[run.name] = record
-        self._results(self.records)
-        self._say(f"{self._titles[run.name]}: {summary(record)}")
-
-    def failed(self, run: ArmRun, reason: str) -> None:
-        """Print why a run has no result."""
-        self._say(f"{self._titles[run.name]}: failed: {reason}")

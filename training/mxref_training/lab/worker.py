@@ -146,13 +146,13 @@ def _shared(table: dict[str, Any]) -> Shared:
 def _train(table: dict[str, Any], shared: Shared, progress: PipeProgress) -> None:
     from mxref_training.errors import ConfigError
     from mxref_training.lab.arm import ArmRun, train_arm
-    from mxref_training.lab.fingerprint import changes, code_digest, fingerprint
+    from mxref_training.lab.fingerprint import DESIGN, changes, code_digest, fingerprint
     from mxref_training.lab.fresh import train_afresh
     from mxref_training.lab.result_file import plain
 
     run = ArmRun.from_table(table)
     key = plain(fingerprint(run.config, run.recipe, shared.backend, shared.corpus, code_digest()))
-    if key != run.key:
+    if key != {part: value for part, value in run.key.items() if part != DESIGN}:
         # The sources may have been edited since the ladder began; then its arms cannot be compared.
         changed = ", ".join(changes(run.key, key))
         raise ConfigError(f"{changed} while the ladder ran: give the same command again")

@@ -16,7 +16,7 @@ from mxref.tomlio import nearest, shown
 from mxref_torch.conversion.convert import recipe_of_layers
 from mxref_training.config import RECIPES, find_recipe, names
 from mxref_training.errors import ConfigError
-from mxref_training.lab.ladder import load_ladder
+from mxref_training.lab.ladder import Ladder
 
 BASELINE = "bf16"
 """The recipe that is always among those compared."""
@@ -32,22 +32,24 @@ class Arm:
     recipe: Recipe
 
 
-def chosen_arms(recipes: Sequence[str], ladders: Sequence[str], without: Collection[str] = ()) -> list[Arm]:
+def chosen_arms(
+    recipes: Sequence[str], ladders: Mapping[str, Ladder], without: Collection[str] = ()
+) -> list[Arm]:
     """Return the arms of some recipes and ladders, each recipe once, BF16 first.
 
     Args:
         recipes: names or files. Without any recipe or ladder: all shipped recipes.
-        ladders: names or files, all of whose arms are taken.
+        ladders: all of whose arms are taken, by name.
         without: names of arms to leave out.
 
     Raises:
         ConfigError: two recipes of one name, or a name to leave out that no arm has.
-        MxrefError: a recipe or ladder that cannot be read.
+        MxrefError: a recipe that cannot be read.
     """
     recipes = recipes or ([] if ladders else names(RECIPES))
     found = [("", Arm(BASELINE, "BF16", find_recipe(BASELINE)))]
     found += [("", Arm(Path(name).stem, Path(name).stem, find_recipe(name))) for name in recipes]
-    found += [(Path(name).stem, arm) for name in ladders for arm in _of_ladder(name)]
+    found += [(name, arm) for name, ladder in ladders.items() for arm in _of_ladder(ladder)]
     known = [arm.name for _, arm in found]
     for name in without:
         if name not in known:
@@ -68,9 +70,8 @@ def chosen_arms(recipes: Sequence[str], ladders: Sequence[str], without: Collect
     return list(arms.values())
 
 
-def _of_ladder(name: str) -> list[Arm]:
+def _of_ladder(ladder: Ladder) -> list[Arm]:
     """Return the arms of a ladder, with the stage in a label that two arms share."""
-    ladder = load_ladder(name)
     labels = [arm.label for arm in ladder.arm]
     return [
         Arm(

@@ -18,12 +18,13 @@ from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.kinds import BlockOperand, layer_gemm
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import BlockOperand, LayerGemm, Operand
+from mxref_torch.layer.operand import LayerGemm, Operand
 from mxref_torch.layer.reads import READERS
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
-from mxref_training.probe.split import ErrorSplit
+from mxref_training.probe.split import ErrorSplit, at_once
 
 Row = dict[str, Any]
 Gemms = dict[GemmRole, LayerGemm]
@@ -60,9 +61,7 @@ class Captured:
         """Return the layer's GEMMs under a recipe. FP8 takes each tensor's own amax: there is no history here."""
         context, tally = self.layer.context, operators.register_census(Counter())
         scales = Fp8Scales(recipe.fp8_scaling, self.x.device)
-        return {
-            role: LayerGemm.of(recipe, role, self.layer.index, context, tally, scales) for role in GemmRole
-        }
+        return {role: layer_gemm(recipe, role, self.layer.index, context, tally, scales) for role in GemmRole}
 
 
 def treatment(gemm: LayerGemm, which: int) -> Hashable:
@@ -157,16 +156,14 @@ def rounded(captured: Captured, operand: Operand, spec: OperandSpec, role: GemmR
 
 def split_row(captured: Captured, seen: Rounded, spec: OperandSpec, role: GemmRole, which: int) -> Row:
     """Return what becomes of an operand: its error by cause, and in the mean of its Hadamard groups."""
-    k, height, rotation = None, 1, None
+    height, rotation = 1, None
     if isinstance(spec.format, BlockFormat):
-        k = spec.format.k
-        height = k if spec.block is BlockShape.TILE else 1
+        height = spec.format.k if spec.block is BlockShape.TILE else 1
         if spec.hadamard:
             layer, operand = captured.layer, OPERANDS[role][which]
             stream = Stream(layer.context.seed, captured.step, layer.index, operand.id)
             rotation = draw_rotation(spec.hadamard, spec.signs, stream)
-    split, mean = ErrorSplit(k, height), MeanSplit(rotation)
-    for slab in seen.slabs(height):
-        split.add(slab)
-        mean.add(slab)
-    return split.row() | mean.row()
+    split, mean = ErrorSplit(seen.scales is not None, height), MeanSplit(rotation)
+    for slab in seen.slabs(height, at_once(seen.source)):
+        mean.add(*split.add(slab))
+    return split.row() | mean.row(split.sums)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mxref.steps.hadamard import Rotation, hadamard
-from mxref_torch.checks.measures import Slab
-from mxref_training.probe.split import over
+from mxref_training.probe.split import Sums, over
 
 GROUP = 16
 """Elements of a group of an operand that is not rotated."""
@@ -22,12 +21,9 @@ GROUP = 16
 @dataclass
 class _Sums:
     signal: float = 0.0
+    """Squares of the groups' mean components."""
     noise: float = 0.0
     cross: float = 0.0
-    mean_signal: float = 0.0
-    """Squares of the groups' mean components."""
-    mean_noise: float = 0.0
-    mean_cross: float = 0.0
     first: float = 0.0
     """Squares of the first coefficients of the rotated groups."""
 
@@ -46,33 +42,36 @@ class MeanSplit:
         self._direction = ones if rotation is None else torch.from_numpy(hadamard(ones.numpy(), rotation))
         self._sums = _Sums()
 
-    def add(self, slab: Slab) -> None:
-        """Add rows as `Rounded.slabs` yields them, the contraction axis last; it is filled up with zeros."""
-        v, q, _, valid = slab
-        v, e = torch.where(valid, v, 0.0), torch.where(valid, q - v, 0.0)
-        groups = [self._groups(each) for each in (v, e)]
+    def add(self, v: Tensor, e: Tensor) -> None:
+        """Add rows of the source and the error, float64, the contraction axis last."""
+        source, error = (self._groups(each) for each in (v, e))
         along = self._direction.to(v.device, torch.float64)
-        mean, error = (each @ along for each in groups)
-        first = groups[0][:, 0].square().sum()
+        means = source @ along, error @ along
         found = (
-            v.square().sum(), e.square().sum(), (v * e).sum(),
-            mean.square().sum(), error.square().sum(), (mean * error).sum(), first,
-        )  # fmt: skip
+            *(a @ b for a, b in ((means[0], means[0]), (means[1], means[1]), means)),
+            source[:, 0].square().sum(),
+        )
         for each, value in zip(fields(_Sums), torch.stack(found).tolist(), strict=True):
             setattr(self._sums, each.name, getattr(self._sums, each.name) + value)
 
     def _groups(self, values: Tensor) -> Tensor:
-        missing = -values.shape[-1] % self.n
-        return torch.nn.functional.pad(values, (0, missing)).reshape(-1, self.n)
+        """Return rows as groups [.., n]; rows of a format without blocks are filled up with zeros."""
+        values = values.flatten(1)
+        missing = -values.shape[1] % self.n
+        return (torch.nn.functional.pad(values, (0, missing)) if missing else values).reshape(-1, self.n)
 
-    def row(self) -> dict[str, float | None]:
-        """Return the shares and biases as a row of the probe has them."""
+    def row(self, whole: Sums) -> dict[str, float | None]:
+        """Return the shares and biases as a row of the probe has them.
+
+        Args:
+            whole: the sums over all elements.
+        """
         s = self._sums
         return {
             "group": self.n,
-            "dc_source": over(s.mean_signal, s.signal),
-            "dc_first": None if self.rotation is None else over(s.first, s.signal),
-            "dc_noise": over(s.mean_noise, s.noise),
-            "dc_bias": over(s.mean_cross, s.mean_signal),
-            "rest_bias": over(s.cross - s.mean_cross, s.signal - s.mean_signal),
+            "dc_source": over(s.signal, whole.signal),
+            "dc_first": None if self.rotation is None else over(s.first, whole.signal),
+            "dc_noise": over(s.noise, whole.noise),
+            "dc_bias": over(s.cross, s.signal),
+            "rest_bias": over(whole.cross - s.cross, whole.signal - s.signal),
         }

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch.checks.measures import finite
-from mxref_torch.checks.measuring import Alignment
-from mxref_training.probe.split import over
-
-_SLAB = 1 << 22
-"""Elements that are compared at a time."""
+from mxref_training.probe.split import at_once, over
 
 
 def exact_product(role: GemmRole, a: Tensor, b: Tensor) -> Tensor:
@@ -45,21 +41,23 @@ class ProductError:
     """<q - e, e>."""
     signed: float
     """Sum of q - e."""
-    cosine: float | None
 
     @classmethod
     def of(cls, exact: Tensor, computed: Tensor) -> ProductError:
         """Return the sums of a product [M, N] against the exact one, float64."""
-        alignment = Alignment()
-        totals = torch.zeros(4, dtype=torch.float64)
-        rows = max(1, _SLAB // max(1, exact.shape[1]))
-        for e, q in zip(torch.split(exact, rows), torch.split(computed, rows), strict=True):
-            alignment.add(e, q)
+        sums = torch.zeros(4, dtype=torch.float64, device=exact.device)
+        parts = (torch.split(each.flatten(), at_once(each)) for each in (exact, computed))
+        for e, q in zip(*parts, strict=True):
             error = q.double() - e
-            sums = e.square().sum(), error.square().sum(), (error * e).sum(), error.sum()
-            totals += torch.stack(sums).cpu()
-        signal, noise, cross, signed = totals.tolist()
-        return cls(exact.numel(), signal, noise, cross, signed, alignment.cosine)
+            sums += torch.stack((e @ e, error @ error, error @ e, error.sum()))
+        return cls(exact.numel(), *sums.tolist())
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between the two; None if one of them is zero or not finite."""
+        computed = self.noise + 2 * self.cross + self.signal
+        norm = math.sqrt(self.signal) * math.sqrt(max(0.0, computed)) if math.isfinite(computed) else 0.0
+        return over(self.signal + self.cross, norm)
 
     def row(self) -> dict[str, float | None]:
         """Return the numbers as a row of the probe has them."""

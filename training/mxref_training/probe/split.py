@@ -60,46 +60,54 @@ class ErrorSplit:
     """The split of an operand whose rows come in parts.
 
     Args:
-        k: elements of a block along the last axis; None: the whole tensor is one block.
+        blocks: whether the operand has blocks; else the whole tensor is one.
         height: rows of a block.
     """
 
-    def __init__(self, k: int | None, height: int = 1) -> None:
-        self.k, self.height = k, height
+    def __init__(self, blocks: bool, height: int = 1) -> None:
+        self.blocks, self.height = blocks, height
         self.sums = Sums()
 
-    def add(self, slab: Slab) -> None:
-        """Add rows as `Rounded.slabs` yields them, float64 [rows, columns]: whole blocks."""
+    def add(self, slab: Slab) -> tuple[Tensor, Tensor]:
+        """Add rows as `Rounded.slabs` yields them; return the source and the error, zero where they do not count."""
         v, q, limit, valid = slab
         v, e = torch.where(valid, v, 0.0), torch.where(valid, q - v, 0.0)
-        dead, clipped = (q == 0) & (v != 0), v.abs() > limit
+        zero, dead, clipped = v == 0, q == 0, v.abs() > limit
         cross, signal, noise = e * v, v.square(), e.square()
-        inner = [torch.where(dead | clipped, 0.0, each) for each in (cross, signal, noise)]
-        found = (
-            signal.sum(), noise.sum(), cross.sum(), *(each.sum() for each in inner), self._shrink(*inner[:2]),
-            torch.where(dead, signal, 0.0).sum(), torch.where(clipped, noise, 0.0).sum(),
-            torch.where(clipped, cross, 0.0).sum(), (v != 0).sum(), dead.sum(), clipped.sum(), (~valid).sum(),
-        )  # fmt: skip
+        whole = [each.sum() for each in (signal, noise, cross)]
+        lost = [
+            torch.where(where, each, 0.0).sum()
+            for where, each in ((dead, signal), (clipped, noise), (clipped, cross))
+        ]
+        outside = dead | clipped
+        inner = [each.masked_fill_(outside, 0.0) for each in (cross, signal, noise)]
+        counts = [torch.count_nonzero(each) for each in (v, dead & ~zero, clipped, ~valid)]
+        counts[-1] *= v.numel() // valid.numel()
+        found = *whole, *(each.sum() for each in inner), self._shrink(*inner[:2]), *lost, *counts
         for each, value in zip(
             fields(Sums), torch.stack([one.double() for one in found]).tolist(), strict=True
         ):
             setattr(self.sums, each.name, getattr(self.sums, each.name) + value)
+        return v, e
 
     def _shrink(self, cross: Tensor, signal: Tensor) -> Tensor:
-        if self.k is None:  # known when all rows are
+        if not self.blocks:  # known when all rows are
             return torch.zeros((), dtype=torch.float64, device=cross.device)
-        rows, columns = cross.shape
-        blocks = (rows // self.height, self.height, columns // self.k, self.k)
-        c, s = (each.reshape(blocks).sum(dim=(1, 3)) for each in (cross, signal))
+        c, s = (torch.unflatten(each.sum(dim=2), 0, (-1, self.height)).sum(dim=1) for each in (cross, signal))
         return torch.where(s > 0, c.square() / s, 0.0).sum()
 
     def energies(self) -> dict[str, float]:
         """Return the squared norm of each part of the error, by cause; they add up to <e, e>."""
         s = self.sums
         scale = s.shrink
-        if self.k is None:
+        if not self.blocks:
             scale = s.inner_cross**2 / s.inner_signal if s.inner_signal else 0.0
-        return {"scale": scale, "dead": s.dead, "clip": s.clip, "grid": max(0.0, s.inner_noise - scale)}
+        return {
+            "scale": scale,
+            "dead": max(0.0, s.dead),
+            "clip": s.clip,
+            "grid": max(0.0, s.inner_noise - scale),
+        }
 
     def projections(self) -> dict[str, float]:
         """Return the inner product of each part with v, by cause; they add up to <e, v>."""
@@ -118,6 +126,14 @@ class ErrorSplit:
             **{f"noise_{cause}": over(value, s.signal) for cause, value in self.energies().items()},
             **{f"bias_{cause}": over(value, s.signal) for cause, value in self.projections().items()},
         }
+
+
+def at_once(tensor: Tensor) -> int:
+    """Return how many elements of a tensor are compared at a time.
+
+    On a CPU an array of 64 KiB is reused from the heap; a larger one would be mapped, page by page, in each operation.
+    """
+    return 1 << 13 if tensor.device.type == "cpu" else 1 << 22
 
 
 def over(value: float, whole: float) -> float | None:

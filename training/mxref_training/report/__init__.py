@@ -1,1 +1,1 @@
-"""The reports of runs and of ladders: pages, figures and tables, all read from files that runs and ladders wrote."""
+"""The reports of runs, ladders and probes: pages, figures and tables, all read from the files that these wrote."""

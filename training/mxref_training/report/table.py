@@ -12,6 +12,7 @@ from typing import Any
 
 from mxref.errors import FileFormatError
 from mxref_training.durable import explained, make_folder, replace_text
+from mxref_training.report.text import markdown_text
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ def written(value: Any, form: str = "") -> str:
     if form:
         return format(value, form).replace("-", "−")
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def markdown_table(table: Table) -> list[str]:
+    """Return a table's lines in Markdown."""
+    titles = [markdown_text(column.title.replace("<br>", " ")) for column in table.columns]
+    rules = ["---" if column.left else "---:" for column in table.columns]
+    rows = [[markdown_text(cell) for cell in row] for row in table.shown()]
+    return [f"| {' | '.join(cells)} |" for cells in (titles, rules, *rows)]
 
 
 def _raw(value: Any) -> Any:

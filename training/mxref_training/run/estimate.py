@@ -12,13 +12,13 @@ from mxref.formats import BF16
 from mxref.recipe import Recipe, Span
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.layer.operand import KINDS
+from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
-from mxref_training.config import ModelConfig, TrainConfig
+from mxref_training.config import Compile, ModelConfig, TrainConfig
 from mxref_training.data.sources import BUILTIN, C4
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
-from mxref_training.run.device import choose_device, memory_limit
+from mxref_training.run.device import choose_device, device_name, memory_limit
 from mxref_training.run.optim import learning_rate
 from mxref_training.run.treatment import describe
 from mxref_training.wording import counted
@@ -65,9 +65,16 @@ def memory(config: TrainConfig, recipe: Recipe) -> Memory:
         gradients=4 * parameters,
         optimizer=8 * parameters,
         activations=round(tokens * (m.layers * layer + kept)),
-        logits=tokens * m.vocab * (2 + 4 + 4 + 4),  # in BF16 and float32, their log-softmax, its gradient
+        logits=tokens * m.vocab * _bytes_of_logit(config.run.compile),
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
+
+
+def _bytes_of_logit(compiled: Compile) -> int:
+    """Return the bytes that a forward and a backward pass hold for each logit."""
+    if compiled is Compile.NONE:
+        return 2 + 4 + 4 + 4  # in BF16 and float32, their log-softmax, its gradient
+    return 2 + 2  # in BF16, and their gradient
 
 
 _INPUTS = (
@@ -142,6 +149,11 @@ def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int =
     device = choose_device(config.run.device, backend)
     require_memory(config, recipe, memory_limit(device), runs)
     return device
+
+
+def on_device(config: TrainConfig, backend: Backend) -> str:
+    """Return the name of the device on which a run computes; ConfigError if there is none."""
+    return device_name(choose_device(config.run.device, backend))
 
 
 def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> list[Section]:

@@ -23,6 +23,7 @@ from mxref_training.config import Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
+from mxref_training.model.llama import flops_per_token, parameter_count
 from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.environment import environment
@@ -74,6 +75,24 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
         table["phases"] = [[span.name, span.first] for span in spans]
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
+
+
+def run_facts(config: TrainConfig, label: str, wanted: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+    """Return what the record of a run says of it, beside versions and hardware.
+
+    Args:
+        config: the run.
+        label: its name in progress reports.
+        wanted: what `identity` returned.
+        backend: computes the block formats.
+    """
+    return {
+        "label": label,
+        "identity": wanted,
+        "backend": backend.name,
+        "parameters": parameter_count(config.model),
+        "flops_per_token": flops_per_token(config.model, config.run.seq_len),
+    }
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mxref_training.config import TrainConfig
 from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
-from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.model.llama import Llama
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.eager import EagerTraining
@@ -27,7 +27,7 @@ from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
 from mxref_training.run.first_step import FirstStep
-from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks
+from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
 from mxref_training.run.loss import compiled_loss
@@ -36,7 +36,7 @@ from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.progress import ProgressSink, default_progress, reporting
-from mxref_training.run.repeatable import deterministic, fixed_choices
+from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import CapturedTraining, Taken
 
@@ -89,11 +89,13 @@ def train(
     folder = RunFolder(Path(out), config.run.keep)
     with (
         deterministic(device, config.run.threads),
+        compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting(progress or default_progress()) as sink,
         folder.alone(),
         Failures(folder, backend, config.run.steps).explained() as failures,
         memory_errors(),
+        deterministic_errors(device),
     ):
         wanted = identity(config, recipe, backend, corpus)
         if not resume:
@@ -122,14 +124,7 @@ def train(
             run.begin(step)
             failures.run = run
             if record is None:
-                facts = {
-                    "label": label,
-                    "identity": wanted,
-                    "backend": backend.name,
-                    "parameters": parameter_count(config.model),
-                    "flops_per_token": flops_per_token(config.model, config.run.seq_len),
-                }
-                folder.create(recipe, corpus, device_name(device), facts)
+                folder.create(recipe, corpus, device_name(device), run_facts(config, label, wanted, backend))
             folder.describe(config, recipe)
             with run.shadowed():
                 run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)

@@ -28,11 +28,7 @@ _NOT_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implement
 
 @contextmanager
 def deterministic(device: torch.device, threads: int) -> Iterator[None]:
-    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0.
-
-    Raises:
-        ConfigError: PyTorch has no deterministic kernel for an operation.
-    """
+    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0."""
     before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if device.type == "cuda":
@@ -45,17 +41,40 @@ def deterministic(device: torch.device, threads: int) -> Iterator[None]:
         torch.set_num_threads(threads)
     try:
         yield
-    except RuntimeError as err:
-        if not isinstance(err, MxrefError) and (found := _NOT_DETERMINISTIC.match(str(err))):
-            raise ConfigError(
-                f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, and a run is "
-                "not trained without: choose another run.device, or another version of PyTorch"
-            ) from err
-        raise
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         torch.set_num_threads(before[1])
+
+
+@contextmanager
+def deterministic_errors(device: torch.device) -> Iterator[None]:
+    """Have an operation of the block that has no deterministic kernel end in ConfigError that names it."""
+    try:
+        yield
+    except RuntimeError as err:
+        if isinstance(err, MxrefError) or not (found := _NOT_DETERMINISTIC.match(str(err))):
+            raise
+        raise ConfigError(
+            f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, and a run is not "
+            "trained without: choose another run.device, or another version of PyTorch"
+        ) from err
+
+
+@contextmanager
+def compiler_threads(config: TrainConfig) -> Iterator[None]:
+    """Have PyTorch's compiler start no more processes in the block than the run has threads, if `run.threads` is set.
+
+    It starts one for each core, so that a dozen runs that start together on a shared machine would start hundreds.
+    """
+    threads = config.run.threads
+    if config.run.compile is Compile.NONE or not threads:
+        yield
+        return
+    from torch._inductor import config as inductor
+
+    with inductor.patch(compile_threads=min(threads, inductor.compile_threads or threads)):
+        yield
 
 
 @contextmanager

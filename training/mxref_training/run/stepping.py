@@ -1,4 +1,4 @@
-"""How steps are run: compiled or not, and captured, so that each is reported when the next has been started."""
+"""What a step of training came to, and captured steps, each of which is reported when the next has been started."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mxref_torch import StepContext
-from mxref_torch.captured import CapturedStep, StepOutcome
+from mxref_torch import CapturedStep, StepContext, StepOutcome
 from mxref_training.config import TrainConfig
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy
@@ -55,7 +54,7 @@ class CapturedTraining:
         """Prepare to take steps, with the loss as it is compiled if it is.
 
         Raises:
-            MxrefError: as of `mxref_torch.captured.CapturedStep`.
+            MxrefError: as of `mxref_torch.CapturedStep`.
         """
         run = config.run
         self._take = CapturedStep(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from fractions import Fraction
+from itertools import dropwhile
 
 from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.recipe import OperandSpec, Recipe
@@ -23,10 +24,10 @@ def _parts(recipe: Recipe, role: GemmRole) -> list[str]:
     """Return the treatment of a GEMM, and each that differs from it with its layers or steps."""
     if not isinstance(recipe, RecipePlan):
         return [_treatment(recipe, role)]
-    own, *parts = [
-        _treatment(recipe.own, role),
-        *(f"{_treatment(rule.recipe, role)} in {_layers(rule)}" for rule in recipe.layers),
-    ]
+    own = _treatment(recipe.own, role)
+    # The first entries may give a GEMM what it has anyway.
+    rules = dropwhile(lambda rule: _treatment(rule.recipe, role) == own, recipe.layers)
+    parts = [f"{_treatment(rule.recipe, role)} in {_layers(rule)}" for rule in rules]
     since = None
     for phase in recipe.schedule:
         start = phase.start or since

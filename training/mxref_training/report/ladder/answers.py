@@ -37,7 +37,7 @@ def reach_line(results: Results) -> str:
         )
     can = f"{length} can show that every recipe trains, and differences above {width:.1f} % in tokens to the target."
     claims = [arm["paper"]["range"] for arm in results["arms"] if arm["paper"] and arm["paper"]["range"]]
-    small = [low for low, high in claims if (low + high) / 4 < width]
+    small = [low for low, _ in claims if low < width]
     if not small:
         return can
     later = any(arm["paper"] and arm["paper"]["range"] is None for arm in results["arms"])

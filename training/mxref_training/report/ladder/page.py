@@ -15,6 +15,7 @@ from mxref.tomlio import dumps
 from mxref_training.durable import explained, replace_text
 from mxref_training.report.ladder.answers import answer_lines, answers, counts_line, reach_line
 from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
+from mxref_training.report.probe.section import probe_markdown, section
 from mxref_training.report.text import escaped, markdown_text
 
 if TYPE_CHECKING:
@@ -297,9 +298,10 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
         second=_second(shown) if _has(shown) else "",
         curves=curves_svg(shown),
         overheads=overheads_svg(shown),
+        probe=section(folder, printable),
     )
     paths = folder / HTML, folder / MARKDOWN
-    for path, text in zip(paths, (page, markdown(results)), strict=True):
+    for path, text in zip(paths, (page, markdown(results) + probe_markdown(folder)), strict=True):
         way_out = f"the numbers are in results.json, and 'mxref report {folder}' makes the report again"
         with explained(FileFormatError, f"write {path}", way_out):
             replace_text(path, text)

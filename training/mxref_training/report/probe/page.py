@@ -10,7 +10,8 @@ from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.probe.results import Results
 from mxref_training.report.probe import plots
 from mxref_training.report.probe.growth import growth_svg
-from mxref_training.report.probe.tables import summary
+from mxref_training.report.probe.tables import headline, summary
+from mxref_training.report.table import markdown_table
 from mxref_training.report.text import escaped, markdown_text
 
 HTML, MARKDOWN = "probe.html", "probe.md"
@@ -44,6 +45,7 @@ def html(results: Results) -> str:
     text = environment.get_template("probe.html.j2").render(
         title=title(shown),
         lead=lead(shown),
+        headline=headline(shown),
         summary=summary(shown),
         several=len(shown["moments"]) > 1,
         last=shown["moments"][-1]["name"],
@@ -107,12 +109,8 @@ def provenance(results: Results) -> list[Fact]:
 
 def markdown(results: Results) -> str:
     """Return the report as Markdown."""
-    table = summary(results)
-    titles = [markdown_text(column.title.replace("<br>", " ")) for column in table.columns]
-    rules = ["---" if column.left else "---:" for column in table.columns]
-    body = [[markdown_text(cell) for cell in row] for row in table.shown()]
     lines = [f"# {markdown_text(title(results))}", "", markdown_text(lead(results)), ""]
-    lines += [f"| {' | '.join(cells)} |" for cells in (titles, rules, *body)]
+    lines += [markdown_text(headline(results)), "", *markdown_table(summary(results))]
     lines += [
         "",
         "Medians over the layers.",

@@ -70,6 +70,34 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
+def headline(results: Results) -> str:
+    """Return which of the recipes with Wgrad in MXFP4 has the best and the worst gradients of weights, in sentences.
+
+    Of several checkpoints the last counts.
+    """
+    last = results["moments"][-1]["name"]
+    found = [
+        row for row in rows(results, "products")
+        if (row["moment"], row["role"], row["formats"]) == (last, "wgrad", "mxfp4") and row["snr"] is not None
+    ]  # fmt: skip
+    by_recipe: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in found:
+        by_recipe[row["recipe"]][row["layer"]] = row["snr"]
+    if len(by_recipe) < 2:
+        return "Fewer than two recipes have Wgrad in MXFP4: there is nothing to rank."
+    labels = {recipe["name"]: recipe["label"] for recipe in results["recipes"]}
+    ranked = sorted(by_recipe, key=lambda name: median(by_recipe[name].values()))
+    best, worst = ranked[-1], ranked[0]
+    high, low = (median(by_recipe[name].values()) for name in (best, worst))
+    both = by_recipe[best].keys() & by_recipe[worst].keys()
+    above = sum(by_recipe[best][layer] > by_recipe[worst][layer] for layer in both)
+    return (
+        f"Of {len(ranked)} recipes with Wgrad in MXFP4, {labels[best]} has the least error of dW ({high:.1f} dB) and "
+        f"{labels[worst]} the most ({low:.1f} dB), in {above} of {len(both)} layers. No training noise enters this "
+        "comparison; whether such an error changes a loss, it does not say."
+    )
+
+
 def terminal_table(results: Results) -> RichTable:
     """Return the summary for a terminal."""
     from rich.table import Table as Grid

@@ -11,8 +11,9 @@ from mxref.roles import GemmRole
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.report.runs import plots, tables
+from mxref_training.report.runs.metrics import METRICS
 from mxref_training.report.runs.read import Run
-from mxref_training.report.table import Table, written
+from mxref_training.report.table import markdown_table, written
 from mxref_training.report.text import markdown_text
 
 REPORT, COMPARISON = "report", "comparison"
@@ -119,7 +120,7 @@ def html(runs: Sequence[Run]) -> str:
         lines=plots.lines_svg(measured) if measured else "",
         cosine=plots.cosine_svg(aligned) if (aligned := [run for run in runs if run.gradients]) else "",
         alignment=tables.alignment(runs, 2 if len(runs) > 1 else 5).without("step", *alone),
-        heat=[(m.title, plots.heat_svg(measured, m)) for m in plots.METRICS] if measured else [],
+        heat=[(m.title, plots.heat_svg(measured, m)) for m in METRICS] if measured else [],
         recipes=tables.recipes(runs).without(*alone),
         census=tables.census(runs).without("step", *alone),
         differences=[tables.differing(table) for table in (config, recipe, machine)],
@@ -171,7 +172,7 @@ def markdown(runs: Sequence[Run]) -> str:
         "",
         markdown_text(_lead(runs)),
         "",
-        *_markdown(tables.overview(runs)),
+        *markdown_table(tables.overview(runs)),
     ]
     measured = [run for run in runs if run.operands]
     parts += ["", "## Telemetry", ""]
@@ -181,29 +182,21 @@ def markdown(runs: Sequence[Run]) -> str:
         parts += [
             *(f"- {markdown_text(sign)}" for sign in signs(runs)),
             "",
-            *_markdown(tables.summary(measured)),
+            *markdown_table(tables.summary(measured)),
             "",
         ]
-        parts += _markdown(tables.alignment(runs))
-    parts += ["", "## Recipe" + "s" * (len(runs) > 1), "", *_markdown(tables.recipes(runs))]
+        parts += markdown_table(tables.alignment(runs))
+    parts += ["", "## Recipe" + "s" * (len(runs) > 1), "", *markdown_table(tables.recipes(runs))]
     census = tables.census(runs)
     if census.rows:
-        parts += ["", "## GEMMs that ran", "", *_markdown(census)]
+        parts += ["", "## GEMMs that ran", "", *markdown_table(census)]
     settings = tables.settings(runs)
     if len(runs) > 1:
         for heading, table in zip(("Configuration", "Recipe", "Environment"), settings, strict=True):
             own = tables.differing(table)
             parts += ["", f"## {heading}: differences", ""]
-            parts += _markdown(own) if own.rows else ["None."]
+            parts += markdown_table(own) if own.rows else ["None."]
     else:
-        parts += ["", "## Environment", "", *_markdown(settings[2])]
+        parts += ["", "## Environment", "", *markdown_table(settings[2])]
         parts += ["", "## Configuration", "", "```toml", dumps(runs[0].config).strip(), "```"]
     return "\n".join(parts) + "\n"
-
-
-def _markdown(table: Table) -> list[str]:
-    """Return a table's lines."""
-    titles = [markdown_text(column.title.replace("<br>", " ")) for column in table.columns]
-    rules = ["---" if column.left else "---:" for column in table.columns]
-    rows = [[markdown_text(cell) for cell in row] for row in table.shown()]
-    return [f"| {' | '.join(cells)} |" for cells in (titles, rules, *rows)]

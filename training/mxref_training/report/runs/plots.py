@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from mxref_training.report.drawing import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
-from mxref_training.report.runs.grid import Grid, layer_grid
+from mxref_training.report.runs.grid import layer_grid
+from mxref_training.report.runs.heat import (
+    by_place,
+    colour_range,
+    draw_panel,
+    draw_scale,
+    latest,
+    rows_height,
+)
+from mxref_training.report.runs.metrics import COSINE, METRICS, Metric, value_of
 from mxref_training.report.runs.read import SLOTS, Line, Run
 from mxref_training.report.runs.tables import slot_title
 
@@ -26,47 +32,9 @@ WIDTH = 11.2
 """Of every figure, in inches."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A number of telemetry, and how it is drawn."""
-
-    key: str
-    title: str
-    scale: float = 1.0
-    """What the number is multiplied by."""
-    colours: str = "viridis"
-    signed: bool = False
-    """Whether zero is the middle of the colours."""
-    from_zero: bool = False
-
-
-METRICS = (
-    Metric("snr", "SNR, dB"),
-    Metric("clipped", "Clipped, %", colours="YlOrRd", from_zero=True),
-    Metric("zeroed", "Zeroed, %", colours="YlOrRd", from_zero=True),
-    Metric("bias", "Bias, %", 100.0, "RdBu_r", signed=True),
-    Metric("spread", "Spread of scales, binades", from_zero=True),
-)
-"""What figures show of each operand."""
-
-COSINE = Metric("cosine", "Cosine of dW")
-
-
 def run_colours(runs: Sequence[Run]) -> dict[str, str]:
     """Return a colour for each run's name."""
     return {run.name: COLOURS[i % len(COLOURS)] for i, run in enumerate(runs)}
-
-
-def value_of(line: Line, metric: Metric) -> float | None:
-    """Return a number of a line as figures show it; the spread of scales is in powers of two."""
-    if metric.key != "spread":
-        value = line.get(metric.key)
-        return None if value is None else value * metric.scale
-    low, high = line["scale_min"], line["scale_max"]
-    if low is None or high is None:
-        return None
-    # The scales of block formats are exponents; that of FP8 is the factor itself.
-    return float(math.log2(high / low)) if line["format"] == "fp8" else float(high - low)
 
 
 def curves_svg(runs: Sequence[Run]) -> str:
@@ -198,7 +166,7 @@ def cosine_svg(runs: Sequence[Run]) -> str:
     """Return the cosine of each weight's gradient: over the steps, and by layer in the last measured step."""
     with styled("cosine"):
         grid = layer_grid(_names([line for run in runs for line in run.gradients]))
-        height = max(2.7, 0.9 + _rows_height(grid))
+        height = max(2.7, 0.9 + rows_height(grid))
         figure = Figure(figsize=(WIDTH, height))
         sides: Any = figure.subfigures(1, 2, width_ratios=(1, 1.1))
         left, right = sides
@@ -210,16 +178,16 @@ def cosine_svg(runs: Sequence[Run]) -> str:
         _plain(axes, MaxNLocator(5, integer=True))
         left.subplots_adjust(left=0.12, right=0.95, top=1 - 0.4 / height, bottom=0.5 / height)
         panels = right.subplots(1, len(runs), squeeze=False)[0]
-        layers = [_table(_latest(run.gradients), grid, COSINE) for run in runs]
-        norm = _norm(layers, COSINE)
+        layers = [by_place(latest(run.gradients), grid, COSINE) for run in runs]
+        norm = colour_range(layers, COSINE)
         for i, (cell, run, values) in enumerate(zip(panels, runs, layers, strict=True)):
-            image = _heat(cell, values, grid, COSINE, norm, depths=i == 0)
+            image = draw_panel(cell, values, grid, COSINE, norm, depths=i == 0)
             cell.set_title(
                 _clipped(run.name, 44 // len(runs)) if len(runs) > 1 else "By layer, last measured step",
                 fontsize=10,
             )
         right.subplots_adjust(left=0.07, right=0.86, top=1 - 0.4 / height, bottom=0.62 / height, wspace=0.12)
-        _bar(right, image, panels)
+        draw_scale(right, image, panels)
         return svg(figure, "cosine")
 
 
@@ -229,22 +197,22 @@ def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
     prefix = f"heat-{metric.key}"
     with styled(prefix):
         grid = layer_grid(_names([line for run in runs for line in run.operands]))
-        one = _rows_height(grid)
+        one = rows_height(grid)
         height = 0.75 + len(runs) * (one + 0.14) + (0.16 * (len(runs) - 1))
         figure = Figure(figsize=(WIDTH, height))
         panels = figure.subplots(len(runs), len(slots), squeeze=False)
         tables = {
-            (run.name, slot): _table(
-                [x for x in _latest(run.operands) if (x["role"], x["operand"]) == slot], grid, metric
+            (run.name, slot): by_place(
+                [x for x in latest(run.operands) if (x["role"], x["operand"]) == slot], grid, metric
             )
             for run in runs
             for slot in slots
         }
-        norm = _norm(list(tables.values()), metric)
+        norm = colour_range(list(tables.values()), metric)
         for i, run in enumerate(runs):
             for j, slot in enumerate(slots):
                 axes = panels[i][j]
-                image = _heat(axes, tables[run.name, slot], grid, metric, norm, depths=j == 0)
+                image = draw_panel(axes, tables[run.name, slot], grid, metric, norm, depths=j == 0)
                 if i < len(runs) - 1:
                     axes.set_xticklabels([])
                 if not i:
@@ -256,7 +224,7 @@ def heat_svg(runs: Sequence[Run], metric: Metric) -> str:
         figure.subplots_adjust(
             left=0.065, right=0.92, top=1 - 0.3 / height, bottom=0.45 / height, wspace=0.08, hspace=0.14
         )
-        _bar(figure, image, panels.ravel())
+        draw_scale(figure, image, panels.ravel())
         return svg(figure, prefix)
 
 
@@ -284,68 +252,6 @@ def _draw_series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, ru
         depth = mpl.colormaps["viridis"](0.9 * grid.place[name][0] / depths)
         axes.plot(*_xy(points), lw=0.7, color=depth, alpha=0.75, zorder=2, **alone)
     axes.plot(*_xy(middle), lw=1.6, color=INK, zorder=3, **alone)
-
-
-def _heat(
-    axes: Axes, values: NDArray[np.float64], grid: Grid, metric: Metric, norm: Normalize, depths: bool
-) -> Any:
-    """Draw one panel; cells without a number stay empty."""
-    image = axes.imshow(
-        np.ma.masked_invalid(values), cmap=metric.colours, norm=norm, aspect="auto", interpolation="nearest"
-    )
-    axes.set_xticks(range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0, fontsize=7)
-    step = max(1, math.ceil(len(grid.depths) / max(2, _rows_height(grid) / 0.15)))
-    ticks = range(0, len(grid.depths), step)
-    axes.set_yticks(ticks, [grid.depths[i] for i in ticks] if depths else [""] * len(ticks), fontsize=7)
-    axes.tick_params(length=0, pad=2)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    return image
-
-
-def _bar(figure: Any, image: Any, panels: Any) -> None:
-    """Draw the scale of the colours right of all panels."""
-    boxes = [axes.get_position() for axes in panels]
-    low, high = min(box.y0 for box in boxes), max(box.y1 for box in boxes)
-    right = max(box.x1 for box in boxes)
-    place = figure.add_axes((right + 0.012, low, 0.011, high - low))
-    bar = place.figure.colorbar(image, cax=place)
-    bar.outline.set_visible(False)
-    bar.locator = MaxNLocator(5)
-    bar.update_ticks()
-    place.tick_params(labelsize=7.5, length=2)
-
-
-def _norm(tables: Sequence[NDArray[np.float64]], metric: Metric) -> Normalize:
-    """Return the range of the colours over all panels."""
-    found = np.concatenate([table[np.isfinite(table)] for table in tables])
-    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
-    if metric.signed:
-        most = max(abs(low), abs(high)) or 1.0
-        return TwoSlopeNorm(0.0, -most, most)
-    if metric.from_zero:
-        low = 0.0
-    return Normalize(low, high if high > low else low + 1.0)
-
-
-def _table(lines: Sequence[Line], grid: Grid, metric: Metric) -> NDArray[np.float64]:
-    """Return a number of each layer at its place in the grid; NaN where there is none."""
-    values = np.full((len(grid.depths), len(grid.kinds)), np.nan)
-    for line in lines:
-        value = value_of(line, metric)
-        if value is not None:
-            values[grid.place[line["layer"]]] = value
-    return values
-
-
-def _rows_height(grid: Grid) -> float:
-    """Return the height of a panel in inches."""
-    return min(4.2, max(0.9, 0.16 * len(grid.depths)))
-
-
-def _latest(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines of the last measured step."""
-    return [line for line in lines if line["step"] == lines[-1]["step"]]
 
 
 def _slots(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -281,7 +280,7 @@ def differing(table: Table) -> Table:
 
 def _recipe(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe's keys; of each layer entry and phase where it holds, its digest, and its treatment in words."""
-    table = to_table(recipe)
+    table: dict[str, Any] = to_table(recipe)
     if isinstance(recipe, RecipePlan):
         for name in ("layers", "schedule"):
             for i, (entry, held) in enumerate(zip(table.pop(name, []), getattr(recipe, name), strict=True)):

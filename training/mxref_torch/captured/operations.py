@@ -1,0 +1,138 @@
+"""The operations of a step, none of which waits for the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mxref_torch.captured.outcome import StepOutcome
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
+from mxref_torch.layer.gradient import sole_uses
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_parameters
+from mxref_torch.optimizer_step.end import restart
+from mxref_torch.shared.context import StepContext
+
+LossFunction = Callable[..., Tensor]
+"""Returns the mean loss of a micro-batch from the model and the micro-batch's tensors."""
+
+
+class StepOperations:
+    """Forward and backward passes, clipping and update of a step, on tensors that stay where they are.
+
+    An update whose loss or gradient is not finite is left out on the device. So are all updates from a step on in
+    which an operand left the range of the backend's fast GEMM, until `held` is set to zero.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        context: StepContext,
+        loss: LossFunction,
+        optimizer: torch.optim.Optimizer,
+        *,
+        tokens: int,
+        parts: int,
+        clip: float,
+    ) -> None:
+        """Prepare the memory of a step; arguments as of `CapturedStep`.
+
+        Raises:
+            LayerError: the model is not on one device.
+        """
+        self.model, self.context = model, context
+        self._optimizer, self._loss = optimizer, loss
+        self._tokens, self._parts, self._clip = tokens, parts, clip
+        self.layers = [module for module in model.modules() if isinstance(module, MXLinear)]
+        trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
+        devices = {p.device for _, p in trained}
+        if len(devices) != 1:
+            raise LayerError(f"CapturedStep takes a model on one device, got {sorted(map(str, devices))}")
+        (self.device,) = devices
+        self._names, self.parameters = zip(*trained, strict=True)
+        self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """Number of the step, as kernels read it."""
+        self.held = torch.zeros((), dtype=torch.bool, device=self.device)
+        self.outcome = torch.zeros(parts + 3, device=self.device)
+        """Losses, norm, index of the first gradient that is not finite, and whether the range was left."""
+        self.inputs: tuple[Tensor, ...] = ()
+        self._graded: list[int] = []  # parameters that have a gradient
+
+    def fill(self, batch: Sequence[Tensor]) -> None:
+        """Copy a batch into the memory that the step reads."""
+        if not self.inputs:
+            self.inputs = tuple(torch.empty_like(t, device=self.device) for t in batch)
+        for own, tensor in zip(self.inputs, batch, strict=True):
+            to_gpu = own.device.type == "cuda" and tensor.device.type == "cpu"
+            own.copy_(tensor.pin_memory() if to_gpu else tensor, non_blocking=True)
+
+    def forget_gradients(self) -> None:
+        """Leave no parameter a gradient."""
+        for p in self.parameters:
+            p.grad = None
+
+    def run(self) -> None:
+        """Run all of a step; nothing in it waits for the device."""
+        losses = []
+        if self._parts > 1:
+            for layer in self.layers:
+                layer.hold_weights(self.context.place)
+        for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self.inputs), strict=True)):
+            self.context.token_origin = number * (self._tokens // self._parts)
+            loss = self._loss(self.model, *micro_batch) / self._parts
+            losses.append(loss.detach().float())
+            # The first micro-batch makes the gradients.
+            self.context.sole_uses = sole_uses(loss) if number else {}
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.context.sole_uses = {}
+        with torch.no_grad():
+            self._update(torch.stack(losses))
+        self.context.close_step(draws=False)
+
+    def _update(self, losses: Tensor) -> None:
+        """Clip the gradients, update the weights unless something forbids it, and store the outcome."""
+        self._graded = [i for i, p in enumerate(self.parameters) if p.grad is not None]
+        gradients = [self.parameters[i].grad for i in self._graded]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norm = torch.linalg.vector_norm(norms)
+        finite = torch.isfinite(losses).all() & torch.isfinite(norm)
+        exceeded = torch.zeros_like(self.held)
+        for word in self.context.backend.range_words():
+            exceeded |= (word != 0).any()
+            word.zero_()
+        self.held |= exceeded
+        if self._clip > 0:
+            # As torch.nn.utils.clip_grads_with_norm_ has it; a norm that is not finite scales nothing.
+            factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, torch.where(finite, factor, 1.0))
+        self._optimizer.found_inf = (~finite | self.held).float()  # type: ignore[attr-defined]
+        try:
+            self._optimizer.step()
+        finally:
+            del self._optimizer.found_inf  # type: ignore[attr-defined]
+        for layer in self.layers:
+            layer.drop_operands()
+        advance_scales(
+            (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held
+        )
+        places = torch.arange(len(gradients), device=self.device)
+        last = torch.where(torch.isfinite(norms), -1, places).max()
+        self.outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
+
+    def read(self, step: int, host: Tensor) -> tuple[StepOutcome, bool]:
+        """Return a step's outcome from a copy of `outcome` on the host, and whether an operand left the range."""
+        *losses, norm, first, exceeded = host.tolist()
+        if not math.isfinite(sum(losses)):
+            norm = math.nan
+        name = self._names[self._graded[int(first)]] if first >= 0 else ""
+        return StepOutcome(step, tuple(losses), norm, name), bool(exceeded)
+
+    def discard(self) -> None:
+        """Forget a step that did not end: gradients, weights that are held, and amaxes."""
+        self.context.sole_uses = {}
+        self.forget_gradients()
+        restart(self.model)

@@ -1,0 +1,98 @@
+"""Run the operations of a step: one at a time, or as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from mxref_torch import operators
+from mxref_torch.captured.operations import StepOperations
+from mxref_torch.errors import LayerError
+
+WARM_UP = 2
+"""Steps of training before the capture: they compile kernels, and make the optimizer's state and FP8's history."""
+
+
+class StepRunner:
+    """Runs a step again and again; on request it is captured once the first steps have been taken."""
+
+    def __init__(self, operations: StepOperations, capture: bool) -> None:
+        self._operations, self.capture = operations, capture
+        on_gpu = operations.device.type == "cuda"
+        self._stream = torch.cuda.Stream(operations.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._graph: Any = None
+        self._recipes: list[Any] = []  # of the layers in the graph
+        self._taken = 0
+
+    def run(self) -> None:
+        """Start the next step.
+
+        Raises:
+            LayerError: it cannot be captured.
+        """
+        recipes = [layer.recipe for layer in self._operations.layers]
+        if recipes != self._recipes:
+            # A region, or a step that was set from outside, gave the layers other recipes than the graph has.
+            self.forget_graph()
+            self._recipes = recipes
+        if self.capture and self._graph is None and self._taken >= WARM_UP:
+            self._graph = self._captured()
+        if self._graph is None:
+            self.run_eagerly()
+        else:
+            self._graph.replay()
+            self._operations.context.note_closed()
+        self._taken += 1
+
+    def forget_graph(self) -> None:
+        """Begin with eager steps again, before the next capture."""
+        self._graph, self._taken = None, 0
+
+    def run_eagerly(self) -> None:
+        """Run one operation at a time."""
+        self._aside(self._whole)
+
+    def _aside(self, run: Callable[[], None]) -> None:
+        """Run on the stream of the capture, in turn with the caller's."""
+        if self._stream is None:
+            run()
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._operations.device))
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream(self._operations.device).wait_stream(self._stream)
+
+    def _captured(self) -> Any:
+        """Return the graph of the step; LayerError, and the model is as it was, if it cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        self._operations.forget_gradients()
+        try:
+            with operators.device_step(self._operations.number), torch.cuda.graph(graph, stream=self._stream):
+                self._operations.run()
+        except Exception as err:
+            self._operations.discard()
+            # What ends the capture raises too, and hides the cause.
+            cause: BaseException = err
+            while cause.__context__ is not None:
+                cause = cause.__context__
+            raise LayerError(
+                f"the step cannot be captured as a CUDA graph: {type(cause).__name__}: {cause}; the weights are as "
+                "they were; keep the loss free of waits for the GPU, of printing and of shapes that depend on values, "
+                "or pass capture=False"
+            ) from err
+        except BaseException:
+            self._operations.discard()
+            raise
+        return graph
+
+    def _whole(self) -> None:
+        self._operations.forget_gradients()
+        try:
+            with operators.device_step(self._operations.number) if self.capture else nullcontext():
+                self._operations.run()
+        except BaseException:
+            self._operations.discard()
+            raise

@@ -1,0 +1,118 @@
+"""The operator of the GEMMs of BF16 and FP8, counted where it runs."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import torch
+
+from mxref.formats import BF16, FP8
+from mxref_torch.operators.registry import count, fake, operator, tokens_read
+
+
+@lru_cache(maxsize=4)
+def _values(dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of the 256 codes of an FP8 type, float32."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+
+
+def _decode(q: torch.Tensor) -> torch.Tensor:
+    """Return FP8 as float32 by a table: several times faster than torch's own cast of E4M3 on a CPU."""
+    codes = q.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
+    return _values(q.dtype).index_select(0, codes).view(q.shape)
+
+
+_FP8_UNIT = 16
+"""What cuBLAS wants N and K to be multiples of in FP8."""
+
+
+@operator
+def dense_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    role: str,
+    tally: torch.Tensor | None = None,
+    a_inverse: torch.Tensor | None = None,
+    b_inverse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return A B^T of two BF16 or two FP8 operands, accumulated in float32, and count it.
+
+    A Hopper multiplies FP8 operands by its FP8 matrix units without fast accumulation, within the error class
+    `fp8-hopper`. Elsewhere they are decoded and multiplied without rounding: their values have at most 4 significant
+    bits, which every matrix unit multiplies exactly.
+
+    Args:
+        a: [M, K], bfloat16, float8_e4m3fn or float8_e5m2.
+        b: [N, K], likewise.
+        role: the linear layer's GEMM that this is.
+        tally: handle from `register_census`; None counts nowhere.
+        a_inverse: fl32(1 / scale) of A in FP8, float32 scalar, by which the product is multiplied; None: it is not.
+        b_inverse: that of B; both or none.
+
+    Returns:
+        [M, N]: bfloat16 (rounded once) from BF16 operands, and from FP8 where the inverses are given; else float32.
+    """
+    if a.dtype is torch.bfloat16:
+        out = a @ b.T
+        count(tally, role, BF16, BF16, tokens_read(role, a, a.shape[1]))
+        return out
+    if a.device.type == "cpu":
+        # Torch's CPU has no BF16 product with float32 output, and its _scaled_mm is twice as slow as this.
+        out = _decode(a) @ _decode(b).T
+    elif _multiplies_fp8(a, b):
+        out = _by_fp8_units(a, b, a_inverse, b_inverse)
+    else:
+        out = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).T, out_dtype=torch.float32)
+    if a_inverse is not None and b_inverse is not None and out.dtype is not torch.bfloat16:
+        out = (out * a_inverse * b_inverse).to(torch.bfloat16)
+    count(tally, role, FP8, FP8, tokens_read(role, a, a.shape[1]))
+    return out
+
+
+@fake(dense_gemm)
+def _(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    role: str,
+    tally: torch.Tensor | None = None,
+    *inverses: torch.Tensor | None,
+) -> torch.Tensor:
+    dtype = (
+        torch.bfloat16 if a.dtype is torch.bfloat16 or any(t is not None for t in inverses) else torch.float32
+    )
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+def _multiplies_fp8(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether the GPU's FP8 units multiply two operands."""
+    whole = a.shape[0] > 0 and b.shape[0] > 0 and a.shape[1] > 0
+    aligned = b.shape[0] % _FP8_UNIT == 0 and a.shape[1] % _FP8_UNIT == 0
+    pair = torch.float8_e4m3fn in (a.dtype, b.dtype)  # cuBLAS has no product of two E5M2
+    return whole and aligned and pair and _is_hopper(a.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
+def _by_fp8_units(
+    a: torch.Tensor, b: torch.Tensor, a_inverse: torch.Tensor | None, b_inverse: torch.Tensor | None
+) -> torch.Tensor:
+    """Return A B^T times the inverses in bfloat16, or without them in float32.
+
+    cuBLAS multiplies by both scales at once. In float32 that would be another result than two multiplications give;
+    rounded to bfloat16 it is one that some sum within the error class gives too.
+    """
+    dtype = torch.bfloat16
+    if a_inverse is None or b_inverse is None:
+        dtype, a_inverse, b_inverse = torch.float32, _one(a.device), _one(a.device)
+    return torch._scaled_mm(
+        a.contiguous(), b.contiguous().t(), scale_a=a_inverse, scale_b=b_inverse, out_dtype=dtype,
+        use_fast_accum=False,
+    )  # fmt: skip

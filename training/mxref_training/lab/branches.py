@@ -1,0 +1,182 @@
+"""Runs the branch design: a trunk up to each moment, and from there every recipe on the same batches.
+
+`OUT/branch/trunk/` has the trunk's run and its checkpoints, `OUT/branch/step-N/` the branches of a moment, each laid
+out as a ladder. The trunk is not trained where the ladder's own run of that arm has kept checkpoints of all moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mxref.backend import Backend
+from mxref_training.lab.arm import ArmRun, Before, Runner, Start, Trainer
+from mxref_training.lab.costs import Costs
+from mxref_training.lab.fingerprint import DESIGN, code_digest, fingerprint
+from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.moments import Branch
+from mxref_training.lab.paired import assemble_branches
+from mxref_training.lab.result_file import Record, digest, plain, write_json
+from mxref_training.lab.study import require_runnable, seeded
+from mxref_training.lab.tally import Tally, one_by_one
+
+if TYPE_CHECKING:
+    from mxref_training.config import TrainConfig
+
+RESULTS = "branch.json"
+_FOLDER = "branch"
+_ALL = 1_000_000  # checkpoints of a trunk that are kept
+
+
+def run_branches(
+    ladder: Ladder,
+    config: TrainConfig,
+    out: Path,
+    *,
+    backend: Backend,
+    trainer: Trainer,
+    corpus: Callable[[], Any],
+    seeds: int | None = None,
+    arms: list[str] | None = None,
+    progress: Any = None,
+    runner: Runner | None = None,
+    costs: Costs | None = None,
+    before: Before | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train the branches that are not finished, and return the results, also written to `out/branch.json`.
+
+    Args:
+        ladder: the arms; its table `[branch]` is the design.
+        config: the configuration that they share. `run.steps` sets what a share of the run is; a branch takes
+            `updates` steps.
+        out: directory of the ladder.
+        backend: computes the block formats.
+        trainer: the training loop.
+        corpus: makes the tokens that all arms share.
+        seeds: trunks; None: as many as the design asks for.
+        arms: names of the arms that branch off; default all. The trunk's own arm is always among them.
+        progress: handed to the trainer.
+        runner: trains the runs; by default `trainer` trains them one after another in this process.
+        costs: learns how long the finished runs took.
+        before: is told all runs that will train, before the first one does.
+        say: prints one line.
+
+    Raises:
+        ConfigError: a moment does not fit the run, or an unknown arm.
+        UnsupportedError: the backend does not declare what an arm asks for.
+        Interrupted: the trainer or the runner was interrupted; the next call continues there.
+    """
+    design = ladder.branch
+    moments = design.steps(config.run.steps)
+    chosen = branching(ladder, arms)
+    require_runnable(ladder, chosen, backend)
+    code, tokens = code_digest(), corpus()
+    plan = _Plan(ladder, config, out, design, moments, backend, tokens, code)
+    count = design.seeds if seeds is None else seeds
+    trunks = [plan.trunk(seed) for seed in range(count)]
+    branches = [
+        plan.branch(trunk, arm, step)
+        for trunk in trunks
+        for step in moments
+        for arm in branching(ladder, None)
+    ]
+    wanted = [run for run in branches if run.arm in chosen]
+
+    def results(records: dict[str, Record]) -> dict[str, Any]:
+        found = ((run, records[run.title]) for run in branches if run.title in records)
+        table = assemble_branches(ladder, branch_config(config, design), found, tokens, backend.name)
+        written: dict[str, Any] = plain(table)
+        write_json(out / RESULTS, written)
+        return written
+
+    train = runner or one_by_one(trainer, backend, progress)
+    tally = Tally(branches, wanted, results, say)
+    if costs:
+        costs.learn_records((run, tally.records[run.title]) for run in branches if run.title in tally.records)
+    missing = [run for run in wanted if run.title not in tally.records]
+    needed = [trunk for trunk in trunks if _is_needed(trunk, missing)]
+    for trunk in needed:
+        if trunk.finished():
+            say(f"{trunk.title}: its checkpoints are gone, so it is trained again")
+            trunk.forget()
+    if before:
+        before([*needed, *missing], tokens)
+    at_trunks = Tally(needed, needed, lambda records: None, say)
+    train(at_trunks.unfinished(), at_trunks, tokens)
+    train(tally.unfinished(), tally, tokens)
+    return results(tally.records)
+
+
+def branch_config(config: TrainConfig, design: Branch) -> TrainConfig:
+    """Return the configuration of a branch: every step is logged, and no checkpoint is kept but the newest."""
+    run = replace(config.run, log_every=1, eval_every=design.interval, checkpoint_every=0, keep=1)
+    return replace(config, run=run)
+
+
+def branch_place(step: int) -> Path:
+    """Return the directory of a moment's branches in that of the ladder."""
+    return Path(_FOLDER, f"step-{step}")
+
+
+def branching(ladder: Ladder, arms: list[str] | None) -> list[Arm]:
+    """Return the arms that branch off, the trunk's own first; `arms` are names, default all.
+
+    An arm with a seed offset is a repetition of the reference, and none of a trunk.
+    """
+    found = [ladder.trunk, *(arm for arm in ladder.select(arms) if not arm.seed_offset)]
+    return list({arm.name: arm for arm in found}.values())
+
+
+def _is_needed(trunk: ArmRun, missing: Iterable[ArmRun]) -> bool:
+    """Return whether a branch has to be trained whose checkpoint is not there."""
+    starts = [run.start for run in missing if run.seed == trunk.seed]
+    return any(start and not _checkpoint(start.trunk, start.step).exists() for start in starts)
+
+
+def _checkpoint(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step}"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all runs of the design share."""
+
+    ladder: Ladder
+    config: TrainConfig
+    out: Path
+    design: Branch
+    moments: Sequence[int]
+    backend: Backend
+    tokens: Any
+    code: str
+
+    def trunk(self, seed: int) -> ArmRun:
+        """Return the run that has the checkpoints, or makes them."""
+        arm = self.ladder.trunk
+        config = seeded(self.config, arm, seed)
+        plainly = self._run(self.out, arm, seed, config, {})
+        if plainly.has_begun() and all(_checkpoint(plainly.folder, step).exists() for step in self.moments):
+            return plainly
+        config = replace(config, run=replace(config.run, checkpoint_every=0, keep=_ALL))
+        made = self._run(self.out / _FOLDER / "trunk", arm, seed, config, {"moments": list(self.moments)})
+        return replace(made, stops=tuple(self.moments))
+
+    def branch(self, trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
+        """Return the run of an arm that goes on from a step of a trunk."""
+        design = self.design
+        config = branch_config(seeded(self.config, arm, trunk.seed), design)
+        same = {key: value for key, value in trunk.key.items() if key != DESIGN}
+        place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
+        made = self._run(self.out / branch_place(step), arm, trunk.seed, config, place)
+        return replace(
+            made, start=Start(trunk.folder, step), stops=(step + design.updates,), keep_checkpoints=False
+        )
+
+    def _run(self, out: Path, arm: Arm, seed: int, config: TrainConfig, place: dict[str, Any]) -> ArmRun:
+        recipe = self.ladder.resolve(arm)
+        key = fingerprint(config, recipe, self.backend, self.tokens, self.code)
+        key |= {DESIGN: place} if place else {}
+        return ArmRun(out, arm, seed, config, recipe, key, str(self.tokens.report))

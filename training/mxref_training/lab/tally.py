@@ -1,0 +1,60 @@
+"""What happens to the runs of a ladder: which are finished, what is said of each, and the results after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mxref.backend import Backend
+from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
+from mxref_training.lab.result_file import Record
+from mxref_training.lab.results import summary
+
+
+def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
+    """Return what trains runs one after another in this process."""
+
+    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
+        for run in runs:
+            watch.begin(run)
+            watch.done(run, train_arm(run, trainer, backend, corpus, progress))
+
+    return train
+
+
+class Tally:
+    """Collects the records, prints a line about each run, and writes the results after it."""
+
+    def __init__(
+        self,
+        runs: list[ArmRun],
+        wanted: list[ArmRun],
+        results: Callable[[dict[str, Record]], Any],
+        say: Callable[[str], None],
+    ) -> None:
+        """`runs` are all whose results count, and `wanted` those to train; `results` writes what the records say."""
+        self.records = {run.title: record for run in runs if (record := run.finished())}
+        self._results, self._say, self._wanted = results, say, wanted
+        self._titles = {run.title: f"[{i}/{len(wanted)}] {run.title}" for i, run in enumerate(wanted, 1)}
+
+    def unfinished(self) -> list[ArmRun]:
+        """Return the runs that remain to be trained, after printing a line for each finished one."""
+        for run in self._wanted:
+            if run.title in self.records:
+                self.begin(run)
+                run.drop_checkpoints()
+        return [run for run in self._wanted if run.title not in self.records]
+
+    def begin(self, run: ArmRun) -> None:
+        """Prepare a run's directory, and print what will happen."""
+        self._say(f"{self._titles[run.title]}: {run.prepare()}")
+
+    def done(self, run: ArmRun, record: Record) -> None:
+        """Keep the record of a finished run, and write the results."""
+        self.records[run.title] = record
+        self._results(self.records)
+        self._say(f"{self._titles[run.title]}: {summary(record)}")
+
+    def failed(self, run: ArmRun, reason: str) -> None:
+        """Print why a run has no result."""
+        self._say(f"{self._titles[run.title]}: failed: {reason}")

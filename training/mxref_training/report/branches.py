@@ -1,0 +1,81 @@
+"""The branch design as tables: what each recipe loses within some updates, and the differences step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mxref.printable import printable
+from mxref_training.report.table import Column, Table
+
+if TYPE_CHECKING:
+    from rich.table import Table as Screen
+
+_ENDS = (
+    Column("step", "from step"),
+    Column("arm", "arm", left=True),
+    Column("label", "treatment", left=True),
+    Column("train_last", "training", "+.4f"),
+    Column("train_half_width", "±", ".4f"),
+    Column("validation_last", "validation", "+.4f"),
+    Column("validation_half_width", "±", ".4f"),
+    Column("pairs", "pairs"),
+    Column("diverged", "diverged"),
+)
+_STEPS = (
+    Column("step", "from step"),
+    Column("arm", "arm"),
+    Column("at", "step"),
+    Column("difference", "difference"),
+)
+
+
+def branch_tables(results: dict[str, Any]) -> list[Table]:
+    """Return the differences at the end of the branches, and those of each step.
+
+    Args:
+        results: the content of `branch.json`.
+    """
+    rows = [(moment["step"], arm) for moment in results["moments"] for arm in moment["arms"]]
+    steps = [
+        Table(
+            f"branch_{kind}",
+            _STEPS,
+            [(step, arm["name"], at, value) for step, arm in rows for at, value in arm["difference"][kind]],
+        )
+        for kind in ("train", "validation")
+    ]
+    return [Table("branches", _ENDS, [_end(step, arm) for step, arm in rows]), *steps]
+
+
+def _end(step: int, arm: dict[str, Any]) -> tuple[Any, ...]:
+    train, validation = (arm[key] or {} for key in ("train_last", "validation_last"))
+    return (
+        step,
+        printable(arm["name"]),
+        printable(arm["label"]),
+        *(found.get(key) for found in (train, validation) for key in ("mean", "half_width")),
+        validation.get("pairs"),
+        sum(run["diverged"] for run in arm["runs"]),
+    )
+
+
+def branch_screen(results: dict[str, Any]) -> Screen:
+    """Return the differences at the end of the branches for a terminal."""
+    from rich.table import Table as Screen
+
+    from mxref.terminal import BOX, HEAD
+
+    ends = branch_tables(results)[0]
+    trunk, part = results["design"]["trunk"], results["last"]
+    title = (
+        f"Loss less that of {trunk} after {results['design']['updates']} updates on the same batches, in nats; "
+        f"training: mean of the last {part:.0%}; ±: 95 % over the seeds"
+    )
+    screen = Screen(
+        box=BOX, header_style=HEAD, padding=(0, 1, 0, 0), caption=printable(title), caption_justify="left"
+    )
+    for column in ends.columns:
+        screen.add_column(column.title, justify="left" if column.left else "right")
+    for row in ends.shown():
+        screen.add_row(*row)
+    return screen
