@@ -6,7 +6,6 @@ A folder there has the name of a shipped ladder, and result files at any depth, 
 from __future__ import annotations
 
 import io
-import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,15 +17,17 @@ from matplotlib.figure import Figure
 from bench.plot import STYLE
 from bench.records import RECORDS
 from mxref_training.lab.collect import collect
-from mxref_training.lab.distributions import student_point
+from mxref_training.lab.comparison import difference
 from mxref_training.lab.ladder import load_ladder
+from mxref_training.lab.pooling import Pool
+from mxref_training.lab.statistics import late_loss
 from mxref_training.report.drawing import COLOURS, INK, MUTED
 from mxref_training.report.ladder.answers import answers
-from mxref_training.report.ladder.page import headline, noise_line, provenance, rows, target_line
+from mxref_training.report.ladder.page import headline, provenance, rows, target_line
 from mxref_training.report.ladder.plots import short_names
 
 FOLDER = RECORDS / "ablations"
-LEVEL = 0.05
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 Results = dict[str, Any]
 
@@ -67,11 +68,12 @@ def _sections(name: str, results: Results) -> Iterator[str]:
         (
             (
                 row.stage, row.label, str(len(row.arm["runs"])), row.gap_reference,
-                f"{row.overhead} {row.interval}".strip(), row.paper, row.verdict,
+                _whole(f"{row.overhead} {row.interval}".strip()), _whole(row.paper), row.verdict,
                 f"``{row.arm['recipe']['digest'][:12]}``",
             )
             for row in rows(results)
         ),
+        "ablation-arms",
     )  # fmt: skip
     yield ""
     yield "The contrasts that were declared before the runs, p-values corrected for their number:\n"
@@ -79,35 +81,77 @@ def _sections(name: str, results: Results) -> Iterator[str]:
         ("contrast", "loss, nats (95 %)", "p", "tokens (95 %)", "pairs", "answer", "predictions"),
         (
             (
-                one.arms, one.loss, one.p, one.tokens, one.pairs, one.answer.partition(" by ")[0].partition(":")[0],
+                one.arms, _broken(one.loss), _whole(one.p), _broken(one.tokens), one.pairs, _answer(row),
                 "; ".join(f"{text}: {verdict}" for text, verdict in one.predictions) or "–",
             )
-            for one in answers(results, names)
+            for row, one in zip(results["contrasts"], answers(results, names), strict=True)
         ),
+        "ablation-contrasts",
     )  # fmt: skip
     yield ""
     yield target_line(results)
-    yield noise_line(results)
+    yield _spread_line(results["spread"])
     yield ""
     yield from (f"| {key}: {value}" for key, value in provenance(results))
 
 
-def _table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
-    lines = [".. list-table::", "   :header-rows: 1", ""]
+def _answer(row: dict[str, Any]) -> str:
+    """Return the outcome, the seeds that would decide it, and the mark of pairs that scatter."""
+    said = {"underpowered": "Cannot be told", "missing": "Not run yet"}.get(
+        row["outcome"], row["outcome"].capitalize()
+    )
+    if row["pairs_to_decide"]:
+        said += f"; about {row['pairs_to_decide']} seeds would tell"
+    return said + ("; its pairs scatter" if row["loss"] and row["loss"]["noisy"] else "")
+
+
+def _spread_line(spread: dict[str, dict[str, Any]]) -> str:
+    loss, tokens = spread["loss"], spread["tokens"]
+    left = sorted({*loss["outside"], *tokens["outside"]})
+    return (
+        f"Pooled spread of a paired difference: {loss['nats']:.4f} nats ({loss['freedom']} degrees of freedom) and "
+        f"{tokens['percent']:.1f} % of the tokens ({tokens['freedom']}). "
+        f"Arms that left the pool: {', '.join(left) or 'none'}. "
+        "“Its pairs scatter” marks a contrast whose own pairs scatter more than twice as much as that."
+    )
+
+
+def _whole(text: str) -> str:
+    """Return a cell that stays on one line."""
+    return text.replace(" ", NO_BREAK)
+
+
+def _broken(text: str) -> str:
+    """Return an estimate and its interval as a cell that breaks between the two alone."""
+    return _whole(text).replace(f"{NO_BREAK}(", " (")
+
+
+def _table(head: Iterable[str], body: Iterable[Iterable[str]], kind: str) -> str:
+    lines = [".. list-table::", "   :header-rows: 1", f"   :class: ablation {kind}", ""]
     for row in (head, *body):
         lines += [f"   {'* -' if not i else '  -'} {cell}".rstrip() for i, cell in enumerate(row)]
     return "\n".join(lines)
 
 
 def intervals(results: Results) -> Iterator[tuple[dict[str, Any], float, float]]:
-    """Yield each arm that was held against the reference, its loss less the reference's, and the interval's half."""
+    """Yield each arm that was held against the reference, its loss less the reference's, and the interval's half.
+
+    The spread is the one that a contrast of the two has: that of their own pairs if one of them left the pool.
+    """
     spread = results["spread"]["loss"]
-    point = student_point(LEVEL, spread["freedom"])
-    pairs = {run["pair"] for arm in results["arms"] if arm["role"] == "reference" for run in arm["runs"]}
+    pooled = Pool(spread["nats"], spread["freedom"], tuple(spread["outside"]))
+    reference = next(arm for arm in results["arms"] if arm["role"] == "reference")
     for arm in results["arms"]:
-        both = sum(run["pair"] in pairs for run in arm["runs"])
-        if arm["role"] == "arm" and both and arm["gap_reference"] is not None:
-            yield arm, arm["gap_reference"], point * spread["nats"] / math.sqrt(both)
+        if arm["role"] != "arm" or arm["gap_reference"] is None:
+            continue
+        outside = bool({arm["name"], reference["name"]} & {*pooled.outside})
+        losses, against = (
+            {run["pair"]: late_loss(run["curve"], results["tokens"]) for run in one["runs"]}
+            for one in (arm, reference)
+        )
+        found = difference(losses, against, pooled, outside)
+        if found is not None:
+            yield arm, arm["gap_reference"], found.half_width()
 
 
 def figure(results: Results) -> str:

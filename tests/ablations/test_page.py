@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
 
 from ablations import page
+from mxref_training.lab.statistics import late_loss
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
     encoding="utf-8"
@@ -20,6 +24,10 @@ TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.r
 @cache
 def results(name: str) -> dict[str, Any]:
     return page.results_of(name)
+
+
+def _runs(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return next(list(arm["runs"]) for arm in found["arms"] if arm["name"] == name)
 
 
 @pytest.mark.parametrize("name", page.ladders())
@@ -44,12 +52,40 @@ def test_the_figure_has_the_intervals_of_the_contrasts() -> None:
     found = {arm["name"]: (nats, half) for arm, nats, half in page.intervals(results("readings"))}
     checked = 0
     for row in results("readings")["contrasts"]:
-        if row["against"] == "fp8" and row["loss"] and not row["loss"]["own"]:
+        if row["against"] == "fp8" and row["loss"]:
             nats, half = found[row["arm"]]
             assert row["loss"]["nats"] == pytest.approx(nats, abs=1e-12)
             assert row["loss"]["high"] - row["loss"]["nats"] == pytest.approx(half, rel=1e-9)
             checked += 1
     assert checked >= 3
+
+
+def test_an_arm_outside_the_pool_is_drawn_with_the_spread_of_its_own_pairs() -> None:
+    shown = copy.deepcopy(results("readings"))
+    before = {arm["name"]: half for arm, _, half in page.intervals(shown)}
+    shown["spread"]["loss"]["outside"] = ["all-sr"]
+    after = {arm["name"]: half for arm, _, half in page.intervals(shown)}
+    own = [
+        late_loss(mine["curve"], shown["tokens"]) - late_loss(theirs["curve"], shown["tokens"])
+        for mine, theirs in zip(_runs(shown, "all-sr"), _runs(shown, "fp8")[:3], strict=True)
+    ]
+    assert after["all-sr"] == pytest.approx(4.302653 * stdev(own) / math.sqrt(3), rel=1e-6)
+    assert {name for name in after if after[name] != before[name]} == {"all-sr"}
+
+
+def test_an_arm_with_a_run_that_has_no_partner_yet_is_drawn_with_its_pairs() -> None:
+    nats = {arm["name"]: nats for arm, nats, _ in page.intervals(results("readings"))}
+    assert {run["pair"] for run in _runs(results("readings"), "bf16")} == {0, 1, 2, 3, 4}
+    assert nats["bf16"] == pytest.approx(-0.0095, abs=5e-5)
+
+
+def test_the_table_says_what_would_decide_a_contrast_and_marks_pairs_that_scatter() -> None:
+    text = "\n".join(page._sections("readings", results("readings")))
+    rows = [row for row in results("readings")["contrasts"] if row["outcome"] == "underpowered"]
+    assert len(rows) == len(re.findall(r"Cannot be told; about \d+ seeds would tell", text)) > 10
+    marked = [row["name"] for row in results("readings")["contrasts"] if row["loss"] and row["loss"]["noisy"]]
+    assert marked == ["sr-all-prescale"]
+    assert len(re.findall("(?m)- Higher; its pairs scatter$", text)) == 1
 
 
 def test_numbers_in_the_text_are_those_of_the_results() -> None:
@@ -65,6 +101,14 @@ def test_numbers_in_the_text_are_those_of_the_results() -> None:
     for name, number in said.items():
         assert f"{abs(number)}" in TEXT
         assert by_name[name] == pytest.approx(number, abs=0.001)
+    told = (
+        "fprop dgrad wgrad wgrad-alone h16 h32 h16-left fprop-sr fprop-dgrad-sr sr-all sr-all-prescale sr-where sr-dy "
+        "h16-and-sr-dy rht16-fixed rht16-step mean h16-wgrad floor rceil w32 mxfp8"
+    ).split()
+    rows = {row["name"]: row["loss"] for row in results("readings")["contrasts"]}
+    for name in told:
+        nats, low, high = (f"{rows[name][key]:+.3f}".replace("-", "−") for key in ("nats", "low", "high"))
+        assert f"{nats} ({low} to {high})" in TEXT, name
     runs = sum(len(arm["runs"]) for arm in results("readings")["arms"])
     assert re.search(rf"\b{runs} of the 116 runs", TEXT)
     assert all(run["diverged"] is False for arm in results("readings")["arms"] for run in arm["runs"])

@@ -183,11 +183,16 @@ class _Study:
         return None if self._has_diverged(record) or not curve else late_loss(curve, self.budget)
 
     def _gap(self, arm: Arm, other: str) -> float | None:
-        """Return the final validation loss minus that of another arm, as the mean over the pairs, in nats."""
+        """Return the loss at equal tokens minus that of another arm, as the mean over the pairs, in nats.
+
+        A run without a partner is left out, as in a contrast. None if a run of a pair diverged.
+        """
         theirs = {record["pair"]: self._final(record) for record in self.records.get(other, ())}
         gaps = []
         for record in self.records[arm.name]:
-            mine, their = self._final(record), theirs.get(record["pair"])
+            if record["pair"] not in theirs:
+                continue
+            mine, their = self._final(record), theirs[record["pair"]]
             if mine is None or their is None:
                 return None
             gaps.append(mine - their)
