@@ -97,7 +97,7 @@ def _sections(name: str, results: Results) -> Iterator[str]:
 
 def _answer(row: dict[str, Any]) -> str:
     """Return the outcome, the seeds that would decide it, and the mark of pairs that scatter."""
-    said = {"underpowered": "Cannot be told", "missing": "Not run yet"}.get(
+    said: str = {"underpowered": "Cannot be told", "missing": "Not run yet"}.get(
         row["outcome"], row["outcome"].capitalize()
     )
     if row["pairs_to_decide"]:
