@@ -110,3 +110,15 @@ def test_numbers_in_the_text_are_those_of_the_results() -> None:
     runs = sum(len(arm["runs"]) for arm in results("readings")["arms"])
     assert re.search(rf"\b{runs} of the 116 runs", TEXT)
     assert all(run["diverged"] is False for arm in results("readings")["arms"] for run in arm["runs"])
+
+
+def test_reruns_have_the_bits_of_the_first_runs() -> None:
+    again = sorted((page.RECORDS / "ablation_reruns").rglob("result.json"))
+    assert len(again) >= 2
+    for path in again:
+        rerun, first = (json.loads((root / path.parent.parent.name / path.parent.name / path.name).read_text())
+                        for root in (page.RECORDS / "ablation_reruns", page.FOLDER))  # fmt: skip
+        assert rerun["record"]["environment"]["started"] != first["record"]["environment"]["started"]
+        assert rerun["key"] == first["key"]
+        assert rerun["metrics"] == first["metrics"]
+        assert rerun["record"]["losses"] == first["record"]["losses"]
