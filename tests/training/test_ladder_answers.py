@@ -92,6 +92,7 @@ def test_every_contrast_is_answered_in_every_form(results: dict[str, Any], tmp_p
     assert by_name["sr-all"]["outcome"] == "diverges"
     assert by_name["dgrad"]["outcome"] == "equal"
     assert f"Of {len(found)} contrasts: " in counts_line(results)
+    assert counts_line(results | {"contrasts": results["contrasts"][:1]}).startswith("Of 1 contrast: ")
     (rows,) = [one.rows for one in ladder_tables(results) if one.name == "contrasts"]
     assert [row[0] for row in rows] == list(by_name)
 

@@ -133,6 +133,9 @@ def test_the_page_stands_alone_and_has_every_figure(found: Path) -> None:
     for text in ("mxfp4_h16", "dead zone", "Wgrad X", "step 3", find_recipe("mxfp4").digest, "versions"):
         assert text in page or text.capitalize() in page, text
     lines = (found / "probe.md").read_text(encoding="utf-8").splitlines()
+    assert any(
+        "A recipe with phases is shown as it is at the step of the checkpoint." in line for line in lines
+    )
     assert sum(line.startswith("|") and "mxfp4_h16" in line for line in lines) == 2 + 1
     assert any(line.startswith("Of 2 recipes with Wgrad in MXFP4, ") for line in lines)
 

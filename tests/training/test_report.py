@@ -255,6 +255,27 @@ def test_list_shows_the_arms_and_trains_nothing() -> None:
     assert all(arm.name in found.output for arm in load_ladder("paper").arm)
 
 
+def test_list_shows_the_arms_that_the_command_would_train() -> None:
+    found = CliRunner().invoke(main, ["ablate", "tseng", "--without", "rht64-sr", "--list"])
+    assert found.exit_code == 0, found.output
+    assert "rht64 " in found.output
+    assert "rht64-sr" not in found.output
+    found = CliRunner().invoke(main, ["ablate", "tseng", "--arms", "nope", "--list"])
+    assert (found.exit_code, "'nope'" in found.output) == (2, True)
+
+
+def test_an_arm_that_does_not_fit_the_model_is_named(tmp_path: Path) -> None:
+    ladder = tmp_path / "two.toml"
+    ladder.write_text(
+        'title = "t"\ntrain = { preset = "tiny", optim.schedule = "constant" }\nrecipe.all.format = "fp8"\n'
+        'target = { reference = "fp8", high_precision = "" }\n[[arm]]\nname = "fp8"\nlabel = "FP8"\n'
+        '[[arm]]\nname = "wrong"\nlabel = "W"\nrecipe.layers = [{ match = ["*.dwn_proj"], recipe = "bf16" }]\n'
+    )
+    found = CliRunner().invoke(main, ["ablate", str(ladder), "--out", str(tmp_path / "out")])
+    assert found.exit_code == 2
+    assert "error: arm wrong: layers[0].match: '*.dwn_proj' matches no linear layer" in found.output
+
+
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["report", str(tmp_path)])
     assert found.exit_code == 2

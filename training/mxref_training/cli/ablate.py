@@ -170,8 +170,9 @@ def ablate(
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
+    names = loaded.names(_names(arms), _names(without))
     if list_arms:
-        _list(loaded)
+        _list(loaded, names)
         return
     if folders and not collects:
         raise click.UsageError(f"{folders[0]}: folders are named with --collect")
@@ -179,6 +180,7 @@ def ablate(
         _collect(loaded, folders, out)
         return
     from mxref.discovery import choose, get_backend
+    from mxref.errors import RecipeError
     from mxref.terminal import echo
 
     require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
@@ -205,7 +207,6 @@ def ablate(
     )
     config = load_config(preset or loaded.train.preset, [loaded.train.overlay(), *given])
     folder = out or Path("runs") / Path(ladder).stem
-    names = loaded.names(_names(arms), _names(without))
     kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
     if probes and branches:
         raise ConfigError(
@@ -228,7 +229,10 @@ def ablate(
     for device in slots.devices or [config.run.device]:
         on = replace(config, run=replace(config.run, device=device))
         for arm in loaded.arm:
-            preflight(on, loaded.resolve(arm), computes, slots.per_device)
+            try:
+                preflight(on, loaded.resolve(arm), computes, slots.per_device)
+            except RecipeError as err:
+                raise type(err)(f"arm {arm.name}: {err}") from err
     costs, measured = Costs.load(folder)
     run_all: Runner = one_by_one(train_afresh, computes, None)
     if len(slots) > 1 or slots.devices or max_minutes:
@@ -313,7 +317,7 @@ def _kept(text: str) -> list[str]:
     return [] if text.strip() == "none" else _names(text)
 
 
-def _list(ladder: Ladder) -> None:
+def _list(ladder: Ladder, names: Sequence[str]) -> None:
     from rich.table import Table
 
     from mxref.terminal import BOX, HEAD, QUIET, console
@@ -322,7 +326,7 @@ def _list(ladder: Ladder) -> None:
     table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))
     for name in ("arm", "stage", "paper", "treatment"):
         table.add_column(name, style=QUIET if name == "stage" else "", no_wrap=name != "treatment")
-    for arm in ladder.arm:
+    for arm in [arm for arm in ladder.arm if arm.name in names]:
         table.add_row(
             arm.name,
             arm.stage,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mxref_training.wording import counted
+
 Results = dict[str, Any]
 
 
@@ -63,7 +65,7 @@ def counts_line(results: Results) -> str:
         return ""
     outcomes = [row["outcome"] for row in rows]
     said = ", ".join(f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes))
-    text = f"Of {len(rows)} contrasts: {said}."
+    text = f"Of {counted(len(rows), 'contrast')}: {said}."
     power = results["power"]
     smallest = [value for value in power["smallest_nats"].values() if value is not None]
     if smallest and power["spread"] is not None:

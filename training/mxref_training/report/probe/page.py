@@ -69,11 +69,11 @@ def title(results: Results) -> str:
 
 
 def lead(results: Results) -> str:
-    """Return what was measured, in two sentences."""
+    """Return what was measured, in a few sentences."""
     return (
         f"{len(results['recipes'])} recipes on {results['batch']['name']}. One forward and backward pass in BF16 gives "
         "X, W and dY of every linear layer. Each recipe's operands and GEMMs are compared with exact products on them. "
-        "No weight is updated."
+        "A recipe with phases is shown as it is at the step of the checkpoint. No weight is updated."
     )
 
 
@@ -113,7 +113,7 @@ def markdown(results: Results) -> str:
     lines += [markdown_text(headline(results)), "", *markdown_table(summary(results))]
     lines += [
         "",
-        "Medians over the layers.",
+        "Medians over the layers, also over those that a recipe leaves in BF16.",
         "",
         "## Recipes",
         "",
