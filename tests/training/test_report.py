@@ -323,6 +323,7 @@ def test_ablate_interrupted_is_one_line_and_exit_code_130(
     found = command(monkeypatch, FakeTrainer(interrupt=stop), tmp_path, "--steps", "50")
     assert found.exit_code == 130
     assert found.output.splitlines() == [
+        f"ladder paper, backend reference (asked for by name), writing to {tmp_path}",
         "[1/14] fp8: starts",
         "interrupted: SIGINT after step 3 of 50: saved; the same command goes on from there",
     ]
