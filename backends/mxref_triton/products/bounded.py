@@ -32,9 +32,9 @@ class BoundedWay(StrEnum):
     """How `bounded` GEMMs are computed."""
 
     FP8 = "fp8"
-    """Operands folded into E4M3, multiplied in FP8: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
+    """Operands folded into FP8 and multiplied there: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
 
-    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`. Rows that do not fit E4M3 are
+    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`. Rows that do not fit are
     multiplied from their codes; see `mxref_triton.products.misfits`.
     Products with an operand in MXFP8 go through BF16.
     """

@@ -1,4 +1,4 @@
-"""Rows that do not fit E4M3 under `bounded`: what they take part in, again from packed codes, each sum in parts.
+"""Rows that do not fit FP8 under `bounded`: what they take part in, again from packed codes, each sum in parts.
 
 A few rows are a few tiles, and a GPU that adds up the blocks of each tile one after the other would be nearly idle
 for as long as a whole product takes. `bounded` does not say in which order blocks are added. So programs share the
@@ -74,7 +74,7 @@ def _bounded_misfits(
 
 
 def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
-    """Write over what rows that do not fit E4M3 take part in: the same from packed codes, under `bounded`.
+    """Write over what rows that do not fit FP8 take part in: the same from packed codes, under `bounded`.
 
     Args:
         a: left operand [M, K].
