@@ -150,7 +150,7 @@ def _train(
         )
     except loop.Interrupted as err:
         echo(f"interrupted: {err}", err=True)
-        return 130
+        return 0  # it was asked to stop, and lost nothing
     rate = result.tokens / result.seconds if result.seconds else 0.0
     skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
     echo(

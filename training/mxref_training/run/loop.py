@@ -37,6 +37,7 @@ from mxref_training.run.optim import learning_rate, make_optimizer, set_learning
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.progress import ProgressSink, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
+from mxref_training.run.saving import Saver
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import CapturedTraining, Taken
 
@@ -162,7 +163,8 @@ class _Run:
         self.schedule = self.context.schedule
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
-        self.state = RunState(self.model, self.optimizer, self.loader, device)
+        self.state = RunState(self.model, self.optimizer, self.loader, device, folder.ranks)
+        self.saver = Saver(folder.store, run.async_checkpoint)
         self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
         self.compiled = compiled_loss(self.model, run.compile)
         self.eager = EagerTraining(
@@ -214,20 +216,23 @@ class _Run:
             self.sink.note(f"resumed at step {self.step} of {run.steps}")
         self.journal.start_clock()
         try:
-            with StopRequest() as request:
+            with StopRequest() as request, self.saver:
                 while self.step < last:
                     with self.observer.step(self.step + 1):
                         self._train_step()
                     if self.step % run.eval_every == 0 or self.step == run.steps:
                         self._catch_up()
                         self._validate()
+                    self.saver.poll()
+                    stop = request.agreed(self.folder.ranks)
                     due = run.checkpoint_every and self.step % run.checkpoint_every == 0
-                    if due or request.signal or self.step == last:
+                    if due or stop or self.step == last:
                         self._catch_up()
                         self._save()
-                    if request.signal and self.step < last:
+                    if stop and self.step < last:
+                        self.saver.wait()
                         raise Interrupted(
-                            f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
+                            f"{stop} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
                             "the same command goes on from there"
                         )
         finally:
@@ -299,14 +304,17 @@ class _Run:
             "logs": self.journal.marks() | self.observer.marks(),
             "identity": self.identity,
         }
-        self.folder.store.save(self.state.snapshot(self.step, facts))
+        self.saver.save(self.state.snapshot(self.step, facts))
         self.journal.start_clock()
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
-        snapshot = self.folder.store.load(step)
+        snapshot = self.state.read(self.folder.store, step)
         self.folder.require(self.identity, snapshot.state["identity"])
         self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
+        for said in (snapshot.resharded(self.folder.ranks), self.folder.store.lost()):
+            if said:
+                self.sink.note(said)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)
