@@ -96,14 +96,19 @@ class Unfinished:
     problem: Exception | None = None
     """Why it could not write them."""
 
-    def write(self) -> None:
-        """Write this rank's files and sync them; no other rank is waited for. An exception is kept in `problem`."""
+    def write(self, synced: bool = True) -> None:
+        """Write this rank's files; no other rank is waited for. An exception is kept in `problem`.
+
+        Args:
+            synced: flush them to the disk. The first rank does so at the end in any case, but only for its own host.
+        """
         try:
             if not self.folder.is_dir():
                 raise OSError(errno.ENOENT, "the folder that rank 0 made is not there: --out must be shared")
             for name, parts in self.files.items():
                 write_parts(self.folder / name, parts)
-                sync(self.folder / name)
+                if synced:
+                    sync(self.folder / name)
                 self.facts |= file_facts([self.folder / name])
         except Exception as err:
             self.problem = err
@@ -142,7 +147,7 @@ class CheckpointStore:
             CheckpointError: it cannot be written, for example on a full disk; existing checkpoints stay.
         """
         unfinished = self.begin(snapshot)
-        unfinished.write()
+        unfinished.write(synced=self.ranks.several)
         return self.finish(unfinished)
 
     def begin(self, snapshot: Snapshot) -> Unfinished:
