@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launch import assert_all_pass
+from sharded_job import PLACEMENTS, SHAPES, resume, save, state, take_step
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE
 from mxref_training.run.checkpoint import CheckpointStore
-from sharded_job import PLACEMENTS, SHAPES, resume, save, state, take_step
-
-WORLD = 2
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
-
-
-def started(folder: Path) -> list[subprocess.Popen[str]]:
-    """Start the ranks of a job, with the environment that `torchrun` gives them."""
-    tests = Path(__file__).parents[2]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"} | {
-        "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "PYTHONPATH": str(tests)
-    }  # fmt: skip
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "sharded_job", str(folder)],
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +22,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2):
         take_step(alone, step)
         save(alone, folder / "alone", step)
-    processes = started(folder)
-    try:
-        texts = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * WORLD, "\n".join(texts)
+    assert_all_pass("sharded_job.py", 2, str(folder))
     return folder
 
 

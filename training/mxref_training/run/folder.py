@@ -25,6 +25,7 @@ from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
 from mxref_training.model.llama import flops_per_token, parameter_count
+from mxref_training.parallel import LAYOUT
 from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.environment import environment
@@ -221,12 +222,16 @@ class RunFolder:
         return f"start over: delete {', '.join(names)} in {self.path}"
 
     def require(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run."""
-        if differences := _differences(wanted, found):
-            key, mine, theirs = differences[0]
+        """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run.
+
+        Another layout of ranks is no other run.
+        """
+        mine, theirs = ({k: v for k, v in table.items() if k != LAYOUT} for table in (wanted, found))
+        if differences := _differences(mine, theirs):
+            key, here, there = differences[0]
             more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
             raise CheckpointError(
-                f"{self.path} holds another run: {key} is {theirs} there and {mine} here{more}; "
+                f"{self.path} holds another run: {key} is {there} there and {here} here{more}; "
                 f"choose another --out, or {start_over(self.path)}"
             )
 

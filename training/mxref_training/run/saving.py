@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from mxref_training.errors import CheckpointError
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot, Unfinished
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.checkpoint_files import Unfinished
+from mxref_training.run.snapshot import Snapshot
 
 _BUSY, _WRITTEN, _FAILED = range(3)
 

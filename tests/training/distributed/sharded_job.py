@@ -1,4 +1,4 @@
-"""One rank of a job that saves and loads sharded checkpoints: `python -m sharded_job FOLDER`.
+"""One rank of a job that saves and loads sharded checkpoints: `sharded_job.py FOLDER`.
 
 Every placement has a folder of its own. The step before a checkpoint and the one after it take gradients that depend on
 names and shapes alone, so that one process can take the same steps and compare every bit.
@@ -89,14 +89,14 @@ def take_step(made: RunState, number: int) -> None:
 
 
 def save(made: RunState, folder: Path, step: int) -> None:
-    CheckpointStore(folder, 9, made.ranks).save(made.snapshot(step, {}))
+    CheckpointStore(folder, 9, made.ranks).save(made.snapshot(step, {"identity": {}}))
 
 
 def resume(made: RunState, folder: Path, step: int) -> str:
     """Take a checkpoint; return the note about other ranks."""
     found = made.read(CheckpointStore(folder, 9, made.ranks), step)
     made.restore(found)
-    return found.resharded(made.ranks)
+    return found.resharded(made.ranks, {})
 
 
 def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
@@ -120,7 +120,7 @@ def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
 
 def main(folder: Path) -> None:
     ranks = started_ranks()
-    with connected(ranks, CPU):
+    with connected(ranks):
         for placement in PLACEMENTS:
             go_on(folder, placement, ranks)
         made = state("shard", ranks, fill=False)
