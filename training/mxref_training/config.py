@@ -187,6 +187,10 @@ class RunConfig:
     """Steps between checkpoints; 0 keeps only the one at the end."""
     keep: int = 2
     """How many checkpoints stay on disk."""
+    async_checkpoint: bool = False
+    """Write checkpoints from a copy in the host's memory while training goes on."""
+    spike: float = 10.0
+    """Report a loss that is this many robust standard deviations above the median of the last losses; 0: none."""
     log_every: int = 1
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
     telemetry_every: int = 0
@@ -217,7 +221,15 @@ class RunConfig:
             from_zero, (0, limits.MAX_COUNT)
         )
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        check(self, "run", threads=(0, limits.MAX_THREADS), shadow=(0, 1), **counts, **seeds)
+        check(
+            self,
+            "run",
+            threads=(0, limits.MAX_THREADS),
+            shadow=(0, 1),
+            spike=(0, limits.LARGEST),
+            **counts,
+            **seeds,
+        )
         require(
             self.step_tokens <= limits.MAX_STEP_TOKENS,
             f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {limits.MAX_STEP_TOKENS:,}",

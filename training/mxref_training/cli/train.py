@@ -178,7 +178,7 @@ def _train(
     except loop.Interrupted as err:
         if ranks.first:
             echo(f"interrupted: {err}", err=True)
-        return 130
+        return 0  # it was asked to stop, and lost nothing
     if not ranks.first:
         return 0
     rate = result.tokens / result.seconds if result.seconds else 0.0
