@@ -27,8 +27,8 @@ def find_tokenizer(sha256: str, given: str | None, of_run: str | None) -> Tokeni
         tokenizer = load_tokenizer(given)
         if tokenizer.sha256 != sha256:
             raise HuggingFaceError(
-                f"{given} is not the tokenizer of the run: its SHA-256 is {tokenizer.sha256[:16]}, and the run recorded "
-                f"{sha256[:16]}"
+                f"{given} is not the tokenizer of the run: its SHA-256 is {tokenizer.sha256[:16]}, and the run "
+                f"recorded {sha256[:16]}"
             )
         return tokenizer
     places = [Path(of_run)] if of_run else sorted(cache_root().glob(f"tokenizers/*/{TOKENIZER}"))

@@ -1,7 +1,7 @@
 """The `config.json` of a Llama and the `[model]` table of a configuration, each from the other.
 
-Both are plain tables here, so that a configuration can be completed from a folder before it is checked. Rotary
-embeddings are read in both of Transformers' forms: `rope_theta` with `rope_scaling`, and `rope_parameters` of version 5.
+Both are plain tables here, so that a configuration can be completed from a folder before it is checked. The rotary
+embedding is read in both forms of Transformers: `rope_theta` and `rope_scaling`, or `rope_parameters` of version 5.
 Source: Transformers 5.23, `LlamaConfig` and `modeling_rope_utils`.
 """
 
