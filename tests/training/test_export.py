@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import data_files
 from exported import SCALED, TIED, exported, invoke, ours, refused, stored, trained, weights
 from mxref_training.config import ModelConfig
 from mxref_training.data import Tokenizer
 from mxref_training.export import folder as export_folder
+from mxref_training.run.checkpoint_files import (
+    GROUPS,
+    SHARDED,
+    Part,
+    file_facts,
+    file_name,
+    write_manifest,
+    write_parts,
+)
 from training_setup import CORPUS, VOCAB, files
 
 pytest.importorskip("transformers")
@@ -228,6 +238,32 @@ def test_what_is_no_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
     model.write_bytes(data)
     assert "damaged" in refused(copy, tmp_path / "hf", "--no-tokenizer")
     assert not (tmp_path / "hf").exists()
+
+
+def test_a_checkpoint_of_two_ranks_is_exported_whole(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    step = copy / "checkpoints" / "step-2"
+    for group in GROUPS:
+        tensors = load_file(step / f"{group}.safetensors")
+        (step / f"{group}.safetensors").unlink()
+        for rank in range(2):
+            parts = {}
+            for name, tensor in tensors.items():
+                place, shape = [0] * tensor.ndim, tuple(tensor.shape)
+                if group == "model":  # each rank has half of the rows
+                    place[0] = rank * (shape[0] // 2)
+                    parts[name] = Part(tensor.chunk(2)[rank], tuple(place), shape)
+                elif rank == 0:
+                    parts[name] = Part(tensor, tuple(place), shape)
+            write_parts(step / file_name(group, rank, 2), parts)
+    state = json.loads((step / "state.json").read_text())
+    (step / "state.json").write_text(json.dumps({**state, "format": SHARDED, "ranks": 2}))
+    (step / "manifest.json").unlink()
+    write_manifest(step, file_facts(step.iterdir()))
+    found, whole = (stored(exported(source, tmp_path / f"{source.name}-hf")) for source in (copy, run))
+    assert len(found) == len(whole) > 0
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
 def test_options_that_do_not_go_together_are_usage_errors(run: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def export_model(
             moment.identity["data"]["tokenizer"], tokenizer, moment.config().data.tokenizer
         )
     narrow = "bfloat16" if packing else dtype
-    config = config_json(to_table(model), narrow, found and found.eot)
+    config = config_json(to_table(model), narrow, found.eot if found is not None else None)
     layers: dict[str, OperandSpec] = {}
     if packing:
         convention = CONVENTIONS[packing.convention]
