@@ -24,6 +24,7 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
+from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
 from mxref_training.parallel import LAYOUT
 from mxref_training.run.backend_code import backend_identity
@@ -62,6 +63,8 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
     for name in ("capture", "deterministic"):
         if getattr(run, name):
             kept[name] = True
+    if run.init_from is not None:
+        kept["init_from"] = Weights.open(Path(run.init_from)).sha256()  # the weights, wherever they lie
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
         kept["steps"] = run.steps  # it sets where the cosine ends
     table = {
