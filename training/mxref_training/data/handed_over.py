@@ -16,7 +16,7 @@ from mxref_training.errors import DataError
 
 def to_table(corpus: TokenCorpus) -> dict[str, Any]:
     """Return a corpus as JSON values; DataError if its tokens are in no file."""
-    sides = {name: _side(getattr(corpus, name)) for name in ("train", "val")}
+    sides = {name: side_to_table(getattr(corpus, name)) for name in ("train", "val")}
     rest = {"report": corpus.report, "order_samples": corpus.order_samples}
     return {**sides, "tokenizer": corpus.tokenizer.to_table(), **rest}
 
@@ -28,11 +28,12 @@ def from_table(table: dict[str, Any]) -> TokenCorpus:
     """
     told: dict[str, Any] = table["tokenizer"]
     tokenizer = TokenIds(**told) if "vocab_size" in told else Tokenizer.from_table(told)
-    sides = _tokens(table["train"]), _tokens(table["val"])
+    sides = side_from_table(table["train"]), side_from_table(table["val"])
     return TokenCorpus(*sides, tokenizer, table["report"], table["order_samples"])
 
 
-def _side(tokens: Tokens | IndexedTokens) -> dict[str, Any]:
+def side_to_table(tokens: Tokens | IndexedTokens) -> dict[str, Any]:
+    """Return tokens as JSON values; DataError if they are in no file."""
     if isinstance(tokens, IndexedTokens):
         return tokens.to_table()
     path = getattr(tokens.ids, "filename", None)
@@ -44,7 +45,8 @@ def _side(tokens: Tokens | IndexedTokens) -> dict[str, Any]:
     return {"path": str(path), "length": len(tokens), **facts}
 
 
-def _tokens(side: dict[str, Any]) -> Tokens | IndexedTokens:
+def side_from_table(side: dict[str, Any]) -> Tokens | IndexedTokens:
+    """Return the tokens that `side_to_table` described; DataError if the array is no longer what it was."""
     if "indexed" in side:
         return open_tokens([(weight, Path(prefix)) for weight, prefix in side["indexed"]])
     path = Path(side["path"])
