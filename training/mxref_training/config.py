@@ -109,7 +109,7 @@ class DataConfig:
     tokenizer: str | None = None
     """A `tokenizer.json`; without it a byte-level BPE of `model.vocab` tokens is trained on `train`."""
     max_documents: int = 0
-    """Read no more than this many training documents; 0 reads all."""
+    """Read no more than this many training documents; 0 reads all, or 100,000 of a data set that is streamed."""
     order_samples: int = 0
     """Samples that Megatron's order of token files is made for; 0 is `run.steps` times `run.batch`."""
     max_line_mib: int = 64

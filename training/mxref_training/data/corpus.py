@@ -19,8 +19,9 @@ from mxref_training.data import (
     train_tokenizer,
 )
 from mxref_training.data.documents import survey
-from mxref_training.data.megatron import IndexedTokens, TokenIds, indexed_parts, open_tokens, require_apart
+from mxref_training.data.megatron import IndexedTokens, indexed_parts, open_tokens, require_apart
 from mxref_training.data.samples import SampleLoader
+from mxref_training.data.token_ids import TokenIds
 from mxref_training.errors import ConfigError, DataError
 from mxref_training.wording import counted
 
@@ -90,7 +91,7 @@ def prepare_corpus(config: TrainConfig) -> TokenCorpus:
 
 def _from_text(config: TrainConfig) -> TokenCorpus:
     data = config.data
-    options = {"c4_documents": data.max_documents} if data.max_documents else {}
+    options = {"stream_documents": data.max_documents} if data.max_documents else {}
     corpus = open_corpus(data.train, data.val, max_line=data.max_line_mib << 20, **options)
     train = _first(corpus.train_docs, data.max_documents)
     tokenizer = (

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mxref_training.data.corpus import TokenCorpus
-from mxref_training.data.megatron import IndexedTokens, TokenIds, open_tokens
+from mxref_training.data.megatron import IndexedTokens, open_tokens
+from mxref_training.data.token_ids import TokenIds
 from mxref_training.data.tokenizer import Tokenizer
 from mxref_training.data.tokens import Tokens
 from mxref_training.errors import DataError

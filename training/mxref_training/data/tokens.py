@@ -15,6 +15,7 @@ import numpy as np
 from mxref_training.data.cache import cache_key, cached
 from mxref_training.data.documents import Documents, TextHash
 from mxref_training.data.progress import progress
+from mxref_training.data.token_ids import TokenIds
 from mxref_training.errors import DataError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _write(folder: Path, documents: Documents, tokenizer: Tokenizer) -> None:
     (folder / "tokens.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
-def tokenize(documents: Documents, tokenizer: Tokenizer) -> Tokens:
+def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds) -> Tokens:
     """Return the tokens of documents, each followed by the end token, from the cache if it has them.
 
     Args:
@@ -114,9 +115,15 @@ def tokenize(documents: Documents, tokenizer: Tokenizer) -> Tokens:
         The token array, mapped from disk; the cache has verified its SHA-256.
 
     Raises:
-        DataError: the text changes while it is read, or the cached array is damaged.
+        DataError: the text changes while it is read, the cached array is damaged, or there is no tokenizer.
     """
     import tokenizers
+
+    if isinstance(tokenizer, TokenIds):
+        raise DataError(
+            f"{documents.name} is text, but the run's data came as token ids: set data.tokenizer to the tokenizer that "
+            "made them"
+        )
 
     key = cache_key(_FORMAT, documents.sha256, tokenizer.sha256, tokenizers.__version__)
     folder = cached("tokens", key, lambda partial: _write(partial, documents, tokenizer))

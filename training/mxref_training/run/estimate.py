@@ -15,7 +15,8 @@ from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training.config import Compile, ModelConfig, TrainConfig
-from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.data.sources import BUILTIN
+from mxref_training.data.streamed import C4
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.device import choose_device, device_name, memory_limit

@@ -3,13 +3,11 @@
 from mxref_training.data.megatron.index import IndexedFile, open_indexed, write_indexed
 from mxref_training.data.megatron.loader import IndexedLoader
 from mxref_training.data.megatron.tokens import IndexedTokens, indexed_parts, open_tokens, require_apart
-from mxref_training.data.megatron.vocabulary import TokenIds
 
 __all__ = [
     "IndexedFile",
     "IndexedLoader",
     "IndexedTokens",
-    "TokenIds",
     "indexed_parts",
     "open_indexed",
     "open_tokens",
