@@ -114,10 +114,13 @@ class DataConfig:
     """Samples that Megatron's order of token files is made for; 0 is `run.steps` times `run.batch`."""
     max_line_mib: int = 64
     """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
+    workers: int = 0
+    """Processes that turn text into tokens; below 2, this process does."""
 
     def __post_init__(self) -> None:
         from_zero = dict.fromkeys(("max_documents", "order_samples"), (0, limits.MAX_COUNT))
-        check(self, "data", max_line_mib=(1, limits.MAX_COUNT), **from_zero)
+        workers = (0, limits.MAX_THREADS)
+        check(self, "data", max_line_mib=(1, limits.MAX_COUNT), workers=workers, **from_zero)
         for name in ("train", "val", "tokenizer"):
             require(
                 getattr(self, name) != "",

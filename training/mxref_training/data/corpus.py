@@ -98,9 +98,8 @@ def _from_text(config: TrainConfig) -> TokenCorpus:
         load_tokenizer(data.tokenizer) if data.tokenizer else train_tokenizer(train, config.model.vocab)
     )
     tokenizer.check_vocab(config.model.vocab)
-    return TokenCorpus(
-        tokenize(train, tokenizer), tokenize(corpus.val_docs, tokenizer), tokenizer, str(corpus.report)
-    )
+    sides = (tokenize(documents, tokenizer, data.workers) for documents in (train, corpus.val_docs))
+    return TokenCorpus(*sides, tokenizer, str(corpus.report))
 
 
 def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> TokenCorpus:
