@@ -54,8 +54,10 @@ def test_one_document_cannot_be_split(tmp_path: Path) -> None:
 
 def test_equal_training_and_validation_data_are_refused(tmp_path: Path) -> None:
     texts = make_texts(100)
-    train, val = write(tmp_path / "t.jsonl", texts), write(tmp_path / "v.jsonl", texts)
-    for other in (train, val):
+    train, val = write(tmp_path / "t.jsonl", texts), write(tmp_path / "v.jsonl", texts[::-1])
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(train)
+    for other in (train, val, link):
         with pytest.raises(DataError, match="100 of 100 validation documents are in the training data"):
             open_corpus(train, other)
 

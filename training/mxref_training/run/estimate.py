@@ -15,8 +15,7 @@ from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training.config import Compile, ModelConfig, TrainConfig
-from mxref_training.data.sources import BUILTIN
-from mxref_training.data.streamed import C4
+from mxref_training.data.described import described
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.device import choose_device, device_name, memory_limit
@@ -181,7 +180,7 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     warmup, schedule = config.optim.warmup, config.optim.schedule.value
     rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
     heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
-    own = "its own validation side" if config.data.train in (BUILTIN, C4) else "documents held out of it"
+    data, tokenizer = described(config.data, m.vocab)
     return [
         (
             "Model",
@@ -201,8 +200,8 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
                 ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
                 ("learning rate", rate),
                 ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
-                ("data", f"{config.data.train}, validated on {config.data.val or own}"),
-                ("tokenizer", config.data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data"),
+                ("data", data),
+                ("tokenizer", tokenizer),
             ],
         ),
         (

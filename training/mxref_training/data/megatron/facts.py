@@ -41,7 +41,7 @@ class Facts:
 def read_facts(file: IndexedFile) -> Facts:
     """Return the facts of a file, from the cache if the file is the one that was read.
 
-    A file is taken for the same while path, size, time of change and inode are the same, so that hundreds of gigabytes
+    A file is taken for the same while path, size, times of change and inode are the same, so that hundreds of gigabytes
     are read in full only once.
 
     Raises:
@@ -49,7 +49,7 @@ def read_facts(file: IndexedFile) -> Facts:
     """
     path = Path(str(file.ids.filename))  # type: ignore[attr-defined]
     status = path.stat()
-    mark = f"{status.st_dev}.{status.st_ino}.{status.st_size}.{status.st_mtime_ns}"
+    mark = f"{status.st_dev}.{status.st_ino}.{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}"
     lengths = hashlib.sha256(np.ascontiguousarray(file.lengths).data).hexdigest()
 
     def build(folder: Path) -> None:
