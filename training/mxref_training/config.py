@@ -18,6 +18,7 @@ from mxref.tomlio import MAX_DEPTH, build, merge, nearest, parse_toml, read_toml
 from mxref_training import limits
 from mxref_training.errors import ConfigError
 from mxref_training.limits import check, require
+from mxref_training.parallel import ParallelConfig
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
@@ -273,6 +274,8 @@ class TrainConfig:
     optim: OptimConfig
     run: RunConfig
     data: DataConfig = DataConfig()
+    parallel: ParallelConfig | None = None
+    """How ranks share the work; None is `ParallelConfig()`."""
 
     def __post_init__(self) -> None:
         check(self, "config")

@@ -7,10 +7,10 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from mxref.errors import MxrefError
+from mxref_training.errors import AgreedStop
 
 
-class Interrupted(MxrefError):
+class Interrupted(AgreedStop):
     """A run stopped on request, after it wrote a checkpoint."""
 
 

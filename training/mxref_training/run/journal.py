@@ -14,6 +14,7 @@ from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.observe import Observer
 from mxref_training.run.progress import ProgressSink
+from mxref_training.run.silent import SilentObserver
 from mxref_training.run.stepping import Taken
 
 
@@ -42,7 +43,7 @@ class Journal:
         """Measure the time of the next step from now on."""
         self._began = time.perf_counter()
 
-    def add_step(self, taken: Taken, observer: Observer) -> None:
+    def add_step(self, taken: Taken, observer: Observer | SilentObserver) -> None:
         """Write a step."""
         run, step, problem = self._run, taken.step + 1, taken.problem
         line: dict[str, Any] = {
@@ -70,7 +71,7 @@ class Journal:
         self._sink.step(step, None if problem else taken.loss)
 
     def add_evaluation(
-        self, step: int, found: Evaluation, widened: bool, seconds: float, observer: Observer
+        self, step: int, found: Evaluation, widened: bool, seconds: float, observer: Observer | SilentObserver
     ) -> None:
         """Write an evaluation after `step` steps."""
         line = {
