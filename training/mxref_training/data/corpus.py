@@ -98,8 +98,9 @@ def _from_text(config: TrainConfig) -> TokenCorpus:
         load_tokenizer(data.tokenizer) if data.tokenizer else train_tokenizer(train, config.model.vocab)
     )
     tokenizer.check_vocab(config.model.vocab)
-    sides = (tokenize(documents, tokenizer, data.workers) for documents in (train, corpus.val_docs))
-    return TokenCorpus(*sides, tokenizer, str(corpus.report))
+    train_tokens = tokenize(train, tokenizer, data.workers)
+    val_tokens = tokenize(corpus.val_docs, tokenizer, data.workers)
+    return TokenCorpus(train_tokens, val_tokens, tokenizer, str(corpus.report))
 
 
 def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> TokenCorpus:

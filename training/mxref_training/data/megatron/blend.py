@@ -41,7 +41,8 @@ def parse_blend(source: str) -> list[tuple[float, str]]:
 
 
 def _normalised(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.divide(weights, weights.sum())
+    total: np.float64 = weights.sum()
+    return np.divide(weights, total)
 
 
 def prepared(weights: Sequence[float], samples: int) -> list[int]:
