@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 from torchtitan.components.checkpointer import CheckpointManager
 
@@ -17,6 +18,8 @@ from mxref_torch.torchtitan.following import RECIPE, handles
 
 KEY = "mxref"
 """The place in training among the states of a checkpoint, and its name in `checkpoint.exclude_from_loading`."""
+
+_WAY_OUT = f"add {KEY!r} to checkpoint.exclude_from_loading, to go on from its weights under the recipe of this job"
 
 
 class MXCheckpointManager(CheckpointManager):
@@ -36,7 +39,15 @@ class MXCheckpointManager(CheckpointManager):
         super().__init__(config, model_parts=model_parts, states=states | {KEY: place}, **components)
 
     def _load(self, step: int = -1) -> bool:
-        loaded = super()._load(step)
+        try:
+            loaded = super()._load(step)
+        except CheckpointException as err:
+            if f"{KEY}." not in str(err):
+                raise
+            raise LayerError(
+                f"the checkpoint has no {KEY!r} state that fits this model: it was saved without converted layers, or "
+                f"under another recipe; {_WAY_OUT}"
+            ) from err
         if loaded and KEY in self.exclude_from_loading:
             self.states[KEY].go_to(self.states["train_state"].step)
         return loaded
@@ -68,8 +79,7 @@ class PlaceInTraining(Stateful):
         if self.handles and state["recipe"] != self._recipe:
             raise LayerError(
                 f"the checkpoint was saved under the recipe {state['recipe']}, and the model is converted to "
-                f"{self._recipe}; convert it to the same recipe, or add {KEY!r} to checkpoint.exclude_from_loading to "
-                "go on under another one"
+                f"{self._recipe}; convert it to the same recipe, or {_WAY_OUT}"
             )
         for handle in self.handles:
             names = handle.state_dict()["fp8"]

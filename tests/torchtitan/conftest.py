@@ -1,0 +1,15 @@
+"""These tests need torchtitan, which has an environment of its own: `make test-torchtitan`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+
+try:
+    importlib.metadata.version("torchtitan")
+except importlib.metadata.PackageNotFoundError:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch's and torchtitan's own modules say while they are imported
+        import cpu_job  # noqa: F401
