@@ -174,29 +174,12 @@ def explain_block(
     Raises:
         ShapeError: the block does not exist; and all that `mxref.quantize` raises.
     """
-    x, spec = as_array(x), as_spec(spec)
-    check_input(x)
-    placement = Placement(rng)
-    index, pad = check_integer("index", index), check_bool("pad", pad)
-    whole = plan_quantize(x.shape, spec, axis, placement, pad)
-    k, element = whole.format.k, whole.format.element
-    per_row = whole.length // k
-    if not 0 <= index < whole.rows * per_row:
-        raise ShapeError(
-            f"block {index} does not exist: shape {tuple(x.shape)} along axis {whole.axis} has "
-            f"{whole.rows * per_row} blocks, numbered from 0"
-        )
-    row, block = divmod(index, per_row)
-    row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
-    start = (*row_index[: whole.axis], block * k, *row_index[whole.axis :])
-    origin, slab = _slab(x, whole, start)
-    within = Placement(rng, origin, tuple(x.shape))
-    plan = plan_quantize(slab.shape, spec, whole.axis, within, pad)
-    q = quantize(slab, spec, axis=whole.axis, placement=within, pad=pad)
+    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad)
+    spec, whole, plan, slab, within = part.spec, part.whole, part.plan, part.slab, part.placement
+    k, element, r, b = whole.format.k, whole.format.element, part.row, part.block
+    q = quantize(slab, spec, axis=whole.axis, placement=within, pad=part.pad)
 
-    r, b = (start[_tile_axis(whole)] % k if spec.block is BlockShape.TILE else 0), block - plan.first // k
-    x_rows = np.moveaxis(slab, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)  # [rows, L]
-    x_rows = np.pad(x_rows, [(0, 0), (0, plan.length - x_rows.shape[1])])  # [rows, length]
+    x_rows = part.rows()
     y_rows = hadamard(x_rows, plan.rotation) if plan.rotation else x_rows
     here = slice(b * k, (b + 1) * k)
     y = y_rows[r, here]
@@ -212,12 +195,74 @@ def explain_block(
     signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
     elements = _explain_elements(
         x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec, element,
-        real=x.shape[whole.axis] - block * k,
+        real=whole.shape[whole.axis] - part.start[whole.axis],
     )  # fmt: skip
     return BlockExplanation(
-        spec, rng, plan.rotation, tuple(x.shape), whole.axis, index, whole.rows * per_row, start, scale,
+        spec, rng, plan.rotation, whole.shape, whole.axis, part.index, part.blocks, part.start, scale,
         elements, pack(codes, element).tobytes(),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """The part of an array on which the bits of one of its blocks depend: its Hadamard groups, and its tile."""
+
+    spec: OperandSpec
+    whole: QuantPlan
+    """The plan of the whole array."""
+    plan: QuantPlan
+    """The plan of the part."""
+    slab: NDArray[Any]
+    """The part, in the array's axis order."""
+    placement: Placement
+    """Where the part lies in the array, and the random stream."""
+    pad: bool
+    index: int
+    blocks: int
+    """How many blocks the array has."""
+    start: tuple[int, ...]
+    """Index of the block's first element in the array."""
+    row: int
+    """Row of the block in the part, block axis last."""
+    block: int
+    """Number of the block in its row of the part."""
+
+    def rows(self) -> NDArray[np.float32]:
+        """Return the rows of the part, padded: float32 [rows, length]."""
+        rows = np.moveaxis(self.slab, self.plan.axis, -1).reshape(self.plan.rows, -1).astype(np.float32)
+        return np.pad(rows, [(0, 0), (0, self.plan.length - rows.shape[1])])
+
+
+def block_part(
+    x: Any,
+    spec: OperandSpec | Dialect | str | None,
+    rng: Stream | None,
+    *,
+    axis: int = -1,
+    index: int = 0,
+    pad: bool = False,
+) -> BlockPart:
+    """Return the part of `x` on which a block depends; arguments and errors as in `explain_block`."""
+    x, spec = as_array(x), as_spec(spec)
+    check_input(x)
+    placement = Placement(rng)
+    index, pad = check_integer("index", index), check_bool("pad", pad)
+    whole = plan_quantize(x.shape, spec, axis, placement, pad)
+    k = whole.format.k
+    per_row = whole.length // k
+    if not 0 <= index < whole.rows * per_row:
+        raise ShapeError(
+            f"block {index} does not exist: shape {tuple(x.shape)} along axis {whole.axis} has "
+            f"{whole.rows * per_row} blocks, numbered from 0"
+        )
+    row, block = divmod(index, per_row)
+    row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
+    start = (*row_index[: whole.axis], block * k, *row_index[whole.axis :])
+    origin, slab = _slab(x, whole, start)
+    within = Placement(rng, origin, tuple(x.shape))
+    plan = plan_quantize(slab.shape, spec, whole.axis, within, pad)
+    r, b = (start[_tile_axis(whole)] % k if spec.block is BlockShape.TILE else 0), block - plan.first // k
+    return BlockPart(spec, whole, plan, slab, within, pad, index, whole.rows * per_row, start, r, b)
 
 
 def _tile_axis(plan: QuantPlan) -> int:

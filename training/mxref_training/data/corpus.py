@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from mxref_training.config import TrainConfig
+from mxref_training.config import RunConfig, TrainConfig
 from mxref_training.data import (
     Documents,
+    Loader,
     Tokenizer,
     Tokens,
     load_tokenizer,
@@ -17,6 +18,7 @@ from mxref_training.data import (
     train_tokenizer,
 )
 from mxref_training.data.documents import survey
+from mxref_training.data.samples import SampleLoader
 from mxref_training.errors import ConfigError
 from mxref_training.wording import counted
 
@@ -46,6 +48,10 @@ class TokenCorpus:
     def hashes(self) -> dict[str, str]:
         """SHA-256 of the training tokens, the validation tokens and the tokenizer."""
         return {"train": self.train.sha256, "val": self.val.sha256, "tokenizer": self.tokenizer.sha256}
+
+    def loader(self, run: RunConfig) -> SampleLoader:
+        """Return the loader of a run's training batches, at the first sample."""
+        return Loader(self.train.ids, run.seq_len, run.order_seed, self.train.sha256)
 
 
 def prepare_corpus(config: TrainConfig) -> TokenCorpus:

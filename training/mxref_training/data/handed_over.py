@@ -15,7 +15,7 @@ from mxref_training.errors import DataError
 
 def to_table(corpus: TokenCorpus) -> dict[str, Any]:
     """Return a corpus as JSON values; DataError if its tokens are in no file."""
-    sides = {name: _side(getattr(corpus, name)) for name in ("train", "val")}
+    sides = {name: side_to_table(getattr(corpus, name)) for name in ("train", "val")}
     return {**sides, "tokenizer": corpus.tokenizer.to_table(), "report": corpus.report}
 
 
@@ -25,10 +25,13 @@ def from_table(table: dict[str, Any]) -> TokenCorpus:
     The arrays are not hashed again: the process that wrote the table has done so.
     """
     tokenizer = Tokenizer.from_table(table["tokenizer"])
-    return TokenCorpus(_tokens(table["train"]), _tokens(table["val"]), tokenizer, table["report"])
+    return TokenCorpus(
+        side_from_table(table["train"]), side_from_table(table["val"]), tokenizer, table["report"]
+    )
 
 
-def _side(tokens: Tokens) -> dict[str, Any]:
+def side_to_table(tokens: Tokens) -> dict[str, Any]:
+    """Return tokens as JSON values; DataError if they are in no file."""
     path = getattr(tokens.ids, "filename", None)
     if path is None:
         raise DataError(
@@ -38,7 +41,8 @@ def _side(tokens: Tokens) -> dict[str, Any]:
     return {"path": str(path), "length": len(tokens), **facts}
 
 
-def _tokens(side: dict[str, Any]) -> Tokens:
+def side_from_table(side: dict[str, Any]) -> Tokens:
+    """Return the tokens that `side_to_table` described; DataError if the array is no longer what it was."""
     path = Path(side["path"])
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)

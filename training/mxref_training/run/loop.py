@@ -15,7 +15,6 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_training.config import TrainConfig
-from mxref_training.data import Loader
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama
@@ -161,7 +160,7 @@ class _Run:
         assert self.context.schedule is not None  # `convert` made it
         self.schedule = self.context.schedule
         self.optimizer = make_optimizer(self.model, config.optim)
-        self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
+        self.loader = corpus.loader(run)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
         self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
         self.compiled = compiled_loss(self.model, run.compile)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mxref.errors import MxrefError
 from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
-from mxref_training.data import Loader
+from mxref_training.data import SampleLoader
 from mxref_training.errors import CheckpointError
 from mxref_training.model.llama import Llama
 from mxref_training.run.checkpoint import Snapshot
@@ -47,7 +47,7 @@ class RunState:
 
     model: Llama
     optimizer: torch.optim.Optimizer
-    loader: Loader
+    loader: SampleLoader
     device: torch.device
 
     def tensors(self) -> dict[str, Tensor]:
