@@ -11,5 +11,7 @@ except importlib.metadata.PackageNotFoundError:
     collect_ignore_glob = ["test_*.py"]
 else:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch's and torchtitan's own modules say while they are imported
+        warnings.simplefilter(
+            "ignore"
+        )  # modules of torch and torchtitan cause warnings when they are imported
         import cpu_job  # noqa: F401

@@ -71,7 +71,13 @@ def write_assets(folder: Path) -> None:
 
 def one_process() -> None:
     """Set what torchrun sets for a job of one process."""
-    os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    os.environ |= {
+        "LOCAL_RANK": "0",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }
 
 
 class CpuTrainer(torchtitan.trainer.Trainer):

@@ -104,7 +104,13 @@ def test_loss_and_gradients_equal_those_of_the_same_weights_in_our_llama(recipe:
 def test_recipe_names_choose_layers_of_torchtitan() -> None:
     model = theirs("mxfp4_h16", fqns=["layers.1", "*.wq"], filter_fqns=["w2"])
     found = {name for name, module in model.named_modules() if isinstance(module, MXLinear)}
-    block = {"attention.qkv_linear.wk", "attention.qkv_linear.wv", "attention.wo", "feed_forward.w1", "feed_forward.w3"}
+    block = {
+        "attention.qkv_linear.wk",
+        "attention.qkv_linear.wv",
+        "attention.wo",
+        "feed_forward.w1",
+        "feed_forward.w3",
+    }
     expected = {f"layers.1.{name}" for name in block}
     assert found == expected | {f"layers.{i}.attention.qkv_linear.wq" for i in range(SHAPE.layers)}
     assert all(isinstance(model.get_submodule(name), ModuleMXLinear) for name in found)

@@ -42,7 +42,9 @@ def test_what_a_model_does_after_its_optimizers_are_built_still_runs_and_once() 
     config.model_spec.post_optimizer_build_fn = lambda *given: ran.append(given)
     update(config)
     update(config)
-    config.model_spec.post_optimizer_build_fn([], [], type("Alone", (), {"get_optional_mesh": lambda self, _: None})())
+    config.model_spec.post_optimizer_build_fn(
+        [], [], type("Alone", (), {"get_optional_mesh": lambda self, _: None})()
+    )
     assert len(ran) == 1
 
 

@@ -23,7 +23,9 @@ from mxref_torch import LayerError, convert
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.torchtitan import MXLinearConverter
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torchtitan, torchdata and PyTorch's checkpoints cause warnings
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # torchtitan, torchdata and PyTorch's checkpoints cause warnings
 SEED = 7
 MIXED = recipe_from_table(
     {"fprop": {"format": "fp8"}, "dgrad": {"rounding": "sr"}, "wgrad": {"rounding": "sr"}}
@@ -147,8 +149,12 @@ def test_a_layer_computes_the_bits_of_a_plain_one_under_fsdp_and_checkpointing()
     trainer.train()
     trainer.close()
 
-    plain = nn.ModuleList(nn.Linear(m.in_features, m.out_features, bias=False) for m in [*layers, model.lm_head])
-    handle = convert(plain, recipe, filter_fn=[str(i) for i in range(len(layers))], backend="numba", seed=SEED)
+    plain = nn.ModuleList(
+        nn.Linear(m.in_features, m.out_features, bias=False) for m in [*layers, model.lm_head]
+    )
+    handle = convert(
+        plain, recipe, filter_fn=[str(i) for i in range(len(layers))], backend="numba", seed=SEED
+    )
     handle.global_tokens = 1 << 30
     for linear, layer in zip(plain, layers, strict=False):
         kept = seen[layer]

@@ -19,7 +19,9 @@ from mxref_torch.torchtitan.following import RECIPE, handles
 KEY = "mxref"
 """The place in training among the states of a checkpoint, and its name in `checkpoint.exclude_from_loading`."""
 
-_WAY_OUT = f"add {KEY!r} to checkpoint.exclude_from_loading, to go on from its weights under the recipe of this job"
+_WAY_OUT = (
+    f"add {KEY!r} to checkpoint.exclude_from_loading, to go on from its weights under the recipe of this job"
+)
 
 
 class MXCheckpointManager(CheckpointManager):
@@ -84,7 +86,11 @@ class PlaceInTraining(Stateful):
         for handle in self.handles:
             names = handle.state_dict()["fp8"]
             handle.load_state_dict(
-                {"step": state["step"], "seed": state["seed"], "fp8": {name: state["fp8"][name] for name in names}}
+                {
+                    "step": state["step"],
+                    "seed": state["seed"],
+                    "fp8": {name: state["fp8"][name] for name in names},
+                }
             )
 
     @property

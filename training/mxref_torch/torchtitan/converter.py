@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from torchtitan.protocols.model import BaseModel
 
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
-from mxref_torch.errors import LayerError
 from mxref_torch.torchtitan.model import converted_config
 
 
@@ -64,33 +61,3 @@ class MXLinearConverter(QuantizationConverter):
     def convert(self, model_config: BaseModel.Config) -> BaseModel.Config:
         """Return the configuration of the converted model; its class is a subclass of the given one."""
         return converted_config(model_config, self.config)
-
-
-def chosen_names(names: Collection[str], config: MXLinearConverter.Config) -> set[str]:
-    """Return the names of the layers that a configuration converts.
-
-    Raises:
-        LayerError: an entry that matches no layer, or no layer left.
-    """
-    wanted = _matched(names, config.fqns, "fqns") if config.fqns else set(names)
-    recipe = load_recipe(config.recipe)
-    chosen = {
-        name for name in wanted - _matched(names, config.filter_fqns, "filter_fqns") if not recipe.keeps(name)
-    }
-    if not chosen:
-        raise LayerError(f"fqns, filter_fqns and keep_bf16 leave none of {len(names)} linear layers to convert")
-    return chosen
-
-
-def _matched(names: Collection[str], entries: Collection[str], key: str) -> set[str]:
-    found: set[str] = set()
-    for entry in entries:
-        some = {name for name in names if _matches(name, entry)}
-        if not some:
-            raise LayerError(f"{key}: {entry!r} matches no linear layer; the first is named {next(iter(names))!r}")
-        found |= some
-    return found
-
-
-def _matches(name: str, entry: str) -> bool:
-    return fnmatchcase(name, entry) if set(entry) & set("*?[") else entry in name

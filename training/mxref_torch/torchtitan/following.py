@@ -40,7 +40,9 @@ def follow(
             continue  # a stage of embeddings alone
         _check_loss(part)
         held = {id(parameter) for parameter in part.parameters()}
-        own = [one for one in known if any(id(p) in held for group in one.param_groups for p in group["params"])]
+        own = [
+            one for one in known if any(id(p) in held for group in one.param_groups for p in group["params"])
+        ]
         handle = Handle(part)
         handle.follow(*own, rank=rank, ranks=ranks)
         vars(part)["mxref_handle"] = handle

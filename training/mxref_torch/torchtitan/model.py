@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torchtitan.config.override import derive
@@ -15,22 +15,22 @@ from mxref.recipe_files import load_recipe
 from mxref_torch.conversion.convert import convert
 from mxref_torch.errors import LayerError
 from mxref_torch.names import named_linears
+from mxref_torch.torchtitan.choice import Conversion, chosen_names
 from mxref_torch.torchtitan.following import RECIPE
 from mxref_torch.torchtitan.job import prepare
 from mxref_torch.torchtitan.layer import ModuleMXLinear
 
-if TYPE_CHECKING:
-    from mxref_torch.torchtitan.converter import MXLinearConverter
 
-
-def converted_config(config: BaseModel.Config, conversion: MXLinearConverter.Config) -> BaseModel.Config:
+def converted_config(config: BaseModel.Config, conversion: Conversion) -> BaseModel.Config:
     """Return the configuration of the model that converts itself.
 
     Raises:
         LayerError: a configuration that is converted already.
     """
     if hasattr(config, "mxref"):
-        raise LayerError("the model's configuration has an MXLinearConverter already; give one recipe with `layers`")
+        raise LayerError(
+            "the model's configuration has an MXLinearConverter already; give one recipe with `layers`"
+        )
     target: Any = _converted_class(type(config)._owner).Config
     return derive(config, target, mxref=conversion)
 
@@ -42,7 +42,7 @@ def _converted_class(model: Any) -> Any:
     class Converted(model):
         @dataclass(kw_only=True, slots=True)
         class Config(model.Config):
-            mxref: Any  # MXLinearConverter.Config
+            mxref: Any
 
             def update_from_config(self, *, config: Any, **given: Any) -> None:
                 model.Config.update_from_config(self, config=config, **given)
@@ -60,20 +60,18 @@ def _converted_class(model: Any) -> Any:
     return Converted
 
 
-def _convert(model: BaseModel, config: MXLinearConverter.Config) -> None:
-    from mxref_torch.torchtitan.converter import chosen_names
-
-    chosen = chosen_names(named_linears(model), config)
+def _convert(model: BaseModel, conversion: Conversion) -> None:
+    chosen = chosen_names(named_linears(model), conversion)
     # torchtitan builds on the meta device, where the places and recipes of the layers would have no values.
     with torch.device("cpu"):
         handle = convert(
             model,
-            config.recipe,
+            conversion.recipe,
             filter_fn=lambda _, name: name in chosen,
-            backend=config.backend,
-            seed=config.seed,
-            steps=config.steps,
+            backend=conversion.backend,
+            seed=conversion.seed,
+            steps=conversion.steps,
             layer_class=ModuleMXLinear,
         )
-    vars(model)[RECIPE] = load_recipe(config.recipe).digest
+    vars(model)[RECIPE] = load_recipe(conversion.recipe).digest
     logger.info(f"mxref: {handle!r}")
