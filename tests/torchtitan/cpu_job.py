@@ -1,7 +1,8 @@
 """torchtitan's trainer on a CPU, for tests: as a program it is `torchtitan.train` with a few of its functions replaced.
 
 torchtitan 0.3 trains on accelerators alone. What keeps it from a CPU, and is replaced here: its choice of the device,
-its memory monitor, a barrier that takes GPU numbers, and FlexAttention, which PyTorch differentiates on GPUs alone.
+its memory monitor, a barrier that takes GPU numbers, a reduction that gloo has not, and FlexAttention, which PyTorch
+differentiates on GPUs alone.
 The two seconds that it waits at its end are left out too.
 """
 
@@ -24,8 +25,11 @@ with patch.object(torch._utils, "_get_available_device_type", lambda: "cpu"):
 import torchtitan.trainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torchtitan.components import metrics
+from torchtitan.distributed import fsdp
 from torchtitan.distributed import utils as distributed_utils
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
+
+from mxref_torch.torchtitan.following import handles
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>"]
 
@@ -80,12 +84,32 @@ def one_process() -> None:
     }
 
 
+def sum_gradients(model: torch.nn.Module, divide: Any = fsdp.disable_fsdp_gradient_division) -> None:
+    """Sum gradients over ranks without a factor in the reduction, which gloo has not."""
+    divide(model)
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+
+
+fsdp.disable_fsdp_gradient_division = sum_gradients
+
+
 class CpuTrainer(torchtitan.trainer.Trainer):
     """torchtitan's trainer, for a model whose attention runs on a CPU."""
 
     def __init__(self, config: Any) -> None:
         attend_on_a_cpu(config.model_spec.model)
         super().__init__(config)
+
+    def close(self) -> None:
+        for handle in handles(self.model_parts):
+            state = handle.state_dict()
+            scales = torch.stack([t for name, t in state["fp8"].items() if name.endswith("scale")])
+            print(
+                f"rank {torch.distributed.get_rank()} step {state['step']} scales {scales.flatten().tolist()}"
+            )
+        super().close()
 
 
 if __name__ == "__main__":

@@ -35,4 +35,6 @@ def llama3_8b_fp8() -> Trainer.Config:
 def _by_recipe(config: Trainer.Config, flavor: str, recipe: str) -> Trainer.Config:
     config.model_spec = model_registry(flavor, converters=[MXLinearConverter.Config(recipe=recipe)])
     config.training.disable_cuda_graphs = True
+    # Under torchtitan's default, FSDP2 of PyTorch 2.13 shards no model over several ranks.
+    config.parallelism.spmd_backend = "partial_dtensor"
     return config

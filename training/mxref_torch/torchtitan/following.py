@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torchtitan.distributed import ParallelDims
@@ -12,6 +15,7 @@ from torchtitan.distributed import ParallelDims
 from mxref_torch.conversion.handle import Handle, converted
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
+from mxref_torch.optimizer_step.history import fp8_history
 
 RECIPE = "mxref_recipe"
 """The attribute of a converted model that holds the digest of its recipe, with layers and schedule."""
@@ -44,8 +48,23 @@ def follow(
             one for one in known if any(id(p) in held for group in one.param_groups for p in group["params"])
         ]
         handle = Handle(part)
+        if mesh is not None:
+            own[0].register_step_pre_hook(partial(_reduce_amaxes, part, mesh.get_group()))
         handle.follow(*own, rank=rank, ranks=ranks)
         vars(part)["mxref_handle"] = handle
+
+
+@torch.no_grad()
+def _reduce_amaxes(part: nn.Module, group: dist.ProcessGroup, *_: Any) -> None:
+    """Take the largest amax of FP8's tensors over the ranks before a step is closed, so that all have the same scales.
+
+    It is the first of a part's optimizers that closes the step, so this is a hook of that one.
+    """
+    amaxes = [tensor for name, tensor in fp8_history(part).items() if name.endswith(".amax")]
+    if amaxes:
+        largest = torch.stack(amaxes)  # [layers, 3]
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        torch._foreach_copy_(amaxes, list(largest.unbind()))
 
 
 def handles(model_parts: Iterable[nn.Module]) -> list[Handle]:
