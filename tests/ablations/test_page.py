@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ablations import curves, front, ladders, page
+from ablations import curves, front, ladders, last, page
 from ablations.__main__ import FILE
 from ablations.ladders import results_of as results
 from mxref_training.lab.statistics import late_loss
@@ -181,3 +181,30 @@ def test_the_curves_end_in_the_mean_of_the_last_differences() -> None:
     )
     assert tokens == shown["tokens"]
     assert last == pytest.approx(fmean(map(fmean, mine)) - fmean(map(fmean, theirs)), abs=1e-12)
+    # SR of every operand loses ever more, as the text says.
+    for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr"):
+        found = [nats for at, nats in curves.difference(shown, name) if at >= tokens / 2]
+        assert found[-1] == max(found) > found[0] + 0.02
+
+
+def test_losses_by_recipe_and_text_are_those_of_the_reference_taken_off() -> None:
+    """On made-up evaluations; one arm has none and so is left out."""
+    shown = copy.deepcopy(results("readings"))
+    for i, arm in enumerate(shown["arms"]):
+        for run in arm["runs"] if arm["name"] != "bf16" else ():
+            run["last"] = {
+                "losses": {
+                    "own": {"validation": 4 + i / 10, "books": 5 + run["pair"] * i / 10},
+                    "bf16": {"validation": 4.0},
+                },
+                "texts": {"validation": {}, "books": {}},
+            }
+    assert [row[2:] for row in last.by_recipe(shown)][:2] == [
+        ("evaluated in the arm's own", "evaluated in BF16"), ("+0.200 (+0.200 to +0.200)", "+0.000 (+0.000 to +0.000)"),
+    ]  # fmt: skip
+    head, reference, mxfp8, *_ = last.by_text(shown)
+    assert (head[2:], reference[1:], mxfp8[1:]) == (
+        ("C4", "books"), ("FP8, its loss", "4.000", "5.000"),
+        ("MXFP8 E4M3", "+0.200 (+0.200 to +0.200)", "+0.200 (+0.000 to +0.400)"),
+    )  # fmt: skip
+    assert last.evaluated(results("readings")) == []
