@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from ablations import curves, front, last
+from ablations import branches, curves, front, last, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from bench.plot import STYLE
 from mxref_training.report.drawing import COLOURS, INK, MUTED
@@ -33,6 +33,13 @@ def parts() -> dict[str, str]:
     for name in ladders():
         if last.evaluated(results_of(name)):
             found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name))) + "\n"
+    if branches.FOLDER.exists():
+        moment = branches.branches_of("readings")
+        found["ablation_branches.inc"] = _cells(branches.table(moment), "ablation-branches") + "\n"
+        found["ablation_branches.svg"] = branches.figure(moment)
+    if probed := probes.record():
+        found["ablation_probe.inc"] = _cells(probes.table(probed), "ablation-probe") + "\n"
+        found |= {f"ablation_probe_{name}.svg": svg for name, svg in probes.figures(probed).items()}
     return found
 
 
