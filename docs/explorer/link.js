@@ -146,5 +146,5 @@ const link = (() => {
     return "#" + given.map(([key, value]) => `${key}=${value}`).join("&");
   }
 
-  return { OPERANDS, MAX_WORDS, LinkError, read, write, readTreatment, treatmentText, checkTreatment, paddedLength, hex };
+  return { OPERANDS, MAX_WORDS, LinkError, integer, read, write, readTreatment, treatmentText, checkTreatment, paddedLength, hex };
 })();

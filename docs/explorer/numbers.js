@@ -75,7 +75,7 @@ const numbers = (() => {
 
   const both = (values) => values.flatMap((value) => [value, -value]);
   const PRESETS = {
-    normal: () => generate("normal", 10),
+    normal: () => generate("normal", 3),
     ties: () => [
       ...both([5, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 4]), above(0.25), below(0.25), above(2.5), below(2.5),
       above(3.5), below(3.5), below(5), 0.3, 0, -0, 0.1, -0.1, 6, -6, 7, 1,
@@ -84,9 +84,9 @@ const numbers = (() => {
       ...both([1.5, 1.25, 1, 0.75, 0.5, 0.375, 0.25, 0.125]).map((value) => value * mx.exp2(-126)),
       ...both([1, 2, 3, 5, 1 << 20, 1 << 21, 1 << 22, 3 << 20]).map((value) => value * mx.exp2(-149)),
     ].map(word),
-    nan: () => generate("normal", 10).map((each, i) => (i === 9 ? 0x7fc00000 : each)),
-    outlier: () => generate("outlier", 5),
-    turn: () => generate("normal", 10).map((each, i) => (i === 12 ? word(below(3.5)) : each)),
+    nan: () => generate("normal", 3).map((each, i) => (i === 9 ? 0x7fc00000 : each)),
+    outlier: () => generate("outlier", 27),
+    turn: () => generate("normal", 3).map((each, i) => (i === 12 ? word(below(3.5)) : each)),
   };
 
   return { parse, parseOne, show, generate, GENERATORS: Object.keys(GENERATORS), PRESETS };
