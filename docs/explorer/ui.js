@@ -61,7 +61,7 @@ const ui = (() => {
       h("legend", {}, legend, clauses.map(clause)),
       h("div", { class: "segments" }, values.map((value) => h("label", {},
         h("input", {
-          type: "radio", name, value, checked: String(value) === String(current), "data-key": `${name}-${value}`,
+          type: "radio", name, value: String(value), checked: String(value) === String(current), "data-key": `${name}-${value}`,
           onchange: () => onChoose(value),
         }),
         h("span", {}, labels[value] ?? value)))));

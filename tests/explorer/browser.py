@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
@@ -22,9 +21,8 @@ _FLAGS = (
 
 
 def executable() -> str | None:
-    """Return the browser that MXREF_BROWSER names, or the first that is installed; None without one."""
-    named = os.environ.get("MXREF_BROWSER")
-    return next(filter(None, map(shutil.which, [named] if named else _NAMES)), None)
+    """Return the browser that MXREF_BROWSER names; None if it names none or it is not installed."""
+    return shutil.which(os.environ.get("MXREF_BROWSER", ""))
 
 
 class Tab:
@@ -78,7 +76,11 @@ class Tab:
     def show(self, address: str, width: int = 1400, height: int = 900, dark: bool = False) -> None:
         """Load an address in a window of a size and a colour scheme, and wait until the page says that it is ready."""
         self.command(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
