@@ -11,7 +11,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.limits import check, require
 
 LAYOUT = "parallel"
-"""Key of a run's identity: how its ranks share the work. A run may be resumed under another layout."""
+"""The key of a run's identity that holds the axes of its ranks. A run may go on with other axes."""
 
 
 class Axes(NamedTuple):

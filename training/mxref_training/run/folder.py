@@ -24,6 +24,7 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
+from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
 from mxref_training.parallel import LAYOUT
 from mxref_training.run.backend_code import backend_identity
@@ -62,6 +63,8 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
     for name in ("capture", "deterministic"):
         if getattr(run, name):
             kept[name] = True
+    if run.init_from is not None:
+        kept["init_from"] = Weights.open(Path(run.init_from)).sha256()  # the weights, wherever they lie
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
         kept["steps"] = run.steps  # it sets where the cosine ends
     table = {
@@ -224,9 +227,9 @@ class RunFolder:
     def require(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run.
 
-        Another layout of ranks is no other run.
+        It may have been on other ranks.
         """
-        mine, theirs = ({k: v for k, v in table.items() if k != LAYOUT} for table in (wanted, found))
+        mine, theirs = ({k: v for k, v in side.items() if k != LAYOUT} for side in (wanted, found))
         if differences := _differences(mine, theirs):
             key, here, there = differences[0]
             more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""

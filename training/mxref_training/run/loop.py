@@ -21,6 +21,7 @@ from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import Share, check_layout
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama
+from mxref_training.model.pretrained import load_pretrained
 from mxref_training.run.begun import begun_run
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
@@ -207,6 +208,8 @@ class _Run:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
         self.marks = self._restore(step) if step else {}
+        if not step and self.config.run.init_from is not None:
+            load_pretrained(self.model, Path(self.config.run.init_from))
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store, self.ranks)
 
     @contextmanager
@@ -247,15 +250,15 @@ class _Run:
                         self._catch_up()
                         self._validate()
                     self.saver.poll()
+                    stop = request.agreed(self.ranks)
                     due = run.checkpoint_every and self.step % run.checkpoint_every == 0
-                    asked = self.share.ranks.first_said(request.signal)
-                    if due or asked or self.step == last:
+                    if due or stop or self.step == last:
                         self._catch_up()
                         self._save()
-                    if asked and self.step < last:
+                    if stop and self.step < last:
                         self.saver.wait()
                         raise Interrupted(
-                            f"{asked} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
+                            f"{stop} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
                             "the same command goes on from there"
                         )
         finally:
