@@ -181,7 +181,8 @@ class _Run:
         self.schedule = self.context.schedule
         self.compiled = compiled_loss(self.model, run.compile)
         if ranks.several:
-            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device, run.seed)
+            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
+            self.model.reset_parameters(run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
         self.state = RunState(self.model, self.optimizer, self.loader, device)
