@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -76,6 +77,21 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @click.option(
     "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
 )
+@click.option(
+    "--ranks", type=int, metavar="N", help="With --dry-run: for a run of N ranks, none of which is needed."
+)
+@click.option(
+    "--peak-tflops",
+    type=float,
+    metavar="X",
+    help="With --dry-run: the largest rate of a rank, in 10^12 FLOP/s.",
+)
+@click.option(
+    "--utilisation",
+    type=float,
+    metavar="X",
+    help="With --dry-run: the share of it that is assumed, as in 0.4.",
+)
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -96,12 +112,13 @@ def train(
     track: str | None,
     profile: str | None,
     dry_run: bool,
+    **mesh: float | None,
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
-    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b. A run that was
-    stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had never
-    stopped.
+    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b, llama31_70b. A run
+    that was stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had
+    never stopped. Started by torchrun on several ranks, the command trains on all of them.
 
     \b
     Examples:
@@ -110,7 +127,8 @@ def train(
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train llama31_8b --recipe mxfp4_h16 --dry-run
+      mxref train llama31_8b --recipe mxfp4_h16 --dry-run --ranks 8
+      torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --out runs/8b   eight GPUs of this host
       mxref train mine.toml --init-from Llama-3.2-1B   go on with a model of Hugging Face
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
@@ -134,8 +152,10 @@ def train(
     ranks = started_ranks()
     if dry_run:
         if ranks.first:
-            _print_plan(loaded, treatment, chosen, why)
+            _print_plan(loaded, treatment, chosen, why, {"ranks": ranks.world} | _given(mesh))
         return
+    if needless := _given(mesh):
+        raise click.UsageError(f"--{next(iter(needless)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
     if ranks.first:
         echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
@@ -199,15 +219,22 @@ def _train(
     return 0
 
 
-def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> None:
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _print_plan(
+    config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mapping[str, Any]
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from mxref.terminal import HEAD, QUIET, console
-    from mxref_training.run.estimate import dry_run
+    from mxref_training.run.estimate import Mesh, dry_run
 
     table = Table.grid(padding=(0, 2))
-    for heading, lines in dry_run(config, recipe, backend, why):
+    for heading, lines in dry_run(config, recipe, backend, why, Mesh(**mesh)):
         table.add_row(Text(heading, style=HEAD), Text(""))
         for key, text in lines:
             table.add_row(Text(f"  {key}", style=QUIET), Text(text))

@@ -1,4 +1,4 @@
-"""Splits a model that was built without memory over ranks, and fills each rank's part with its initial weights."""
+"""Splits a model that was built without memory over ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from mxref_training.parallel import LAYOUT, Axes
 
 def make_mesh(device: torch.device, axes: Axes) -> DeviceMesh:
     """Return the mesh of all ranks, whose axes are named as in the configuration; collective."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return init_device_mesh(device.type, tuple(axes), mesh_dim_names=Axes._fields)
 
 
-def shard(model: Any, mesh: DeviceMesh, device: torch.device, seed: int) -> None:
-    """Split a model over the ranks of a mesh by FSDP2 and give it its initial weights, in place.
+def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
+    """Split a model over the ranks of a mesh by FSDP2 and give it memory, without values, in place.
 
     Each decoder layer is gathered when its forward or backward pass begins and freed behind it; embedding, last norm
     and `lm_head` are gathered together. Weights, gradients and their sums over ranks are float32. Gradients are added
@@ -32,7 +34,6 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device, seed: int) -> None
         model: a `Llama` that was built on `meta` and converted; its layers may be compiled.
         mesh: from `make_mesh`.
         device: of this rank.
-        seed: of the initial weights.
     """
     over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     for layer in model.model.layers:
@@ -45,13 +46,7 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device, seed: int) -> None
             # Sums alone: some libraries multiply each part by a factor before they add.
             module.set_force_sum_reduction_for_comms(True)
     model.to_empty(device=device)
-    fill(model, seed)
-
-
-def fill(model: Any, seed: int) -> None:
-    """Give a `Llama` that has memory, and no values yet, those that one process would begin with."""
     model.tie()
-    model.reset_parameters(seed)
     for module in model.modules():
         if isinstance(module, Fp8Scales):
             module.reset_parameters()

@@ -180,7 +180,8 @@ class _Run:
         self.schedule = self.context.schedule
         self.compiled = compiled_loss(self.model, run.compile)
         if ranks.several:
-            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device, run.seed)
+            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
+            self.model.reset_parameters(run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = corpus.loader(run)
         self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
