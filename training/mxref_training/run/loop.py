@@ -342,7 +342,7 @@ class _Run:
         self.folder.require(self.identity, snapshot.state["identity"])
         self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
-        for said in (snapshot.resharded(self.ranks), self.folder.store.lost()):
+        for said in (snapshot.resharded(self.ranks, self.identity), self.folder.store.lost()):
             if said:
                 self.sink.note(said)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
