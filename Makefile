@@ -20,7 +20,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-faults test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-faults test-long test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,13 +39,13 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 test: $(STAMP)  ## prove the bits, and everything around them
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
-	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu'
+	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine
-	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu'
+	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu and not long'
 
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
@@ -55,6 +55,9 @@ test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by i
 
 test-faults: $(STAMP)  ## spoil every file operation of `train` and `ablate`, and cut the power (an hour)
 	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/faults/test_faults.py
+
+test-long: $(STAMP)  ## train on several ranks of this machine in many layouts, and kill and resume such runs (many minutes)
+	$(BIN)/pytest -s -m long tests
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu

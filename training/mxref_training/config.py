@@ -19,6 +19,7 @@ from mxref_training import limits
 from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import completed, require_same_shape
 from mxref_training.limits import check, require
+from mxref_training.parallel import ParallelConfig
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
@@ -187,6 +188,10 @@ class RunConfig:
     """Steps between checkpoints; 0 keeps only the one at the end."""
     keep: int = 2
     """How many checkpoints stay on disk."""
+    async_checkpoint: bool = False
+    """Write checkpoints from a copy in the host's memory while training goes on."""
+    spike: float = 10.0
+    """Report a loss that is this many robust standard deviations above the median of the last losses; 0: none."""
     log_every: int = 1
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
     telemetry_every: int = 0
@@ -222,7 +227,15 @@ class RunConfig:
             from_zero, (0, limits.MAX_COUNT)
         )
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        check(self, "run", threads=(0, limits.MAX_THREADS), shadow=(0, 1), **counts, **seeds)
+        check(
+            self,
+            "run",
+            threads=(0, limits.MAX_THREADS),
+            shadow=(0, 1),
+            spike=(0, limits.LARGEST),
+            **counts,
+            **seeds,
+        )
         require(
             self.init_from != "", "run.init_from is empty: give a folder, or leave it out for drawn weights"
         )
@@ -273,6 +286,8 @@ class TrainConfig:
     optim: OptimConfig
     run: RunConfig
     data: DataConfig = DataConfig()
+    parallel: ParallelConfig | None = None
+    """How ranks share the work; None is `ParallelConfig()`."""
 
     def __post_init__(self) -> None:
         check(self, "config")

@@ -25,6 +25,10 @@ class DivergedError(MxrefError, ArithmeticError):
     """A loss or gradient that is not finite, or a loss that a stated rule calls diverged."""
 
 
+class AgreedStop(MxrefError):
+    """A stop that all ranks of a run have agreed on and raise together."""
+
+
 class RunError(MxrefError, RuntimeError):
     """A run that an unexpected exception stopped, most often one of its backend; the cause is chained."""
 
