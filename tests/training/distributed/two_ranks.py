@@ -35,8 +35,6 @@ def same_numbers(ranks: Ranks) -> None:
     assert ranks.broadcast(ranks.rank + 5) == 5
     assert ranks.gather_numbers([ranks.rank, 0.1]) == [[0.0, 0.1], [1.0, 0.1]]
     assert [ranks.any(ranks.rank == number) for number in (0, 1, 2)] == [True, True, False]
-    assert ranks.first_said("" if ranks.first else "SIGTERM") == "SIGTERM"
-    assert ranks.first_said("") == ""
     ranks.agree("run.seed", 3)
     with pytest.raises(ConfigError, match="the data is 0 on rank 0 and 1 on rank 1"):
         ranks.agree("the data", ranks.rank)

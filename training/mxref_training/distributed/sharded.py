@@ -13,10 +13,7 @@ from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import check_layout
-from mxref_training.parallel import Axes
-
-LAYOUT = "parallel"
-"""The key of a run's identity that holds the axes of its ranks, unlike which everything else has to be equal."""
+from mxref_training.parallel import LAYOUT, Axes
 
 
 def make_mesh(device: torch.device, axes: Axes) -> DeviceMesh:

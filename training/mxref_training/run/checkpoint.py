@@ -23,7 +23,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.durable import clean, explained, make_folder, publish, remove, replace_text, sync, temporary
+from mxref_training.durable import (
+    clean,
+    explained,
+    make_folder,
+    publish,
+    remove,
+    replace_text,
+    sync,
+    temporary,
+)
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.run.checkpoint_files import (
     FORMAT,
@@ -41,13 +50,14 @@ from mxref_training.run.checkpoint_files import (
     write_manifest,
     write_parts,
 )
+from mxref_training.wording import counted
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 LATEST = "latest"
 """A text file that names the newest checkpoint, for scripts."""
 
-Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor]]
-"""Takes a group and the names in it, and returns the tensors to fill."""
+Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
+"""Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,17 @@ class Snapshot:
     """Named tensors of each of `GROUPS`; no two may share memory. On several ranks a DTensor is this rank's part."""
     state: Mapping[str, Any]
     """Everything else, as JSON."""
+
+    def resharded(self, ranks: Ranks) -> str:
+        """Return a note if another number of ranks, or another mesh, resumes this than wrote it; else nothing."""
+        wrote, mesh = int(self.state.get("ranks", 1)), self.state.get("mesh", {})
+        if wrote != ranks.world:
+            said = f"resumes on {counted(ranks.world, 'rank')} what {counted(wrote, 'rank')} wrote"
+        elif mesh != (own := _axes(ranks)):
+            said = f"resumes on the mesh {own} what the mesh {mesh} wrote"
+        else:
+            return ""
+        return f"{said}: losses may differ in the last bits, because sums have another order"
 
 
 @dataclass
@@ -75,14 +96,19 @@ class Unfinished:
     problem: Exception | None = None
     """Why it could not write them."""
 
-    def write(self) -> None:
-        """Write this rank's files and sync them; no other rank is waited for. An exception is kept in `problem`."""
+    def write(self, synced: bool = True) -> None:
+        """Write this rank's files; no other rank is waited for. An exception is kept in `problem`.
+
+        Args:
+            synced: flush them to the disk. The first rank does so at the end in any case, but only for its own host.
+        """
         try:
             if not self.folder.is_dir():
                 raise OSError(errno.ENOENT, "the folder that rank 0 made is not there: --out must be shared")
             for name, parts in self.files.items():
                 write_parts(self.folder / name, parts)
-                sync(self.folder / name)
+                if synced:
+                    sync(self.folder / name)
                 self.facts |= file_facts([self.folder / name])
         except Exception as err:
             self.problem = err
@@ -92,7 +118,7 @@ class Unfinished:
 class CheckpointStore:
     """The checkpoints of one run: their folder, and how many are kept.
 
-    On several ranks `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them, and if one
+    On several ranks `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them. If one
     cannot go on, all raise the same error.
     """
 
@@ -121,7 +147,7 @@ class CheckpointStore:
             CheckpointError: it cannot be written, for example on a full disk; existing checkpoints stay.
         """
         unfinished = self.begin(snapshot)
-        unfinished.write()
+        unfinished.write(synced=self.ranks.several)
         return self.finish(unfinished)
 
     def begin(self, snapshot: Snapshot) -> Unfinished:
@@ -218,8 +244,9 @@ class CheckpointStore:
                 raise CheckpointError(text)
 
     def settle(self, step: int) -> None:
-        """Finish what a killed process left undone: verify the newest checkpoint, that of `step`, then delete the oldest
-        beyond `keep`, and have `latest` name it.
+        """Finish what a killed process left undone for the newest checkpoint, that of `step`.
+
+        It is verified. Then the oldest ones beyond `keep` are deleted, and `latest` names it.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or an old one cannot be deleted.
@@ -269,8 +296,8 @@ class CheckpointStore:
         Args:
             step: its step.
             groups: those to read.
-            targets: gives the tensors to fill, of any placement; each rank fills its parts. Without it, whole tensors are
-                made on the CPU.
+            targets: gives the tensors to fill, of any placement; each rank fills its parts. Without it, whole tensors
+                are made on the CPU.
 
         Raises:
             CheckpointError: another version of mxref wrote it, a file is missing or damaged, or a tensor to fill has
@@ -295,14 +322,14 @@ class CheckpointStore:
         from mxref_training.run.shards import Parts
 
         with Parts(files) as parts:
-            if targets is None:
-                return parts.whole()
             try:
-                tensors = dict(targets(group, parts.names))
-                parts.fill(tensors)
+                wanted = None if targets is None else targets(group, parts.names)
+                if wanted is None:
+                    return parts.whole()
+                parts.fill(wanted)
             except LookupError as err:
                 raise CheckpointError(f"the checkpoint of step {step} does not fit the model: {err}") from err
-            return tensors
+            return dict(wanted)
 
     def verify(self, step: int) -> None:
         """Raise CheckpointError, as `load` does, unless every byte of a checkpoint is as it was written."""
