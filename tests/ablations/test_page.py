@@ -149,6 +149,15 @@ def test_numbers_at_50m_are_those_of_the_one_seed() -> None:
     ):
         assert sentence in TEXT
     assert shown["unfinished"] == ["fprop-dgrad-sr", "all-sr"]
+    smaller = {arm["name"]: arm["gap_reference"] for arm in results("readings")["arms"]}
+    ratios = [arms[name]["gap_reference"] / smaller[name] for name in arms.keys() - {"fp8", "bf16"}]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} of those at 20M" in TEXT
+    share = [
+        -row["loss"]["nats"] / smaller["all"]
+        for row in results("readings")["contrasts"]
+        if row["name"] in ("h16", "h32")
+    ]
+    assert [round(100 * one, -1) for one in share] == [40, 40]
     runs = [run for arm in shown["arms"] for run in arm["runs"]]
     assert (len(runs), sum(run["crossing"]["reach"] == "crossed" for run in runs)) == (13, 12)
     assert arms["fprop-sr"]["runs"][0]["crossing"]["reach"] == "never"
