@@ -88,7 +88,7 @@ def train(
     corpus.tokenizer.check_vocab(config.model.vocab)
     folder = RunFolder(Path(out), config.run.keep)
     with (
-        deterministic(device, config.run.threads),
+        deterministic(device, config.run.threads, compiled=config.run.compile is not Compile.NONE),
         compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting(progress or default_progress()) as sink,
