@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mxref.cli import EXIT_ERROR
 from mxref.cores import wait_passively
 from mxref_training.cli.setting import (
     BACKEND,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
+    from mxref_training.distributed.ranks import Ranks
     from mxref_training.run.observe import Observation
 
 
@@ -50,6 +52,11 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @BACKEND
 @SET
 @SHADOW
+@click.option(
+    "--init-from",
+    metavar="FOLDER",
+    help="Begin with the weights of a Llama in Hugging Face's layout; the same as --set run.init_from=FOLDER.",
+)
 @click.option(
     "--resume/--no-resume",
     default=True,
@@ -82,6 +89,7 @@ def train(
     backend: str | None,
     overrides: tuple[str, ...],
     shadow: float | None,
+    init_from: str | None,
     resume: bool,
     telemetry: int | None,
     tensorboard: bool,
@@ -103,6 +111,7 @@ def train(
       mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run
+      mxref train mine.toml --init-from Llama-3.2-1B   go on with a model of Hugging Face
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
@@ -115,23 +124,41 @@ def train(
     tables = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
     )
+    if init_from is not None:
+        tables.append({"run": {"init_from": init_from}})
     loaded, treatment = load_config(config, tables), find_recipe(recipe)
     name, why = choose(backend)
     chosen = get_backend(name)
+    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
+
+    ranks = started_ranks()
     if dry_run:
-        _print_plan(loaded, treatment, chosen, why)
+        if ranks.first:
+            _print_plan(loaded, treatment, chosen, why)
         return
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
-    echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
+    if ranks.first:
+        echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
     from mxref_training.run.observe import Observation
     from mxref_training.run.profiler import Window
 
     observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
-    ctx.exit(_train(loaded, treatment, folder, chosen, resume, observe))
+    try:
+        with connected(ranks), ranks.one_error():
+            code = _train(loaded, treatment, folder, chosen, resume, observe, ranks)
+    except PeerStopped:  # the rank that failed shows its error
+        code = EXIT_ERROR
+    ctx.exit(code)
 
 
 def _train(
-    config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool, observe: Observation
+    config: TrainConfig,
+    recipe: Recipe,
+    folder: Path,
+    backend: Backend,
+    resume: bool,
+    observe: Observation,
+    ranks: Ranks,
 ) -> int:
     """Train, print what it came to, and return the exit code."""
     from mxref.terminal import echo
@@ -141,16 +168,28 @@ def _train(
     from mxref_training.wording import counted
 
     observe.require(config)
-    preflight(config, recipe, backend)
-    corpus = loop.prepare_corpus(config)
-    echo(corpus.report, err=True)
+    preflight(config, recipe, backend, ranks=ranks)
+    with ranks.first_alone():
+        corpus = loop.prepare_corpus(config)
+    if ranks.first:
+        echo(corpus.report, err=True)
     try:
         result = loop.train(
-            config, recipe, folder, backend=backend, corpus=corpus, resume=resume, observe=observe
+            config,
+            recipe,
+            folder,
+            backend=backend,
+            corpus=corpus,
+            resume=resume,
+            observe=observe,
+            ranks=ranks,
         )
     except loop.Interrupted as err:
-        echo(f"interrupted: {err}", err=True)
-        return 130
+        if ranks.first:
+            echo(f"interrupted: {err}", err=True)
+        return 0  # it was asked to stop, and lost nothing
+    if not ranks.first:
+        return 0
     rate = result.tokens / result.seconds if result.seconds else 0.0
     skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
     echo(

@@ -15,7 +15,9 @@ from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training.config import Compile, ModelConfig, TrainConfig
-from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.data.described import described
+from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.share import check_layout
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.run.device import choose_device, device_name, memory_limit
@@ -138,16 +140,23 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
     )
 
 
-def preflight(config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1) -> torch.device:
+def preflight(
+    config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1, ranks: Ranks = SOLE
+) -> torch.device:
     """Return a run's device after checking that it exists and that the run fits into its memory.
 
     Commands call this before they read data. `runs` runs share the device at the same time.
 
     Raises:
-        ConfigError: no such device, the backend does not compute on it, or too little memory.
+        ConfigError: no such device, the backend does not compute on it, too little memory, or ranks that cannot
+            share the run as the configuration says.
     """
-    device = choose_device(config.run.device, backend)
-    require_memory(config, recipe, memory_limit(device), runs)
+    device = choose_device(config.run.device, backend, ranks)
+    check_layout(config, ranks.world)
+    available = memory_limit(device)
+    if device.type == "cpu":
+        available //= ranks.local_world
+    require_memory(config, recipe, available, runs)
     return device
 
 
@@ -180,7 +189,7 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     warmup, schedule = config.optim.warmup, config.optim.schedule.value
     rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
     heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
-    own = "its own validation side" if config.data.train in (BUILTIN, C4) else "documents held out of it"
+    data, tokenizer = described(config.data, m.vocab)
     return [
         (
             "Model",
@@ -200,8 +209,8 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
                 ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
                 ("learning rate", rate),
                 ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
-                ("data", f"{config.data.train}, validated on {config.data.val or own}"),
-                ("tokenizer", config.data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data"),
+                ("data", data),
+                ("tokenizer", tokenizer),
             ],
         ),
         (
