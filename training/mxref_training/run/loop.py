@@ -14,7 +14,7 @@ import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_training.config import TrainConfig
+from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import SOLE, Ranks
@@ -100,7 +100,7 @@ def train(
     folder = RunFolder(Path(out), config.run.keep, ranks)
     with (
         ranks.one_error(),
-        deterministic(device, config.run.threads),
+        deterministic(device, config.run.threads, compiled=config.run.compile is not Compile.NONE),
         compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting((progress or default_progress()) if ranks.first else SilentProgress()) as sink,
