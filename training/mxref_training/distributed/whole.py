@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from mxref_training.distributed.ranks import Ranks
+from mxref_training.distributed.tensors import part_of
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 """The tensors of a checkpoint by group and name."""
@@ -34,7 +35,10 @@ def split_like(groups: Groups, model: nn.Module) -> dict[str, dict[str, Tensor]]
         weight = like.get(name.partition("/")[2] or name)
         if weight is None or tensor.shape != weight.shape:
             return tensor
-        return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
+        part = part_of(tensor, weight).contiguous().to(weight.device)  # fused AdamW reads no strides
+        return DTensor.from_local(
+            part, weight.device_mesh, weight.placements, shape=tensor.shape, stride=tensor.stride()
+        )
 
     return {
         group: {name: split(name, tensor) for name, tensor in tensors.items()}
