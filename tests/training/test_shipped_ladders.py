@@ -175,6 +175,14 @@ def test_readings_claims_and_seeds() -> None:
     assert all(arm.seeds == 3 for arm in load_ladder("tseng").arm)
 
 
+def test_the_branches_of_readings_are_those_of_the_protocol() -> None:
+    branch = load_ladder("readings").branch
+    assert (branch.trunk, branch.moments, branch.updates, branch.seeds) == ("fp8", ("70%",), 200, 3)
+    # The losses after 50, 100 and 200 updates are evaluated; 70 % of 3,680 steps is 2,576.
+    assert branch.interval == 50
+    assert branch.steps(3680) == (2600,)
+
+
 def test_the_ladder_at_50m_has_the_claims_of_the_other_and_its_treatments() -> None:
     larger, readings = load_ladder("paper_50m"), load_ladder("readings")
     # A third reading of random signs runs at 20M only.

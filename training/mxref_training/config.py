@@ -102,18 +102,27 @@ class DataConfig:
     """Where tokens come from."""
 
     train: str = "builtin"
-    """`builtin`, `c4`, or JSONL: a file, a folder or a pattern."""
+    """`builtin`; `c4` or `hf:NAME:CONFIG:SPLIT`; JSONL: a file, a folder or a pattern; or Megatron's token files.
+
+    Token files are a prefix, a `.bin` file, or `WEIGHT PREFIX WEIGHT PREFIX` and so on.
+    """
     val: str | None = None
     """The same; without it the source's own validation side, or 2 % of the files' documents held out."""
     tokenizer: str | None = None
     """A `tokenizer.json`; without it a byte-level BPE of `model.vocab` tokens is trained on `train`."""
     max_documents: int = 0
-    """Read no more than this many training documents; 0 reads all."""
+    """Read no more than this many training documents; 0 reads all, or 100,000 of a data set that is streamed."""
+    order_samples: int = 0
+    """Samples that Megatron's order of token files is made for; 0 is `run.steps` times `run.batch`."""
     max_line_mib: int = 64
     """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
+    workers: int = 0
+    """Processes that turn text into tokens; below 2, this process does."""
 
     def __post_init__(self) -> None:
-        check(self, "data", max_documents=(0, limits.MAX_COUNT), max_line_mib=(1, limits.MAX_COUNT))
+        from_zero = dict.fromkeys(("max_documents", "order_samples"), (0, limits.MAX_COUNT))
+        workers = (0, limits.MAX_THREADS)
+        check(self, "data", max_line_mib=(1, limits.MAX_COUNT), workers=workers, **from_zero)
         for name in ("train", "val", "tokenizer"):
             require(
                 getattr(self, name) != "",

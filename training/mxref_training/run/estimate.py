@@ -15,7 +15,7 @@ from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training.config import Compile, ModelConfig, TrainConfig
-from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.data.described import described
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import check_layout
 from mxref_training.errors import ConfigError
@@ -189,7 +189,7 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
     warmup, schedule = config.optim.warmup, config.optim.schedule.value
     rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
     heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
-    own = "its own validation side" if config.data.train in (BUILTIN, C4) else "documents held out of it"
+    data, tokenizer = described(config.data, m.vocab)
     return [
         (
             "Model",
@@ -209,8 +209,8 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
                 ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
                 ("learning rate", rate),
                 ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
-                ("data", f"{config.data.train}, validated on {config.data.val or own}"),
-                ("tokenizer", config.data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data"),
+                ("data", data),
+                ("tokenizer", tokenizer),
             ],
         ),
         (
