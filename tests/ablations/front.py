@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Cell:
     nats: float
     """Loss less that of FP8."""
     half: float
-    """Half of its 95 % interval."""
+    """Half of its 95 % interval; infinite of one seed."""
     tokens: str
     """Tokens to target beyond FP8's, with interval or as a bound."""
     reached: tuple[int, int]
@@ -40,7 +41,14 @@ class Cell:
     @property
     def loss(self) -> str:
         """Estimate and interval."""
+        if math.isinf(self.half):
+            return _signed(self.nats)
         return f"{_signed(self.nats)} ({_signed(self.nats - self.half)} to {_signed(self.nats + self.half)})"
+
+    @property
+    def short(self) -> str:
+        """Estimate and half of the interval, as the figure writes it."""
+        return _signed(self.nats) + ("" if math.isinf(self.half) else f" ± {self.half:.3f}")
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,12 @@ def _cell(results: Results, name: str) -> Cell | None:
         return None
     crossings = [run["crossing"] for run in row.arm["runs"]]
     reached = sum(crossing is not None and crossing["reach"] == "crossed" for crossing in crossings)
-    return Cell(*known, f"{row.overhead} {row.interval}".strip(), (reached, len(crossings)), row.verdict)
+    return Cell(
+        *known,
+        f"{row.overhead} {row.interval.replace('± ?', '')}".strip(),
+        (reached, len(crossings)),
+        row.verdict,
+    )
 
 
 def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
@@ -125,24 +138,26 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str]) 
         cell = line.sizes.get(name)
         colour = COLOURS[stages.index(line.stage) * 2 % len(COLOURS)]
         if cell:
-            axes.errorbar(cell.nats, y, xerr=cell.half, fmt="o", color=colour, capsize=3, markersize=5)
-            axes.text(
-                cell.nats,
-                y - 0.38,
-                f"{_signed(cell.nats)} ± {cell.half:.3f}",
-                ha="center",
-                color=MUTED,
-                fontsize=7,
-            )
+            mark(axes, cell.nats, y, cell.half, colour)
+            axes.text(cell.nats, y - 0.38, cell.short, ha="center", color=MUTED, fontsize=7)
         axes.text(
             1.02, y, line.claim, transform=axes.get_yaxis_transform(), color=MUTED, fontsize=8, va="center"
         )
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_title(SIZES[name], fontsize=9.5)
+    seeds = max(cell.reached[1] for line in shown if (cell := line.sizes.get(name)))
+    axes.set_title(SIZES[name] + (", one seed" if seeds == 1 else ""), fontsize=9.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.margins(x=0.16)
+
+
+def mark(axes: Axes, value: float, y: float, half: float, colour: str) -> None:
+    """Draw an estimate with its interval; hollow and without one where it has none."""
+    if math.isinf(half):
+        axes.plot(value, y, "o", color=colour, markersize=5, markerfacecolor="white")
+    else:
+        axes.errorbar(value, y, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
 
 
 def _signed(value: float) -> str:

@@ -6,6 +6,7 @@ A folder of docs/records/ablations has the name of a shipped ladder, and result 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -46,10 +47,11 @@ def reference_of(results: Results) -> dict[str, Any]:
 def intervals(results: Results) -> Iterator[tuple[dict[str, Any], float, float]]:
     """Yield each arm that was held against the reference, its loss less the reference's, and the interval's half.
 
+    That is infinite where no spread is known.
     The spread is the one that a contrast of the two has: that of their own pairs if one of them left the pool.
     """
     spread = results["spread"]["loss"]
-    pooled = Pool(spread["nats"], spread["freedom"], tuple(spread["outside"]))
+    pooled = Pool(spread["nats"] or math.nan, spread["freedom"], tuple(spread["outside"]))
     reference = reference_of(results)
     for arm in results["arms"]:
         if arm["role"] != "arm" or arm["gap_reference"] is None:

@@ -58,4 +58,5 @@ def by_text(results: Results, recipe: str = OWN) -> Iterator[tuple[str, ...]]:
 
 
 def _said(mean: float, low: float, high: float) -> str:
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})".replace("-", "−")
+    span = f" ({low:+.3f} to {high:+.3f})" if low < high else ""
+    return f"{mean:+.3f}{span}".replace("-", "−")

@@ -124,6 +124,8 @@ def _answer(row: dict[str, Any]) -> str:
 
 def _spread_line(spread: dict[str, dict[str, Any]]) -> str:
     loss, tokens = spread["loss"], spread["tokens"]
+    if not loss["freedom"]:
+        return "No spread is known, because each arm has one run: there are no intervals and no verdicts."
     left = sorted({*loss["outside"], *tokens["outside"]})
     return (
         f"Pooled spread of a paired difference: {loss['nats']:.4f} nats ({loss['freedom']} degrees of freedom) and "
@@ -159,7 +161,7 @@ def figure(results: Results) -> str:
         axes = drawing.subplots()
         for y, (arm, nats, half) in enumerate(found):
             colour = COLOURS[stages.index(arm["stage"]) % len(COLOURS)]
-            axes.errorbar(nats, y, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
+            front.mark(axes, nats, y, half, colour)
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_yticks(range(len(found)), [f"{arm['stage']}: {arm['label']}" for arm, _, _ in found])
         axes.tick_params(axis="y", length=0)

@@ -220,10 +220,16 @@ class Llama(nn.Module):
             put(parameter, torch.empty(parameter.shape).normal_(0, std, generator=generator))
 
 
-def parameter_count(config: ModelConfig) -> int:
-    """Return the number of parameters, tied ones counted once."""
+def parameter_count(config: ModelConfig, tensor: int = 1) -> int:
+    """Return the number of parameters, tied ones counted once.
+
+    Args:
+        config: the shape.
+        tensor: ranks that split the linear layers of each decoder layer; the number is then that of one of them.
+    """
     embeddings = config.vocab * config.width * (1 if config.tie_embeddings else 2)
-    return embeddings + config.layers * (layer_matmul_parameters(config) + 2 * config.width) + config.width
+    layer = layer_matmul_parameters(config) // tensor + 2 * config.width
+    return embeddings + config.layers * layer + config.width
 
 
 def layer_matmul_parameters(config: ModelConfig) -> int:

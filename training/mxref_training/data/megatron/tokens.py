@@ -132,8 +132,8 @@ def require_apart(train: IndexedTokens, val: IndexedTokens) -> str:
             raise DataError(
                 f"{file.prefix} holds the tokens of the validation data {val.files[0].prefix}: {way_out}"
             )
-    pairs = [(train.files[i], train.facts[i]) for i in range(len(train.files))]
-    common = sum(cached_common(file, facts, val.files[0], val.facts[0]) for file, facts in pairs)
+    pairs = zip(train.files, train.facts, strict=True)
+    common = len({n for file, facts in pairs for n in cached_common(file, facts, val.files[0], val.facts[0])})
     total = int(np.count_nonzero(val.files[0].lengths))
     if common and common >= MAX_OVERLAP * total:
         raise DataError(

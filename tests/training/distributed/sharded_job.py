@@ -1,4 +1,4 @@
-"""One rank of a job that saves and loads sharded checkpoints: `python -m sharded_job FOLDER`.
+"""One rank of a job that saves and loads sharded checkpoints: `sharded_job.py FOLDER`.
 
 Every placement has a folder of its own. The step before a checkpoint and the one after it take gradients that depend on
 names and shapes alone, so that one process can take the same steps and compare every bit.
@@ -6,11 +6,15 @@ names and shapes alone, so that one process can take the same steps and compare 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,11 +23,15 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.eager import EagerTraining
+from mxref_training.run.loop import Interrupted
 from mxref_training.run.state import RunState
+from training_setup import CONFIG, Saboteur, change, crash, run
 
 SHAPES = {"even": (8, 6), "uneven": (7, 4), "one": (1, 6), "norm": (5,)}
 PLACEMENTS = ("shard", "replicate", "columns")
 CPU = torch.device("cpu")
+RUN = change(CONFIG, batch=4, micro_batch=4, steps=4, eval_every=2, checkpoint_every=1, async_checkpoint=True)
 
 
 class Position:
@@ -89,14 +97,14 @@ def take_step(made: RunState, number: int) -> None:
 
 
 def save(made: RunState, folder: Path, step: int) -> None:
-    CheckpointStore(folder, 9, made.ranks).save(made.snapshot(step, {}))
+    CheckpointStore(folder, 9, made.ranks).save(made.snapshot(step, {"identity": {}}))
 
 
 def resume(made: RunState, folder: Path, step: int) -> str:
     """Take a checkpoint; return the note about other ranks."""
     found = made.read(CheckpointStore(folder, 9, made.ranks), step)
     made.restore(found)
-    return found.resharded(made.ranks)
+    return found.resharded(made.ranks, {})
 
 
 def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
@@ -118,11 +126,39 @@ def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
         save(again, folder / f"{placement}-{other}", 2)
 
 
+def change_ranks(folder: Path, ranks: Ranks) -> None:
+    """Begin a run that one process ends, and end one that one process began."""
+    run(folder / "two-one", "fp8", RUN, ranks=ranks, stop_after=2)
+    sink = Saboteur(0, crash)
+    run(folder / "one-two", "fp8", RUN, ranks=ranks, progress=sink)
+    assert not ranks.first or any("resumes on 2 ranks what 1 rank wrote" in said for said in sink.notes)
+
+
+def stop_both(folder: Path, ranks: Ranks) -> None:
+    """Have the second rank alone receive a signal, in its third step."""
+    take = EagerTraining.take
+
+    def signalled(self: EagerTraining, batch: Any, step: int, *others: Any) -> Any:
+        if ranks.rank == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, batch, step, *others)
+
+    EagerTraining.take = signalled  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Interrupted, match="^SIGTERM after step 3 of 4: saved in "):
+            run(folder, "fp8", RUN, ranks=ranks)
+    finally:
+        EagerTraining.take = take  # type: ignore[method-assign]
+    run(folder, "fp8", RUN, ranks=ranks)
+
+
 def main(folder: Path) -> None:
     ranks = started_ranks()
     with connected(ranks):
         for placement in PLACEMENTS:
             go_on(folder, placement, ranks)
+        change_ranks(folder, ranks)
+        stop_both(folder / "stopped", ranks)
         made = state("shard", ranks, fill=False)
         note = resume(made, folder / "alone", 1)
         assert note.startswith("resumes on 2 ranks what 1 rank wrote"), note
