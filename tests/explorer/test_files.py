@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import load_clauses
-from explorer.page_backend import PAGE
+from explorer.page_backend import PAGE, Engine
 from mxref import DIALECTS
 from mxref.cli import main
 from mxref.errors import FileFormatError
@@ -29,6 +29,14 @@ CHOICES = {"scale.rule": ScaleRule, "rounding": Rounding, "dialect": DIALECTS}
 def test_the_page_loads_each_of_its_files_once():
     loaded = re.findall(r'(?:src|href)="([\w.-]+\.(?:js|css))"', INDEX)
     assert sorted(loaded) == sorted(path.name for path in PAGE.iterdir() if path.name != "index.html")
+
+
+def test_every_script_is_well_formed():
+    engine = Engine()
+    for name, text in SCRIPTS.items():
+        assert engine.call("((text) => typeof new Function(text))", text) == "function", name
+    with pytest.raises(Exception, match="SyntaxError"):
+        engine.call("((text) => typeof new Function(text))", "let a = ;")
 
 
 def test_nothing_comes_from_a_network():
