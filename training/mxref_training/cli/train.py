@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,9 @@ def train(
     track: str | None,
     profile: str | None,
     dry_run: bool,
-    **mesh: float | None,
+    ranks: int | None,
+    peak_tflops: float | None,
+    utilisation: float | None,
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
@@ -136,40 +138,51 @@ def train(
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
     _require_torch()
-    from mxref.discovery import choose, get_backend
     from mxref.terminal import echo
-    from mxref_training.config import find_recipe, load_config
+    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
 
     tables = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
     )
     if init_from is not None:
         tables.append({"run": {"init_from": init_from}})
-    loaded, treatment = load_config(config, tables), find_recipe(recipe)
-    name, why = choose(backend)
-    chosen = get_backend(name)
-    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
-
-    ranks = started_ranks()
+    mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
+    mesh = {name: value for name, value in mesh.items() if value is not None}
+    started = started_ranks()
     if dry_run:
-        if ranks.first:
-            _print_plan(loaded, treatment, chosen, why, {"ranks": ranks.world} | _given(mesh))
+        if started.first:
+            _print_plan(*_loaded(config, recipe, tables, backend), {"ranks": started.world} | mesh)
         return
-    if needless := _given(mesh):
-        raise click.UsageError(f"--{next(iter(needless)).replace('_', '-')} is an option of --dry-run")
+    if mesh:
+        raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
-    if ranks.first:
-        echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
-    from mxref_training.run.observe import Observation
-    from mxref_training.run.profiler import Window
-
-    observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
     try:
-        with connected(ranks), ranks.one_error():
-            code = _train(loaded, treatment, folder, chosen, resume, observe, ranks)
+        with connected(started), started.one_error():
+            loaded, treatment, chosen, why = _loaded(config, recipe, tables, backend)
+            if started.first:
+                echo(
+                    f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}",
+                    err=True,
+                )
+            from mxref_training.run.observe import Observation
+            from mxref_training.run.profiler import Window
+
+            observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
+            code = _train(loaded, treatment, folder, chosen, resume, observe, started)
     except PeerStopped:  # the rank that failed shows its error
         code = EXIT_ERROR
     ctx.exit(code)
+
+
+def _loaded(
+    config: str, recipe: str, tables: Sequence[str | Mapping[str, Any]], backend: str | None
+) -> tuple[TrainConfig, Recipe, Backend, str]:
+    """Return what the command names: configuration, recipe and backend, and why this backend."""
+    from mxref.discovery import choose, get_backend
+    from mxref_training.config import find_recipe, load_config
+
+    name, why = choose(backend)
+    return load_config(config, tables), find_recipe(recipe), get_backend(name), why
 
 
 def _train(
@@ -218,11 +231,6 @@ def _train(
         f"({rate:,.0f} tokens/s){skipped}; see {folder / 'metrics.jsonl'}"
     )
     return 0
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that have a value."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _print_plan(

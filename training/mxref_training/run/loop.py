@@ -16,9 +16,8 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.share import Share, check_layout
+from mxref_training.distributed.share import Share, check_layout, layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
@@ -110,7 +109,7 @@ def train(
         memory_errors(),
         deterministic_errors(device),
     ):
-        wanted = identity(config, recipe, backend, corpus) | sharded.identity(config, ranks)
+        wanted = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
         ranks.agree("what determines the run's numbers", wanted)
         begun: tuple[bool, int] | None = None
         if ranks.first:
@@ -180,6 +179,8 @@ class _Run:
         self.schedule = self.context.schedule
         self.compiled = compiled_loss(self.model, run.compile)
         if ranks.several:
+            from mxref_training.distributed import sharded
+
             sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
             self.model.reset_parameters(run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
@@ -320,7 +321,7 @@ class _Run:
 
     def _evaluation(self) -> Evaluation:
         found = evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
-        sharded.free(self.model)
+        self.eager.free()
         return found
 
     def _require_finite(self) -> None:
