@@ -29,3 +29,37 @@ function transformArrays(places, n, negative) {
 const integersOf = (stream, start, count, R) => [...mx.integers(stream, BigInt(start), count, R)];
 const packed = (codes) => [...mx.pack(codes, 4)];
 const unpacked = (bytes) => [...mx.unpack(bytes, 4)];
+
+/** What the page shows at an address, with floats as text that Python reads back exactly. */
+function shownAt(hash) {
+  const state = link.read(hash);
+  const made = explain.block(state, state.a);
+  const text = (value) => (value === undefined || value === null ? null : String(value));
+  return {
+    again: link.write(state),
+    byte: made.scale.byte,
+    e: made.scale.e ?? null,
+    amaxAt: made.scale.at,
+    packed: [...made.packed],
+    snr: text(made.snr),
+    worst: text(made.worst),
+    elements: made.elements.map((e) => ({
+      xBits: e.xBits, yBits: e.yBits, sign: e.negative ? -1 : 1, code: e.code, kind: e.kind, v: text(e.v),
+      lower: text(e.lower), upper: text(e.upper), T: e.T ?? null, r: e.draw ? e.draw.r : null,
+      value: text(e.value), error: text(e.error),
+    })),
+  };
+}
+
+function refusal(address) {
+  try {
+    link.read(address);
+  } catch (error) {
+    return { name: error.constructor.name, message: error.message };
+  }
+  return null;
+}
+
+const wordsOf = (text) => numbers.parse(text).map(link.hex).join(" ");
+const shownNumber = (word) => numbers.show(mx.valueOf(word));
+const presets = () => Object.fromEntries(Object.entries(numbers.PRESETS).map(([name, make]) => [name, make()]));

@@ -35,7 +35,7 @@ def test_an_environment_that_does_not_fit_is_refused(change: dict[str, str], mes
 
 
 def test_one_process_talks_to_itself_and_needs_no_process_group() -> None:
-    with connected(SOLE, torch.device("cpu")) as ranks:
+    with connected(SOLE) as ranks:
         assert ranks is SOLE
         assert not torch.distributed.is_initialized()
         assert (ranks.first, ranks.several) == (True, False)

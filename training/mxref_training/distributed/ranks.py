@@ -18,15 +18,12 @@ import torch.distributed as dist
 
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
-from mxref_training.errors import ConfigError, RunError
+from mxref_training.errors import AgreedStop, ConfigError, RunError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
-
-BACKENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""How ranks talk: gloo for what lies on the CPU, NCCL for what lies on GPUs."""
 
 TIMEOUT = timedelta(hours=1)
 """How long a rank waits for another one. The first rank may read and tokenize data meanwhile."""
@@ -146,7 +143,7 @@ class Ranks:
             return
         try:
             yield
-        except PeerStopped:
+        except (PeerStopped, AgreedStop):
             raise
         except Exception as err:
             first = self._claim_failure()
@@ -157,7 +154,11 @@ class Ranks:
                     f"rank {self.rank} lost the connection to another rank, which ended without an error of its own "
                     f"(was it killed?): {raised_text(err)}"
                 ) from err
-            if isinstance(err, MxrefError) and not self.first:
+            if (
+                isinstance(err, MxrefError)
+                and not self.first
+                and not str(err).startswith(f"rank {self.rank}: ")
+            ):
                 err.args = (f"rank {self.rank}: {err}",)
             raise
 
@@ -214,15 +215,14 @@ def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
 
 
 @contextmanager
-def connected(ranks: Ranks, device: torch.device) -> Iterator[Ranks]:
-    """Connect the ranks to each other for the block; one process stays as it is.
+def connected(ranks: Ranks) -> Iterator[Ranks]:
+    """Connect the ranks to each other for the block: by gloo on the CPU, by NCCL on GPUs. One process stays alone.
 
     Args:
         ranks: from `started_ranks`.
-        device: where this rank computes.
 
     Raises:
-        ConfigError: PyTorch cannot connect ranks on such a device, or they cannot reach each other.
+        ConfigError: PyTorch cannot connect ranks, or they cannot reach each other.
     """
     if not ranks.several:
         yield ranks
@@ -232,21 +232,16 @@ def connected(ranks: Ranks, device: torch.device) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield ranks
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
-        dist.init_process_group(
-            BACKENDS[device.type],
-            timeout=TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as err:
         raise ConfigError(f"the ranks cannot connect to each other: {raised_text(err)}") from err
     try:
         yield ranks
     except BaseException:
         # Others may wait in a collective that this rank will never join, so nothing here may wait for them.
-        if device.type == "cuda":
+        if on_gpus:
             dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()

@@ -23,7 +23,7 @@ from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.lab import result_file
-from mxref_training.lab.fingerprint import changes, is_longer
+from mxref_training.lab.fingerprint import DESIGN, changes, is_longer
 from mxref_training.lab.ladder import Arm
 from mxref_training.lab.last_checkpoint import Extra, evaluate_last
 from mxref_training.lab.result_file import Record, plain, read_json, write_json
@@ -100,6 +100,8 @@ class ArmRun:
     @property
     def title(self) -> str:
         """Name in messages."""
+        if isinstance(self.key.get(DESIGN), str):
+            return f"calibration of {self.name}"
         return f"{self.name} from step {self.start.step}" if self.start else self.name
 
     @property

@@ -107,8 +107,11 @@ def run_ladder(
     unfinished = tally.unfinished()
     if before:
         before(unfinished, tokens)
-    (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
-    return results(tally.records)
+    try:
+        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
+    finally:
+        final = results(tally.records)
+    return final
 
 
 def planned(ladder: Ladder, seeds: int | None, arms: list[str] | None = None) -> list[tuple[Arm, int]]:

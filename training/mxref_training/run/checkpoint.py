@@ -8,13 +8,12 @@ checkpoint, on any number of ranks. Nothing is pickled.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.durable import clean, explained, make_folder, publish, remove, replace_text, sync, temporary
+from mxref_training.durable import (
+    clean,
+    explained,
+    make_folder,
+    publish,
+    remove,
+    replace_text,
+    temporary,
+)
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.run.checkpoint_files import (
     FORMAT,
@@ -33,66 +40,29 @@ from mxref_training.run.checkpoint_files import (
     STATE,
     Facts,
     Part,
+    Unfinished,
     file_facts,
     file_name,
     group_files,
     read_manifest,
     verify_file,
     write_manifest,
-    write_parts,
 )
+from mxref_training.run.snapshot import Snapshot
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 LATEST = "latest"
 """A text file that names the newest checkpoint, for scripts."""
 
-Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor]]
-"""Takes a group and the names in it, and returns the tensors to fill."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a run needs to resume after `step` optimizer steps."""
-
-    step: int
-    tensors: Mapping[str, dict[str, Tensor]]
-    """Named tensors of each of `GROUPS`; no two may share memory. On several ranks a DTensor is this rank's part."""
-    state: Mapping[str, Any]
-    """Everything else, as JSON."""
-
-
-@dataclass
-class Unfinished:
-    """A checkpoint under its temporary name."""
-
-    step: int
-    state: Mapping[str, Any]
-    folder: Path
-    files: dict[str, dict[str, Part]]
-    """What this rank writes, by file."""
-    facts: Facts = field(default_factory=dict)
-    """The files that it has written."""
-    problem: Exception | None = None
-    """Why it could not write them."""
-
-    def write(self) -> None:
-        """Write this rank's files and sync them; no other rank is waited for. An exception is kept in `problem`."""
-        try:
-            if not self.folder.is_dir():
-                raise OSError(errno.ENOENT, "the folder that rank 0 made is not there: --out must be shared")
-            for name, parts in self.files.items():
-                write_parts(self.folder / name, parts)
-                sync(self.folder / name)
-                self.facts |= file_facts([self.folder / name])
-        except Exception as err:
-            self.problem = err
+Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
+"""Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
 
 
 @dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints of one run: their folder, and how many are kept.
 
-    On several ranks `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them, and if one
+    On several ranks `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them. If one
     cannot go on, all raise the same error.
     """
 
@@ -121,7 +91,7 @@ class CheckpointStore:
             CheckpointError: it cannot be written, for example on a full disk; existing checkpoints stay.
         """
         unfinished = self.begin(snapshot)
-        unfinished.write()
+        unfinished.write(synced=self.ranks.several)
         return self.finish(unfinished)
 
     def begin(self, snapshot: Snapshot) -> Unfinished:
@@ -146,7 +116,7 @@ class CheckpointStore:
         if ranks.several:
             from mxref_training.run.shards import planned_parts
 
-            state |= {"format": SHARDED, "ranks": ranks.world, "mesh": _axes(ranks)}
+            state |= {"format": SHARDED, "ranks": ranks.world}
             parts = planned_parts(snapshot.tensors, ranks)
         else:
             parts = {
@@ -218,8 +188,9 @@ class CheckpointStore:
                 raise CheckpointError(text)
 
     def settle(self, step: int) -> None:
-        """Finish what a killed process left undone: verify the newest checkpoint, that of `step`, then delete the oldest
-        beyond `keep`, and have `latest` name it.
+        """Finish what a killed process left undone for the newest checkpoint, that of `step`.
+
+        It is verified. Then the oldest ones beyond `keep` are deleted, and `latest` names it.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or an old one cannot be deleted.
@@ -269,8 +240,8 @@ class CheckpointStore:
         Args:
             step: its step.
             groups: those to read.
-            targets: gives the tensors to fill, of any placement; each rank fills its parts. Without it, whole tensors are
-                made on the CPU.
+            targets: gives the tensors to fill, of any placement; each rank fills its parts. Without it, whole tensors
+                are made on the CPU.
 
         Raises:
             CheckpointError: another version of mxref wrote it, a file is missing or damaged, or a tensor to fill has
@@ -295,14 +266,14 @@ class CheckpointStore:
         from mxref_training.run.shards import Parts
 
         with Parts(files) as parts:
-            if targets is None:
-                return parts.whole()
             try:
-                tensors = dict(targets(group, parts.names))
-                parts.fill(tensors)
+                wanted = None if targets is None else targets(group, parts.names)
+                if wanted is None:
+                    return parts.whole()
+                parts.fill(wanted)
             except LookupError as err:
                 raise CheckpointError(f"the checkpoint of step {step} does not fit the model: {err}") from err
-            return tensors
+            return dict(wanted)
 
     def verify(self, step: int) -> None:
         """Raise CheckpointError, as `load` does, unless every byte of a checkpoint is as it was written."""
@@ -377,10 +348,3 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint {self.path(step)} is damaged: {reason}; {way_out}"
             ) from err
-
-
-def _axes(ranks: Ranks) -> dict[str, int]:
-    """Return the sizes of the mesh by the names of its axes."""
-    if ranks.mesh is None:
-        return {}
-    return dict(zip(ranks.mesh.mesh_dim_names or (), ranks.mesh.shape, strict=True))

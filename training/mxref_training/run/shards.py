@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, cut over ranks: which rank writes which part, and tensors of any placement made of parts.
+"""The tensors of a checkpoint, cut over ranks: who writes which part, and tensors of any placement made of parts.
 
 `torch.distributed.checkpoint` (DCP) plans both. Ranks that hold the same part share the work: one of them writes it.
 The parts lie in safetensors files, and the header of a file says where each part lies in its whole tensor. DCP's own
@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.run.checkpoint_files import CHUNKS, Part
+
 
 def planned_parts(groups: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, dict[str, Part]]:
     """Return what this rank writes of each group, so that all ranks together write everything once.
@@ -126,9 +127,11 @@ class Parts:
             if known is None:
                 raise LookupError(f"it has no {name}")
             if (known.size, known.properties.dtype) != (tensor.shape, tensor.dtype):
-                raise LookupError(
-                    f"its {name} is {known.properties.dtype} {list(known.size)}, not {tensor.dtype} {list(tensor.shape)}"
+                theirs, ours = (
+                    f"{known.properties.dtype} {list(known.size)}",
+                    f"{tensor.dtype} {list(tensor.shape)}",
                 )
+                raise LookupError(f"its {name} is {theirs}, not {ours}")
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(dict(tensors), Metadata({name: self._known[name] for name in tensors}))
         with torch.no_grad():
