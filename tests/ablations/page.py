@@ -1,48 +1,23 @@
-"""The tables and figures of docs/explanation/ablation-results.rst, from the result files in docs/records/ablations.
-
-A folder there has the name of a shipped ladder, and result files at any depth, as `mxref ablate --collect` takes them.
-"""
+"""The tables and figures of docs/explanation/ablation-results.rst, from the result files in docs/records/ablations."""
 
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from ablations import branches, curves, front, last, probes
+from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from bench.plot import STYLE
-from bench.records import RECORDS
-from mxref_training.lab.collect import collect
-from mxref_training.lab.comparison import difference
-from mxref_training.lab.ladder import load_ladder
-from mxref_training.lab.pooling import Pool
-from mxref_training.lab.statistics import late_loss
 from mxref_training.report.drawing import COLOURS, INK, MUTED
 from mxref_training.report.ladder.answers import answers
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
 from mxref_training.report.ladder.plots import short_names
 
-FOLDER = RECORDS / "ablations"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-
-Results = dict[str, Any]
-
-
-def ladders(folder: Path = FOLDER) -> list[str]:
-    """Return the names of the ladders that have results."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir())
-
-
-def results_of(name: str, folder: Path = FOLDER) -> Results:
-    """Return what `mxref ablate --collect` makes of a ladder's result files."""
-    with tempfile.TemporaryDirectory() as out:
-        found = collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None).ladder
-    assert found is not None
-    return found
 
 
 def parts() -> dict[str, str]:
@@ -52,7 +27,40 @@ def parts() -> dict[str, str]:
         results = results_of(name)
         found[f"ablation_{name}.inc"] = "\n".join(_sections(name, results)) + "\n"
         found[f"ablation_{name}.svg"] = figure(results)
+        found[f"ablation_{name}_curves.svg"] = curves.figure(results)
+    sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
+    found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
+    for name in ladders():
+        if last.evaluated(results_of(name)):
+            found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name))) + "\n"
+    if branches.FOLDER.exists():
+        moment = branches.branches_of("readings")
+        found["ablation_branches.inc"] = _cells(branches.table(moment), "ablation-branches") + "\n"
+        found["ablation_branches.svg"] = branches.figure(moment)
+    if probed := probes.record():
+        found["ablation_probe.inc"] = _cells(probes.table(probed), "ablation-probe") + "\n"
+        found |= {f"ablation_probe_{name}.svg": svg for name, svg in probes.figures(probed).items()}
     return found
+
+
+def _last(results: Results) -> Iterator[str]:
+    reference = reference_of(results)["label"]
+    yield (
+        f"Validation loss of the last checkpoint less that of {reference}, evaluated with several recipes: mean over "
+        "the seeds, lowest and highest of them.\n"
+    )
+    yield _cells(last.by_recipe(results), "ablation-last")
+    yield ""
+    yield f"The same on other text by its source, with the arm's own recipe; the first row is {reference}'s loss.\n"
+    yield _cells(last.by_text(results), "ablation-last")
+
+
+def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:
+    """Return a table whose estimates break before their intervals alone."""
+    head, *body = rows
+    return _table(
+        head, [[_broken(cell) if "(" in cell else _whole(cell) for cell in row] for row in body], kind
+    )
 
 
 def _sections(name: str, results: Results) -> Iterator[str]:
@@ -60,11 +68,20 @@ def _sections(name: str, results: Results) -> Iterator[str]:
     yield headline(results)
     yield ""
     yield f".. image:: /_measured/ablation_{name}.svg"
-    yield "   :alt: Validation loss of each arm less that of FP8, with its interval"
+    reference = reference_of(results)["label"]
+    yield f"   :alt: Validation loss of each arm less that of {reference}, with its interval"
     yield ""
-    yield "What each arm costs against FP8, at equal tokens and in tokens to the target, and what the paper claims:\n"
+    yield f"The loss less that of {reference} over the tokens, averaged over the seeds and five evaluations:"
+    yield ""
+    yield f".. image:: /_measured/ablation_{name}_curves.svg"
+    yield f"   :alt: Curves of the validation loss of each arm less that of {reference}"
+    yield ""
+    yield (
+        f"What each arm costs against {reference}, at equal tokens and in tokens to the target, and what the paper "
+        "claims:\n"
+    )
     yield _table(
-        ("stage", "arm", "seeds", "loss less FP8's", "tokens to target", "paper", "verdict", "recipe"),
+        ("stage", "arm", "seeds", f"loss less {reference}'s", "tokens to target", "paper", "verdict", "recipe"),
         (
             (
                 row.stage, row.label, str(len(row.arm["runs"])), row.gap_reference,
@@ -107,6 +124,8 @@ def _answer(row: dict[str, Any]) -> str:
 
 def _spread_line(spread: dict[str, dict[str, Any]]) -> str:
     loss, tokens = spread["loss"], spread["tokens"]
+    if not loss["freedom"]:
+        return "No spread is known, because each arm has one run: there are no intervals and no verdicts."
     left = sorted({*loss["outside"], *tokens["outside"]})
     return (
         f"Pooled spread of a paired difference: {loss['nats']:.4f} nats ({loss['freedom']} degrees of freedom) and "
@@ -133,27 +152,6 @@ def _table(head: Iterable[str], body: Iterable[Iterable[str]], kind: str) -> str
     return "\n".join(lines)
 
 
-def intervals(results: Results) -> Iterator[tuple[dict[str, Any], float, float]]:
-    """Yield each arm that was held against the reference, its loss less the reference's, and the interval's half.
-
-    The spread is the one that a contrast of the two has: that of their own pairs if one of them left the pool.
-    """
-    spread = results["spread"]["loss"]
-    pooled = Pool(spread["nats"], spread["freedom"], tuple(spread["outside"]))
-    reference = next(arm for arm in results["arms"] if arm["role"] == "reference")
-    for arm in results["arms"]:
-        if arm["role"] != "arm" or arm["gap_reference"] is None:
-            continue
-        outside = bool({arm["name"], reference["name"]} & {*pooled.outside})
-        losses, against = (
-            {run["pair"]: late_loss(run["curve"], results["tokens"]) for run in one["runs"]}
-            for one in (arm, reference)
-        )
-        found = difference(losses, against, pooled, outside)
-        if found is not None:
-            yield arm, arm["gap_reference"], found.half_width()
-
-
 def figure(results: Results) -> str:
     """Return an SVG of the loss of every arm less that of the reference, with 95 % intervals."""
     found = list(intervals(results))
@@ -163,13 +161,16 @@ def figure(results: Results) -> str:
         axes = drawing.subplots()
         for y, (arm, nats, half) in enumerate(found):
             colour = COLOURS[stages.index(arm["stage"]) % len(COLOURS)]
-            axes.errorbar(nats, y, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
+            front.mark(axes, nats, y, half, colour)
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_yticks(range(len(found)), [f"{arm['stage']}: {arm['label']}" for arm, _, _ in found])
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         axes.grid(axis="x")
-        axes.set_xlabel("validation loss less that of FP8, nats per token (95 %, not corrected)", color=MUTED)
+        axes.set_xlabel(
+            f"validation loss less that of {reference_of(results)['label']}, nats per token (95 %, not corrected)",
+            color=MUTED,
+        )
         out = io.StringIO()
         drawing.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()

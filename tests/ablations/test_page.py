@@ -6,14 +6,17 @@ import copy
 import json
 import math
 import re
-from functools import cache
+from itertools import permutations
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
-from ablations import page
+from ablations import curves, front, ladders, last, page
+from ablations.__main__ import FILE
+from ablations.ladders import results_of as results
+from mxref_training.lab.distributions import student_point
 from mxref_training.lab.statistics import late_loss
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
@@ -21,24 +24,22 @@ TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.r
 )
 
 
-@cache
-def results(name: str) -> dict[str, Any]:
-    return page.results_of(name)
+RUNS = {"readings": 116, "tseng": 15, "paper_50m": 13}
 
 
 def _runs(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return next(list(arm["runs"]) for arm in found["arms"] if arm["name"] == name)
 
 
-@pytest.mark.parametrize("name", page.ladders())
+@pytest.mark.parametrize("name", ladders.ladders())
 def test_every_result_file_stands_in_the_tables(name: str) -> None:
-    files = [json.loads(path.read_text()) for path in (page.FOLDER / name).rglob("result.json")]
+    files = [json.loads(path.read_text()) for path in (ladders.FOLDER / name).rglob("result.json")]
     shown = {
         (arm["name"], run["pair"]): arm["recipe"]["digest"]
         for arm in results(name)["arms"]
         for run in arm["runs"]
     }
-    assert len(files) == len(shown) >= 15
+    assert len(files) == len(shown) == RUNS[name]
     for file in files:
         record = file["record"]
         assert shown[record["arm"], record["pair"]] == file["recipe"]
@@ -49,7 +50,7 @@ def test_every_result_file_stands_in_the_tables(name: str) -> None:
 
 def test_the_figure_has_the_intervals_of_the_contrasts() -> None:
     """An arm that a contrast holds against FP8 has the same interval there."""
-    found = {arm["name"]: (nats, half) for arm, nats, half in page.intervals(results("readings"))}
+    found = {arm["name"]: (nats, half) for arm, nats, half in ladders.intervals(results("readings"))}
     checked = 0
     for row in results("readings")["contrasts"]:
         if row["against"] == "fp8" and row["loss"]:
@@ -62,21 +63,25 @@ def test_the_figure_has_the_intervals_of_the_contrasts() -> None:
 
 def test_an_arm_outside_the_pool_is_drawn_with_the_spread_of_its_own_pairs() -> None:
     shown = copy.deepcopy(results("readings"))
-    before = {arm["name"]: half for arm, _, half in page.intervals(shown)}
+    before = {arm["name"]: half for arm, _, half in ladders.intervals(shown)}
     shown["spread"]["loss"]["outside"] = ["all-sr"]
-    after = {arm["name"]: half for arm, _, half in page.intervals(shown)}
+    after = {arm["name"]: half for arm, _, half in ladders.intervals(shown)}
     own = [
         late_loss(mine["curve"], shown["tokens"]) - late_loss(theirs["curve"], shown["tokens"])
-        for mine, theirs in zip(_runs(shown, "all-sr"), _runs(shown, "fp8")[:3], strict=True)
+        for mine, theirs in zip(_runs(shown, "all-sr"), _runs(shown, "fp8"), strict=True)
     ]
-    assert after["all-sr"] == pytest.approx(4.302653 * stdev(own) / math.sqrt(3), rel=1e-6)
+    assert after["all-sr"] == pytest.approx(2.776445 * stdev(own) / math.sqrt(5), rel=1e-6)
     assert {name for name in after if after[name] != before[name]} == {"all-sr"}
 
 
 def test_an_arm_with_a_run_that_has_no_partner_yet_is_drawn_with_its_pairs() -> None:
-    nats = {arm["name"]: nats for arm, nats, _ in page.intervals(results("readings"))}
-    assert {run["pair"] for run in _runs(results("readings"), "bf16")} == {0, 1, 2, 3, 4}
-    assert nats["bf16"] == pytest.approx(-0.0095, abs=5e-5)
+    shown = copy.deepcopy(results("readings"))
+    fp8 = next(arm for arm in shown["arms"] if arm["name"] == "fp8")
+    fp8["runs"] = [run for run in fp8["runs"] if run["pair"] != 4]
+    found = {arm["name"]: half for arm, _, half in ladders.intervals(shown)}
+    whole = {arm["name"]: half for arm, _, half in ladders.intervals(results("readings"))}
+    assert found["bf16"] == pytest.approx(whole["bf16"] * math.sqrt(5 / 4), rel=1e-12)
+    assert found["mxfp8"] == whole["mxfp8"]
 
 
 def test_the_table_says_what_would_decide_a_contrast_and_marks_pairs_that_scatter() -> None:
@@ -84,41 +89,212 @@ def test_the_table_says_what_would_decide_a_contrast_and_marks_pairs_that_scatte
     rows = [row for row in results("readings")["contrasts"] if row["outcome"] == "underpowered"]
     assert len(rows) == len(re.findall(r"Cannot be told; about \d+ seeds would tell", text)) > 10
     marked = [row["name"] for row in results("readings")["contrasts"] if row["loss"] and row["loss"]["noisy"]]
-    assert marked == ["sr-all-prescale"]
+    assert marked == ["sr-all-prescale", "h16-and-sr-dy"]
     assert len(re.findall("(?m)- Higher; its pairs scatter$", text)) == 1
+    assert len(re.findall("(?m)- Cannot be told; about 13 seeds would tell; its pairs scatter$", text)) == 1
+
+
+def said(row: dict[str, Any]) -> str:
+    """How the text gives a contrast: the difference in nats and its interval."""
+    nats, low, high = (f"{row['loss'][key]:+.3f}".replace("-", "−") for key in ("nats", "low", "high"))
+    return f"{nats} ({low} to {high})"
 
 
 def test_numbers_in_the_text_are_those_of_the_results() -> None:
-    said = {
-        "fprop": 0.081,
-        "wgrad-alone": 0.013,
-        "h16": -0.032,
-        "h32": -0.032,
-        "h16-left": 0.052,
-        "sr-all": 0.13,
+    untold = {"sr-dy-prescale", "redrawn", "redrawn-by-layer", "random-signs", "rht16-and-sr-dy"}
+    for row in results("readings")["contrasts"]:
+        assert (said(row) in TEXT) is (row["name"] not in untold), row["name"]
+    arms = {arm["name"]: arm for arm in results("readings")["arms"]}
+    assert f"of the {arms['all']['gap_reference']:.3f} that plain rounding costs" in TEXT
+    for name, before in (("all-h16", "which are"), ("all-h32", "with H32")):
+        overhead = arms[name]["overhead"]
+        assert f"{before} {overhead['percent']:.0f} ± {overhead['half_width']:.0f} %" in TEXT
+    runs = sum(len(arm["runs"]) for arm in arms.values())
+    assert f"`readings` ({runs} runs, 20M)" in TEXT
+    assert f"{runs * results('readings')['tokens'] / 1e9:.1f} billion tokens" in TEXT
+
+
+def test_numbers_of_the_smaller_ladders_are_those_of_their_results() -> None:
+    for row in results("tseng")["contrasts"]:
+        assert said(row) in TEXT, row["name"]
+    outcomes = {
+        row["name"]: (row["outcome"], row["pairs_to_decide"]) for row in results("tseng")["contrasts"]
     }
-    by_name = {row["name"]: row["loss"]["nats"] for row in results("readings")["contrasts"] if row["loss"]}
-    for name, number in said.items():
-        assert f"{abs(number)}" in TEXT
-        assert by_name[name] == pytest.approx(number, abs=0.001)
-    untold = {"fprop-rht16", "fprop-dgrad-rht16", "h16-or-h32", "h16-where", "sr-dy-prescale"}
-    untold |= {"redrawn", "redrawn-by-layer", "random-signs", "rht16-and-sr-dy", "last-bf16"}
-    rows = {row["name"]: row["loss"] for row in results("readings")["contrasts"]}
-    for name in rows.keys() - untold:
-        nats, low, high = (f"{rows[name][key]:+.3f}".replace("-", "−") for key in ("nats", "low", "high"))
-        assert f"{nats} ({low} to {high})" in TEXT, name
-    runs = sum(len(arm["runs"]) for arm in results("readings")["arms"])
-    assert re.search(rf"\b{runs} of the 116 runs", TEXT)
+    assert outcomes == {
+        "none": ("higher", None), "rht64": ("lower", None), "sr": ("lower", None), "rht64-sr-left": ("higher", None),
+        "rht64-sr": ("underpowered", 10), "sr-rht64": ("underpowered", 10),
+    }  # fmt: skip
+    (p,) = (row["loss"]["corrected_p"] for row in results("tseng")["contrasts"] if row["name"] == "sr")
+    assert f"corrected p-value is {p:.3f}" in TEXT
+    verdicts = [one["verdict"] for row in results("tseng")["contrasts"] for one in row["predictions"]]
+    assert sorted(verdicts) == ["reproduced"] * 3 + ["underpowered"] * 2
+
+
+def test_numbers_at_50m_are_those_of_the_one_seed() -> None:
+    shown = results("paper_50m")
+    arms = {arm["name"]: arm for arm in shown["arms"]}
+
+    def gaps(*names: str) -> list[str]:
+        return [f"{arms[name]['gap_reference']:+.3f}" for name in names]
+
+    for sentence in (
+        "At 50M the three are {}, {} and {} above FP8.".format(*gaps("fprop", "fprop-dgrad", "all")),
+        "At 50M there remain {} with H16 and {} with H32, or ".format(*gaps("all-h16", "all-h32"))
+        + " and ".join(f"{arms[name]['overhead']['percent']:.0f} %" for name in ("all-h16", "all-h32")),
+        "At 50M SR in Fprop is {} above FP8, where plain rounding is {}.".format(*gaps("fprop-sr", "fprop")),
+        "At 50M it is {} above FP8, plain rounding {}.".format(*gaps("all-sr-dy", "all")),
+        "At 50M the two are {} and {} above FP8, plain rounding {}.".format(
+            *gaps("all-rht16-fixed", "all-rht16-step", "all")
+        ),
+    ):
+        assert sentence in TEXT
+    assert shown["unfinished"] == ["fprop-dgrad-sr", "all-sr"]
+    smaller = {arm["name"]: arm["gap_reference"] for arm in results("readings")["arms"]}
+    ratios = [arms[name]["gap_reference"] / smaller[name] for name in arms.keys() - {"fp8", "bf16"}]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} of those at 20M" in TEXT
+    share = [
+        -row["loss"]["nats"] / smaller["all"]
+        for row in results("readings")["contrasts"]
+        if row["name"] in ("h16", "h32")
+    ]
+    assert [round(100 * one, -1) for one in share] == [40, 40]
+    runs = [run for arm in shown["arms"] for run in arm["runs"]]
+    assert (len(runs), sum(run["crossing"]["reach"] == "crossed" for run in runs)) == (13, 12)
+    assert arms["fprop-sr"]["runs"][0]["crossing"]["reach"] == "never"
+    spread = results("readings")["spread"]["loss"]
+    half = student_point(0.05, spread["freedom"]) * spread["nats"]
+    assert f"At 20M one such pair scatters by ± {half:.3f}." in TEXT
+
+
+def test_what_the_text_says_of_the_last_evaluations() -> None:
+    shown = results("paper_50m")
+    arms = {arm["name"]: arm for arm in shown["arms"]}
+
+    def gap(of: dict[str, Any], name: str, recipe: str, text: str = "validation") -> float:
+        arm = next(arm for arm in of["arms"] if arm["name"] == name)
+        return last.gap(of, arm, recipe, text)[0]
+
+    pairs = [
+        f"{gap(shown, name, recipe):+.3f}"
+        for name in ("fprop", "all", "all-h16")
+        for recipe in ("own", "bf16")
+    ]
+    assert (
+        "is {} above FP8's when each is evaluated as it was trained, and {} when".format(*pairs[:2]) in TEXT
+    )
+    assert "All three GEMMs: {} and {}, with H16 {} and {}.".format(*pairs[2:]) in TEXT
+    taken = [gap(shown, name, "own") - gap(shown, name, "bf16") for name in arms.keys() - {"fp8", "bf16"}]
+    assert f"takes {min(taken):.3f} to {max(taken):.3f} off them" in TEXT
+    for name in ("tseng", "paper_50m"):
+        of = results(name)
+        names = [arm["name"] for arm in of["arms"]]
+        texts = list(of["arms"][0]["runs"][0]["last"]["texts"])
+        assert len(texts) == 7
+        if name == "tseng":
+            moved = [
+                abs(gap(of, arm, "own") - gap(of, arm, recipe)) for arm in names for recipe in ("bf16", "fp8")
+            ]
+            assert max(moved) < 0.001
+        for worse, better in permutations(names, 2):
+            if gap(of, worse, "own") > gap(of, better, "own") + 0.02:
+                assert all(gap(of, worse, "own", text) > gap(of, better, "own", text) for text in texts)
+
+
+def test_what_the_text_calls_shown_is_shown() -> None:
+    outcomes = {row["name"]: row["outcome"] for row in results("readings")["contrasts"]}
+    assert {name for name, seen in outcomes.items() if seen == "higher"} == {
+        "fprop", "h16-left", "fprop-sr", "fprop-dgrad-sr", "sr-all", "sr-all-prescale",
+    }  # fmt: skip
+    assert {name for name, seen in outcomes.items() if seen == "lower"} == {
+        "h16", "h32", "sr-where", "rht16-fixed", "rht16-step", "fprop-rht16", "last-bf16",
+    }  # fmt: skip
+    rest = [row for row in results("readings")["contrasts"] if row["outcome"] == "underpowered"]
+    assert f"{len(rest)} of the {len(outcomes)} contrasts of `readings` are underpowered" in TEXT
+    seeds = [row["pairs_to_decide"] for row in rest]
+    assert f"The table names the seeds that would decide each, {min(seeds)} to {max(seeds)}." in TEXT
+    smallest = set(results("readings")["power"]["smallest_nats"].values())
+    assert f"find differences of {max(smallest):.3f} or {min(smallest):.3f} nats" in TEXT
+
+
+def test_who_reached_the_target_is_as_the_text_says() -> None:
     assert all(run["diverged"] is False for arm in results("readings")["arms"] for run in arm["runs"])
+    missed = {
+        arm["name"]: (sum(run["crossing"]["reach"] != "crossed" for run in arm["runs"]), len(arm["runs"]))
+        for arm in results("readings")["arms"]
+    }
+    everywhere = {"fprop-sr": (5, 5), "fprop-dgrad-sr": (5, 5), "all-sr": (5, 5), "all-sr-prescale": (3, 3)}
+    assert {name: of for name, of in missed.items() if of[0]} == everywhere | {
+        "all-floor": (2, 3), "all-rceil": (2, 3), "all-w32": (1, 3),
+    }  # fmt: skip
+    assert f"None of the {sum(n for n, _ in everywhere.values())} runs with SR of every operand" in TEXT
 
 
 def test_reruns_have_the_bits_of_the_first_runs() -> None:
-    again = sorted((page.RECORDS / "ablation_reruns").rglob("result.json"))
+    again = sorted((ladders.RECORDS / "ablation_reruns").rglob("result.json"))
     assert len(again) >= 2
     for path in again:
         rerun, first = (json.loads((root / path.parent.parent.name / path.parent.name / path.name).read_text())
-                        for root in (page.RECORDS / "ablation_reruns", page.FOLDER))  # fmt: skip
+                        for root in (ladders.RECORDS / "ablation_reruns", ladders.FOLDER))  # fmt: skip
         assert rerun["record"]["environment"]["started"] != first["record"]["environment"]["started"]
         assert rerun["key"] == first["key"]
         assert rerun["metrics"] == first["metrics"]
         assert rerun["record"]["losses"] == first["record"]["losses"]
+
+
+def test_the_figure_of_the_front_has_the_numbers_of_the_results() -> None:
+    """Of the file that is stored: its texts are those that are drawn now, whatever draws them."""
+    sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
+    stored = FILE.read_text(encoding="utf-8")
+    texts = [re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in (stored, front.figure(sizes))]
+    assert texts[0] == texts[1]
+    for name, shown in sizes.items():
+        for line in front.lines(sizes):
+            assert (name in line.sizes) is (line.name in {arm["name"] for arm in shown["arms"]})
+            assert name not in line.sizes or line.sizes[name].short in stored
+
+
+def test_the_table_beside_the_papers_has_every_arm_with_a_claim() -> None:
+    sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
+    head, *body = front.table(sizes)
+    assert len(body) == sum(arm["paper"] is not None for arm in results("readings")["arms"]) == 14
+    assert all(len(row) == len(head) == 3 + 3 * len(sizes) for row in body)
+    row = next(row for row in body if row[:2] == ("all three", "SR everywhere"))
+    assert row[2] == "DNC"
+    assert row[3] == "> 44.7 %; 0 of 5 reach it"
+
+
+def test_the_curves_end_in_the_mean_of_the_last_differences() -> None:
+    shown = results("readings")
+    tokens, last = curves.difference(shown, "all-h16")[-1]
+    mine, theirs = (
+        [[loss for _, loss in run["curve"][-5:]] for run in _runs(shown, name)] for name in ("all-h16", "fp8")
+    )
+    assert tokens == shown["tokens"]
+    assert last == pytest.approx(fmean(map(fmean, mine)) - fmean(map(fmean, theirs)), abs=1e-12)
+    # SR of every operand loses ever more, as the text says.
+    for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr"):
+        found = [nats for at, nats in curves.difference(shown, name) if at >= tokens / 2]
+        assert found[-1] == max(found) > found[0] + 0.02
+
+
+def test_losses_by_recipe_and_text_are_those_of_the_reference_taken_off() -> None:
+    """On made-up evaluations; one arm has none and so is left out."""
+    shown = copy.deepcopy(results("readings"))
+    for i, arm in enumerate(shown["arms"]):
+        for run in arm["runs"] if arm["name"] != "bf16" else ():
+            run["last"] = {
+                "losses": {
+                    "own": {"validation": 4 + i / 10, "books": 5 + run["pair"] * i / 10},
+                    "bf16": {"validation": 4.0},
+                },
+                "texts": {"validation": {}, "books": {}},
+            }
+    assert [row[2:] for row in last.by_recipe(shown)][:2] == [
+        ("evaluated in the arm's own", "evaluated in BF16"), ("+0.200", "+0.000"),
+    ]  # fmt: skip
+    head, reference, mxfp8, *_ = last.by_text(shown)
+    assert (head[2:], reference[1:], mxfp8[1:]) == (
+        ("C4", "books"), ("FP8, its loss", "4.000", "5.000"),
+        ("MXFP8 E4M3", "+0.200", "+0.200 (+0.000 to +0.400)"),
+    )  # fmt: skip
+    assert last.evaluated(results("readings")) == []

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
+from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
 from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref_training.lab.arm import ArmRun, Record
@@ -20,7 +20,7 @@ from mxref_training.lab.fingerprint import fingerprint
 from mxref_training.lab.forecast import forecast
 from mxref_training.lab.fresh import train_afresh
 from mxref_training.lab.study import run_ladder
-from mxref_training.lab.tally import one_by_one
+from mxref_training.lab.tally import Tally, one_by_one
 from mxref_training.model.llama import flops_per_token, parameter_count
 from mxref_training.run.progress import SilentProgress
 from training_setup import CONFIG as LONG
@@ -74,6 +74,43 @@ def test_a_rate_gives_the_time_of_a_run_or_of_a_part() -> None:
     assert costs.whole(a_run("fp8")) == 80.0
 
 
+def planned(**overlay: Any) -> ArmRun:
+    arms = [table()["arm"][0], {"name": "x", "label": "x", "recipe": {"all": {"format": "mxfp4"}, **overlay}}]
+    found = ladder(arm=arms)
+    return replace(a_run("fp8"), arm=found.arm[1], recipe=found.resolve(found.arm[1]))
+
+
+def test_the_shares_of_layers_and_steps_count() -> None:
+    def layers(blocks: str) -> ArmRun:
+        return planned(layers=[{"blocks": blocks, "recipe": {"all": {"format": "bf16"}}}])
+
+    costs = Costs({cost_class(layers("-1:").recipe): 30.0})
+    assert costs.known(layers("-1:"))
+    assert not costs.known(layers("-2:"))
+    tail = planned(schedule=[{"name": "tail", "start": "75%", "recipe": {"all": {"format": "fp8"}}}])
+    rates = {cost_class(tail.recipe): Rate(5.0, 1.0, 0.0)}  # of its first phase
+    assert Costs(rates=rates).whole(tail) == 5 + 100
+    assert Costs(rates=rates | {name("fp8"): Rate(9.0, 0.2, 0.0)}).whole(tail) == pytest.approx(5 + 75 + 5)
+    # Where the recipe itself was not calibrated, those of its phases are.
+    alone = {name("bad"): Rate(5.0, 1.0, 0.0), name("fp8"): Rate(9.0, 0.2, 0.0)}
+    assert Costs(rates=alone).whole(tail) == pytest.approx(5 + 75 + 5)
+
+
+def test_results_are_written_less_often_the_longer_it_takes() -> None:
+    now, written = [0.0], []
+
+    def results(records: dict[str, Any]) -> None:
+        written.append((now[0], len(records)))
+        now[0] += 3.0
+
+    runs = [a_run("fp8", seed) for seed in range(100)]
+    tally = Tally(runs, runs, results, lambda line: None, lambda: now[0])
+    for run in runs:
+        now[0] += 1.0
+        tally.done(run, {"diverged": True, "reason": "of no interest"})
+    assert written == [(1.0, 1), (64.0, 61)]
+
+
 def test_rates_are_kept_in_the_directory_and_damaged_ones_refused(tmp_path: Path) -> None:
     assert Costs.load(tmp_path) == (Costs(), {})
     costs = Costs({"a": 3.0}, {"x": Rate(1.0, 2.0, 3.0)})
@@ -108,6 +145,9 @@ def test_a_calibration_times_each_class_as_often_as_there_are_places(tmp_path: P
     first = [(run.arm.name, run.seed) for run in trained[:4]]
     assert first == [("fp8", 0), ("h16", 0), ("bad", 0), ("fp8", 1)]
     assert len(trained) == 6  # three classes in four places
+    assert {run.title for run in trained} == {
+        f"calibration of {name}" for name in ("fp8", "h16", "bad", "fp8.seed1", "h16.seed1", "bad.seed1")
+    }
     assert all(run.span == (0, STEPS) and run.config.run.eval_every == STEPS for run in trained)
     assert costs.rates[name("h16")].step == pytest.approx(0.005)  # the slower of two
     assert costs.rates[name("h16")].evaluation == 0.25

@@ -10,6 +10,9 @@ from mxref_training import limits
 from mxref_training.errors import ConfigError
 from mxref_training.limits import check, require
 
+LAYOUT = "parallel"
+"""The key of a run's identity that holds the axes of its ranks. A run may go on with other axes."""
+
 
 class Axes(NamedTuple):
     """Ranks along each axis of the mesh, the slowest first."""

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 from operands import assembled, kept
+from safetensors.torch import save_file
 
 from mxref.recipe import Recipe
+from mxref.tomlio import to_table
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
 from mxref_training.errors import ConfigError
+from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama
+from mxref_training.model.pretrained import load_pretrained
 from mxref_training.parallel import Axes
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
@@ -35,8 +39,6 @@ def same_numbers(ranks: Ranks) -> None:
     assert ranks.broadcast(ranks.rank + 5) == 5
     assert ranks.gather_numbers([ranks.rank, 0.1]) == [[0.0, 0.1], [1.0, 0.1]]
     assert [ranks.any(ranks.rank == number) for number in (0, 1, 2)] == [True, True, False]
-    assert ranks.first_said("" if ranks.first else "SIGTERM") == "SIGTERM"
-    assert ranks.first_said("") == ""
     ranks.agree("run.seed", 3)
     with pytest.raises(ConfigError, match="the data is 0 on rank 0 and 1 on rank 1"):
         ranks.agree("the data", ranks.rank)
@@ -56,6 +58,24 @@ def initial_weights(ranks: Ranks) -> None:
         for name, parameter in found.items():
             assert parameter.to_local().numel() < whole[name].numel()
             assert torch.equal(parameter.full_tensor(), whole[name]), name
+
+
+def weights_of_a_folder(ranks: Ranks, folder: Path) -> None:
+    """A split model takes its parts of the weights of a Hugging Face folder."""
+    config = replace(WHOLE.model, layers=2)
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in Llama(config, seed=9).state_dict().items()}
+    if ranks.first:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config_json(to_table(config), "bfloat16", None)))
+        save_file(weights, folder / "model.safetensors")
+    ranks.barrier()
+    model = Llama(config, device="meta")
+    cpu = torch.device("cpu")
+    sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu)
+    load_pretrained(model, folder)
+    for name, parameter in model.named_parameters():
+        assert parameter.to_local().numel() < weights[name].numel()
+        assert torch.equal(parameter.full_tensor(), weights[name].float()), name
 
 
 def without_norm(out: Path) -> list[dict[str, Any]]:
@@ -123,6 +143,7 @@ def main(folder: Path) -> None:
     with connected(started_ranks()) as ranks:
         same_numbers(ranks)
         initial_weights(ranks)
+        weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
         same_operands(ranks, folder)

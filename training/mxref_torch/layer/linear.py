@@ -51,6 +51,9 @@ class MXLinear(OperandMaker):
     Implements: fp8.gemm, linear.formats
     """
 
+    scales_class = Fp8Scales
+    """What holds FP8's scales; a subclass may have the protocol of a framework."""
+
     def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:
         nn.Module.__init__(self)  # nn.Linear's own would allocate new weights
         self.training = source.training
@@ -131,7 +134,7 @@ class MXLinear(OperandMaker):
     def history(self) -> Fp8Scales:
         """Return the scales of delayed scaling, made for a region if the layer has none."""
         if not self._has_scales:
-            self.fp8 = Fp8Scales(Fp8Scaling.DELAYED, self.weight.device)
+            self.fp8 = self.scales_class(Fp8Scaling.DELAYED, self.weight.device)
             self.fp8.of_region = self._has_scales = True
         return self.fp8
 

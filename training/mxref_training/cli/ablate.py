@@ -75,6 +75,20 @@ MAX_SEEDS = 1000
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
 )
 @click.option(
+    "--last-val",
+    "last_val",
+    multiple=True,
+    metavar="PATH",
+    help="JSONL on which each run's last checkpoint is evaluated too, by the field `source` of its documents.",
+)
+@click.option(
+    "--last-recipe",
+    "last_recipes",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="A recipe with whose Fprop each run's last checkpoint is evaluated too.",
+)
+@click.option(
     "--probe",
     "probes",
     is_flag=True,
@@ -132,6 +146,8 @@ def ablate(
     devices: str | None,
     max_minutes: float | None,
     keep_checkpoints: str | None,
+    last_val: tuple[str, ...],
+    last_recipes: tuple[str, ...],
     probes: bool,
     backend: str | None,
     collects: bool,
@@ -143,7 +159,7 @@ def ablate(
     list_arms: bool,
 ) -> None:
     """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped: paper, readings,
-    paper_50m or tseng.
+    paper_50m, paper_8b or tseng.
 
     Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in
     report.html and report.md of the directory, every number in results.json. The results of several machines are
@@ -193,6 +209,7 @@ def ablate(
     from mxref_training.lab.costs import Costs
     from mxref_training.lab.forecast import forecast
     from mxref_training.lab.fresh import train_afresh
+    from mxref_training.lab.last_checkpoint import prepare
     from mxref_training.lab.processes import ChildProcesses
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
@@ -211,6 +228,10 @@ def ablate(
     if probes and branches:
         raise ConfigError(
             "--probe reads the last checkpoint of whole runs, which --branch does not train: give one"
+        )
+    if branches and (last_val or last_recipes):
+        raise ConfigError(
+            "--last-val and --last-recipe are for whole runs, which --branch does not train: leave them out"
         )
     if probes and kept is not None and loaded.reference.name not in kept:
         raise ConfigError(
@@ -272,7 +293,14 @@ def ablate(
         if branches:
             show_branches(run_branches(loaded, config, folder, **shared), folder)
             return
-        results = run_ladder(loaded, config, folder, keep_checkpoints=kept, **shared)
+        results = run_ladder(
+            loaded,
+            config,
+            folder,
+            keep_checkpoints=kept,
+            extra=lambda corpus: prepare(last_val, last_recipes, config, corpus, computes),
+            **shared,
+        )
     except Interrupted as err:
         echo(f"interrupted: {err}", err=True)
         ctx.exit(EXIT_INTERRUPTED)

@@ -54,6 +54,11 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @SET
 @SHADOW
 @click.option(
+    "--init-from",
+    metavar="FOLDER",
+    help="Begin with the weights of a Llama in Hugging Face's layout; the same as --set run.init_from=FOLDER.",
+)
+@click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
@@ -100,6 +105,7 @@ def train(
     backend: str | None,
     overrides: tuple[str, ...],
     shadow: float | None,
+    init_from: str | None,
     resume: bool,
     telemetry: int | None,
     tensorboard: bool,
@@ -125,6 +131,7 @@ def train(
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train llama31_8b --recipe mxfp4_h16 --dry-run --ranks 8
       torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --out runs/8b   eight GPUs of this host
+      mxref train mine.toml --init-from Llama-3.2-1B   go on with a model of Hugging Face
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
@@ -136,6 +143,8 @@ def train(
     tables = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
     )
+    if init_from is not None:
+        tables.append({"run": {"init_from": init_from}})
     mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
     mesh = {name: value for name, value in mesh.items() if value is not None}
     started = started_ranks()
@@ -211,7 +220,7 @@ def _train(
     except loop.Interrupted as err:
         if ranks.first:
             echo(f"interrupted: {err}", err=True)
-        return 130
+        return 0  # it was asked to stop, and lost nothing
     if not ranks.first:
         return 0
     rate = result.tokens / result.seconds if result.seconds else 0.0

@@ -108,8 +108,8 @@ def _check_length(length: int, limit: int, path: Path, number: int) -> None:
         )
 
 
-def _text(line: bytes, where: str) -> str:
-    """Return the text of one JSONL line."""
+def _labelled(line: bytes, where: str) -> tuple[str, str]:
+    """Return the text of one JSONL line, and its field `source`, which is empty unless it is a string."""
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -123,7 +123,8 @@ def _text(line: bytes, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: 'text' holds half a surrogate pair, which is no character") from error
-    return text
+    label = record.get("source")
+    return text, label if isinstance(label, str) else ""
 
 
 def iter_documents(
@@ -146,16 +147,26 @@ def iter_documents(
         DataError: a file is missing, truncated or damaged, a line is too long or not a JSON object with a string
             `text` (the message names file and line), there is too little memory, or there is no document at all.
     """
+    return (text for text, _ in iter_labelled(source, max_line=max_line, unchecked=unchecked))
+
+
+def iter_labelled(
+    source: PathLike | Sequence[PathLike],
+    *,
+    max_line: int = MAX_LINE,
+    unchecked: Callable[[Path], None] = lambda path: None,
+) -> Iterator[tuple[str, str]]:
+    """Yield what `iter_documents` yields, each text with the field `source` of its line, or an empty string."""
     empty = True
     paths = resolve_files(source)
     for path in paths:
         number = 0
         try:
             for number, line in _lines(path, max_line, partial(unchecked, path)):
-                text = _document(line, path, number)
+                text, label = _document(line, path, number)
                 if text.strip():
                     empty = False
-                    yield text
+                    yield text, label
         except MemoryError as error:
             raise DataError(
                 f"{path}: not enough memory near line {max(1, number)}: raise the memory limit, or lower "
@@ -165,11 +176,11 @@ def iter_documents(
         raise DataError(f"no documents in {', '.join(map(str, paths))}: the corpus is empty")
 
 
-def _document(line: bytes, path: Path, number: int) -> str:
-    """Return the text of a line; nothing for a blank one."""
+def _document(line: bytes, path: Path, number: int) -> tuple[str, str]:
+    """Return the text of a line and its source; nothing for a blank one."""
     if number == 1:
         line = line.removeprefix(b"\xef\xbb\xbf")
-    return _text(line, f"{path}, line {number}") if line.strip() else ""
+    return _labelled(line, f"{path}, line {number}") if line.strip() else ("", "")
 
 
 def digest(text: str) -> int:

@@ -104,12 +104,6 @@ class Ranks:
         """Return whether the flag is true on any rank."""
         return any(row[0] for row in self.gather_numbers([float(flag)]))
 
-    def first_said(self, text: str) -> str:
-        """Return the text of the first rank that has one; empty if none has."""
-        if not self.any(bool(text)):
-            return ""
-        return next(said for said in self.gather(text) if said)
-
     def agree(self, what: str, value: Any) -> None:
         """Raise ConfigError, naming the first differing rank, unless all ranks have the same value."""
         values = self.gather(value)

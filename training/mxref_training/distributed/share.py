@@ -10,10 +10,8 @@ from typing import Any
 from mxref_training.config import Compile, RunConfig, TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
-from mxref_training.parallel import Axes, ParallelConfig
+from mxref_training.parallel import LAYOUT, Axes, ParallelConfig
 
-LAYOUT = "parallel"
-"""The key of a run's identity that holds the axes of its ranks. All other keys say what is computed, and not where."""
 ONE = Axes(1, 1, 1)
 
 

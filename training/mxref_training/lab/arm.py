@@ -20,11 +20,12 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
-from mxref_training.durable import explained, locked, make_folder, remove, sync
+from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.lab import result_file
-from mxref_training.lab.fingerprint import changes, is_longer
+from mxref_training.lab.fingerprint import DESIGN, changes, is_longer
 from mxref_training.lab.ladder import Arm
+from mxref_training.lab.last_checkpoint import Extra, evaluate_last
 from mxref_training.lab.result_file import Record, plain, read_json, write_json
 from mxref_training.run.branch import begin_branch
 from mxref_training.run.checkpoint import CheckpointStore
@@ -88,6 +89,8 @@ class ArmRun:
     """Where it branches off another run; None: it starts at step 0."""
     stops: tuple[int, ...] = ()
     """Steps of which it keeps a checkpoint; it ends after the last. Empty: it ends after `config.run.steps`."""
+    extra: Extra = field(default=Extra(), compare=False)
+    """What its last checkpoint is evaluated on too."""
 
     @property
     def name(self) -> str:
@@ -97,6 +100,8 @@ class ArmRun:
     @property
     def title(self) -> str:
         """Name in messages."""
+        if isinstance(self.key.get(DESIGN), str):
+            return f"calibration of {self.name}"
         return f"{self.name} from step {self.start.step}" if self.start else self.name
 
     @property
@@ -150,8 +155,7 @@ class ArmRun:
             return
         store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
         with self._explained():
-            for step in store.steps():  # the empty folder says that none is missing
-                remove(store.path(step))
+            store.drop()  # the empty folder says that none is missing
 
     def prepare(self) -> str:
         """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.
@@ -212,7 +216,7 @@ class ArmRun:
         """Return this run as JSON values."""
         own = {name: getattr(self, name) for name in ("seed", "corpus", "keep_checkpoints", "stops")}
         own["start"] = [str(self.start.trunk), self.start.step] if self.start else None
-        tables = {name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe")}
+        tables = {name: to_table(getattr(self, name)) for name in ("arm", "config", "recipe", "extra")}
         return {"out": str(self.out), "key": plain(self.key)} | own | tables
 
     @classmethod
@@ -229,6 +233,7 @@ class ArmRun:
             table["keep_checkpoints"],
             Start(Path(table["start"][0]), table["start"][1]) if table["start"] else None,
             tuple(table["stops"]),
+            build(Extra, table["extra"], "extra"),
         )
 
     def has_begun(self) -> bool:
@@ -326,6 +331,10 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
                 "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
                 "skipped_steps": result.skipped_steps,
             }
+            if run.extra:
+                record["last"] = evaluate_last(
+                    run.config, run.recipe, run.folder, run.extra, backend=backend, corpus=corpus
+                )
         record["train_curve"] = result_file.train_curve(run.folder)
         record["evaluation_seconds"] = result_file.evaluation_seconds(run.folder)
         facts = read_json(run.folder / "run.json") or {}

@@ -106,8 +106,11 @@ def run_branches(
         before([*needed, *missing], tokens)
     at_trunks = Tally(needed, needed, lambda records: None, say)
     train(at_trunks.unfinished(), at_trunks, tokens)
-    train(tally.unfinished(), tally, tokens)
-    return results(tally.records)
+    try:
+        train(tally.unfinished(), tally, tokens)
+    finally:
+        final = results(tally.records)
+    return final
 
 
 def branch_config(config: TrainConfig, design: Branch) -> TrainConfig:

@@ -60,8 +60,17 @@ def _short(run: ArmRun, out: Path, copy: int) -> ArmRun:
     short = replace(run.config.run, eval_every=STEPS, checkpoint_every=0, log_every=1, telemetry_every=0)
     key = run.key | {"run": run.key["run"] | {"eval_every": STEPS, "log_every": 1}, DESIGN: f"{STEPS} steps"}
     config = replace(run.config, run=short)
+    arm = replace(run.arm, label=f"calibration of {run.arm.label}")
     return replace(
-        run, out=out, seed=copy, config=config, key=key, start=None, stops=(STEPS,), keep_checkpoints=False
+        run,
+        arm=arm,
+        out=out,
+        seed=copy,
+        config=config,
+        key=key,
+        start=None,
+        stops=(STEPS,),
+        keep_checkpoints=False,
     )
 
 
@@ -75,7 +84,7 @@ class _Stopwatch:
 
     def begin(self, run: ArmRun) -> None:
         """Prepare a run's directory."""
-        self.say(f"calibration of {run.name}: {run.prepare()}")
+        self.say(f"{run.title}: {run.prepare()}")
         self._began[run.name] = time.monotonic()
 
     def done(self, run: ArmRun, record: Record) -> None:
@@ -85,13 +94,13 @@ class _Stopwatch:
         steps = [line["seconds"] for line in lines if "seconds" in line]
         evaluations = [line["eval_seconds"] for line in lines if "eval_seconds" in line]
         if len(steps) < STEPS or not evaluations:
-            self.say(f"calibration of {run.name}: not timed, because it ended early: {record['reason']}")
+            self.say(f"{run.title}: not timed, because it ended early: {record['reason']}")
             return
         step, evaluation = median(steps[STEPS // 2 :]), median(evaluations)
         start = max(0.0, whole - step * STEPS - evaluation)
         self.rates.setdefault(cost_class(run.recipe), []).append(Rate(start, step, evaluation))
-        self.say(f"calibration of {run.name}: {1000 * step:.1f} ms a step, {start:.0f} s to start")
+        self.say(f"{run.title}: {1000 * step:.1f} ms a step, {start:.0f} s to start")
 
     def failed(self, run: ArmRun, reason: str) -> None:
         """Print why a run was not timed."""
-        self.say(f"calibration of {run.name}: failed: {reason}")
+        self.say(f"{run.title}: failed: {reason}")

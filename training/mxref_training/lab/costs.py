@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mxref.errors import FileFormatError
 from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe_plan import RecipePlan
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref_training.lab.arm import ArmRun
@@ -24,10 +25,16 @@ _SPARE = 1.1
 def cost_class(recipe: Recipe) -> str:
     """Return a name that recipes share if a step takes them the same time.
 
-    Formats, transforms, stochastic rounding, prescale and the GEMM's profile count. The scale rule, the size of the
-    transform and the policy of its signs do not.
+    Formats, transforms, stochastic rounding, prescale and the GEMM's profile count, and which layers and steps have
+    which. The scale rule, the size of the transform and the policy of its signs do not.
     """
-    return " | ".join(sorted({_class(one) for one in recipe.treatments()}))
+    if not isinstance(recipe, RecipePlan):
+        return _class(recipe)
+    layers = (
+        f"{','.join(rule.match or ())}[{rule.blocks or ''}]: {_class(rule.recipe)}" for rule in recipe.layers
+    )
+    phases = (f"{phase.start} to {phase.until}: {cost_class(phase.recipe)}" for phase in recipe.schedule)
+    return " | ".join([_class(recipe.own), *layers, *phases])
 
 
 def _class(recipe: Recipe) -> str:
@@ -85,7 +92,7 @@ class Costs:
 
     def known(self, run: ArmRun) -> bool:
         """Return whether a run of this class was timed."""
-        return _name(run) in self.seconds or cost_class(run.recipe) in self.rates
+        return _name(run) in self.seconds or self._rate(run) is not None
 
     def whole(self, run: ArmRun) -> float | None:
         """Return the seconds of a whole run; None if no run has been timed.
@@ -93,12 +100,29 @@ class Costs:
         Runs that have finished count before a calibration. A class that was never timed counts as the slowest.
         """
         finished = self.seconds.get(_name(run))
-        rate = self.rates.get(cost_class(run.recipe))
+        rate = self._rate(run)
         if finished is not None:
             return finished
         if rate is not None:
             return rate.of(run)
         return max([*self.seconds.values(), *(rate.of(run) for rate in self.rates.values())], default=None)
+
+    def _rate(self, run: ArmRun) -> Rate | None:
+        """Return the rate of a run, whose phases count by their steps; None if it was not calibrated.
+
+        A calibration of the run itself ends in its first phase. A later one takes the rate of its own class, if there
+        is one, else that of the first.
+        """
+        own = self.rates.get(cost_class(run.recipe))
+        steps = run.config.run.steps
+        spans = run.recipe.spans(steps)
+        own = own or self.rates.get(cost_class(spans[0].recipe))
+        if own is None or len(spans) == 1:
+            return own
+        first, *later = [(span.end or steps) - span.first for span in spans]
+        rates = [self.rates.get(cost_class(span.recipe), own) for span in spans[1:]]
+        step = (own.step * first + sum(r.step * n for r, n in zip(rates, later, strict=True))) / steps
+        return replace(own, step=step)
 
     def expected(self, run: ArmRun) -> float | None:
         """Return the seconds that the rest of a run may take; None if no run has been timed."""

@@ -20,6 +20,7 @@ from mxref_training.lab.arm import ArmRun, Before, Runner, Trainer
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import code_digest, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.tally import Tally, one_by_one
@@ -45,6 +46,7 @@ def run_ladder(
     runner: Runner | None = None,
     costs: Costs | None = None,
     before: Before | None = None,
+    extra: Callable[[Any], Extra] = lambda corpus: Extra(),
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -64,6 +66,7 @@ def run_ladder(
         runner: trains the runs; by default `trainer` trains them one after another in this process.
         costs: learns how long the finished runs took.
         before: is told all runs that will train, before the first one does.
+        extra: makes, of the tokens, what the last checkpoint of each run is evaluated on too.
         say: prints one line.
 
     Raises:
@@ -75,12 +78,13 @@ def run_ladder(
     selected = {(arm.name, seed) for arm, seed in planned(ladder, seeds, arms)}
     _check(ladder, ladder.select(arms), config, backend, seeds, keep_checkpoints or ())
     code, tokens = code_digest(), corpus()
+    asked = extra(tokens)
 
     def resolved(arm: Arm, seed: int) -> ArmRun:
         run, recipe = seeded(config, arm, seed), ladder.resolve(arm)
         key = fingerprint(run, recipe, backend, tokens, code)
         kept = keep_checkpoints is None or arm.name in keep_checkpoints
-        return ArmRun(out, arm, seed, run, recipe, key, str(tokens.report), kept)
+        return ArmRun(out, arm, seed, run, recipe, key, str(tokens.report), kept, extra=asked)
 
     # Arms that are not asked for, or not yet reached, are in the results if an earlier call finished them.
     runs = [resolved(arm, seed) for arm, seed in planned(ladder, seeds)]
@@ -103,8 +107,11 @@ def run_ladder(
     unfinished = tally.unfinished()
     if before:
         before(unfinished, tokens)
-    (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
-    return results(tally.records)
+    try:
+        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
+    finally:
+        final = results(tally.records)
+    return final
 
 
 def planned(ladder: Ladder, seeds: int | None, arms: list[str] | None = None) -> list[tuple[Arm, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +11,9 @@ from mxref.backend import Backend
 from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
 from mxref_training.lab.result_file import Record
 from mxref_training.lab.results import summary
+
+_REST = 20.0
+"""Results are written again after this many times as long as it took."""
 
 
 def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
@@ -23,7 +28,7 @@ def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
 
 
 class Tally:
-    """Collects the records, prints a line about each run, and writes the results after it."""
+    """Collects the records, prints a line about each run, and writes the results from time to time."""
 
     def __init__(
         self,
@@ -31,10 +36,12 @@ class Tally:
         wanted: list[ArmRun],
         results: Callable[[dict[str, Record]], Any],
         say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`runs` are all whose results count, and `wanted` those to train; `results` writes what the records say."""
         self.records = {run.title: record for run in runs if (record := run.finished())}
         self._results, self._say, self._wanted = results, say, wanted
+        self._clock, self._due = clock, -math.inf
         self._titles = {run.title: f"[{i}/{len(wanted)}] {run.title}" for i, run in enumerate(wanted, 1)}
 
     def unfinished(self) -> list[ArmRun]:
@@ -50,9 +57,14 @@ class Tally:
         self._say(f"{self._titles[run.title]}: {run.prepare()}")
 
     def done(self, run: ArmRun, record: Record) -> None:
-        """Keep the record of a finished run, and write the results."""
+        """Keep the record of a finished run. Write the results unless that took too much of the time lately."""
         self.records[run.title] = record
-        self._results(self.records)
+        began = self._clock()
+        if began >= self._due:
+            self._results(self.records)
+            ended = self._clock()
+            # The runs wait for it, and it takes longer the more of them have finished.
+            self._due = ended + (ended - began) * _REST
         self._say(f"{self._titles[run.title]}: {summary(record)}")
 
     def failed(self, run: ArmRun, reason: str) -> None:

@@ -55,7 +55,7 @@ _STYLE: Any = {
     "savefig.facecolor": "none",
 }
 
-_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", BAND: "--soft"}
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", BAND: "--soft"}
 """Colours that follow the page's own, light or dark."""
 
 
@@ -141,6 +141,6 @@ def svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
     text = text.replace("'DejaVu Sans'", "system-ui")
-    for colour, variable in _VARIABLES.items():
+    for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r'<svg role="img" \1\2', text, count=1)

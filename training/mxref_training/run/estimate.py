@@ -16,7 +16,7 @@ from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training import limits
 from mxref_training.config import Compile, ModelConfig, TrainConfig
-from mxref_training.data.sources import BUILTIN, C4
+from mxref_training.data.described import described
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import ONE, check_layout
 from mxref_training.errors import ConfigError
@@ -243,7 +243,7 @@ def dry_run(
     warmup, schedule = config.optim.warmup, config.optim.schedule.value
     rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
     heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
-    own = "its own validation side" if config.data.train in (BUILTIN, C4) else "documents held out of it"
+    data, tokenizer = described(config.data, m.vocab)
     return [
         (
             "Model",
@@ -263,8 +263,8 @@ def dry_run(
                 ("operations", f"{si(flops)}FLOP per token, {si(flops * tokens)}FLOP in all"),
                 ("learning rate", rate),
                 ("evaluation", f"every {counted(run.eval_every, 'step')} on {run.eval_tokens:,} tokens"),
-                ("data", f"{config.data.train}, validated on {config.data.val or own}"),
-                ("tokenizer", config.data.tokenizer or f"BPE of {m.vocab:,} tokens, trained on the data"),
+                ("data", data),
+                ("tokenizer", tokenizer),
             ],
         ),
         *([] if mesh == ONE_RANK else [_time(config, axes, mesh)]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_training.config import TrainConfig
-from mxref_training.data import Loader
+from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import Share, check_layout, layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama
+from mxref_training.model.pretrained import load_pretrained
 from mxref_training.run.begun import begun_run
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
@@ -41,6 +40,7 @@ from mxref_training.run.optim import learning_rate, make_optimizer, set_learning
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
+from mxref_training.run.saving import Saver
 from mxref_training.run.silent import SilentJournal, SilentObserver
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import CapturedTraining, Taken
@@ -96,10 +96,10 @@ def train(
     corpus = corpus or prepare_corpus(config)
     check_lengths(config, corpus)
     corpus.tokenizer.check_vocab(config.model.vocab)
-    folder = RunFolder(Path(out), config.run.keep)
+    folder = RunFolder(Path(out), config.run.keep, ranks)
     with (
         ranks.one_error(),
-        deterministic(device, config.run.threads),
+        deterministic(device, config.run.threads, compiled=config.run.compile is not Compile.NONE),
         compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting((progress or default_progress()) if ranks.first else SilentProgress()) as sink,
@@ -184,8 +184,9 @@ class _Run:
             sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
             self.model.reset_parameters(run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
-        self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
-        self.state = RunState(self.model, self.optimizer, self.loader, device)
+        self.loader = corpus.loader(run)
+        self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
+        self.saver = Saver(folder.store, run.async_checkpoint)
         self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
         self.eager = EagerTraining(
             self.model, self.context, self.optimizer, config, self.first, self.compiled, self.share
@@ -209,6 +210,8 @@ class _Run:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
         self.marks = self._restore(step) if step else {}
+        if not step and self.config.run.init_from is not None:
+            load_pretrained(self.model, Path(self.config.run.init_from))
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store, self.ranks)
 
     @contextmanager
@@ -241,21 +244,23 @@ class _Run:
             self.sink.note(f"resumed at step {self.step} of {run.steps}")
         self.journal.start_clock()
         try:
-            with StopRequest() as request:
+            with StopRequest() as request, self.saver:
                 while self.step < last:
                     with self.observer.step(self.step + 1):
                         self._train_step()
                     if self.step % run.eval_every == 0 or self.step == run.steps:
                         self._catch_up()
                         self._validate()
+                    self.saver.poll()
+                    stop = request.agreed(self.ranks)
                     due = run.checkpoint_every and self.step % run.checkpoint_every == 0
-                    asked = self.share.ranks.first_said(request.signal)
-                    if due or asked or self.step == last:
+                    if due or stop or self.step == last:
                         self._catch_up()
                         self._save()
-                    if asked and self.step < last:
+                    if stop and self.step < last:
+                        self.saver.wait()
                         raise Interrupted(
-                            f"{asked} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
+                            f"{stop} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
                             "the same command goes on from there"
                         )
         finally:
@@ -329,24 +334,17 @@ class _Run:
             "logs": self.journal.marks() | self.observer.marks(),
             "identity": self.identity,
         }
-        snapshot = self.state.snapshot(self.step, facts)
-        if self.ranks.several:
-            from mxref_training.distributed.whole import gathered
-
-            snapshot = replace(snapshot, tensors=gathered(snapshot.tensors, self.ranks))
-        if self.ranks.first:
-            self.folder.store.save(snapshot)
+        self.saver.save(self.state.snapshot(self.step, facts))
         self.journal.start_clock()
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
-        snapshot = self.folder.store.load(step)
+        snapshot = self.state.read(self.folder.store, step)
         self.folder.require(self.identity, snapshot.state["identity"])
         self.context.step = step - 1  # the scales in the checkpoint are those of its phase
-        if self.ranks.several:
-            from mxref_training.distributed.whole import split_like
-
-            snapshot = replace(snapshot, tensors=split_like(snapshot.tensors, self.model))
         self.state.restore(snapshot)
+        for said in (snapshot.resharded(self.ranks, self.identity), self.folder.store.lost()):
+            if said:
+                self.sink.note(said)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)

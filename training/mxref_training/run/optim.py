@@ -13,7 +13,8 @@ from mxref_training.config import OptimConfig, Schedule
 from mxref_training.distributed.tensors import by_mesh
 from mxref_training.errors import CheckpointError, ConfigError
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps of each parameter."""
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
@@ -112,7 +113,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         f"{moment}/{name}": optimizer.state[parameter][moment]
         for name, parameter in model.named_parameters()
         if parameter in optimizer.state
-        for moment in _MOMENTS
+        for moment in MOMENTS
     }
 
 
@@ -124,13 +125,13 @@ def load_optimizer_tensors(
     Raises:
         CheckpointError: a tensor is missing or left over, or has another shape.
     """
-    expected = {f"{moment}/{name}" for name, _ in model.named_parameters() for moment in _MOMENTS}
+    expected = {f"{moment}/{name}" for name, _ in model.named_parameters() for moment in MOMENTS}
     if tensors and set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[0]
         raise CheckpointError(f"the checkpoint's optimizer state and the model differ in {odd}")
     optimizer.state.clear()
     for name, parameter in model.named_parameters() if tensors else ():
-        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS}
+        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in MOMENTS}
         if state["exp_avg"].shape != parameter.shape:
             raise CheckpointError(
                 f"the checkpoint's optimizer state of {name} has shape {tuple(state['exp_avg'].shape)}, "

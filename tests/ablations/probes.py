@@ -1,0 +1,133 @@
+"""The probe of the FP8 run: a record of it without the single layers, and its figures and table for the page.
+
+`python -m ablations.probes A/probe.json.xz B/probe.json.xz --out FILE` brings probes of several checkpoints together.
+Of each number it keeps the quartiles over the layers, as three rows in place of some dozens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from bench.records import RECORDS
+from mxref_training.probe.results import TABLES, Results, rows
+from mxref_training.report.drawing import VARIABLES
+from mxref_training.report.probe import plots
+from mxref_training.report.probe.growth import growth_svg
+from mxref_training.report.probe.tables import summary
+from mxref_training.report.table import written
+
+KIND = "ablation_probe"
+QUARTILES = ("lower quartile of the layers", "median of the layers", "upper quartile of the layers")
+_WHOLE = ("growth",)
+"""Tables that have few rows, and are kept as they are."""
+_TEXTS = ("moment", "recipe", "layer", "role", "operand", "formats", "format")
+_DIGITS = 4
+
+
+def record_of(files: Sequence[Path]) -> Results:
+    """Return the record of probes of several checkpoints of one run, in the form of `probe.json`.
+
+    SystemExit if they are of different recipes, batches or backends.
+    """
+    texts = [_text(path) for path in files]
+    probes: list[Results] = [json.loads(text) for text in texts]
+    shared = [
+        {key: probe[key] for key in ("recipes", "batch", "data", "draws", "versions")} for probe in probes
+    ]
+    for path, one in zip(files, shared, strict=True):
+        if one != shared[0]:
+            raise SystemExit(f"{path} has other recipes, data or versions than {files[0]}")
+    found = dict(probes[0])
+    found["moments"] = [
+        {**moment, "checkpoint": "/".join(Path(moment["checkpoint"]).parts[-4:]), "probe_sha256": sha}
+        for probe, sha in zip(probes, (hashlib.sha256(text).hexdigest() for text in texts), strict=True)
+        for moment in probe["moments"]
+    ]
+    found["layers"] = len({row["layer"] for row in rows(probes[0], "products")})
+    for name in TABLES:
+        kept = [row for probe in probes for row in rows(probe, name)]
+        kept = kept if name in _WHOLE else list(_quartiles(kept))
+        columns = list(dict.fromkeys(key for row in kept for key in row))
+        found[name] = {"columns": columns, "rows": [[row.get(key) for key in columns] for row in kept]}
+    return found
+
+
+def _text(path: Path) -> bytes:
+    return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+
+
+def _quartiles(found: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield three rows for each recipe and GEMM, or operand: each number's quartiles over the layers."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in found:
+        groups[tuple(row.get(key) for key in _TEXTS if key != "layer")].append(row)
+    for of_layers in groups.values():
+        first = of_layers[0]
+        for i, name in enumerate(QUARTILES):
+            yield {
+                key: name if key == "layer" else value if key in _TEXTS else _quartile(of_layers, key, i)
+                for key, value in first.items()
+            }
+
+
+def _quartile(of_layers: Sequence[dict[str, Any]], key: str, which: int) -> float | None:
+    values = [row[key] for row in of_layers if row[key] is not None]
+    if not values:
+        return None
+    found = quantiles(values, n=4, method="inclusive")[which] if len(values) > 1 else values[0]
+    return float(f"{found:.{_DIGITS}g}")
+
+
+def record(records: Path = RECORDS) -> Results | None:
+    """Return the newest record; None if there is none."""
+    paths = sorted(records.glob(f"{KIND}_*.json"))
+    return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else None
+
+
+def figures(results: Results) -> dict[str, str]:
+    """Return the figures by name, as files that stand alone."""
+    drawn = {
+        "snr": plots.snr_svg, "bias": plots.bias_svg, "split": plots.split_svg, "mean": plots.mean_svg,
+        "variance": plots.variance_svg, "growth": growth_svg,
+    }  # fmt: skip
+    return {name: standalone(draw(results)) for name, draw in drawn.items()}
+
+
+def standalone(svg: str) -> str:
+    """Return a figure of a report's page as a file: with namespaces, and colours in place of the page's variables."""
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(f"var({variable})", colour)
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", f"<svg {names} ", 1))
+
+
+def table(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield the head and the rows of the medians over the layers at the last checkpoint."""
+    found = summary({**results, "moments": results["moments"][-1:]})
+    yield (*(column.title.replace("<br>", " ") for column in found.columns), "digest")
+    for recipe, row in zip(results["recipes"], found.rows, strict=True):
+        cells = (written(value, column.form) for value, column in zip(row, found.columns, strict=True))
+        yield (*cells, f"``{recipe['digest']}``")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a record."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m ablations.probes")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    given = parser.parse_args(arguments)
+    text = json.dumps(record_of(given.files), separators=(",", ":"), allow_nan=False)
+    given.out.write_text(text.replace("],[", "],\n[") + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""More evaluations of a run's last checkpoint: on other text, by its source, and with the GEMMs of other recipes.
+
+They are made when a run ends and stand in its result, so no checkpoint has to be kept for them. Nothing of the run
+depends on them: they are no part of its fingerprint, and its own losses are those of its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mxref_torch
+from mxref.backend import Backend, within_range
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
+from mxref.tomlio import to_table
+from mxref_torch.conversion.convert import require_supported
+from mxref_torch.optimizer_step.history import load_fp8_history
+from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.data.corpus import TokenCorpus
+from mxref_training.data.documents import iter_labelled, survey
+from mxref_training.data.handed_over import side_from_table, side_to_table
+from mxref_training.data.megatron import IndexedTokens
+from mxref_training.data.tokens import Tokens, tokenize
+from mxref_training.errors import ConfigError
+from mxref_training.lab.fresh import start_fresh
+from mxref_training.model.llama import Llama
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.device import choose_device, memory_errors
+from mxref_training.run.evaluate import Evaluation, evaluate
+from mxref_training.run.repeatable import deterministic, fixed_choices
+from mxref_training.run.snapshot import Snapshot
+from mxref_training.run.state import load_weights
+from mxref_training.wording import counted
+
+# `build` only knows plain `dict`.
+if TYPE_CHECKING:
+    Table = dict[str, Any]
+else:
+    Table = dict
+
+VALIDATION = "validation"
+"""Name of the run's own validation text, as far as the run evaluates it."""
+OWN = "own"
+"""Name of the run's own recipe."""
+UNLABELLED = "other"
+"""Name of the documents without a field `source`."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What the last checkpoint is evaluated on, and with; nothing by default."""
+
+    texts: Table = field(default_factory=dict)
+    """Tokens by name, as `mxref_training.data.handed_over` describes them."""
+    recipes: Table = field(default_factory=dict)
+    """Recipes by name, as tables."""
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.recipes)
+
+
+def prepare(
+    paths: Sequence[str], recipes: Sequence[str], config: TrainConfig, corpus: TokenCorpus, backend: Backend
+) -> Extra:
+    """Return what some files and recipes ask for, the text tokenized and in the cache.
+
+    Args:
+        paths: JSONL files, folders or patterns.
+        recipes: names or files.
+        config: of the runs.
+        corpus: the tokens of the runs, whose tokenizer is used.
+        backend: computes the block formats.
+
+    Raises:
+        DataError: a file is missing or damaged.
+        ConfigError: a source has too few tokens for one sequence, or is the training text; a name that the run's own
+            recipe or text has, or two recipes of one name.
+        MxrefError: a recipe that cannot be read, or that the backend does not declare.
+    """
+    texts: dict[str, list[str]] = {}
+    for path in paths:
+        for text, source in iter_labelled(path, max_line=config.data.max_line_mib << 20):
+            texts.setdefault(source or UNLABELLED, []).append(text)
+    found = {
+        name: tokenize(survey(name, partial(iter, own)), corpus.tokenizer) for name, own in texts.items()
+    }
+    for name, tokens in found.items():
+        _require(name, tokens, config, corpus)
+    tables: dict[str, Any] = {}
+    for path in recipes:
+        name = Path(path).stem
+        if name in tables or name == OWN:
+            raise ConfigError(
+                f"--last-recipe {path}: another recipe is named {name!r} already; rename the file"
+            )
+        recipe = find_recipe(path)
+        for treatment in recipe.treatments():
+            require_supported(backend, treatment)
+        tables[name] = to_table(recipe)
+    return Extra({name: side_to_table(tokens) for name, tokens in found.items()}, tables)
+
+
+def _require(name: str, tokens: Tokens, config: TrainConfig, corpus: TokenCorpus) -> None:
+    if name == VALIDATION:
+        raise ConfigError(
+            f"--last-val has a source {name!r}, which is the name of the run's own text: rename it"
+        )
+    if tokens.sha256 == corpus.train.sha256:
+        raise ConfigError(f"--last-val: {name} is the training text; give text that is held out")
+    if len(tokens) <= config.run.seq_len:
+        raise ConfigError(
+            f"--last-val: {name} has {counted(len(tokens), 'token')}, and one sequence needs "
+            f"{config.run.seq_len + 1:,}: give more text of this source, or lower run.seq_len"
+        )
+
+
+def evaluate_last(
+    config: TrainConfig, recipe: Recipe, folder: Path, extra: Extra, *, backend: Backend, corpus: TokenCorpus
+) -> dict[str, Any]:
+    """Return the losses of a run's newest checkpoint by recipe and text, and what each text is.
+
+    Fprop runs as in the run's own evaluations, without a compiler. Other recipes than the run's own have no history of
+    FP8's scales: each tensor takes the scale of its own largest magnitude.
+
+    Args:
+        config: of the run.
+        recipe: of the run.
+        folder: of the run, which has a checkpoint.
+        extra: what is asked for.
+        backend: computes the block formats.
+        corpus: of the run.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        MxrefError: a recipe that does not fit the model, or that the backend does not declare.
+    """
+    start_fresh(backend)
+    store = CheckpointStore(folder / "checkpoints", config.run.keep)
+    snapshot = store.load(store.latest() or 0, ("model",))
+    texts = {VALIDATION: corpus.val} | {name: side_from_table(side) for name, side in extra.texts.items()}
+    recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
+    device = choose_device(config.run.device, backend)
+    losses: dict[str, dict[str, float]] = {}
+    with deterministic(device, config.run.threads), fixed_choices(config, backend, device), memory_errors():
+        for name, treatment in recipes.items():
+            model = Llama(config.model, device=device)
+            losses[name] = _losses(model, treatment, name == OWN, snapshot, texts, config, backend)
+    facts = {name: {"tokens": len(tokens), "sha256": tokens.sha256} for name, tokens in texts.items()}
+    digests = {name: treatment.digest for name, treatment in recipes.items()}
+    return {"step": snapshot.step, "texts": facts, "recipes": digests, "losses": losses}
+
+
+def _losses(
+    model: Llama,
+    recipe: Recipe,
+    own: bool,
+    snapshot: Snapshot,
+    texts: dict[str, Tokens | IndexedTokens],
+    config: TrainConfig,
+    backend: Backend,
+) -> dict[str, float]:
+    run = config.run
+    context = mxref_torch.convert(model, recipe, backend=backend, seed=run.seed, steps=run.steps).context
+    context.step = snapshot.step - 1  # the recipe is that of the last step's phase
+    history = load_weights(model, snapshot)
+    if own:
+        load_fp8_history(model, history)
+
+    def loss(tokens: Tokens | IndexedTokens, limit: int) -> float:
+        def work() -> Evaluation:
+            found = evaluate(
+                model, context, tokens.ids, seq_len=run.seq_len, batch=run.sequences, limit=limit
+            )
+            mxref_torch.restart(model)
+            return found
+
+        loss: float = within_range(backend, work).loss
+        return loss
+
+    return {
+        name: loss(tokens, run.eval_tokens if name == VALIDATION else len(tokens))
+        for name, tokens in texts.items()
+    }
