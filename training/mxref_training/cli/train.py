@@ -95,6 +95,7 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @click.pass_context
 def train(
     ctx: click.Context,
+    /,
     config: str,
     recipe: str,
     data: str | None,
