@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-TIMEOUT = 240
+TIMEOUT = 600
 
 
 def start(
