@@ -9,13 +9,15 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from ablations import branches, curves, front, last, probes
+from ablations import branches, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from bench.plot import STYLE
 from mxref_training.report.drawing import COLOURS, INK, MUTED
 from mxref_training.report.ladder.answers import answers
+from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
 from mxref_training.report.ladder.plots import short_names
+from mxref_training.report.table import Table
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -31,8 +33,8 @@ def parts() -> dict[str, str]:
     sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
     found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
     for name in ladders():
-        if last.evaluated(results_of(name)):
-            found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name))) + "\n"
+        if tables := last_tables(results_of(name)):
+            found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name), tables)) + "\n"
     if branches.FOLDER.exists():
         moment = branches.branches_of("readings")
         found["ablation_branches.inc"] = _cells(branches.table(moment), "ablation-branches") + "\n"
@@ -43,16 +45,11 @@ def parts() -> dict[str, str]:
     return found
 
 
-def _last(results: Results) -> Iterator[str]:
-    reference = reference_of(results)["label"]
-    yield (
-        f"Validation loss of the last checkpoint less that of {reference}, evaluated with several recipes: mean over "
-        "the seeds, lowest and highest of them.\n"
-    )
-    yield _cells(last.by_recipe(results), "ablation-last")
-    yield ""
-    yield f"The same on other text by its source, with the arm's own recipe; the first row is {reference}'s loss.\n"
-    yield _cells(last.by_text(results), "ablation-last")
+def _last(results: Results, tables: Iterable[Table]) -> Iterator[str]:
+    for table in tables:
+        yield caption(table, reference_of(results)["label"]) + "\n"
+        yield _cells(([column.title for column in table.columns], *table.shown()), "ablation-last")
+        yield ""
 
 
 def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:
