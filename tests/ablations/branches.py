@@ -35,7 +35,10 @@ def branches_of(name: str, folder: Path = FOLDER) -> Results:
 
 
 def after(moment: Results, name: str, updates: int) -> list[float]:
-    """Return the loss of an arm's branches less that of the trunk's own after some updates, by seed, in nats."""
+    """Return the loss of an arm's branches less that of the trunk's own after some updates, by seed, in nats.
+
+    The trunk's own is the first arm of a moment.
+    """
     at = moment["step"] + updates
     losses = [
         {run["pair"]: dict(map(tuple, run["losses"])).get(at) for run in arm["runs"]}
