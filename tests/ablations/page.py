@@ -53,11 +53,14 @@ def _last(results: Results, tables: Iterable[Table]) -> Iterator[str]:
 
 
 def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:
-    """Return a table whose estimates break before their intervals alone."""
+    """Return a table whose numbers stay whole, with breaks before intervals alone; words wrap."""
     head, *body = rows
-    return _table(
-        head, [[_broken(cell) if "(" in cell else _whole(cell) for cell in row] for row in body], kind
-    )
+    return _table(head, [[_number(cell) for cell in row] for row in body], kind)
+
+
+def _number(cell: str) -> str:
+    number, mark, rest = cell.partition("; ")
+    return _broken(number) + mark + rest if cell[:1] in "+−>≤0123456789" else cell
 
 
 def _sections(name: str, results: Results) -> Iterator[str]:
