@@ -9,6 +9,7 @@ PYTHON ?= python3
 GPU_PYTHON ?= python3
 GPU_JOBS ?=
 MXREF_BACKEND ?= numba
+MXREF_BROWSER ?= chromium
 OUT ?= runs/demo
 DATA ?= builtin
 VAL ?=
@@ -18,9 +19,10 @@ BIN := .venv/bin
 # Tests of one file share what they compile and train, so a file stays in one process. tests/conftest.py orders the files.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 STAMP := .venv/.installed
+TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-faults test-gpu bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-faults test-long test-explorer test-gpu test-torchtitan bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,13 +41,13 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 test: $(STAMP)  ## prove the bits, and everything around them
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
-	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu'
+	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine
-	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu'
+	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu and not long'
 
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
@@ -55,6 +57,11 @@ test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by i
 
 test-faults: $(STAMP)  ## spoil every file operation of `train` and `ablate`, and cut the power (an hour)
 	MXREF_FAULTS_ALL=1 $(BIN)/pytest -s tests/faults/test_faults.py
+
+test-long: $(STAMP)  ## train on several ranks of this machine in many layouts, and kill and resume such runs (many minutes)
+	$(BIN)/pytest -s -m long tests
+test-explorer: $(STAMP)  ## try the explorer page in a headless browser (MXREF_BROWSER=chromium); screenshots in runs/explorer
+	MXREF_BROWSER=$(MXREF_BROWSER) $(BIN)/pytest tests/explorer
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
@@ -96,6 +103,17 @@ peers:  ## run other implementations of MXFP4, in .venv-peers, and record what t
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[peers]'
 	PYTHONPATH=tests .venv-peers/bin/python -m peers
+
+test-torchtitan: $(TITAN)/.installed  ## train the Llama of torchtitan by mxref's recipes, in .venv-torchtitan
+	$(TITAN)/bin/python -m pytest tests/torchtitan
+
+# On top of .venv, whose packages it sees: torchtitan and what it needs beyond them take half a minute.
+$(TITAN)/.installed: $(STAMP)
+	test -x $(TITAN)/bin/python || $(BIN)/python -m venv $(TITAN)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > "$$($(TITAN)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	$(TITAN)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torchtitan]'
+	touch $@
 
 relock: $(STAMP)  ## lock the clauses of the specification, once the tests of an edited clause were read again
 	$(BIN)/python docs/_ext/clauses.py relock

@@ -1,5 +1,6 @@
 """Sphinx configuration; `make docs` builds with warnings as errors and without the network."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -57,5 +58,12 @@ def magnitude_bars(app, what, name, obj, options, lines):
         lines[i] = "`".join(parts)
 
 
+def copy_explorer(app, error):
+    """Put the explorer page beside the built pages, as it is: it needs nothing of them."""
+    if not error and app.builder.format == "html":
+        shutil.copytree(Path(app.srcdir) / "explorer", Path(app.outdir) / "explorer", dirs_exist_ok=True)
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", magnitude_bars)
+    app.connect("build-finished", copy_explorer)

@@ -81,7 +81,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 def newest(out: Path) -> int:
     """The step of a run's newest checkpoint."""
-    return max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").iterdir())
+    return max(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
 
 
 def weights(out: Path) -> bytes:

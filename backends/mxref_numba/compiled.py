@@ -17,10 +17,12 @@ aborts on concurrent calls, so these wait for each other.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numba
@@ -64,6 +66,8 @@ class _Pool:
     """Whether the process was forked from one whose OpenMP threads, which it does not have, were running."""
     turns = threading.RLock()
     """Held by the one caller at a time that the layer workqueue can serve."""
+    started = False
+    """Whether Numba's threads have started, in this process or in one that it was forked from."""
 
 
 def _after_fork() -> None:
@@ -83,9 +87,36 @@ def started_layer() -> str:
         return ""
 
 
+def _library(path: str | None) -> Any:
+    """Return a library by its file, or those that are loaded for everyone; None where it cannot be loaded."""
+    try:
+        return ctypes.CDLL(path)
+    except OSError:  # no OpenMP on this machine: Numba takes another layer
+        return None
+
+
+def thread_count() -> int:
+    """Return on how many threads kernels run; the first call starts the threads.
+
+    Numba then sets OpenMP's number of threads to its own, which is the number of cores. PyTorch reads the number of
+    OpenMP as its own, so it is put back: it belongs to `OMP_NUM_THREADS` and `torch.set_num_threads`.
+    """
+    if _Pool.started or sys.platform != "linux":
+        return numba.get_num_threads()
+    # Where PyTorch was imported first, its library takes the calls in place of the one that Numba was linked with.
+    files = None, getattr(find_spec("numba.np.ufunc.omppool"), "origin", None)
+    libraries = [lib for lib in map(_library, files) if hasattr(lib, "omp_get_max_threads")]
+    before = [lib.omp_get_max_threads() for lib in libraries]
+    threads = numba.get_num_threads()
+    for lib, number in zip(libraries, before, strict=True):
+        lib.omp_set_num_threads(number)
+    _Pool.started = True
+    return threads
+
+
 def running() -> str:
     """Return on what the kernels run, for people: threads and their layer, and the folder of compiled code."""
-    threads = numba.get_num_threads()
+    threads = thread_count()
     folder = KERNELS[0]._cache.cache_path or "no folder"
     refused = f" (not where others can change it: {'; '.join(REFUSED)})" if REFUSED else ""
     return f"{threads} thread{'s'[: threads != 1]} ({threading_layer()}), compiled code in {folder}{refused}"
@@ -93,7 +124,7 @@ def running() -> str:
 
 def worker_count(elements: int) -> int:
     """Return into how many shares work on so many elements is cut; no result depends on it."""
-    return max(1, min(numba.get_num_threads(), elements // _GRAIN))
+    return max(1, min(thread_count(), elements // _GRAIN))
 
 
 class _Team:
@@ -102,7 +133,7 @@ class _Team:
     __slots__ = ("_alone", "_threads", "_workers")
 
     def __init__(self, elements: int) -> None:
-        self._threads = numba.get_num_threads()
+        self._threads = thread_count()
         self._workers = worker_count(elements)
         layer = threading_layer()
         self._alone = layer == "workqueue"

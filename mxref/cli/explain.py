@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mxref.dialects import DIALECTS, dialect
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
+from mxref.explain.link import explorer_link
 from mxref.explain.text import notes, reason, scale_steps
 from mxref.formats import BLOCK_FORMATS, BlockShape
 from mxref.recipe import OperandSpec
@@ -80,6 +81,12 @@ _SETTINGS = {"ignore_unknown_options": True}
     help="GEMM operand.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option(
+    "--link", is_flag=True, help="Print the URL of the explorer page that shows the block, and nothing else."
+)
+@click.option(
+    "--explorer", metavar="URL", help="Address of the explorer page for --link; default the installed page."
+)
 def explain(
     numbers: tuple[str, ...],
     file: Path | None,
@@ -92,6 +99,8 @@ def explain(
     layer: int,
     operand: str,
     as_json: bool,
+    link: bool,
+    explorer: str | None,
     **options: Any,
 ) -> None:
     """Explain how a block is quantized, bit by bit.
@@ -103,9 +112,14 @@ def explain(
     mxref explain 1 -2 0.5 7
     mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
     mxref explain --file weights.npy --block 17 --dialect tseng --operand wgrad.x
+    mxref explain 1 -2 0.5 7 --dialect amd --link
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     if bool(numbers) == bool(file):
         raise click.UsageError("give either numbers or --file, as in: mxref explain 1 -2 0.5")
+    if link and as_json:
+        raise click.UsageError("--link prints a URL and --json prints JSON: give one of them")
+    if explorer is not None and not link:
+        raise click.UsageError("--explorer is the address of the page for --link: give --link too")
     if not file and (key or axis != -1):
         raise click.UsageError("--key and --axis need --file")
     x = read_array(file, key) if file else np.array(_floats(numbers), np.float32)
@@ -114,6 +128,10 @@ def explain(
     rng = Stream(seed, step, layer, OPERAND_IDS[operand])
     first = explain_block(x, spec, rng, axis=axis, index=index or 0, pad=True)
     wanted = range(1, first.blocks) if index is None and not file else range(0)
+    if link:
+        for i in (first.index, *wanted):
+            click.echo(explorer_link(x, spec, rng, axis=axis, index=i, pad=True, page=explorer))
+        return
     blocks = [first, *(explain_block(x, spec, rng, axis=axis, index=i, pad=True) for i in wanted)]
     if as_json:
         click.echo(json.dumps({"blocks": [_plain(b) for b in blocks]}, indent=2))

@@ -1,5 +1,6 @@
-"""One block, step by step: as data, as text, and as a table for a terminal."""
+"""One block, step by step: as data, as text, as a table for a terminal, and as a link to the explorer page."""
 
 from mxref.explain.block import BlockExplanation, Case, ElementExplanation, explain_block
+from mxref.explain.link import explorer_link
 
-__all__ = ["BlockExplanation", "Case", "ElementExplanation", "explain_block"]
+__all__ = ["BlockExplanation", "Case", "ElementExplanation", "explain_block", "explorer_link"]

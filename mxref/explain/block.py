@@ -14,14 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.arguments import as_spec, check_bool, check_integer
-from mxref.arrays import as_array
 from mxref.dialects import Dialect
-from mxref.errors import ShapeError
+from mxref.explain.part import block_part
 from mxref.formats import E8M0, BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import pack, unpack
-from mxref.placement import Placement
-from mxref.plan import QuantPlan, check_input, plan_quantize
 from mxref.quantization import quantize
 from mxref.recipe import OperandSpec
 from mxref.steps.hadamard import Rotation, hadamard
@@ -174,29 +170,12 @@ def explain_block(
     Raises:
         ShapeError: the block does not exist; and all that `mxref.quantize` raises.
     """
-    x, spec = as_array(x), as_spec(spec)
-    check_input(x)
-    placement = Placement(rng)
-    index, pad = check_integer("index", index), check_bool("pad", pad)
-    whole = plan_quantize(x.shape, spec, axis, placement, pad)
-    k, element = whole.format.k, whole.format.element
-    per_row = whole.length // k
-    if not 0 <= index < whole.rows * per_row:
-        raise ShapeError(
-            f"block {index} does not exist: shape {tuple(x.shape)} along axis {whole.axis} has "
-            f"{whole.rows * per_row} blocks, numbered from 0"
-        )
-    row, block = divmod(index, per_row)
-    row_index = [int(i) for i in np.unravel_index(row, whole.rows_shape)] if whole.rows_shape else []
-    start = (*row_index[: whole.axis], block * k, *row_index[whole.axis :])
-    origin, slab = _slab(x, whole, start)
-    within = Placement(rng, origin, tuple(x.shape))
-    plan = plan_quantize(slab.shape, spec, whole.axis, within, pad)
-    q = quantize(slab, spec, axis=whole.axis, placement=within, pad=pad)
+    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad)
+    spec, whole, plan, slab, within = part.spec, part.whole, part.plan, part.slab, part.placement
+    k, element, r, b = whole.format.k, whole.format.element, part.row, part.block
+    q = quantize(slab, spec, axis=whole.axis, placement=within, pad=part.pad)
 
-    r, b = (start[_tile_axis(whole)] % k if spec.block is BlockShape.TILE else 0), block - plan.first // k
-    x_rows = np.moveaxis(slab, plan.axis, -1).reshape(plan.rows, -1).astype(np.float32)  # [rows, L]
-    x_rows = np.pad(x_rows, [(0, 0), (0, plan.length - x_rows.shape[1])])  # [rows, length]
+    x_rows = part.rows()
     y_rows = hadamard(x_rows, plan.rotation) if plan.rotation else x_rows
     here = slice(b * k, (b + 1) * k)
     y = y_rows[r, here]
@@ -212,27 +191,12 @@ def explain_block(
     signs = np.tile(plan.rotation.vector(), plan.length // plan.rotation.n) if plan.rotation else None
     elements = _explain_elements(
         x_rows[r, here], y, signs[here] if signs is not None else None, random, codes, scale, spec, element,
-        real=x.shape[whole.axis] - block * k,
+        real=whole.shape[whole.axis] - part.start[whole.axis],
     )  # fmt: skip
     return BlockExplanation(
-        spec, rng, plan.rotation, tuple(x.shape), whole.axis, index, whole.rows * per_row, start, scale,
+        spec, rng, plan.rotation, whole.shape, whole.axis, part.index, part.blocks, part.start, scale,
         elements, pack(codes, element).tobytes(),
     )  # fmt: skip
-
-
-def _tile_axis(plan: QuantPlan) -> int:
-    last = len(plan.shape) - 1
-    return last if plan.axis != last else last - 1
-
-
-def _slab(x: NDArray[Any], plan: QuantPlan, start: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
-    """Return the part of `x` whose values the block depends on, and its origin: Hadamard groups, tiles."""
-    sizes = [1] * len(start)
-    sizes[plan.axis] = plan.unit
-    if plan.spec.block is BlockShape.TILE:
-        sizes[_tile_axis(plan)] = plan.format.k
-    origin = tuple(s // size * size for s, size in zip(start, sizes, strict=True))
-    return origin, x[tuple(slice(o, o + size) for o, size in zip(origin, sizes, strict=True))]
 
 
 def _explain_scale(

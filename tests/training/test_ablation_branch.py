@@ -123,7 +123,7 @@ def test_finished_branches_are_kept_without_checkpoints_and_the_trunk_with_them(
 ) -> None:
     shutil.copytree(done, tmp_path / "out")
     trunk = tmp_path / "out" / "branch" / "trunk" / "arms" / "fp8"
-    assert {path.name for path in (trunk / "checkpoints").iterdir()} == {"step-4", "step-6"}
+    assert {path.name for path in (trunk / "checkpoints").iterdir()} == {"latest", "step-4", "step-6"}
     assert not list((tmp_path / "out" / "branch").glob("step-*/arms/*/checkpoints/*"))
     before = json.loads((done / "branch.json").read_text())
     results, said = branches(tmp_path / "out", trainer=FakeTrainer())

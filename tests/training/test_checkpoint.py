@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
+from mxref_training.run import checkpoint_files
+from mxref_training.run.checkpoint import GROUPS, CheckpointStore
+from mxref_training.run.snapshot import Snapshot
 
 FILES = [*(f"{group}.safetensors" for group in GROUPS), "state.json"]
 
@@ -74,7 +75,7 @@ def test_old_checkpoints_go(store: CheckpointStore) -> None:
         store.save(snapshot(step))
         assert store.latest() == step
     assert store.steps() == [10, 30]
-    assert sorted(p.name for p in store.folder.iterdir()) == ["step-10", "step-30"]
+    assert sorted(p.name for p in store.folder.iterdir()) == ["latest", "step-10", "step-30"]
 
 
 def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointStore) -> None:
@@ -200,7 +201,7 @@ def test_a_full_disk_at_any_point_leaves_the_last_good_one(
     assert store.latest() == 3
     assert store.load(3).step == 3
     assert listing(store.folder) == before
-    assert [p.name for p in store.folder.iterdir()] == ["step-3"]
+    assert sorted(p.name for p in store.folder.iterdir()) == ["latest", "step-3"]
     store.save(snapshot(7))
     assert store.latest() == 7
 
@@ -216,10 +217,10 @@ def test_killed_while_writing_leaves_nothing_to_mistake_for_a_checkpoint(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", killed)
+        patch.setattr(checkpoint_files, "save_file", killed)
         with pytest.raises(KeyboardInterrupt):
             store.save(snapshot(7))
     assert (store.folder / ".step-7.tmp").is_dir()
     assert store.steps() == [3]
     store.save(snapshot(9))
-    assert sorted(p.name for p in store.folder.iterdir()) == ["step-3", "step-9"]
+    assert sorted(p.name for p in store.folder.iterdir()) == ["latest", "step-3", "step-9"]

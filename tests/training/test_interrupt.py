@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mxref_training.distributed.ranks import SOLE
 from mxref_training.run.interrupt import StopRequest
+from rank_threads import on_ranks
 
 
 @pytest.fixture(params=["default", "ignored"])
@@ -51,3 +53,22 @@ def test_requests_within_each_other_take_a_signal_each(before):
         with pytest.raises(KeyboardInterrupt):
             interrupt()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_all_ranks_learn_of_a_signal_that_one_received():
+    request = StopRequest()
+    request.signal = "SIGTERM"
+    assert request.agreed(SOLE) == "SIGTERM"
+    assert StopRequest().agreed(SOLE) == ""
+
+    def after_a_step(signals):
+        def work(ranks):
+            own = StopRequest()
+            own.signal = signals[ranks.rank]
+            return own.agreed(ranks)
+
+        return on_ranks(3, work)
+
+    assert after_a_step(["", "", ""]) == [""] * 3
+    assert after_a_step(["", "SIGTERM", ""]) == ["SIGTERM"] * 3
+    assert len(set(after_a_step(["SIGINT", "", "SIGTERM"]))) == 1

@@ -14,10 +14,12 @@ from typing import Any
 from mxref.errors import RecipeError
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
-from mxref.tomlio import MAX_DEPTH, build, merge, nearest, parse_toml, read_toml, shown
+from mxref.tomlio import MAX_DEPTH, build, merge, nearest, parse_toml, read_toml, shown, to_table
 from mxref_training import limits
 from mxref_training.errors import ConfigError
+from mxref_training.huggingface.config_json import completed, require_same_shape
 from mxref_training.limits import check, require
+from mxref_training.parallel import ParallelConfig
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = Path(__file__).parent / "recipes"
@@ -100,18 +102,27 @@ class DataConfig:
     """Where tokens come from."""
 
     train: str = "builtin"
-    """`builtin`, `c4`, or JSONL: a file, a folder or a pattern."""
+    """`builtin`; `c4` or `hf:NAME:CONFIG:SPLIT`; JSONL: a file, a folder or a pattern; or Megatron's token files.
+
+    Token files are a prefix, a `.bin` file, or `WEIGHT PREFIX WEIGHT PREFIX` and so on.
+    """
     val: str | None = None
     """The same; without it the source's own validation side, or 2 % of the files' documents held out."""
     tokenizer: str | None = None
     """A `tokenizer.json`; without it a byte-level BPE of `model.vocab` tokens is trained on `train`."""
     max_documents: int = 0
-    """Read no more than this many training documents; 0 reads all."""
+    """Read no more than this many training documents; 0 reads all, or 100,000 of a data set that is streamed."""
+    order_samples: int = 0
+    """Samples that Megatron's order of token files is made for; 0 is `run.steps` times `run.batch`."""
     max_line_mib: int = 64
     """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
+    workers: int = 0
+    """Processes that turn text into tokens; below 2, this process does."""
 
     def __post_init__(self) -> None:
-        check(self, "data", max_documents=(0, limits.MAX_COUNT), max_line_mib=(1, limits.MAX_COUNT))
+        from_zero = dict.fromkeys(("max_documents", "order_samples"), (0, limits.MAX_COUNT))
+        workers = (0, limits.MAX_THREADS)
+        check(self, "data", max_line_mib=(1, limits.MAX_COUNT), workers=workers, **from_zero)
         for name in ("train", "val", "tokenizer"):
             require(
                 getattr(self, name) != "",
@@ -186,6 +197,10 @@ class RunConfig:
     """Steps between checkpoints; 0 keeps only the one at the end."""
     keep: int = 2
     """How many checkpoints stay on disk."""
+    async_checkpoint: bool = False
+    """Write checkpoints from a copy in the host's memory while training goes on."""
+    spike: float = 10.0
+    """Report a loss that is this many robust standard deviations above the median of the last losses; 0: none."""
     log_every: int = 1
     """Steps between lines of `metrics.jsonl`; evaluations are always written."""
     telemetry_every: int = 0
@@ -208,6 +223,11 @@ class RunConfig:
     """
     shadow: float = 0.0
     """Share of the operations in block formats that the reference repeats and compares, 0 to 1."""
+    init_from: str | None = None
+    """A folder in Hugging Face's layout with the weights to begin with; without it they are drawn from the seed.
+
+    Its config.json gives the keys that `[model]` leaves out, its tokenizer.json is the default of `data.tokenizer`.
+    """
 
     def __post_init__(self) -> None:
         from_one = ("steps", "batch", "seq_len", "eval_every", "eval_tokens", "keep", "log_every")
@@ -216,7 +236,18 @@ class RunConfig:
             from_zero, (0, limits.MAX_COUNT)
         )
         seeds = dict.fromkeys(("seed", "data_seed"), (0, 2**64 - 1))
-        check(self, "run", threads=(0, limits.MAX_THREADS), shadow=(0, 1), **counts, **seeds)
+        check(
+            self,
+            "run",
+            threads=(0, limits.MAX_THREADS),
+            shadow=(0, 1),
+            spike=(0, limits.LARGEST),
+            **counts,
+            **seeds,
+        )
+        require(
+            self.init_from != "", "run.init_from is empty: give a folder, or leave it out for drawn weights"
+        )
         require(
             self.step_tokens <= limits.MAX_STEP_TOKENS,
             f"run.batch * run.seq_len = {self.step_tokens:,} tokens per step are above {limits.MAX_STEP_TOKENS:,}",
@@ -264,6 +295,8 @@ class TrainConfig:
     optim: OptimConfig
     run: RunConfig
     data: DataConfig = DataConfig()
+    parallel: ParallelConfig | None = None
+    """How ranks share the work; None is `ParallelConfig()`."""
 
     def __post_init__(self) -> None:
         check(self, "config")
@@ -291,12 +324,16 @@ def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]]
 
     Raises:
         ConfigError: an unknown preset, key or value; FileFormatError: a file that cannot be read.
+        HuggingFaceError: the folder that `run.init_from` names holds no such model.
     """
     path = _find(source, PRESETS, "preset")
     table = read_toml(path)
     for override in overrides:
         table = merge(table, parse_override(override) if isinstance(override, str) else override)
-    return config_from_table(table, path.name)
+    config = config_from_table(completed(table), path.name)
+    if config.run.init_from is not None:
+        require_same_shape(to_table(config.model), Path(config.run.init_from))
+    return config
 
 
 def find_recipe(source: str | Path) -> Recipe:

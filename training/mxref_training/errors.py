@@ -17,8 +17,16 @@ class ConfigError(MxrefError, ValueError):
     """A training configuration whose key or value does not exist, or does not fit the others."""
 
 
+class HuggingFaceError(MxrefError, ValueError):
+    """A folder in Hugging Face's layout that cannot be read or written, or does not fit the model."""
+
+
 class DivergedError(MxrefError, ArithmeticError):
     """A loss or gradient that is not finite, or a loss that a stated rule calls diverged."""
+
+
+class AgreedStop(MxrefError):
+    """A stop that all ranks of a run have agreed on and raise together."""
 
 
 class RunError(MxrefError, RuntimeError):

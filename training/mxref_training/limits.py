@@ -13,6 +13,7 @@ MAX_COUNT = 2**32 - 1
 MAX_STEP_TOKENS = 2**31
 MAX_LAYERS = 4096
 MAX_WIDTH = 2**24
+MAX_RANKS = 2**20
 MAX_THREADS = 1024
 """OpenMP ends the process where the system refuses to start a thread."""
 

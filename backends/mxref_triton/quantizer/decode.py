@@ -15,7 +15,7 @@ from mxref.mxarray import MXArray
 from mxref_triton.lane.eight_bit import decode_byte, to_half
 from mxref_triton.lane.registers import join_last
 from mxref_triton.lane.rounding import decode_element, scale_or_nan, value_scale
-from mxref_triton.launch import INTERPRETED, check_device, launch, tiles_of
+from mxref_triton.launch import INTERPRETED, check_device, launch, power_of_two_from, tiles_of
 from mxref_triton.operands import rows_of
 
 _WORDS = 1 << 16 if INTERPRETED else 512
@@ -97,16 +97,17 @@ def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> 
     kind = torch.float32 if dtype == "float32" else torch.bfloat16
     out = torch.empty((*q.rows_shape, q.length), dtype=kind, device=codes.device)
     words = codes.numel() // 4
+    tile = power_of_two_from(words, _WORDS) if words and INTERPRETED else _WORDS
     half = dtype == "bfloat16"
     if words and q.format.element is E2M1:
         launch(
-            _dequantize, (tiles_of(words, _WORDS),), codes.view(torch.int32), scales, out.view(torch.int32), words,
-            HALF=half, WORDS=_WORDS,
+            _dequantize, (tiles_of(words, tile),), codes.view(torch.int32), scales, out.view(torch.int32), words,
+            HALF=half, WORDS=tile,
         )  # fmt: skip
     elif words:
         launch(
-            _dequantize_bytes, (tiles_of(words, _WORDS),),
+            _dequantize_bytes, (tiles_of(words, tile),),
             codes.view(torch.int32), scales, out.view(torch.int32), scales if exceeded is None else exceeded, words,
-            E=q.format.element, K=q.format.k, HALF=half, CHECKED=exceeded is not None, WORDS=_WORDS,
+            E=q.format.element, K=q.format.k, HALF=half, CHECKED=exceeded is not None, WORDS=tile,
         )  # fmt: skip
     return out[..., : q.shape[q.axis]].movedim(-1, q.axis)

@@ -39,6 +39,17 @@ print(len(found), all(found), mxref_numba.compiled.started_layer())
 """
 USED = "work()\n"
 TORCH = "import torch\ntorch.ones(1 << 22).add_(1)\n"
+TORCHS_THREADS = """
+import numba
+torch.set_num_threads(3)
+work()
+print(torch.get_num_threads(), numba.get_num_threads(), sep="\\n")
+"""
+OPENMPS_THREADS = """
+import ctypes
+import numba.np.ufunc.omppool
+print(ctypes.CDLL(numba.np.ufunc.omppool.__file__).omp_get_max_threads())
+"""
 
 on_linux = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere a fork does not lose OpenMP's threads"
@@ -46,7 +57,7 @@ on_linux = pytest.mark.skipif(
 
 
 def python(code: str, layer: str = "omp") -> str:
-    variables = {"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": layer}
+    variables = {"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "3", "NUMBA_THREADING_LAYER": layer}
     done = subprocess.run(
         [sys.executable, "-c", START + code],
         env=os.environ | variables, capture_output=True, text=True, timeout=200,
@@ -56,16 +67,22 @@ def python(code: str, layer: str = "omp") -> str:
 
 
 @on_linux
-@pytest.mark.parametrize("before", [USED, TORCH], ids=["numba", "torch"])
-def test_a_forked_child_is_told_to_spawn(before: str) -> None:
-    if before is TORCH:
-        pytest.importorskip("torch")
-    assert "spawn" in python(before + FORK)
+def test_a_forked_child_is_told_to_spawn() -> None:
+    assert "spawn" in python(USED + FORK)
 
 
 @on_linux
-def test_a_child_forked_before_any_threads_works() -> None:
-    assert python(FORK) == "done"
+def test_beside_torch_a_forked_child_is_told_to_spawn_and_torch_keeps_its_number_of_threads() -> None:
+    """Numba starts two threads, and sets OpenMP's number, which PyTorch reads, to two on its way."""
+    pytest.importorskip("torch")
+    told, of_torch, of_numba = python(TORCH + FORK + TORCHS_THREADS).splitlines()
+    assert "spawn" in told
+    assert (of_torch, of_numba) == ("3", "2")
+
+
+@on_linux
+def test_a_child_forked_before_any_threads_works_and_leaves_the_number_of_openmp() -> None:
+    assert python(FORK + USED + OPENMPS_THREADS).splitlines() == ["done", "3"]
 
 
 @on_linux

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,22 +11,13 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.utils import counters
 
 from compiled_gradients import Model, recipe_of
-from mxref import OperandSpec, get_backend
+from mxref import get_backend
 from mxref_torch import advance, check_census, convert
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_threads() -> None:
-    """Start Numba's threads before anything is compiled.
-
-    They set OpenMP's number of threads, which PyTorch reads too, and PyTorch compiles again where that number changes.
-    """
-    get_backend("numba").quantize(np.ones((1, 32), np.float32), OperandSpec())
 
 
 RECIPES = ("bf16", "fp8", "mxfp4", "mxfp4_h16", "tseng", "nvfp4_style", "mixed")

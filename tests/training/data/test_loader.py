@@ -124,14 +124,44 @@ def test_order_does_not_depend_on_the_split() -> None:
     whole = samples(Loader(tokens, 8, seed=5), [240])
     assert samples(Loader(tokens, 8, seed=5), [1] * 240) == whole
     assert samples(Loader(tokens, 8, seed=5), [7, 100, 3, 130]) == whole
-    ranks = [Loader(tokens, 8, seed=5) for _ in range(4)]
-    shared = [
-        int(first)
-        for _ in range(20)
-        for rank, loader in enumerate(ranks)
-        for first in loader.next_batch(3, rank, 4)[0][:, 0]
-    ]
-    assert shared == whole
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batch"), [(1, 4), (2, 4), (2, 12), (3, 6), (4, 4), (4, 12), (12, 12)]
+)
+def test_ranks_share_the_rows_of_every_micro_batch(ranks: int, micro_batch: int) -> None:
+    tokens = np.arange(100 * 8 + 3)
+    whole = Loader(tokens, 8, seed=5)
+    parts = [Loader(tokens, 8, seed=5) for _ in range(ranks)]
+    for _ in range(10):
+        rows = whole.next_batch(12)[0]
+        found = [
+            loader.next_batch(12, micro_batch=micro_batch, part=(rank, ranks))[0]
+            for rank, loader in enumerate(parts)
+        ]
+        taken = [0] * ranks
+        for row in range(12):  # the assignment as its definition says it
+            rank = row % micro_batch * ranks // micro_batch
+            assert np.array_equal(found[rank][taken[rank]], rows[row])
+            taken[rank] += 1
+        assert taken == [len(part) for part in found] == [12 // ranks] * ranks
+        assert all(loader.state_dict() == whole.state_dict() for loader in parts)
+
+
+def test_a_state_of_two_ranks_resumes_on_any_number() -> None:
+    tokens = np.arange(100 * 8 + 3)
+    two = [Loader(tokens, 8, seed=5) for _ in range(2)]
+    for rank, loader in enumerate(two):
+        loader.next_batch(84, micro_batch=4, part=(rank, 2))
+        loader.next_batch(84, micro_batch=4, part=(rank, 2))
+    expected = samples(Loader(tokens, 8, seed=5), [168, 12])[168:]
+    for ranks in (1, 3, 4):
+        found = []
+        for rank in range(ranks):
+            loader = Loader(tokens, 8, seed=5)
+            loader.load_state_dict(two[1].state_dict())
+            found += loader.next_batch(12, part=(rank, ranks))[0][:, 0].tolist()
+        assert found == expected
 
 
 def test_order_is_shuffled_and_seeded() -> None:
@@ -206,9 +236,14 @@ def test_loader_refuses_what_it_cannot_do() -> None:
     for seed in (-1, 1 << 64):
         with pytest.raises(DataError, match="out of range"):
             Loader(tokens, 8, seed=seed)
-    for batch, rank, world in ((0, 0, 1), (1, 1, 1), (1, -1, 2)):
+    loader = Loader(tokens, 8)
+    for batch, part in ((0, (0, 1)), (1, (1, 1)), (1, (-1, 2))):
         with pytest.raises(DataError, match="no batch of"):
-            Loader(tokens, 8).next_batch(batch, rank, world)
+            loader.next_batch(batch, part=part)
+    for batch, micro_batch, ranks in ((3, 3, 2), (6, 4, 2), (4, 2, 4), (4, -1, 1)):
+        with pytest.raises(DataError, match=f"a batch of {batch} in .* shared by {ranks} ranks"):
+            loader.next_batch(batch, micro_batch=micro_batch, part=(0, ranks))
+    assert loader.sample == 0
 
 
 def test_sequential_batches_keep_order_and_the_last_part() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,8 +54,10 @@ def test_one_document_cannot_be_split(tmp_path: Path) -> None:
 
 def test_equal_training_and_validation_data_are_refused(tmp_path: Path) -> None:
     texts = make_texts(100)
-    train, val = write(tmp_path / "t.jsonl", texts), write(tmp_path / "v.jsonl", texts)
-    for other in (train, val):
+    train, val = write(tmp_path / "t.jsonl", texts), write(tmp_path / "v.jsonl", texts[::-1])
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(train)
+    for other in (train, val, link):
         with pytest.raises(DataError, match="100 of 100 validation documents are in the training data"):
             open_corpus(train, other)
 
@@ -106,59 +106,6 @@ def test_the_builtin_corpus_as_a_source(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert str(small.report) in str(corpus.report)
     mixed = open_corpus(write(tmp_path / "t.jsonl", make_texts(50)), "builtin")
     assert mixed.val_docs.sha256 == small.report.val.sha256
-
-
-class FakeDatasets(types.ModuleType):
-    """Stands in for the package `datasets`, which the project does not depend on."""
-
-    calls = 0
-
-    def __init__(self, texts: dict[str, list[str]], error: Exception | None = None) -> None:
-        super().__init__("datasets")
-        self.__spec__ = types.SimpleNamespace(name="datasets")  # type: ignore[assignment]
-        self.texts, self.error = texts, error
-
-    def load_dataset(self, path: str, name: str, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
-        assert (path, name, streaming) == ("allenai/c4", "en", True)
-        self.calls += 1
-        if self.error:
-            raise self.error
-        return ({"text": text, "url": "u"} for text in self.texts[split])
-
-
-def test_c4_is_fetched_once_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeDatasets({"train": make_texts(90, 1), "validation": make_texts(90, 2)})
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    for _ in range(2):
-        corpus = open_corpus("c4", c4_documents=50, c4_val_documents=20)
-        assert list(corpus.train_docs) == make_texts(90, 1)[:50]
-        assert list(corpus.val_docs) == make_texts(90, 2)[:20]
-    assert fake.calls == 2
-    with pytest.raises(DataError, match="ended after 90 of 91"):
-        open_corpus("c4", c4_documents=91)
-    with pytest.raises(DataError, match="budget of 0"):
-        open_corpus("c4", c4_documents=0)
-
-
-def test_a_full_disk_is_not_taken_for_a_network_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    fake = FakeDatasets({"train": make_texts(90, 1), "validation": make_texts(90, 2)})
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    monkeypatch.setattr("mxref_training.data.sources.gzip.open", full)
-    with pytest.raises(DataError, match=r"cannot fill .*No space left on device"):
-        open_corpus("c4", c4_documents=50)
-
-
-def test_c4_out_of_reach(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets({}, ConnectionError("no route to host")))
-    with pytest.raises(DataError, match=r"cannot fetch C4 .*no route to host.*`builtin`"):
-        open_corpus("c4")
-    assert not list((own_cache / "c4").iterdir())
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match="pip install datasets"):
-        open_corpus("c4")
 
 
 def test_the_data_side_does_not_need_torch() -> None:

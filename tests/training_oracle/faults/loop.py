@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mxref_training.data import loader
+from mxref_training.data import corpus, loader
 from mxref_training.data.loader import Loader
 from mxref_training.model.llama import Llama
 from mxref_training.run import eager, evaluate, loop
@@ -56,7 +56,7 @@ windows_apart = _starts(
 
 
 def order_of_the_run_seed(patch: Patch) -> None:
-    patch.setattr(loop, "Loader", lambda ids, length, seed, sha: Loader(ids, length, RUN_SEED, sha))
+    patch.setattr(corpus, "Loader", lambda ids, length, seed, sha: Loader(ids, length, RUN_SEED, sha))
 
 
 def loader_starts_over(patch: Patch) -> None:

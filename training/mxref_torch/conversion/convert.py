@@ -39,6 +39,7 @@ def convert(
     backend: Backend | str | None = None,
     seed: int = 0,
     steps: int | None = None,
+    layer_class: type[MXLinear] = MXLinear,
 ) -> Handle:
     """Replace the `nn.Linear` modules of a model by MXLinear that hold the same Parameters, in place.
 
@@ -64,6 +65,7 @@ def convert(
         backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
         seed: of the random bits, 0 to 2^64 - 1.
         steps: optimizer steps of the run, of which a schedule may name shares.
+        layer_class: class of the new layers, for a framework whose modules follow a protocol of its own.
 
     Returns:
         The handle of the converted model.
@@ -94,7 +96,7 @@ def convert(
     replacements: dict[nn.Module, MXLinear] = {}
     for index, (name, linear) in enumerate(linears.items()):
         if name in chosen:
-            replacements[linear] = MXLinear(linear, schedule.recipes[0][name], context, index)
+            replacements[linear] = layer_class(linear, schedule.recipes[0][name], context, index)
             keep_plain(replacements[linear], linear)
     for parent in list(model.modules()):
         # Not named_children, which gives a module that has two names only once.

@@ -1,1 +1,1 @@
-"""The commands `mxref train`, `mxref ablate`, `mxref probe` and `mxref report`."""
+"""The commands `mxref train`, `mxref ablate`, `mxref probe`, `mxref export` and `mxref report`."""

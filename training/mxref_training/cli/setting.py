@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 DATA = click.option(
-    "--data", metavar="PATH", help="Training text: JSONL file, folder or pattern; `builtin` or `c4`."
+    "--data",
+    metavar="PATH",
+    help="Training text: JSONL file, folder or pattern; `builtin`, `c4` or hf:NAME; or Megatron's token files.",
 )
 VAL = click.option(
     "--val", metavar="PATH", help="Validation text. Default: the source's own, or 2 % of the documents."

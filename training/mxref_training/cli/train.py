@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mxref.cli import EXIT_ERROR
 from mxref.cores import wait_passively
 from mxref_training.cli.setting import (
     BACKEND,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
+    from mxref_training.distributed.ranks import Ranks
     from mxref_training.run.observe import Observation
 
 
@@ -51,6 +54,11 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @SET
 @SHADOW
 @click.option(
+    "--init-from",
+    metavar="FOLDER",
+    help="Begin with the weights of a Llama in Hugging Face's layout; the same as --set run.init_from=FOLDER.",
+)
+@click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
@@ -69,9 +77,25 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @click.option(
     "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
 )
+@click.option(
+    "--ranks", type=int, metavar="N", help="With --dry-run: for a run of N ranks, none of which is needed."
+)
+@click.option(
+    "--peak-tflops",
+    type=float,
+    metavar="X",
+    help="With --dry-run: the largest rate of a rank, in 10^12 FLOP/s.",
+)
+@click.option(
+    "--utilisation",
+    type=float,
+    metavar="X",
+    help="With --dry-run: the share of it that is assumed, as in 0.4.",
+)
 @click.pass_context
 def train(
     ctx: click.Context,
+    /,
     config: str,
     recipe: str,
     data: str | None,
@@ -82,18 +106,22 @@ def train(
     backend: str | None,
     overrides: tuple[str, ...],
     shadow: float | None,
+    init_from: str | None,
     resume: bool,
     telemetry: int | None,
     tensorboard: bool,
     track: str | None,
     profile: str | None,
     dry_run: bool,
+    ranks: int | None,
+    peak_tflops: float | None,
+    utilisation: float | None,
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
-    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b. A run that was
-    stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had never
-    stopped.
+    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b, llama31_70b. A run
+    that was stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had
+    never stopped. Started by torchrun on several ranks, the command trains on all of them.
 
     \b
     Examples:
@@ -102,36 +130,69 @@ def train(
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train llama31_8b --recipe mxfp4_h16 --dry-run
+      mxref train llama31_8b --recipe mxfp4_h16 --dry-run --ranks 8
+      torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --out runs/8b   eight GPUs of this host
+      mxref train mine.toml --init-from Llama-3.2-1B   go on with a model of Hugging Face
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
     _require_torch()
-    from mxref.discovery import choose, get_backend
     from mxref.terminal import echo
-    from mxref_training.config import find_recipe, load_config
+    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
 
     tables = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
     )
-    loaded, treatment = load_config(config, tables), find_recipe(recipe)
-    name, why = choose(backend)
-    chosen = get_backend(name)
+    if init_from is not None:
+        tables.append({"run": {"init_from": init_from}})
+    mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
+    mesh = {name: value for name, value in mesh.items() if value is not None}
+    started = started_ranks()
     if dry_run:
-        _print_plan(loaded, treatment, chosen, why)
+        if started.first:
+            _print_plan(*_loaded(config, recipe, tables, backend), {"ranks": started.world} | mesh)
         return
+    if mesh:
+        raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
-    echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
-    from mxref_training.run.observe import Observation
-    from mxref_training.run.profiler import Window
+    try:
+        with connected(started), started.one_error():
+            loaded, treatment, chosen, why = _loaded(config, recipe, tables, backend)
+            if started.first:
+                echo(
+                    f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}",
+                    err=True,
+                )
+            from mxref_training.run.observe import Observation
+            from mxref_training.run.profiler import Window
 
-    observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
-    ctx.exit(_train(loaded, treatment, folder, chosen, resume, observe))
+            observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
+            code = _train(loaded, treatment, folder, chosen, resume, observe, started)
+    except PeerStopped:  # the rank that failed shows its error
+        code = EXIT_ERROR
+    ctx.exit(code)
+
+
+def _loaded(
+    config: str, recipe: str, tables: Sequence[str | Mapping[str, Any]], backend: str | None
+) -> tuple[TrainConfig, Recipe, Backend, str]:
+    """Return what the command names: configuration, recipe and backend, and why this backend."""
+    from mxref.discovery import choose, get_backend
+    from mxref_training.config import find_recipe, load_config
+
+    name, why = choose(backend)
+    return load_config(config, tables), find_recipe(recipe), get_backend(name), why
 
 
 def _train(
-    config: TrainConfig, recipe: Recipe, folder: Path, backend: Backend, resume: bool, observe: Observation
+    config: TrainConfig,
+    recipe: Recipe,
+    folder: Path,
+    backend: Backend,
+    resume: bool,
+    observe: Observation,
+    ranks: Ranks,
 ) -> int:
     """Train, print what it came to, and return the exit code."""
     from mxref.terminal import echo
@@ -141,16 +202,28 @@ def _train(
     from mxref_training.wording import counted
 
     observe.require(config)
-    preflight(config, recipe, backend)
-    corpus = loop.prepare_corpus(config)
-    echo(corpus.report, err=True)
+    preflight(config, recipe, backend, ranks=ranks)
+    with ranks.first_alone():
+        corpus = loop.prepare_corpus(config)
+    if ranks.first:
+        echo(corpus.report, err=True)
     try:
         result = loop.train(
-            config, recipe, folder, backend=backend, corpus=corpus, resume=resume, observe=observe
+            config,
+            recipe,
+            folder,
+            backend=backend,
+            corpus=corpus,
+            resume=resume,
+            observe=observe,
+            ranks=ranks,
         )
     except loop.Interrupted as err:
-        echo(f"interrupted: {err}", err=True)
-        return 130
+        if ranks.first:
+            echo(f"interrupted: {err}", err=True)
+        return 0  # it was asked to stop, and lost nothing
+    if not ranks.first:
+        return 0
     rate = result.tokens / result.seconds if result.seconds else 0.0
     skipped = f", {counted(result.skipped_steps, 'step')} skipped" if result.skipped_steps else ""
     echo(
@@ -160,15 +233,17 @@ def _train(
     return 0
 
 
-def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> None:
+def _print_plan(
+    config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mapping[str, Any]
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from mxref.terminal import HEAD, QUIET, console
-    from mxref_training.run.estimate import dry_run
+    from mxref_training.run.estimate import Mesh, dry_run
 
     table = Table.grid(padding=(0, 2))
-    for heading, lines in dry_run(config, recipe, backend, why):
+    for heading, lines in dry_run(config, recipe, backend, why, Mesh(**mesh)):
         table.add_row(Text(heading, style=HEAD), Text(""))
         for key, text in lines:
             table.add_row(Text(f"  {key}", style=QUIET), Text(text))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
-from mxref_training.config import TrainConfig
+from mxref_training.config import RunConfig, TrainConfig
 from mxref_training.data import (
     Documents,
+    Loader,
     Tokenizer,
     Tokens,
     load_tokenizer,
@@ -17,8 +19,14 @@ from mxref_training.data import (
     train_tokenizer,
 )
 from mxref_training.data.documents import survey
-from mxref_training.errors import ConfigError
+from mxref_training.data.megatron import IndexedTokens, indexed_parts, open_tokens, require_apart
+from mxref_training.data.samples import SampleLoader
+from mxref_training.data.token_ids import TokenIds
+from mxref_training.errors import ConfigError, DataError
 from mxref_training.wording import counted
+
+Parts = Sequence[tuple[float, Path]]
+"""Weights and prefixes of token files."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,13 @@ class TokenCorpus:
     Raises ConfigError when both sides hold the same tokens: a validation loss on training data means nothing.
     """
 
-    train: Tokens
-    val: Tokens
-    tokenizer: Tokenizer
+    train: Tokens | IndexedTokens
+    val: Tokens | IndexedTokens
+    tokenizer: Tokenizer | TokenIds
     report: str
     """One line about the documents and the decisions made about them."""
+    order_samples: int = 0
+    """Samples that the order of token files is made for; 0 is those of the run."""
 
     def __post_init__(self) -> None:
         if self.train.sha256 == self.val.sha256:
@@ -47,6 +57,23 @@ class TokenCorpus:
         """SHA-256 of the training tokens, the validation tokens and the tokenizer."""
         return {"train": self.train.sha256, "val": self.val.sha256, "tokenizer": self.tokenizer.sha256}
 
+    def loader(self, run: RunConfig) -> SampleLoader:
+        """Return the loader of a run's training batches, at the first sample.
+
+        Raises:
+            ConfigError: the order of token files is made for fewer samples than the run takes.
+            DataError: as of the loader.
+        """
+        if isinstance(self.train, IndexedTokens):
+            needed = run.steps * run.batch
+            if 0 < self.order_samples < needed:
+                raise ConfigError(
+                    f"data.order_samples = {self.order_samples:,} is below the run's {needed:,} samples: raise it, or "
+                    "set it to 0"
+                )
+            return self.train.loader(run.seq_len, run.order_seed, self.order_samples or needed)
+        return Loader(self.train.ids, run.seq_len, run.order_seed, self.train.sha256)
+
 
 def prepare_corpus(config: TrainConfig) -> TokenCorpus:
     """Return the tokens that a configuration names, from the cache if it has them.
@@ -56,18 +83,56 @@ def prepare_corpus(config: TrainConfig) -> TokenCorpus:
         ConfigError: both sides hold the same tokens, or too few for one sequence or one evaluation.
     """
     data = config.data
-    options = {"c4_documents": data.max_documents} if data.max_documents else {}
+    train, val = indexed_parts(data.train), indexed_parts(data.val) if data.val else None
+    corpus = _from_text(config) if train is None and val is None else _indexed(config, train, val)
+    check_lengths(config, corpus)
+    return corpus
+
+
+def _from_text(config: TrainConfig) -> TokenCorpus:
+    data = config.data
+    options = {"stream_documents": data.max_documents} if data.max_documents else {}
     corpus = open_corpus(data.train, data.val, max_line=data.max_line_mib << 20, **options)
     train = _first(corpus.train_docs, data.max_documents)
     tokenizer = (
         load_tokenizer(data.tokenizer) if data.tokenizer else train_tokenizer(train, config.model.vocab)
     )
     tokenizer.check_vocab(config.model.vocab)
-    tokens = TokenCorpus(
-        tokenize(train, tokenizer), tokenize(corpus.val_docs, tokenizer), tokenizer, str(corpus.report)
-    )
-    check_lengths(config, tokens)
-    return tokens
+    train_tokens = tokenize(train, tokenizer, data.workers)
+    val_tokens = tokenize(corpus.val_docs, tokenizer, data.workers)
+    return TokenCorpus(train_tokens, val_tokens, tokenizer, str(corpus.report))
+
+
+def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> TokenCorpus:
+    """Return a corpus of Megatron's token files."""
+    data = config.data
+    if train is None or val is None:
+        side, other = ("val", "train") if val is None else ("train", "val")
+        given = getattr(data, side)
+        state = "is not set" if given is None else f"= {given!r} is text"
+        raise ConfigError(
+            f"data.{other} names token files, but data.{side} {state}: name the token files of the {side} side too"
+        )
+    if len(val) > 1:
+        raise ConfigError(
+            "data.val names several token files: validation data must be one, because its order counts"
+        )
+    if data.max_documents:
+        raise ConfigError(
+            f"data.max_documents = {data.max_documents} limits text, but data.train names token files: set it to 0"
+        )
+    train_tokens, val_tokens = open_tokens(train), open_tokens(val)
+    note = require_apart(train_tokens, val_tokens)
+    ids = TokenIds(1 + max(train_tokens.largest, val_tokens.largest))
+    tokenizer = load_tokenizer(data.tokenizer) if data.tokenizer else ids
+    if ids.vocab_size > tokenizer.vocab_size:
+        raise DataError(
+            f"the data has the token id {ids.vocab_size - 1}, the tokenizer {data.tokenizer} only "
+            f"{counted(tokenizer.vocab_size, 'token')}: give the tokenizer that made the data"
+        )
+    tokenizer.check_vocab(config.model.vocab)
+    report = "; ".join([f"train {train_tokens}; validation {val_tokens}", *([note] if note else [])])
+    return TokenCorpus(train_tokens, val_tokens, tokenizer, report, data.order_samples)
 
 
 def check_lengths(config: TrainConfig, corpus: TokenCorpus) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.data.megatron import IndexedTokens, open_tokens
+from mxref_training.data.token_ids import TokenIds
 from mxref_training.data.tokenizer import Tokenizer
 from mxref_training.data.tokens import Tokens
 from mxref_training.errors import DataError
@@ -16,7 +18,8 @@ from mxref_training.errors import DataError
 def to_table(corpus: TokenCorpus) -> dict[str, Any]:
     """Return a corpus as JSON values; DataError if its tokens are in no file."""
     sides = {name: side_to_table(getattr(corpus, name)) for name in ("train", "val")}
-    return {**sides, "tokenizer": corpus.tokenizer.to_table(), "report": corpus.report}
+    rest = {"report": corpus.report, "order_samples": corpus.order_samples}
+    return {**sides, "tokenizer": corpus.tokenizer.to_table(), **rest}
 
 
 def from_table(table: dict[str, Any]) -> TokenCorpus:
@@ -24,14 +27,16 @@ def from_table(table: dict[str, Any]) -> TokenCorpus:
 
     The arrays are not hashed again: the process that wrote the table has done so.
     """
-    tokenizer = Tokenizer.from_table(table["tokenizer"])
-    return TokenCorpus(
-        side_from_table(table["train"]), side_from_table(table["val"]), tokenizer, table["report"]
-    )
+    told: dict[str, Any] = table["tokenizer"]
+    tokenizer = TokenIds(**told) if "vocab_size" in told else Tokenizer.from_table(told)
+    sides = side_from_table(table["train"]), side_from_table(table["val"])
+    return TokenCorpus(*sides, tokenizer, table["report"], table["order_samples"])
 
 
-def side_to_table(tokens: Tokens) -> dict[str, Any]:
+def side_to_table(tokens: Tokens | IndexedTokens) -> dict[str, Any]:
     """Return tokens as JSON values; DataError if they are in no file."""
+    if isinstance(tokens, IndexedTokens):
+        return tokens.to_table()
     path = getattr(tokens.ids, "filename", None)
     if path is None:
         raise DataError(
@@ -41,8 +46,10 @@ def side_to_table(tokens: Tokens) -> dict[str, Any]:
     return {"path": str(path), "length": len(tokens), **facts}
 
 
-def side_from_table(side: dict[str, Any]) -> Tokens:
+def side_from_table(side: dict[str, Any]) -> Tokens | IndexedTokens:
     """Return the tokens that `side_to_table` described; DataError if the array is no longer what it was."""
+    if "indexed" in side:
+        return open_tokens([(weight, Path(prefix)) for weight, prefix in side["indexed"]])
     path = Path(side["path"])
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)

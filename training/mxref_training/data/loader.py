@@ -11,11 +11,12 @@ shift and the order of an epoch are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mxref_training.data.samples import SampleLoader
 from mxref_training.data.tokens import token_hash
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
@@ -23,7 +24,7 @@ from mxref_training.wording import counted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STATE_VERSION = 1
+    from mxref_training.data.samples import Pair
 
 
 def _check(tokens: NDArray[Any], seq_len: int) -> None:
@@ -36,7 +37,7 @@ def _check(tokens: NDArray[Any], seq_len: int) -> None:
         )
 
 
-class Loader:
+class Loader(SampleLoader):
     """Endless shuffled training batches from a flat token array.
 
     Args:
@@ -64,18 +65,7 @@ class Loader:
         self.seed = seed
         self.fingerprint = fingerprint or token_hash(tokens)
         self.windows = (len(tokens) - 1) // seq_len
-        self.sample = 0
         self._cached: tuple[int, NDArray[np.int64]] | None = None
-
-    @property
-    def epoch(self) -> int:
-        """Number of full passes over the data so far."""
-        return self.sample // self.windows
-
-    @property
-    def position(self) -> int:
-        """Number of windows of the current epoch given out so far."""
-        return self.sample % self.windows
 
     def _starts(self, epoch: int) -> NDArray[np.int64]:
         """Return the first token of every window of an epoch, `[windows]`, in the order of use."""
@@ -87,85 +77,20 @@ class Loader:
             self._cached = epoch, order * self.seq_len + int(words[0] % np.uint64(spare + 1))
         return self._cached[1]
 
-    def next_batch(
-        self, batch: int, rank: int = 0, world_size: int = 1
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return this rank's share of the next `batch * world_size` samples, and move past all of them.
-
-        Args:
-            batch: sequences for this rank.
-            rank: index of this rank; the ranks get consecutive shares of the samples.
-            world_size: ranks that each call this with the same `batch`.
-
-        Returns:
-            Inputs and targets, each `[batch, seq_len]` int64; the targets are the inputs moved by one token.
-
-        Raises:
-            DataError: `batch` is below 1 or `rank` is not below `world_size`.
-        """
-        if batch < 1 or not 0 <= rank < world_size:
-            raise DataError(f"no batch of {batch} for rank {rank} of {world_size}")
-        first = self.sample + rank * batch
-        starts = [int(self._starts(i // self.windows)[i % self.windows]) for i in range(first, first + batch)]
-        self.sample += batch * world_size
+    def take(self, samples: list[int]) -> Pair:
+        """Return inputs and targets of samples that are numbered from the start of the run."""
+        starts = [int(self._starts(i // self.windows)[i % self.windows]) for i in samples]
         return _gather(self._tokens, starts, self.seq_len)
 
-    def state_dict(self) -> dict[str, int | str]:
-        """Return the state with which a later run continues at the next sample, on any number of ranks."""
-        return {
-            "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "position": self.position,
-            "seed": self.seed,
-            "seq_len": self.seq_len,
-            "fingerprint": self.fingerprint,
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loader on the same data stopped; an error leaves this loader unchanged.
-
-        Raises:
-            DataError: the state is incomplete or out of range, or was taken with other data, another sequence
-                length or another seed.
-        """
-        try:
-            version, epoch, position = (int(state[key]) for key in ("version", "epoch", "position"))
-            seed, seq_len, fingerprint = int(state["seed"]), int(state["seq_len"]), str(state["fingerprint"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the loader state is damaged ({error!r}): resume from another checkpoint"
-            ) from error
-        if version != STATE_VERSION:
-            raise DataError(f"the loader state has version {version}: this program reads {STATE_VERSION}")
-        if fingerprint != self.fingerprint:
-            raise DataError(
-                f"the checkpoint was trained on data {fingerprint[:16]}, this run has {self.fingerprint[:16]}: "
-                "give the same data and tokenizer, or start a new run"
-            )
-        for name, theirs, ours in (
-            ("sequence length", seq_len, self.seq_len),
-            ("data seed", seed, self.seed),
-        ):
-            if theirs != ours:
-                raise DataError(f"the checkpoint has {name} {theirs}, this run {ours}: set it to {theirs}")
-        if epoch < 0 or not 0 <= position < self.windows:
-            raise DataError(
-                f"the loader state is damaged (window {position} of {self.windows} in epoch {epoch}): "
-                "resume from another checkpoint"
-            )
-        self.sample = epoch * self.windows + position
-
-
-def _gather(
-    tokens: NDArray[Any], starts: list[int], seq_len: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _gather(tokens: NDArray[Any], starts: list[int], seq_len: int) -> Pair:
     windows = np.stack([tokens[start : start + seq_len + 1] for start in starts]).astype(np.int64)
     return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
 
 
 def sequential_batches(
     tokens: NDArray[Any], seq_len: int, batch: int, limit_tokens: int | None = None
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+) -> Iterator[Pair]:
     """Yield the windows of a token array in order, for evaluation; the last batch may be smaller.
 
     Args:

@@ -1,18 +1,13 @@
-"""A corpus from the built-in text, C4, or JSONL files, with training and validation documents kept apart."""
+"""A corpus from the built-in text, a streamed data set, or JSONL files, its training and validation documents apart."""
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
-import itertools
-import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mxref_training.data.builtin import builtin_corpus
-from mxref_training.data.cache import cache_key, cached
 from mxref_training.data.documents import (
     MAX_LINE,
     Documents,
@@ -22,17 +17,13 @@ from mxref_training.data.documents import (
     resolve_files,
     survey,
 )
-from mxref_training.data.progress import progress
+from mxref_training.data.streamed import C4, TRAIN, VALIDATION, fetched, has_validation, parse_stream
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
 
 BUILTIN = "builtin"
-C4 = "c4"
 HOLDOUT_SHARE = 0.02  # share of the documents that is held out if no validation data is given
 MAX_OVERLAP = 0.01  # share of validation documents found in training from which the split counts as broken
-
-_C4_REPOSITORY = "allenai/c4"
-_WAY_OUT = "pass a JSONL file with a text field, or `builtin`"
 
 Source = PathLike | Sequence[PathLike]
 
@@ -67,42 +58,6 @@ class Corpus:
     report: CorpusReport
 
 
-def _require_datasets() -> None:
-    if importlib.util.find_spec("datasets") is None:
-        raise DataError(f"C4 needs the package datasets: pip install datasets, or {_WAY_OUT}")
-
-
-def _c4_texts(split: str, documents: int) -> Iterator[str]:
-    _require_datasets()
-    import datasets
-
-    try:
-        stream = datasets.load_dataset(_C4_REPOSITORY, "en", split=split, streaming=True)
-        for row in itertools.islice(stream, documents):
-            yield str(row["text"])
-    except Exception as error:  # the library passes on the errors of whatever HTTP client it uses
-        raise DataError(f"cannot fetch C4 ({type(error).__name__}: {error}): {_WAY_OUT}") from error
-
-
-def _c4_file(split: str, documents: int) -> Path:
-    """Return a file with the first documents of a split of C4 `en`, fetched once."""
-
-    def build(folder: Path) -> None:
-        count = 0
-        with gzip.open(folder / "c4.jsonl.gz", "wt", encoding="utf-8", compresslevel=4) as file:
-            for text in progress(_c4_texts(split, documents), f"fetching C4 {split}", documents):
-                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                count += 1
-        if count < documents:
-            raise DataError(
-                f"C4 {split} ended after {count} of {counted(documents, 'document')}: ask for fewer, or retry"
-            )
-
-    if documents < 1:
-        raise DataError(f"a budget of {documents} documents of C4 is too small: ask for at least 1")
-    return cached("c4", cache_key(_C4_REPOSITORY, "en", split, str(documents)), build) / "c4.jsonl.gz"
-
-
 @dataclass(frozen=True)
 class _Reader:
     """A named stream of documents, optionally without some of them."""
@@ -133,16 +88,16 @@ class _Reader:
         ]
 
 
-def _reader(source: Source, side: str, c4_documents: int, max_line: int, notes: list[str]) -> _Reader:
+def _reader(source: Source, side: str, documents: int, max_line: int, notes: list[str]) -> _Reader:
     """Resolve one side of a corpus; `side` is `train` or `val`."""
     if source == BUILTIN:
         corpus = builtin_corpus()
         if (note := str(corpus.report)) not in notes:
             notes.append(note)
         return _Reader(f"{BUILTIN}-{side}", corpus.train if side == "train" else corpus.val, max_line)
-    if source == C4:
-        split = "train" if side == "train" else "validation"
-        return _Reader(f"{C4}-en-{split}", _c4_file(split, c4_documents), max_line)
+    if stream := parse_stream(source):
+        split = stream.split or (TRAIN if side == "train" else VALIDATION)
+        return _Reader(f"{stream} {split}", fetched(stream, split, documents, notes), max_line)
     files = resolve_files(source)
     return _Reader(files[0].name if len(files) == 1 else f"{len(files)} files", files, max_line)
 
@@ -186,42 +141,50 @@ def _separate(train: _Reader, val: _Reader, notes: list[str]) -> tuple[Documents
     return train_docs, val_docs, len(common)
 
 
+def _has_own_validation(train: Source) -> bool:
+    """Return whether a source for training has a validation side of its own."""
+    if train in (BUILTIN, C4):
+        return True
+    stream = parse_stream(train)
+    return stream is not None and stream.split is None and has_validation(stream)
+
+
 def open_corpus(
     train: Source,
     val: Source | None = None,
     *,
-    c4_documents: int = 100_000,
-    c4_val_documents: int = 2_000,
+    stream_documents: int = 100_000,
+    stream_val_documents: int = 2_000,
     max_line: int = MAX_LINE,
 ) -> Corpus:
     """Return training and validation documents that have no document in common.
 
     Args:
-        train: `builtin`, `c4` (the `en` part, fetched through `datasets` and kept in the cache), or JSONL files,
-            see `documents.resolve_files`.
-        val: the same; None means the validation side of the built-in corpus or of C4; of files, 2 % of the documents
-        are held out by their hash.
-        c4_documents: training documents to fetch from C4.
-        c4_val_documents: validation documents to fetch from C4.
+        train: `builtin`; a data set of the package `datasets`, fetched and kept in the cache, see
+            `streamed.parse_stream`; or JSONL files, see `documents.resolve_files`.
+        val: the same; None means the validation side of the built-in corpus, or the split `validation` of a data set
+            that has one; otherwise 2 % of the documents are held out by their hash.
+        stream_documents: training documents to fetch of a data set.
+        stream_val_documents: validation documents to fetch of a data set.
         max_line: longest line of a file in bytes, decompressed.
 
     Returns:
         Documents that can be read any number of times, and a report with counts and SHA-256 of both sides.
 
     Raises:
-        DataError: a source is missing, damaged or empty, C4 cannot be fetched, or 1 % or more of the validation
+        DataError: a source is missing, damaged or empty, a data set cannot be fetched, or 1 % or more of the validation
             documents are in the training data; if fewer are, they are dropped from training and counted in the report.
     """
     notes: list[str] = []
-    if val is None and train in (BUILTIN, C4):
+    if val is None and _has_own_validation(train):
         val = train
-    train_reader = _reader(train, "train", c4_documents, max_line, notes)
+    train_reader = _reader(train, "train", stream_documents, max_line, notes)
     dropped = 0
     if val is None:
         train_docs, val_docs = _hold_out(train_reader, notes)
         notes += train_reader.note()
     else:
-        val_reader = _reader(val, "val", c4_val_documents, max_line, notes)
+        val_reader = _reader(val, "val", stream_val_documents, max_line, notes)
         train_docs, val_docs, dropped = _separate(train_reader, val_reader, notes)
         notes += [*train_reader.note(), *val_reader.note()]
     return Corpus(train_docs, val_docs, CorpusReport(train_docs, val_docs, dropped, tuple(notes)))

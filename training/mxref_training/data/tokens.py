@@ -14,7 +14,9 @@ import numpy as np
 
 from mxref_training.data.cache import cache_key, cached
 from mxref_training.data.documents import Documents, TextHash
+from mxref_training.data.encoding import encoded
 from mxref_training.data.progress import progress
+from mxref_training.data.token_ids import TokenIds
 from mxref_training.errors import DataError
 
 if TYPE_CHECKING:
@@ -79,17 +81,16 @@ def _batches(documents: Documents, sha: TextHash) -> Iterator[list[str]]:
         yield batch
 
 
-def _write(folder: Path, documents: Documents, tokenizer: Tokenizer) -> None:
+def _write(folder: Path, documents: Documents, tokenizer: Tokenizer, workers: int) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
+    workers = min(workers, -(-documents.documents // _BATCH))
     text_sha, token_sha, total = TextHash(), hashlib.sha256(), 0
     with (folder / "tokens.npy").open("wb") as file:
         start = file.write(_header(dtype, 0))
-        for batch in _batches(documents, text_sha):
-            flat = [i for ids in tokenizer.encode_batch(batch) for i in (*ids, tokenizer.eot)]
-            data = np.array(flat, dtype=dtype).tobytes()
+        for data in encoded(_batches(documents, text_sha), tokenizer, dtype.str, workers):
             token_sha.update(data)
             file.write(data)
-            total += len(flat)
+            total += len(data) // dtype.itemsize
         file.seek(0)
         if file.write(_header(dtype, total)) != start:
             raise DataError(f"{total} tokens do not fit the header that was reserved for their number")
@@ -103,23 +104,30 @@ def _write(folder: Path, documents: Documents, tokenizer: Tokenizer) -> None:
     (folder / "tokens.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
-def tokenize(documents: Documents, tokenizer: Tokenizer) -> Tokens:
+def tokenize(documents: Documents, tokenizer: Tokenizer | TokenIds, workers: int = 0) -> Tokens:
     """Return the tokens of documents, each followed by the end token, from the cache if it has them.
 
     Args:
         documents: one side of a corpus.
         tokenizer: the tokenizer; its SHA-256 and that of the text identify the cached array.
+        workers: processes that encode; below 2, this process encodes. The tokens are the same.
 
     Returns:
         The token array, mapped from disk; the cache has verified its SHA-256.
 
     Raises:
-        DataError: the text changes while it is read, or the cached array is damaged.
+        DataError: the text changes while it is read, the cached array is damaged, there is no tokenizer, or a worker
+            failed or died.
     """
     import tokenizers
 
+    if isinstance(tokenizer, TokenIds):
+        raise DataError(
+            f"{documents.name} is text, but the run's data came as token ids: set data.tokenizer to the tokenizer that "
+            "made them"
+        )
     key = cache_key(_FORMAT, documents.sha256, tokenizer.sha256, tokenizers.__version__)
-    folder = cached("tokens", key, lambda partial: _write(partial, documents, tokenizer))
+    folder = cached("tokens", key, lambda partial: _write(partial, documents, tokenizer, workers))
     try:
         facts = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         ids = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)

@@ -20,7 +20,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
 from mxref_training.config import TrainConfig, config_from_table
-from mxref_training.durable import explained, locked, make_folder, remove, sync
+from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.lab import result_file
 from mxref_training.lab.fingerprint import DESIGN, changes, is_longer
@@ -155,8 +155,7 @@ class ArmRun:
             return
         store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
         with self._explained():
-            for step in store.steps():  # the empty folder says that none is missing
-                remove(store.path(step))
+            store.drop()  # the empty folder says that none is missing
 
     def prepare(self) -> str:
         """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.

@@ -23,14 +23,16 @@ from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.documents import iter_labelled, survey
 from mxref_training.data.handed_over import side_from_table, side_to_table
+from mxref_training.data.megatron import IndexedTokens
 from mxref_training.data.tokens import Tokens, tokenize
 from mxref_training.errors import ConfigError
 from mxref_training.lab.fresh import start_fresh
 from mxref_training.model.llama import Llama
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
+from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.device import choose_device, memory_errors
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.repeatable import deterministic, fixed_choices
+from mxref_training.run.snapshot import Snapshot
 from mxref_training.run.state import load_weights
 from mxref_training.wording import counted
 
@@ -157,7 +159,7 @@ def _losses(
     recipe: Recipe,
     own: bool,
     snapshot: Snapshot,
-    texts: dict[str, Tokens],
+    texts: dict[str, Tokens | IndexedTokens],
     config: TrainConfig,
     backend: Backend,
 ) -> dict[str, float]:
@@ -168,7 +170,7 @@ def _losses(
     if own:
         load_fp8_history(model, history)
 
-    def loss(tokens: Tokens, limit: int) -> float:
+    def loss(tokens: Tokens | IndexedTokens, limit: int) -> float:
         def work() -> Evaluation:
             found = evaluate(
                 model, context, tokens.ids, seq_len=run.seq_len, batch=run.sequences, limit=limit

@@ -8,12 +8,15 @@ cast to `compute_dtype`, so every recipe quantizes from BF16 sources. Attention 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxref_training.config import ModelConfig, RopeScaling
+from mxref_training.distributed.tensors import put
 
 
 class RMSNorm(nn.Module):
@@ -182,10 +185,14 @@ class Llama(nn.Module):
             self.model = Decoder(config)
             self.lm_head = nn.Linear(config.width, config.vocab, bias=False)
         self.to_empty(device=device)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+        self.tie()
         if torch.device(device).type != "meta":
             self.reset_parameters(seed)
+
+    def tie(self) -> None:
+        """Have `lm_head` and the embedding share their weight, if the configuration says so."""
+        if self.config.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits, float32 [B, T, V], from tokens int64 [B, T]."""
@@ -193,9 +200,13 @@ class Llama(nn.Module):
         logits: Tensor = self.lm_head(x.to(self.compute_dtype))
         return logits.float()
 
+    def through(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Return what a function computes by parts of this model, as one forward pass of it."""
+        return function(*arguments)
+
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
-        """Draw every weight anew, in the order of `named_parameters`."""
+        """Draw every weight anew, in the order of `named_parameters`; a rank keeps its part of those that are split."""
         self.model.rotary_emb.fill()
         generator = torch.Generator().manual_seed(seed)
         narrow = self.config.init_std / math.sqrt(2 * self.config.layers)
@@ -206,13 +217,19 @@ class Llama(nn.Module):
             is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
             std = narrow if is_output and self.config.scale_output_init else self.config.init_std
             # Drawn on the CPU, so that the weights do not depend on the device.
-            parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+            put(parameter, torch.empty(parameter.shape).normal_(0, std, generator=generator))
 
 
-def parameter_count(config: ModelConfig) -> int:
-    """Return the number of parameters, tied ones counted once."""
+def parameter_count(config: ModelConfig, tensor: int = 1) -> int:
+    """Return the number of parameters, tied ones counted once.
+
+    Args:
+        config: the shape.
+        tensor: ranks that split the linear layers of each decoder layer; the number is then that of one of them.
+    """
     embeddings = config.vocab * config.width * (1 if config.tie_embeddings else 2)
-    return embeddings + config.layers * (layer_matmul_parameters(config) + 2 * config.width) + config.width
+    layer = layer_matmul_parameters(config) // tensor + 2 * config.width
+    return embeddings + config.layers * layer + config.width
 
 
 def layer_matmul_parameters(config: ModelConfig) -> int:

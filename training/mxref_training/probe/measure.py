@@ -80,7 +80,7 @@ def measure(
     run = replace(config.run, batch=sequences, micro_batch=0, seq_len=length, eval_tokens=length)
     config = replace(config, run=run)
     _require_memory(config, len(arms), memory_limit(device))
-    with deterministic(device, config.run.threads):
+    with deterministic(device, config.run.threads, compiled=False):
         model = Llama(config.model, device=device)
         load_weights(model, moment.store.load(moment.step, ("model",)))
         handle = mxref_torch.convert(model, BF16_RECIPE, backend=backend, seed=moment.seed)

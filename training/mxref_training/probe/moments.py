@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +81,13 @@ class Moment:
             "seed": self.seed,
             "label": self.record.get("label", ""),
             "trained_by": self.record.get("recipe_digest", ""),
-            "model_sha256": file_sha256(self.path / "model.safetensors"),
+            "model_sha256": self._weights_sha256(),
         }
+
+    def _weights_sha256(self) -> str:
+        """Return the SHA-256 of the file of weights; of several ranks' files, that of their SHA-256."""
+        digests = [file_sha256(file) for file in sorted(self.path.glob("model*.safetensors"))]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def find_moments(paths: Sequence[Path]) -> list[Moment]:

@@ -43,7 +43,8 @@ class CapturedEvaluation:
     ) -> None:
         """Prepare to evaluate a model that lies on a GPU; arguments as of `mxref_training.run.evaluate.evaluate`."""
         self._model, self._context, self._tokens = model, context, tokens
-        self._sizes, self._loss_sum = {"seq_len": seq_len, "batch": batch, "limit": limit}, loss_sum
+        self._loss_sum = loss_sum
+        self._sizes: Any = {"seq_len": seq_len, "batch": batch, "limit": limit}
         self._device = next(model.parameters()).device
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._batches: list[tuple[Tensor, Tensor]] = []

@@ -1,8 +1,9 @@
 """Checkpoints of safetensors and JSON files, written atomically and verified when they are read.
 
 `checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors`, `rng.safetensors`, `state.json` and
-`manifest.json` with the size and SHA-256 of each. It is written under a temporary name and renamed. A run resumes from
-its newest checkpoint. Nothing is pickled.
+`manifest.json` with the size and SHA-256 of each. Each of several ranks writes its own files, as in
+`model-1-of-2.safetensors`. The folder is written under a temporary name and renamed. A run resumes from its newest
+checkpoint, on any number of ranks. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,43 +11,64 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from mxref_training.durable import clean, make_folder, publish, remove, temporary
+from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.durable import (
+    clean,
+    explained,
+    make_folder,
+    publish,
+    remove,
+    replace_text,
+    temporary,
+)
 from mxref_training.errors import CheckpointError, start_over
-from mxref_training.run.metrics_log import file_sha256
+from mxref_training.run.checkpoint_files import (
+    FORMAT,
+    GROUPS,
+    MANIFEST,
+    SHARDED,
+    STATE,
+    Facts,
+    Part,
+    Unfinished,
+    file_facts,
+    file_name,
+    group_files,
+    read_manifest,
+    verify_file,
+    write_manifest,
+)
+from mxref_training.run.snapshot import Snapshot
 
-FORMAT = "mxref.checkpoint.2"
-GROUPS = ("model", "optimizer", "rng")
-_MANIFEST = "manifest.json"
-_STATE = "state.json"
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
+LATEST = "latest"
+"""A text file that names the newest checkpoint, for scripts."""
 
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a run needs to resume after `step` optimizer steps."""
-
-    step: int
-    tensors: Mapping[str, dict[str, Tensor]]
-    """Named tensors of each of `GROUPS`; no two may share memory."""
-    state: Mapping[str, Any]
-    """Everything else, as JSON."""
+Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
+"""Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
 
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run: their folder, and how many are kept."""
+    """The checkpoints of one run: their folder, and how many are kept.
+
+    On several ranks `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them. If one
+    cannot go on, all raise the same error.
+    """
 
     folder: Path
     keep: int
+    ranks: Ranks = SOLE
 
     def path(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
@@ -68,40 +90,137 @@ class CheckpointStore:
         Raises:
             CheckpointError: it cannot be written, for example on a full disk; existing checkpoints stay.
         """
-        final = self.path(snapshot.step)
-        partial = temporary(final)
-        if final.exists() or final.is_symlink():
-            raise CheckpointError(
-                f"{final} exists already, and this run did not resume from it: delete this folder"
-            )
-        try:
-            make_folder(self.folder)
-            self.clean()
-            partial.mkdir()
-            _write(partial, snapshot)
-            publish(partial, final)
-        except (OSError, SafetensorError) as err:
-            shutil.rmtree(partial, ignore_errors=True)
-            reason = getattr(err, "strerror", None) or str(err)
-            left = [step for step in self.steps() if step < snapshot.step]
-            good = f"the last good checkpoint is {self.path(left[-1])}" if left else "there is no earlier one"
-            raise CheckpointError(
-                f"cannot write the checkpoint {final}: {reason}; free some space or choose another --out "
-                f"({good})"
-            ) from err
-        self._thin_out(snapshot.step)
-        return final
+        unfinished = self.begin(snapshot)
+        unfinished.write(synced=self.ranks.several)
+        return self.finish(unfinished)
 
-    def settle(self, step: int) -> None:
-        """Verify the newest checkpoint, that of `step`, then delete the oldest beyond `keep` that a killed process
-        left.
+    def begin(self, snapshot: Snapshot) -> Unfinished:
+        """Make the temporary folder of a checkpoint, and decide what each rank writes.
 
         Raises:
-            CheckpointError: `load` raises it, or an old checkpoint cannot be deleted.
+            CheckpointError: as of `save`.
         """
+        step, final = snapshot.step, self.path(snapshot.step)
+        partial, ranks = temporary(final), self.ranks
+        with self._agreed():
+            if ranks.first and (final.exists() or final.is_symlink()):
+                raise CheckpointError(
+                    f"{final} exists already, and this run did not resume from it: delete this folder"
+                )
+            if ranks.first:
+                with self._writing(step):
+                    make_folder(self.folder)
+                    self.clean()
+                    partial.mkdir()
+        state = {"format": FORMAT, "step": step, **snapshot.state}
+        if ranks.several:
+            from mxref_training.run.shards import planned_parts
+
+            state |= {"format": SHARDED, "ranks": ranks.world}
+            parts = planned_parts(snapshot.tensors, ranks)
+        else:
+            parts = {
+                group: {name: Part(t, (0,) * t.ndim, tuple(t.shape)) for name, t in named.items()}
+                for group, named in snapshot.tensors.items()
+            }
+        files = {file_name(group, ranks.rank, ranks.world): parts[group] for group in GROUPS}
+        return Unfinished(step, state, partial, files)
+
+    def finish(self, unfinished: Unfinished) -> Path:
+        """Give a checkpoint that every rank has written its name, and delete what it replaces.
+
+        Raises:
+            CheckpointError: as of `save`.
+        """
+        step, partial = unfinished.step, unfinished.folder
+        final = self.path(step)
+        try:
+            with self._agreed(), self._writing(step):
+                if unfinished.problem is not None:
+                    raise unfinished.problem
+            facts = {name: fact for own in self.ranks.gather(unfinished.facts) for name, fact in own.items()}
+            with self._agreed(), self._writing(step):
+                if self.ranks.first:
+                    text = json.dumps(unfinished.state, indent=1, allow_nan=False) + "\n"
+                    (partial / STATE).write_text(text, encoding="utf-8")
+                    write_manifest(partial, facts | file_facts([partial / STATE]))
+                    publish(partial, final)
+        except CheckpointError:
+            if self.ranks.first:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        with self._agreed():
+            if self.ranks.first:
+                self._name(step)
+                self._thin_out(step)
+        return final
+
+    @contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        """Turn what keeps the block from writing a checkpoint into CheckpointError."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except (OSError, SafetensorError) as err:
+            reason = getattr(err, "strerror", None) or str(err)
+            where = f" (rank {self.ranks.rank})" if self.ranks.several else ""
+            left = [known for known in self.steps() if known < step]
+            good = f"the last good checkpoint is {self.path(left[-1])}" if left else "there is no earlier one"
+            raise CheckpointError(
+                f"cannot write the checkpoint {self.path(step)}: {reason}{where}; free some space or choose another "
+                f"--out ({good})"
+            ) from err
+
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Raise on all ranks the CheckpointError that the block raises on one of them."""
+        problem = None
+        try:
+            yield
+        except CheckpointError as err:
+            problem = err
+        texts = self.ranks.gather(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        for text in texts:
+            if text is not None:
+                raise CheckpointError(text)
+
+    def settle(self, step: int) -> None:
+        """Finish what a killed process left undone for the newest checkpoint, that of `step`.
+
+        It is verified. Then the oldest ones beyond `keep` are deleted, and `latest` names it.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or an old one cannot be deleted.
+        """
+        if not self.ranks.first:
+            return
         if len(self.steps()) > self.keep:
-            self.load(step)
+            replace(self, ranks=SOLE).verify(step)
             self._thin_out(step)
+        if self._named() != self.path(step).name:
+            self._name(step)
+
+    def _name(self, step: int) -> None:
+        path = self.folder / LATEST
+        with explained(CheckpointError, f"write {path}", f"{self.path(step)} is complete; free some space"):
+            replace_text(path, f"{self.path(step).name}\n")
+
+    def _named(self) -> str | None:
+        """Return what `latest` says; None if there is no such file."""
+        try:
+            return (self.folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def lost(self) -> str:
+        """Return a note if `latest` names a checkpoint that is not there; else nothing. A run takes the newest one."""
+        named, newest = self._named(), self.latest()
+        if named is None or newest is None or (self.folder / named / MANIFEST).is_file():
+            return ""
+        return f"{self.folder / LATEST} names {named!r}, which is not there: the newest is step-{newest}"
 
     def _thin_out(self, newest: int) -> None:
         steps = self.steps()
@@ -115,100 +234,117 @@ class CheckpointStore:
                     f"{err.strerror or err}; delete this folder"
                 ) from err
 
-    def load(self, step: int, groups: Sequence[str] = GROUPS) -> Snapshot:
+    def load(self, step: int, groups: Sequence[str] = GROUPS, targets: Targets | None = None) -> Snapshot:
         """Return a checkpoint after verifying every byte of it, or of the groups that are asked for.
 
+        Args:
+            step: its step.
+            groups: those to read.
+            targets: gives the tensors to fill, of any placement; each rank fills its parts. Without it, whole tensors
+                are made on the CPU.
+
         Raises:
-            CheckpointError: another version of mxref wrote it, or a file is missing or damaged; the message names the
-                file and the previous checkpoint.
+            CheckpointError: another version of mxref wrote it, a file is missing or damaged, or a tensor to fill has
+                another name, shape or dtype; the message names the file and the previous checkpoint.
         """
-        state, path = self.state(step), self.path(step)
-        try:
-            manifest = _manifest(path)
-            for group in groups:
-                _verify(path, f"{group}.safetensors", manifest)
-            tensors = {group: load_file(path / f"{group}.safetensors") for group in groups}
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as err:
-            raise self._damaged(step, err) from err
+        own = self if targets is not None else replace(self, ranks=SOLE)
+        with own._agreed():
+            state, facts = own._state(step)
+        world = int(state.get("ranks", 1))
+        with own._agreed(), own._reading(step):
+            names = [name for group in groups for name in group_files(group, world)]
+            for name in names[own.ranks.rank :: own.ranks.world]:  # together the ranks read each byte once
+                verify_file(self.path(step), name, facts)
+        with own._agreed(), own._reading(step):
+            tensors = {group: self._read(step, group, world, targets) for group in groups}
         return Snapshot(step, tensors, state)
+
+    def _read(self, step: int, group: str, world: int, targets: Targets | None) -> dict[str, Tensor]:
+        files = [self.path(step) / name for name in group_files(group, world)]
+        if targets is None and world == 1:
+            return load_file(files[0])
+        from mxref_training.run.shards import Parts
+
+        with Parts(files) as parts:
+            try:
+                wanted = None if targets is None else targets(group, parts.names)
+                if wanted is None:
+                    return parts.whole()
+                parts.fill(wanted)
+            except LookupError as err:
+                raise CheckpointError(f"the checkpoint of step {step} does not fit the model: {err}") from err
+            return dict(wanted)
+
+    def verify(self, step: int) -> None:
+        """Raise CheckpointError, as `load` does, unless every byte of a checkpoint is as it was written."""
+        state, facts = self._state(step)
+        with self._reading(step):
+            for group in GROUPS:
+                for name in group_files(group, int(state.get("ranks", 1))):
+                    verify_file(self.path(step), name, facts)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return everything that a checkpoint holds except tensors, verified as in `load`."""
+        return self._state(step)[0]
+
+    def _state(self, step: int) -> tuple[dict[str, Any], Facts]:
+        """Return the state with the facts of the manifest."""
         path = self.path(step)
-        try:
-            manifest = _manifest(path)
-            _verify(path, _STATE, manifest)
-            state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        with self._reading(step):
+            facts = read_manifest(path)
+            verify_file(path, STATE, facts)
+            state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
             version = str(state["format"])
-            if version == FORMAT:
+            if version in (FORMAT, SHARDED):
                 if state["step"] != step:
-                    raise ValueError(f"{_STATE} is not the state of step {step}")
-                if set(manifest) != {_STATE, *(f"{group}.safetensors" for group in GROUPS)}:
-                    raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
-        except (OSError, ValueError, KeyError, TypeError) as err:
-            raise self._damaged(step, err) from err
-        if version != FORMAT:
-            raise CheckpointError(
-                f"the checkpoint {path} was written by another version of mxref: its format is {version}, and this "
-                f"version reads {FORMAT}; go on with that version, choose another --out, or {self._start_over()}"
-            )
-        return state
+                    raise ValueError(f"{STATE} is not the state of step {step}")
+                world = int(state["ranks"]) if version == SHARDED else 1
+                if set(facts) != {STATE, *(name for group in GROUPS for name in group_files(group, world))}:
+                    raise ValueError(f"{MANIFEST} does not list the files of a checkpoint")
+                return state, facts
+        raise CheckpointError(
+            f"the checkpoint {path} was written by another version of mxref: its format is {version}, and this "
+            f"version reads {FORMAT} and {SHARDED}; go on with that version, choose another --out, or "
+            f"{self._start_over()}"
+        )
 
     def clean(self) -> None:
         """Remove the unfinished checkpoint of a killed process."""
         clean(self.folder, "step-*")
+        clean(self.folder, LATEST)
+
+    def drop(self) -> None:
+        """Delete all checkpoints, and keep the folder."""
+        if self._named() is not None:
+            remove(self.folder / LATEST)
+        for step in self.steps():
+            remove(self.path(step))
 
     def clear(self) -> None:
         """Delete all checkpoints. A folder that is a link stays, and so do files that mxref did not write."""
         self.clean()
-        for step in self.steps():
-            remove(self.path(step))
+        self.drop()
         if self.folder.is_dir() and not self.folder.is_symlink() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     def _start_over(self) -> str:
         return start_over(self.folder.parent)
 
-    def _damaged(self, step: int, err: Exception) -> CheckpointError:
-        reason = f"{err.strerror}: {err.filename}" if isinstance(err, OSError) else str(err)
-        earlier = [s for s in self.steps() if s < step]
-        way_out = (
-            f"to go on from {self.path(earlier[-1]).name} delete {self.path(step)}"
-            if earlier
-            else f"there is no earlier one: restore it, or {self._start_over()}"
-        )
-        return CheckpointError(f"the checkpoint {self.path(step)} is damaged: {reason}; {way_out}")
-
-
-def _write(folder: Path, snapshot: Snapshot) -> None:
-    for group in GROUPS:
-        save_file(snapshot.tensors[group], folder / f"{group}.safetensors", metadata={"format": "pt"})
-    state = {"format": FORMAT, "step": snapshot.step, **snapshot.state}
-    (folder / _STATE).write_text(json.dumps(state, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    manifest = {
-        p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in sorted(folder.iterdir())
-    }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return size and SHA-256 of each file; ValueError if the manifest cannot be read."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        facts = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest.items()}
-        if _STATE not in facts:
-            raise ValueError(f"it does not list {_STATE}")
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ValueError(f"{_MANIFEST} cannot be read ({err})") from err
-    return facts
-
-
-def _verify(folder: Path, name: str, manifest: Mapping[str, tuple[int, str]]) -> None:
-    """Raise ValueError, which names the file, unless the file matches the manifest."""
-    size, sha = manifest[name]
-    path = folder / name
-    found = path.stat().st_size
-    if found != size:
-        raise ValueError(f"{name} has {found:,} bytes, not {size:,}")
-    if file_sha256(path) != sha:
-        raise ValueError(f"{name} does not have the SHA-256 that was recorded")
+    @contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Turn what keeps the block from reading a checkpoint into CheckpointError."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as err:
+            reason = f"{err.strerror}: {err.filename}" if isinstance(err, OSError) else str(err)
+            earlier = [s for s in self.steps() if s < step]
+            way_out = (
+                f"to go on from {self.path(earlier[-1]).name} delete {self.path(step)}"
+                if earlier
+                else f"there is no earlier one: restore it, or {self._start_over()}"
+            )
+            raise CheckpointError(
+                f"the checkpoint {self.path(step)} is damaged: {reason}; {way_out}"
+            ) from err

@@ -14,6 +14,7 @@ from torch import Tensor
 from mxref.backend import Backend
 from mxref.errors import MxrefError
 from mxref.tomlio import shown
+from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
 
 CGROUP_LIMITS = (
@@ -23,12 +24,13 @@ CGROUP_LIMITS = (
 """Where Linux says how much memory a container may hold, in its two versions."""
 
 
-def choose_device(wanted: str, backend: Backend) -> torch.device:
-    """Return the device of a run, which is one that the backend computes on.
+def choose_device(wanted: str, backend: Backend, ranks: Ranks = SOLE) -> torch.device:
+    """Return the device of a run, which is one that the backend computes on; of several ranks, that of this rank.
 
     Args:
-        wanted: `auto`, or what `torch.device` takes, as in `cpu` or `cuda:1`.
+        wanted: `auto`, or what `torch.device` takes, as in `cpu` or `cuda:1`; several ranks take no number.
         backend: `auto` is the first GPU if it computes on GPUs, else the CPU.
+        ranks: each takes the GPU of its number on its host.
 
     Raises:
         ConfigError: no such device here, or the backend does not compute on it.
@@ -48,7 +50,15 @@ def choose_device(wanted: str, backend: Backend) -> torch.device:
             "set run.device = 'auto', or choose another backend"
         )
     if device.type == "cuda":
-        count, index = torch.cuda.device_count(), device.index or 0
+        if ranks.several and device.index is not None:
+            raise ConfigError(
+                f"run.device = {wanted!r} on {ranks.world} ranks, each of which takes a GPU of its own: set 'cuda'"
+            )
+        count, index = torch.cuda.device_count(), device.index or ranks.local_rank
+        if ranks.local_world > count:
+            raise ConfigError(
+                f"{ranks.local_world} ranks on this host, but PyTorch sees {count} GPUs here: start at most {count}"
+            )
         if not 0 <= index < count:
             raise ConfigError(f"run.device = {wanted!r}, but PyTorch sees {count} GPUs here")
         device = torch.device("cuda", index)

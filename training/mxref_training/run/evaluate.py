@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 from mxref_torch.names import named_modules, named_parameters
 from mxref_training.data import sequential_batches
+from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.share import ALONE, Share, added
+from mxref_training.distributed.tensors import own_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,10 +79,12 @@ def evaluate(
     batch: int,
     limit: int,
     loss_sum: LossSum | None = None,
+    share: Share = ALONE,
 ) -> Evaluation:
     """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
 
-    Production evaluates with the GEMMs that it trains with, and so does this.
+    Production evaluates with the GEMMs that it trains with, and so does this. Ranks take whole batches in turns, and
+    the sums of all batches are added in their order, so that the loss is the same to the bit on any number of ranks.
 
     Args:
         model: converted by `mxref_torch.convert`.
@@ -89,17 +95,23 @@ def evaluate(
         limit: tokens to predict at most.
         loss_sum: returns the sum of the losses of inputs and targets, as compiled code computes it; None: of the
             model's logits.
+        share: which part of the batches this rank takes; every rank calls this.
     """
-    total, count, summed = 0.0, 0, loss_of(model, loss_sum)
+    own: list[float] = []
+    count, number, summed = 0, 0, loss_of(model, loss_sum)
     device = next(model.parameters()).device
+    batches = sequential_batches(tokens, seq_len, batch, limit)
     with undisturbed(model, context):
         context.global_tokens = limit // seq_len * seq_len
-        for inputs, targets in sequential_batches(tokens, seq_len, batch, limit):
-            context.token_origin = count
-            tokens_in, wanted = (torch.from_numpy(side).to(device) for side in (inputs, targets))
-            total += summed(tokens_in, wanted).item()
-            count += targets.size
-    return Evaluation(total / count, count)
+        while group := list(islice(batches, share.parts)):
+            # Split weights are gathered by all ranks together: one that has no batch left repeats the last.
+            mine = min(share.index, len(group) - 1)
+            sizes = [targets.size for _, targets in group]
+            context.token_origin = count + sum(sizes[:mine])
+            tokens_in, wanted = (torch.from_numpy(side).to(device) for side in group[mine])
+            own.append(summed(tokens_in, wanted).item())
+            count, number = count + sum(sizes), number + len(group)
+    return Evaluation(added(share.in_order(own)[:number]) / count, count)
 
 
 def loss_of(model: nn.Module, loss_sum: LossSum | None) -> LossSum:
@@ -112,16 +124,20 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
-def first_nonfinite_output(model: nn.Module, context: StepContext, inputs: Tensor) -> str:
+def first_nonfinite_output(
+    model: nn.Module, context: StepContext, inputs: Tensor, ranks: Ranks = SOLE
+) -> str:
     """Return the name of the first module in the forward pass whose output or weight is not finite.
 
     Args:
         model: as for `evaluate`.
         context: as for `evaluate`.
-        inputs: the micro-batch that gave the loss, int64 [B, T].
+        inputs: the micro-batch that gave the loss, int64 [B, T]; of each rank its own.
+        ranks: of the run, all of which call this; the first that finds something is believed.
     """
-    for name, parameter in named_parameters(model):
-        if not bool(torch.isfinite(parameter).all()):
+    weights = (n for n, p in named_parameters(model) if not bool(torch.isfinite(own_part(p)).all()))
+    for name in ranks.gather(next(weights, None)):
+        if name is not None:
             return f"the weight {name}"
     found: list[str] = []
 
@@ -140,12 +156,22 @@ def first_nonfinite_output(model: nn.Module, context: StepContext, inputs: Tenso
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else "the loss"
+    return next((first for first in ranks.gather(found[0] if found else None) if first), "the loss")
 
 
-def first_nonfinite_gradient(model: nn.Module) -> str:
+def first_nonfinite_gradient(model: nn.Module, ranks: Ranks = SOLE) -> str:
     """Return the name of the first weight, in the order of the backward pass, whose gradient is not finite."""
-    for name, parameter in reversed(list(named_parameters(model))):
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
-            return name
+    order = [name for name, _ in reversed(list(named_parameters(model)))]
+    parameters = dict(named_parameters(model))
+    own = next(
+        (
+            number
+            for number, name in enumerate(order)
+            if (gradient := parameters[name].grad) is not None
+            and not bool(torch.isfinite(own_part(gradient)).all())
+        ),
+        len(order),
+    )
+    if (first := min(ranks.gather(own))) < len(order):
+        return order[first]
     return "the norm over all gradients"  # each is finite, and their squares overflow

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from mxref_training.config import TrainConfig
+from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.tensors import own_part
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.folder import RunFolder
@@ -17,7 +19,7 @@ from mxref_training.run.outcome import TrainResult
 
 @torch.no_grad()
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity; None where all values are finite.
+    """Return the name of the first tensor that holds NaN or infinity on this rank; None where all values are finite.
 
     Smallest and largest value show both, so each tensor is read once and no mask is made.
 
@@ -26,9 +28,9 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """
     # All of them are started before the first result is waited for.
     extremes = {
-        name: torch.aminmax(tensor)
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and tensor.numel()
+        name: torch.aminmax(own)
+        for name, own in ((name, own_part(tensor)) for name, tensor in tensors.items())
+        if own.is_floating_point() and own.numel()
     }
     for name, (low, high) in extremes.items():
         if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
@@ -36,8 +38,13 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+def first_nonfinite_of_ranks(tensors: Mapping[str, Tensor], ranks: Ranks) -> str | None:
+    """Return what `first_nonfinite` returns on the first rank that finds one; every rank gets the same."""
+    return next((name for name in ranks.gather(first_nonfinite(tensors)) if name), None)
+
+
 def require_finite_start(
-    state: Mapping[str, Tensor], step: int, config: TrainConfig, store: CheckpointStore
+    state: Mapping[str, Tensor], step: int, config: TrainConfig, store: CheckpointStore, ranks: Ranks = SOLE
 ) -> None:
     """Refuse a state to begin from that is not finite.
 
@@ -46,12 +53,13 @@ def require_finite_start(
         step: of the checkpoint that they came from; 0 for initial weights.
         config: the run.
         store: the run's checkpoints.
+        ranks: of the run, all of which check their part and raise together.
 
     Raises:
         ConfigError: initial weights that are not finite.
         CheckpointError: a checkpoint that is not finite.
     """
-    name = first_nonfinite(state)
+    name = first_nonfinite_of_ranks(state, ranks)
     if name is None:
         return
     if not step:
@@ -64,13 +72,13 @@ def require_finite_start(
 
 
 def require_finite(
-    state: Mapping[str, Tensor], step: int, config: TrainConfig, store: CheckpointStore
+    state: Mapping[str, Tensor], step: int, config: TrainConfig, store: CheckpointStore, ranks: Ranks = SOLE
 ) -> None:
     """Raise DivergedError, naming the tensor and the last checkpoint, unless the state after a step is finite.
 
     Args: as for `require_finite_start`.
     """
-    if name := first_nonfinite(state):
+    if name := first_nonfinite_of_ranks(state, ranks):
         kept = store.steps()
         last = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
         raise DivergedError(f"{name} is not finite after step {step}: {last}; {way_out(config)}")

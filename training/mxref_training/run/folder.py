@@ -21,9 +21,12 @@ from mxref.recipe import Recipe
 from mxref.tomlio import dumps, to_table
 from mxref_training.config import Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
+from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
+from mxref_training.parallel import LAYOUT
 from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.environment import environment
@@ -35,8 +38,8 @@ _DELETED = ".run.json.deleted"
 """`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
 _OWN = (
-    "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "tensorboard", "profile",
-    "shadow.npz", "checkpoints", "run.json",
+    "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "spikes.jsonl", "tensorboard",
+    "profile", "shadow.npz", "checkpoints", "run.json",
 )  # fmt: skip
 LOG = "log.txt"
 """Tracebacks of a run, and in a ladder what it prints. It may be there before `run.json`."""
@@ -60,6 +63,8 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
     for name in ("capture", "deterministic"):
         if getattr(run, name):
             kept[name] = True
+    if run.init_from is not None:
+        kept["init_from"] = Weights.open(Path(run.init_from)).sha256()  # the weights, wherever they lie
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
         kept["steps"] = run.steps  # it sets where the cosine ends
     table = {
@@ -101,6 +106,8 @@ class RunFolder:
 
     path: Path
     keep: int
+    ranks: Ranks = SOLE
+    """Who saves and loads its checkpoints together; one rank does all else."""
 
     @property
     def metrics(self) -> Path:
@@ -118,6 +125,11 @@ class RunFolder:
         return self.path / "telemetry.jsonl"
 
     @property
+    def spikes(self) -> Path:
+        """Losses far above the recent ones; there only if there were some."""
+        return self.path / "spikes.jsonl"
+
+    @property
     def log(self) -> Path:
         """Tracebacks."""
         return self.path / LOG
@@ -125,7 +137,7 @@ class RunFolder:
     @property
     def store(self) -> CheckpointStore:
         """The checkpoints."""
-        return CheckpointStore(self.path / "checkpoints", self.keep)
+        return CheckpointStore(self.path / "checkpoints", self.keep, self.ranks)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -213,12 +225,16 @@ class RunFolder:
         return f"start over: delete {', '.join(names)} in {self.path}"
 
     def require(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run."""
-        if differences := _differences(wanted, found):
-            key, mine, theirs = differences[0]
+        """Raise CheckpointError, which names the first difference, unless the folder holds the wanted run.
+
+        It may have been on other ranks.
+        """
+        mine, theirs = ({k: v for k, v in side.items() if k != LAYOUT} for side in (wanted, found))
+        if differences := _differences(mine, theirs):
+            key, here, there = differences[0]
             more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
             raise CheckpointError(
-                f"{self.path} holds another run: {key} is {theirs} there and {mine} here{more}; "
+                f"{self.path} holds another run: {key} is {there} there and {here} here{more}; "
                 f"choose another --out, or {start_over(self.path)}"
             )
 

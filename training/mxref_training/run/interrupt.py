@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop after the step in progress."""
+"""SIGINT and SIGTERM as a request to stop after the step in progress, of one rank or all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from mxref.errors import MxrefError
+from mxref_training.distributed.ranks import Ranks
+from mxref_training.errors import AgreedStop
 
 
-class Interrupted(MxrefError):
+class Interrupted(AgreedStop):
     """A run stopped on request, after it wrote a checkpoint."""
 
 
@@ -44,6 +45,17 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def agreed(self, ranks: Ranks) -> str:
+        """Return the name of the signal that any rank received; empty if none did.
+
+        On several ranks every rank calls this after a step, so that all stop after the same one.
+        """
+        if not ranks.several:
+            return self.signal
+        own = signal.Signals[self.signal].value if self.signal else 0
+        number = max(int(row[0]) for row in ranks.gather_numbers([own]))
+        return signal.Signals(number).name if number else ""
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number).name

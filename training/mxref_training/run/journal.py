@@ -14,6 +14,8 @@ from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.observe import Observer
 from mxref_training.run.progress import ProgressSink
+from mxref_training.run.silent import SilentObserver
+from mxref_training.run.spikes import Spikes
 from mxref_training.run.stepping import Taken
 
 
@@ -36,13 +38,14 @@ class Journal:
         self._run, self._schedule, self._sink = config.run, schedule, sink
         self._metrics = MetricsLog(folder.metrics, marks.get("metrics"))
         self._timing = MetricsLog(folder.timing, marks.get("timing"))
+        self._spikes = Spikes(config.run, folder, sink, marks.get("spikes"))
         self._began = time.perf_counter()
 
     def start_clock(self) -> None:
         """Measure the time of the next step from now on."""
         self._began = time.perf_counter()
 
-    def add_step(self, taken: Taken, observer: Observer) -> None:
+    def add_step(self, taken: Taken, observer: Observer | SilentObserver) -> None:
         """Write a step."""
         run, step, problem = self._run, taken.step + 1, taken.problem
         line: dict[str, Any] = {
@@ -61,16 +64,18 @@ class Journal:
         if problem:
             line["skipped"] = problem
             self._sink.note(f"step {step} skipped: {problem}")
-        if phase or problem or taken.widened or step % run.log_every == 0 or step == run.steps:
+        logged = bool(phase or problem or taken.widened) or step % run.log_every == 0 or step == run.steps
+        if logged:
             self._metrics.write(line)
             observer.log(line)
+        self._spikes.see(line, logged)
         began, self._began = self._began, time.perf_counter()
         seconds = self._began - began
         self._timing.write({"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds})
         self._sink.step(step, None if problem else taken.loss)
 
     def add_evaluation(
-        self, step: int, found: Evaluation, widened: bool, seconds: float, observer: Observer
+        self, step: int, found: Evaluation, widened: bool, seconds: float, observer: Observer | SilentObserver
     ) -> None:
         """Write an evaluation after `step` steps."""
         line = {
@@ -88,12 +93,14 @@ class Journal:
 
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint records of the logs."""
-        return {"metrics": self._metrics.mark().to_table(), "timing": self._timing.mark().to_table()}
+        logs = {"metrics": self._metrics.mark().to_table(), "timing": self._timing.mark().to_table()}
+        return logs | self._spikes.marks()
 
     def close(self) -> None:
         """Close the logs."""
         self._metrics.close()
         self._timing.close()
+        self._spikes.close()
 
 
 def _finite(value: float) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_training.config import TrainConfig
-from mxref_training.data import Loader
+from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
+from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.share import Share, check_layout, layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama
+from mxref_training.model.pretrained import load_pretrained
+from mxref_training.run.begun import begun_run
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.eager import EagerTraining
@@ -27,7 +30,7 @@ from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
 from mxref_training.run.first_step import FirstStep
-from mxref_training.run.folder import RunFolder, changed_environment, identity, log_marks, run_facts
+from mxref_training.run.folder import RunFolder, identity, log_marks, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
 from mxref_training.run.loss import compiled_loss
@@ -35,8 +38,10 @@ from mxref_training.run.metrics_log import Mark
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
-from mxref_training.run.progress import ProgressSink, default_progress, reporting
+from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
+from mxref_training.run.saving import Saver
+from mxref_training.run.silent import SilentJournal, SilentObserver
 from mxref_training.run.state import RunState
 from mxref_training.run.stepping import CapturedTraining, Taken
 
@@ -58,8 +63,11 @@ def train(
     resume: bool = True,
     stop_after: int | None = None,
     observe: Observation = UNOBSERVED,
+    ranks: Ranks = SOLE,
 ) -> TrainResult:
     """Train a Llama from its initial weights, or from the latest checkpoint in `out`.
+
+    Several ranks, which are connected, each call this with the same arguments. The first writes the files of the run.
 
     Args:
         config: the run.
@@ -71,7 +79,8 @@ def train(
         progress: where to report to; default the terminal, or lines on standard error.
         resume: go on with the run in `out`; False deletes that run first.
         stop_after: stop after this optimizer step as if the process ended there, with a checkpoint.
-        observe: trackers and profile.
+        observe: trackers and profile; of the first rank.
+        ranks: which of the processes of the run this one is.
 
     Raises:
         ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
@@ -79,36 +88,37 @@ def train(
         DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
             `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
         RunError: an exception that is none of mxref's, as of a backend; its traceback is in the run's `log.txt`.
-        Interrupted: SIGINT or SIGTERM came; a checkpoint was saved.
+        Interrupted: SIGINT or SIGTERM came to any rank; a checkpoint was saved.
+        PeerStopped: another rank raised one of these, or ended.
     """
     observe.require(config)
-    device = preflight(config, recipe, backend)
+    device = preflight(config, recipe, backend, ranks=ranks)
     corpus = corpus or prepare_corpus(config)
     check_lengths(config, corpus)
     corpus.tokenizer.check_vocab(config.model.vocab)
-    folder = RunFolder(Path(out), config.run.keep)
+    folder = RunFolder(Path(out), config.run.keep, ranks)
     with (
-        deterministic(device, config.run.threads),
+        ranks.one_error(),
+        deterministic(device, config.run.threads, compiled=config.run.compile is not Compile.NONE),
         compiler_threads(config),
         fixed_choices(config, backend, device),
-        reporting(progress or default_progress()) as sink,
-        folder.alone(),
+        reporting((progress or default_progress()) if ranks.first else SilentProgress()) as sink,
+        folder.alone() if ranks.first else nullcontext(),
         Failures(folder, backend, config.run.steps).explained() as failures,
+        ranks.one_error(),
         memory_errors(),
         deterministic_errors(device),
     ):
-        wanted = identity(config, recipe, backend, corpus)
-        if not resume:
-            folder.clear()
-        record = folder.record()
-        if record is not None:
-            folder.require(wanted, record["identity"])
-            folder.require_checkpoints()
-            if changed := changed_environment(record, device_name(device)):
-                sink.note(f"not the machine that began this run, so bits may differ: {', '.join(changed)}")
-            if folder.store.latest() is None:
-                sink.note(f"no checkpoint in {folder.store.folder}: starts at step 0")
-        step = (folder.store.latest() or 0) if record else 0
+        wanted = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
+        ranks.agree("what determines the run's numbers", wanted)
+        begun: tuple[bool, int] | None = None
+        if ranks.first:
+            if not resume:
+                folder.clear()
+            begun = begun_run(folder, wanted, device_name(device), sink.note)
+        begun = ranks.broadcast(begun)
+        assert begun is not None  # the first rank has said
+        exists, step = begun
         if step > config.run.steps:
             raise CheckpointError(
                 f"the run in {out} is at step {step} already, beyond run.steps = {config.run.steps}; "
@@ -116,19 +126,24 @@ def train(
             )
         if step == config.run.steps:
             sink.note(f"{folder.path} is finished: {step} steps")
-            folder.verify_logs(step)
-            folder.store.settle(step)
-            folder.describe(config, recipe)
+            if ranks.first:
+                folder.verify_logs(step)
+                folder.store.settle(step)
+                folder.describe(config, recipe)
         elif stop_after is None or step < stop_after:
-            run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink)
+            run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink, ranks)
             run.begin(step)
             failures.run = run
-            if record is None:
-                folder.create(recipe, corpus, device_name(device), run_facts(config, label, wanted, backend))
-            folder.describe(config, recipe)
+            if ranks.first:
+                if not exists:
+                    folder.create(
+                        recipe, corpus, device_name(device), run_facts(config, label, wanted, backend)
+                    )
+                folder.describe(config, recipe)
             with run.shadowed():
                 run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
+        ranks.barrier()  # the first has written its logs
         result = outcome(folder, config)
         if step == config.run.steps:
             require_finite_loss(result, config, folder)
@@ -148,33 +163,43 @@ class _Run:
         corpus: TokenCorpus,
         identity: dict[str, Any],
         sink: ProgressSink,
+        ranks: Ranks,
     ) -> None:
         mxref_torch.check_stochastic_rounding(backend, recipe)
         run = config.run
         self.config, self.recipe, self.folder = config, recipe, folder
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
-        self.model = Llama(config.model, run.seed, device=device)
+        self.ranks, self.share = ranks, Share(ranks, check_layout(config, ranks.world))
+        self.model = Llama(config.model, run.seed, device="meta" if ranks.several else device)
         self.context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
         ).context
         assert self.context.schedule is not None  # `convert` made it
         self.schedule = self.context.schedule
-        self.optimizer = make_optimizer(self.model, config.optim)
-        self.loader = Loader(corpus.train.ids, run.seq_len, run.order_seed, corpus.train.sha256)
-        self.state = RunState(self.model, self.optimizer, self.loader, device)
-        self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
         self.compiled = compiled_loss(self.model, run.compile)
+        if ranks.several:
+            from mxref_training.distributed import sharded
+
+            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
+            self.model.reset_parameters(run.seed)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.loader = corpus.loader(run)
+        self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
+        self.saver = Saver(folder.store, run.async_checkpoint)
+        self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
         self.eager = EagerTraining(
-            self.model, self.context, self.optimizer, config, self.first, self.compiled
+            self.model, self.context, self.optimizer, config, self.first, self.compiled, self.share
         )
         self.captured: CapturedTraining | None = None
         if run.capture:
             self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
         self.evaluated: dict[str, Any] = {
-            "seq_len": run.seq_len, "batch": run.sequences, "limit": run.eval_tokens,
+            "seq_len": run.seq_len, "batch": self.share.sequences(run), "limit": run.eval_tokens,
             "loss_sum": self.compiled and self.compiled.total,
         }  # fmt: skip
+        if ranks.several:
+            self.evaluated["share"] = self.share
         self.captured_evaluation: CapturedEvaluation | None = None
         if run.capture and device.type == "cuda":
             watched = self.model, self.context, corpus.val.ids
@@ -185,7 +210,9 @@ class _Run:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
         self.marks = self._restore(step) if step else {}
-        require_finite_start(self.state.tensors(), step, self.config, self.folder.store)
+        if not step and self.config.run.init_from is not None:
+            load_pretrained(self.model, Path(self.config.run.init_from))
+        require_finite_start(self.state.tensors(), step, self.config, self.folder.store, self.ranks)
 
     @contextmanager
     def shadowed(self) -> Iterator[None]:
@@ -206,28 +233,34 @@ class _Run:
     def go(self, last: int, label: str, observe: Observation) -> None:
         """Train up to the step `last`."""
         run = self.config.run
-        self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
-        watched = self.config, self.recipe, self.folder, self.model, self.context
-        self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
+        self.journal: Journal | SilentJournal = SilentJournal()
+        self.observer: Observer | SilentObserver = SilentObserver()
+        if self.ranks.first:
+            self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
+            watched = self.config, self.recipe, self.folder, self.model, self.context
+            self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
         self.sink.start(label, self.step, run.steps, run.step_tokens)
         if self.step:
             self.sink.note(f"resumed at step {self.step} of {run.steps}")
         self.journal.start_clock()
         try:
-            with StopRequest() as request:
+            with StopRequest() as request, self.saver:
                 while self.step < last:
                     with self.observer.step(self.step + 1):
                         self._train_step()
                     if self.step % run.eval_every == 0 or self.step == run.steps:
                         self._catch_up()
                         self._validate()
+                    self.saver.poll()
+                    stop = request.agreed(self.ranks)
                     due = run.checkpoint_every and self.step % run.checkpoint_every == 0
-                    if due or request.signal or self.step == last:
+                    if due or stop or self.step == last:
                         self._catch_up()
                         self._save()
-                    if request.signal and self.step < last:
+                    if stop and self.step < last:
+                        self.saver.wait()
                         raise Interrupted(
-                            f"{request.signal} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
+                            f"{stop} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
                             "the same command goes on from there"
                         )
         finally:
@@ -275,7 +308,7 @@ class _Run:
     def _validate(self) -> None:
         began = time.perf_counter()
         found = self._evaluation() if self.captured_evaluation is None else self.captured_evaluation()
-        widened = self.backend.range_exceeded()
+        widened = self.ranks.any(self.backend.range_exceeded())
         if widened:
             mxref_torch.restart(self.model)
             with self.backend.widened():
@@ -287,10 +320,12 @@ class _Run:
         self.journal.start_clock()
 
     def _evaluation(self) -> Evaluation:
-        return evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
+        found = evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
+        self.eager.free()
+        return found
 
     def _require_finite(self) -> None:
-        require_finite(self.state.tensors(), self.step, self.config, self.folder.store)
+        require_finite(self.state.tensors(), self.step, self.config, self.folder.store, self.ranks)
 
     def _save(self) -> None:
         self._require_finite()
@@ -299,14 +334,17 @@ class _Run:
             "logs": self.journal.marks() | self.observer.marks(),
             "identity": self.identity,
         }
-        self.folder.store.save(self.state.snapshot(self.step, facts))
+        self.saver.save(self.state.snapshot(self.step, facts))
         self.journal.start_clock()
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
-        snapshot = self.folder.store.load(step)
+        snapshot = self.state.read(self.folder.store, step)
         self.folder.require(self.identity, snapshot.state["identity"])
         self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
+        for said in (snapshot.resharded(self.ranks, self.identity), self.folder.store.lost()):
+            if said:
+                self.sink.note(said)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
         return log_marks(snapshot.state)

@@ -54,6 +54,9 @@ class CompiledLoss:
 
     def __call__(self, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy in nats of inputs and targets, both int64 [B, T]; a scalar in float32."""
+        return self._model.through(self._loss, inputs, targets, reduction)
+
+    def _loss(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         x = inputs
         if self._by_block:
             x = self._model.model.residual(inputs, self._model.compute_dtype)

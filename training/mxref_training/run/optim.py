@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from mxref_training.config import OptimConfig, Schedule
+from mxref_training.distributed.tensors import by_mesh
 from mxref_training.errors import CheckpointError, ConfigError
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps of each parameter."""
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
@@ -39,13 +41,16 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return AdamW's two groups: matrices, which decay, and norm weights, which do not.
 
+    Where weights are split over different ranks, each has one group for every mesh.
+
     Linear weights, `lm_head` and the embedding decay, as under Megatron's rule that only biases and
     one-dimensional weights are spared; MLPerf's Llama reference trains so.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = ([p for p in parameters if (p.ndim >= 2) is wanted] for wanted in (True, False))
     return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        *({"params": same, "weight_decay": weight_decay} for same in by_mesh(matrices)),
+        *({"params": same, "weight_decay": 0.0} for same in by_mesh(others)),
     ]
 
 
@@ -108,7 +113,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         f"{moment}/{name}": optimizer.state[parameter][moment]
         for name, parameter in model.named_parameters()
         if parameter in optimizer.state
-        for moment in _MOMENTS
+        for moment in MOMENTS
     }
 
 
@@ -120,13 +125,13 @@ def load_optimizer_tensors(
     Raises:
         CheckpointError: a tensor is missing or left over, or has another shape.
     """
-    expected = {f"{moment}/{name}" for name, _ in model.named_parameters() for moment in _MOMENTS}
+    expected = {f"{moment}/{name}" for name, _ in model.named_parameters() for moment in MOMENTS}
     if tensors and set(tensors) != expected:
         odd = sorted(set(tensors) ^ expected)[0]
         raise CheckpointError(f"the checkpoint's optimizer state and the model differ in {odd}")
     optimizer.state.clear()
     for name, parameter in model.named_parameters() if tensors else ():
-        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS}
+        state = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in MOMENTS}
         if state["exp_avg"].shape != parameter.shape:
             raise CheckpointError(
                 f"the checkpoint's optimizer state of {name} has shape {tuple(state['exp_avg'].shape)}, "

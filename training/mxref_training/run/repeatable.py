@@ -27,14 +27,23 @@ _NOT_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implement
 
 
 @contextmanager
-def deterministic(device: torch.device, threads: int) -> Iterator[None]:
-    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+def deterministic(device: torch.device, threads: int, compiled: bool = True) -> Iterator[None]:
+    """Run the block with deterministic kernels, and on `threads` CPU threads unless that is 0.
+
+    Args:
+        device: where it runs.
+        threads: the number of threads; 0 leaves it.
+        compiled: whether the block may compile something. PyTorch's function tells its compiler too, and imports it
+            for that: 2 s of CPU time, more than the rest of PyTorch.
+    """
+    mode, before = torch.get_deterministic_debug_mode(), torch.get_num_threads()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if device.type == "cuda":
         # cuBLAS reads it when it makes a handle; without it PyTorch refuses to call cuBLAS deterministically.
         os.environ.setdefault(CUBLAS, _CUBLAS_FIXED[0])
-    torch.use_deterministic_algorithms(True)
+    if compiled:
+        torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     # Else every new tensor is filled with NaN first: one more kernel, and one more pass over memory, for each of them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if threads:
@@ -42,9 +51,11 @@ def deterministic(device: torch.device, threads: int) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        if compiled:
+            torch.use_deterministic_algorithms(mode != 0)
+        torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_num_threads(before[1])
+        torch.set_num_threads(before)
 
 
 @contextmanager

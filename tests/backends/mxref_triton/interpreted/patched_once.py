@@ -1,14 +1,18 @@
-"""Triton's interpreter without work that decides nothing, which is half of its time.
+"""Triton's interpreter without work that decides nothing, which is most of its time.
 
 It changes some hundred functions of `triton.language` before every launch and every call of a device function, and
 takes that back after the launch. In a process whose kernels are all interpreted, the change may stay.
 
 It also computes whether each sum of integers overflows, for an assertion that only its debug mode makes.
+
+And it builds the type of each value anew: a shape is checked, counted and written as text for every operation.
+Types are never changed, so what depends on the shape alone is built once.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,18 +29,70 @@ class _Kept:
 
 
 def install() -> None:
-    """Change the language once for this process, and compute no overflows."""
+    """Change the language once for this process, compute no overflows, and build what a type needs once."""
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
+    _change_language_once()
+    _keep_shapes()
+    _keep_dtypes()
+
+
+def _change_language_once() -> None:
     change: Callable[[Any], Any] = interpreter._patch_lang
     changed: set[str] = set()
+    seen: set[Any] = set()
 
     def once(fn: Any) -> _Kept:
-        seen = {m.__name__ for m in fn.__globals__.values() if inspect.ismodule(m) and m in (tl, tl.core)}
-        if not seen <= changed:
-            change(fn)
-            changed.update(seen)
+        if fn not in seen:
+            names = {
+                m.__name__ for m in fn.__globals__.values() if inspect.ismodule(m) and m in (tl, tl.core)
+            }
+            if not names <= changed:
+                change(fn)
+                changed.update(names)
+            seen.add(fn)
         return _Kept()
 
     interpreter._patch_lang = once
+
+
+def _keep_shapes() -> None:
+    """Check, count and write a shape once, and not for each type and each value that has it."""
+    core = tl.core
+    build = core.block_type.__init__
+    kept: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def parts(shape: Any) -> tuple[Any, Any]:
+        """Return what a value has beside its type: the number of its elements and its shape."""
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(size) for size in shape])
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([size.value if isinstance(size, core.constexpr) else size for size in shape])
+        if sizes not in kept:
+            build(self, element_ty, shape)
+            kept[sizes] = self.shape, self.numel, f"<{self.shape}, ", parts(self.shape)
+        self.element_ty = element_ty
+        self.shape, self.numel, begin, self.of_values = kept[sizes]
+        self.name = f"{begin}{element_ty}>"
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = type.of_values if type.is_block() else of_scalars
+
+    of_scalars = parts(())
+    core.block_type.__init__ = block_type
+    core.tensor.__init__ = tensor
+
+
+def _keep_dtypes() -> None:
+    """Look up NumPy's dtype of a type once."""
+    find: Callable[[Any], Any] = interpreter._get_np_dtype
+    kept: dict[str, Any] = {}
+
+    def by_name(type: Any) -> Any:
+        if type.name not in kept:
+            kept[type.name] = find(type)
+        return kept[type.name]
+
+    interpreter._get_np_dtype = by_name

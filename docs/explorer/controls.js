@@ -1,0 +1,126 @@
+// Every choice of a recipe, for the treatments A and B, and the random stream that they share.
+"use strict";
+
+const controls = (() => {
+  const { h } = ui;
+  const FORMAT_TITLES = Object.fromEntries(Object.entries(mx.FORMATS).map(([name, format]) => [name, format.title]));
+  const POLICY_TITLES = { none: "none", fixed: "fixed", per_step: "per step", per_step_layer: "per step, layer" };
+
+  /**
+   * Draw the panel. `app` has the state, the side that is shown, and the ways to change them:
+   * `treat(changes)`, `change(changes)`, `show(side)`, `compare(treatment or null)`.
+   */
+  function render(form, app) {
+    const { state, side } = app;
+    const treatment = state[side];
+    ui.replace(form, sides(app), dialects(app, treatment), fields(app, treatment), stream(app));
+  }
+
+  function sides(app) {
+    const { state, side } = app;
+    const tab = (name) => h("button", {
+      type: "button", class: `tab ${name}`, "aria-pressed": String(side === name), "data-key": `side-${name}`,
+      onclick: () => app.show(name),
+    }, h("b", {}, name.toUpperCase()), " ", h("code", {}, link.treatmentText(state[name])));
+    const other = link.treatmentText(state.a) === "amd" ? "ocp" : "amd";
+    return h("div", { class: "sides" }, tab("a"),
+      state.b
+        ? [tab("b"), h("button", { type: "button", class: "plain", "data-key": "side-none", onclick: () => app.compare(null) }, "Stop comparing")]
+        : h("button", { type: "button", class: "plain", "data-key": "side-none", onclick: () => app.compare(link.readTreatment(other)) }, "Compare with another"));
+  }
+
+  function dialects(app, treatment) {
+    const text = link.treatmentText(treatment);
+    return h("fieldset", {},
+      h("legend", {}, "Dialect", ui.clause(`dialect.${text.split(",")[0]}`)),
+      h("div", { class: "segments" }, Object.keys(mx.DIALECTS).map((name) => h("button", {
+        type: "button", class: "segment", "aria-pressed": String(text === name), "data-key": `dialect-${name}`,
+        onclick: () => app.treat({ ...link.readTreatment(name), format: treatment.format }),
+      }, name))));
+  }
+
+  function fields(app, treatment) {
+    const element = mx.FORMATS[treatment.format].element;
+    const choose = (key) => (value) => app.treat({ [key]: value });
+    const formatClause = treatment.format === "mxfp4" ? "formats.mxfp4" : "formats.mxfp8";
+    return [
+      ui.choice("format", "Format", Object.keys(mx.FORMATS), treatment.format, choose("format"), [formatClause], FORMAT_TITLES),
+      ui.choice("scale_rule", "Scale rule", mx.RULES, treatment.scale_rule, choose("scale_rule"), [`scale.rule.${treatment.scale_rule}`], words.NAMES),
+      ui.choice("rounding", "Rounding", mx.ROUNDINGS, treatment.rounding, choose("rounding"), [`rounding.${treatment.rounding}`], words.NAMES),
+      treatment.rounding === "sr" && bits(app, treatment),
+      ui.choice("hadamard", "Hadamard", [0, ...mx.SIZES], treatment.hadamard, (n) => app.treat(rotated(n, treatment)), ["hadamard.size"], { 0: "none" }),
+      treatment.hadamard > 0 && [
+        ui.choice("signs", "Random signs", mx.POLICIES, treatment.signs, (signs) => app.treat({ signs, sign_vector: "" }), ["hadamard.policy"], POLICY_TITLES),
+        treatment.signs === "none" && given(app, treatment),
+      ],
+      ui.choice("prescale", "Prescale", [false, true], treatment.prescale, choose("prescale"), ["rounding.prescale"],
+        { false: "none", true: words.fraction(element.prescale) }),
+      ui.choice("zero_scale", "Byte of a zero block", [0, 127], treatment.zero_scale, choose("zero_scale"), ["scale.zero"]),
+      ui.choice("block", "Scale shared by", mx.BLOCKS, treatment.block, choose("block"), [treatment.block === "1x32" ? "scale.block.row" : "scale.block.tile"]),
+      treatment.block === "32x32" && others(app),
+    ];
+  }
+
+  /** The changes that a Hadamard size brings: signs that fit it. */
+  function rotated(n, treatment) {
+    return { hadamard: n, signs: n ? treatment.signs : "none", sign_vector: "" };
+  }
+
+  function bits(app, treatment) {
+    return h("label", { class: "field" }, h("span", {}, "Random bits R", ui.clause("random.elements")),
+      h("span", { class: "range" },
+        h("input", {
+          type: "range", min: 1, max: mx.MAX_SR_BITS, value: treatment.sr_bits, "data-key": "sr_bits",
+          oninput: (event) => app.treat({ sr_bits: Number(event.target.value) }),
+        }), h("output", {}, treatment.sr_bits)));
+  }
+
+  /** A text field whose value is read by `parse`; what it refuses is shown at the field. */
+  function entry(key, label, value, parse, apply, clauses = []) {
+    const problem = h("small", { class: "wrong", hidden: true });
+    const input = h("input", {
+      type: "text", value, spellcheck: "false", "data-key": key,
+      onchange: (event) => {
+        try {
+          apply(parse(event.target.value.trim()));
+        } catch (error) {
+          problem.textContent = error.message;
+          problem.hidden = false;
+          input.setAttribute("aria-invalid", "true");
+        }
+      },
+    });
+    return h("label", { class: "field" }, h("span", {}, label, clauses.map(ui.clause)), input, problem);
+  }
+
+  function given(app, treatment) {
+    return entry("sign_vector", "Given signs, as +-+-", treatment.sign_vector, (text) => {
+      link.checkTreatment({ ...treatment, sign_vector: text });
+      if (!/^[+-]*$/.test(text)) throw new Error("made of + and - only");
+      return text;
+    }, (sign_vector) => app.treat({ sign_vector }), ["hadamard.vector"]);
+  }
+
+  function others(app) {
+    return entry("others", "Largest magnitude in the tile's other rows", numbers.show(mx.valueOf(app.state.others)),
+      (text) => (numbers.parseOne(text) & 0x7fffffff) >>> 0, (value) => app.change({ others: value }));
+  }
+
+  /** The stream, where a treatment draws from it. */
+  function stream(app) {
+    const { state } = app;
+    const drawn = [state.a, state.b].some((t) => t && (t.rounding === "sr" || t.signs !== "none"));
+    if (!drawn) return null;
+    const number = (key, label, last) => entry(key, label, String(state.stream[key]),
+      (text) => link.integer(key, text, last), (value) => app.change({ stream: { ...state.stream, [key]: value } }));
+    return h("fieldset", { class: "stream" }, h("legend", {}, "Random stream", ui.clause("random.stream")),
+      number("seed", "Seed", 0xffffffffffffffffn), number("step", "Step", 0xffffffff), number("layer", "Layer", 0xffffff),
+      h("label", { class: "field" }, h("span", {}, "Operand"), h("select", {
+        "data-key": "operand", onchange: (event) => app.change({ stream: { ...state.stream, operand: event.target.selectedIndex } }),
+      }, link.OPERANDS.map((name, i) => h("option", { selected: i === state.stream.operand }, name)))),
+      entry("at", "Index of the first number in its tensor", String(state.at),
+        (text) => link.integer("at", text, 0xffffffffffffffffn), (at) => app.change({ at }), ["random.index"]));
+  }
+
+  return { render };
+})();

@@ -1,0 +1,109 @@
+// The first step: the 32 numbers as bars, one of them as text, all of them as text, presets and generators.
+"use strict";
+
+const input = (() => {
+  const { h } = ui;
+  const PRESET_TITLES = { normal: "normal", ties: "ties", tiny: "tiny", nan: "NaN", outlier: "outlier", turn: "near a flip" };
+
+  /** Build the step once; the function that it returns shows the state again. */
+  function build(node, app) {
+    const plot = bars.plot("the 32 numbers of the block; arrow keys choose and change", (i, word) => change(i, word), (i) => app.select(i));
+    const status = h("p", { class: "status" });
+    const blocks = h("div", { class: "segments" });
+    const decimal = field("decimal", "Decimal", (text) => numbers.parseOne(text));
+    const bits = field("bits", "Bits", (text) => numbers.parseOne(text.startsWith("0x") ? text : `0x${text}`));
+    const name = h("b", {}, "");
+    const area = h("textarea", { rows: 5, spellcheck: "false", "aria-label": "all numbers as text", oninput: () => paste() });
+    const problem = h("p", { class: "wrong", role: "status" });
+    let notation = "decimal";
+    let drawNumber = 1;
+
+    function change(i, word) {
+      if (i < 0) return app.update();
+      const at = app.state.block * mx.K + i;
+      const changed = Array.from({ length: Math.max(app.state.words.length, at + 1) }, (_, k) => app.state.words[k] ?? 0);
+      changed[at] = word;
+      return app.change({ words: changed, element: i });
+    }
+
+    function field(key, label, parse) {
+      const box = h("input", {
+        type: "text", spellcheck: "false", "data-key": key, onchange: () => {
+          try {
+            change(app.state.element, parse(box.value.trim()));
+            box.removeAttribute("aria-invalid");
+            problem.textContent = "";
+          } catch (error) {
+            box.setAttribute("aria-invalid", "true");
+            problem.textContent = error.message;
+          }
+        },
+      });
+      return { box, node: h("label", { class: "inline" }, h("span", {}, label), box) };
+    }
+
+    function paste() {
+      try {
+        app.change({ words: numbers.parse(area.value), block: 0, element: 0 });
+        problem.textContent = "";
+      } catch (error) {
+        problem.textContent = error.message;
+      }
+    }
+
+    const load = (made) => app.change({ words: made, block: 0 });
+    const selectedWord = () => app.state.words[app.state.block * mx.K + app.state.element] ?? 0;
+    const nudge = (text, label, make) => h("button", { type: "button", class: "plain", title: label, "aria-label": label, onclick: () => change(app.state.element, make(selectedWord())) }, text);
+
+    node.replaceChildren(
+      ui.head(1, "32 numbers", "Drag a bar and watch the scale flip. By touch, tap a bar first.", ["conventions.inputs"]),
+      h("div", { class: "toolbar" },
+        h("span", { class: "group" }, h("span", { class: "quiet" }, "Presets"),
+          Object.keys(numbers.PRESETS).map((preset) => h("button", { type: "button", class: "plain", "data-preset": preset, onclick: () => load(numbers.PRESETS[preset]()) }, PRESET_TITLES[preset]))),
+        h("span", { class: "group" }, h("span", { class: "quiet" }, "Draw"),
+          numbers.GENERATORS.map((generator) => h("button", {
+            type: "button", class: "plain", "data-generator": generator,
+            onclick: () => load(numbers.generate(generator, drawNumber++)),
+          }, generator === "laplace" ? "Laplace" : generator)))),
+      plot.node,
+      h("p", { class: "keys" }, "Keys: \u2190 \u2192 choose, \u2191 \u2193 change, with Shift by one float32, \u2212 flips the sign."),
+      status, blocks,
+      h("div", { class: "editor" }, name, decimal.node, bits.node,
+        nudge("\u2212 ulp", "the next float32 below", (word) => bars.neighbour(word, -1)),
+        nudge("+ ulp", "the next float32 above", (word) => bars.neighbour(word, 1)),
+        nudge("\u00b1", "flip the sign", (word) => (word ^ 0x80000000) >>> 0)),
+      h("details", { class: "paste" }, h("summary", {}, "Type or paste all numbers"),
+        h("div", { class: "segments" }, ["decimal", "hex"].map((value) => h("label", {},
+          h("input", { type: "radio", name: "notation", value, checked: value === notation, onchange: () => { notation = value; text(); } }), h("span", {}, value)))),
+        area),
+      problem);
+
+    function text() {
+      if (document.activeElement === area) return;
+      area.value = app.state.words.map((word) => (notation === "hex" ? `0x${link.hex(word)}` : numbers.show(mx.valueOf(word)))).join(" ");
+    }
+
+    let last = null;
+    return () => {
+      const { state, block } = app;
+      plot.draw(block.elements.map((e) => e.xBits), state.element, block.n ? [] : bars.flips(block));
+      const byte = ui.hex2(block.scale.byte);
+      const X = block.scale.byte === 255 ? "NaN" : words.power(block.scale.byte - 127);
+      status.replaceChildren(
+        `${block.n ? "amax after the transform" : "amax"} ${numbers.show(block.scale.amax)} \u2192 scale byte `,
+        h("b", { class: last !== null && last !== byte ? "flipped" : "", "data-status": byte }, byte), ` (X = ${X})`);
+      last = byte;
+      name.textContent = `Element ${state.element}`;
+      for (const [{ box }, value] of [[decimal, numbers.show(mx.valueOf(selectedWord()))], [bits, `0x${link.hex(selectedWord())}`]]) {
+        if (document.activeElement !== box) box.value = value;
+      }
+      const count = link.paddedLength(state) / mx.K;
+      ui.replace(blocks, count > 1 && [h("span", { class: "quiet" }, "Block"), Array.from({ length: count }, (_, i) => h("button", {
+        type: "button", class: "segment", "aria-pressed": String(i === state.block), "data-key": `block-${i}`, onclick: () => app.change({ block: i }),
+      }, i))]);
+      text();
+    };
+  }
+
+  return { build };
+})();

@@ -1,0 +1,138 @@
+"""The address of the explorer page that shows a block: everything that its bits depend on is in the URL.
+
+docs/reference/explorer.rst says how the address is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from mxref.dialects import DIALECTS, Dialect
+from mxref.errors import FileFormatError
+from mxref.explain.part import BlockPart, block_part
+from mxref.formats import BlockShape
+from mxref.recipe import OperandSpec
+from mxref.roles import OPERANDS
+from mxref.steps.hadamard import SignPolicy, hadamard
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import magnitude_bits
+from mxref.tomlio import to_table
+
+_UNSEEN = ("nonfinite",)
+"""Fields that leave the bits of a block as they are; the page shows the block that others refuse."""
+
+
+def explorer_page() -> str:
+    """Return the address of the explorer page of this checkout or installation, a `file:` URL.
+
+    Raises:
+        FileFormatError: neither has the page.
+    """
+    package = Path(__file__).resolve().parents[1]
+    pages = (package.parent / "docs" / "explorer" / "index.html", package / "_explorer" / "index.html")
+    for page in pages:
+        if page.is_file():
+            return page.as_uri()
+    raise FileFormatError(
+        f"no explorer page at {pages[0]} or {pages[1]}; give its address, as in --explorer https://host/explorer/"
+    )
+
+
+def explorer_link(
+    x: Any,
+    spec: OperandSpec | Dialect | str | None = None,
+    rng: Stream | None = None,
+    *,
+    axis: int = -1,
+    index: int = 0,
+    pad: bool = False,
+    page: str | None = None,
+) -> str:
+    """Return the URL at which the explorer page shows one block of `x`; arguments and errors as in `explain_block`.
+
+    Args:
+        x: float32, bfloat16 or float16, any shape.
+        spec: the treatment; default the dialect `ocp`.
+        rng: random stream, needed for SR and random signs.
+        axis: the block axis.
+        index: number of the block in storage order.
+        pad: append zeros along the block axis.
+        page: address of the page; default `explorer_page()`.
+
+    Raises:
+        FileFormatError: no `page` is given and none is installed.
+    """
+    part = block_part(x, spec, rng, axis=axis, index=index, pad=pad)
+    rows = part.rows()
+    words = rows[part.row].view(np.uint32)
+    state = {"x": _words(words), "a": treatment_text(part.spec)}
+    if part.block:
+        state["block"] = str(part.block)
+    if others := _others(part, rows):
+        state["others"] = f"{others:08x}"
+    if rng is not None and _is_random(part.spec):
+        state |= _place(part, rng)
+    return f"{page or explorer_page()}#" + "&".join(f"{key}={value}" for key, value in state.items())
+
+
+def treatment_text(spec: OperandSpec) -> str:
+    """Return a treatment as the page's address has it: the nearest dialect, then each key that differs from it."""
+    wanted = to_table(spec)
+    changes = {
+        name: {
+            f.name: wanted.get(f.name)
+            for f in fields(OperandSpec)
+            if f.name not in _UNSEEN and getattr(spec, f.name) != getattr(dialect.spec, f.name)
+        }
+        for name, dialect in DIALECTS.items()
+    }
+    nearest = min(changes, key=lambda name: len(changes[name]))
+    return ",".join([nearest, *(f"{key}={_text(value)}" for key, value in changes[nearest].items())])
+
+
+def _text(value: Any) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else quote("" if value is None else str(value), safe="-")
+    )
+
+
+def _words(words: np.ndarray[Any, Any]) -> str:
+    """Return float32 bits as hexadecimal digits, eight each; zeros at the end are left out."""
+    last = np.flatnonzero(words)
+    return "".join(f"{word:08x}" for word in words[: last[-1] + 1]) if last.size else "00000000"
+
+
+def _others(part: BlockPart, rows: np.ndarray[Any, Any]) -> int:
+    """Return the bits of the largest magnitude in the other rows of the block's tile; 0 for a block of one row."""
+    if part.spec.block is not BlockShape.TILE:
+        return 0
+    k = part.whole.format.k
+    y = hadamard(rows, part.plan.rotation) if part.plan.rotation else rows
+    tile = magnitude_bits(np.ascontiguousarray(y[:, part.block * k : (part.block + 1) * k]))
+    return int(np.delete(tile, part.row, axis=0).max(initial=0))
+
+
+def _is_random(spec: OperandSpec) -> bool:
+    return spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE
+
+
+def _place(part: BlockPart, rng: Stream) -> dict[str, str]:
+    """Return the random stream, and the index of the first word in the logical tensor."""
+    names = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
+    first = int(part.plan.global_rows()[part.row]) * part.plan.global_length + part.plan.first
+    place = {
+        "seed": rng.seed,
+        "step": rng.step,
+        "layer": rng.layer,
+        "operand": names[rng.operand],
+        "at": first,
+    }
+    return {key: str(value) for key, value in place.items()}

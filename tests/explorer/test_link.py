@@ -1,0 +1,210 @@
+"""A link of `mxref explain` shows in the explorer page the block that Python explains, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("py_mini_racer")
+
+from explorer.page_backend import PAGE, Engine, script
+from mxref import DIALECTS, OperandSpec, Stream
+from mxref.cli import main
+from mxref.errors import RecipeError
+from mxref.explain import explain_block, explorer_link
+from mxref.explain.link import explorer_page, treatment_text
+
+STREAM = Stream(0xFEDCBA9876543210, 0x80000001, 0xABCDEF, 4)
+TREATMENTS = [
+    *(dialect.spec for dialect in DIALECTS.values()),
+    OperandSpec(format="mxfp8_e4m3", scale_rule="rceil", rounding="rna", hadamard=32, signs="per_step"),
+    OperandSpec(format="mxfp8_e5m2", scale_rule="ceil", rounding="sr", sr_bits=22, prescale=True),
+    OperandSpec(rounding="rtz", hadamard=16, sign_vector="+-" * 8, zero_scale=127),
+    OperandSpec(rounding="sr", sr_bits=3, hadamard=256, signs="fixed"),
+    OperandSpec(scale_rule="even", block="32x32", hadamard=16, rounding="sr"),
+]
+NAN_BLOCK = 255
+
+
+@cache
+def page() -> Engine:
+    return Engine(*map(script, ("mx.js", "link.js", "numbers.js", "explain.js")))
+
+
+def drawn(seed: int) -> np.ndarray:
+    """Return [64, 512] whose rows have scales from tiny to huge, with zeros, NaN and Inf here and there."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(64, 512)) * np.exp2(draw.integers(-140, 120, (64, 1)))
+    x[draw.random(x.shape) < 0.02] = 0
+    x[5, 40], x[9, 300], x[3, 32:64] = np.nan, -np.inf, -0.0
+    return x.astype(np.float32)
+
+
+def number(text: str | None) -> float | None:
+    return None if text is None else float(text.replace("Infinity", "inf"))
+
+
+def same(shown: str | None, value: float | None) -> bool:
+    got = number(shown)
+    if value is None or math.isnan(value):
+        return got is None or math.isnan(got)
+    return got == value and math.copysign(1, got) == math.copysign(1, value)
+
+
+def check_block(shown: dict, block) -> None:
+    assert shown["byte"] == block.scale.byte
+    assert bytes(shown["packed"]) == block.packed
+    assert shown["e"] == block.scale.unclamped
+    assert (None if shown["amaxAt"] < 0 else shown["amaxAt"]) == block.scale.amax_at
+    spoiled = block.scale.byte == NAN_BLOCK
+    for got, e in zip(shown["elements"], block.elements, strict=True):
+        assert (got["xBits"], got["sign"], got["code"]) == (e.x_bits, e.d, e.code)
+        assert got["yBits"] == e.y_bits or (math.isnan(e.y) and got["yBits"] & 0x7FFFFFFF > 0x7F800000)
+        assert got["kind"] == e.case.value
+        if spoiled:
+            continue
+        # The page keeps a scaled magnitude below the smallest normal float32, which the reference may replace by 0.
+        assert same(got["v"], e.v) or abs(number(got["v"])) < 2**-126
+        assert same(got["lower"], e.lower)
+        assert same(got["upper"], e.upper)
+        assert (got["T"], got["r"]) == (e.threshold, e.random if block.spec.rounding == "sr" else None)
+        assert math.isclose(number(got["value"]), e.value, rel_tol=1e-15)
+        assert math.isclose(number(got["error"]), e.error, rel_tol=1e-12, abs_tol=1e-15 * abs(e.value))
+    if block.sqnr_db is None or spoiled:
+        assert shown["snr"] is None
+    else:
+        assert math.isclose(number(shown["snr"]), block.sqnr_db, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("spec", TREATMENTS, ids=treatment_text)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_link_shows_the_block_that_python_explains(spec, axis):
+    x = drawn(7)
+    for index in (0, 1, 17, 83, 84, 145, 1023):
+        link = explorer_link(x, spec, STREAM, axis=axis, index=index % 1024, pad=True)
+        shown = page().call("shownAt", link.partition("#")[2])
+        check_block(shown, explain_block(x, spec, STREAM, axis=axis, index=index, pad=True))
+        assert page().call("shownAt", shown["again"]) == shown
+
+
+def test_rows_that_are_padded_keep_their_place_in_the_tensor():
+    x = drawn(3)[:5, :70]
+    for spec in ("tseng", OperandSpec(rounding="sr")):
+        for index in range(10):
+            link = explorer_link(x, spec, STREAM, index=index, pad=True)
+            check_block(
+                page().call("shownAt", link.partition("#")[2]),
+                explain_block(x, spec, STREAM, index=index, pad=True),
+            )
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, ["explain", *args])
+
+
+def test_the_command_prints_links_of_the_blocks_that_it_explains():
+    words = [
+        "1",
+        "-2",
+        "0.3",
+        "nan",
+        "0x7f7fffff",
+        "--dialect",
+        "tseng",
+        "--operand",
+        "wgrad.x",
+        "--step",
+        "7",
+        "--seed",
+        "3",
+    ]
+    links = run(*words, "--link").stdout.split()
+    blocks = json.loads(run(*words, "--json").stdout)["blocks"]
+    assert len(links) == len(blocks) == 2
+    for link, block in zip(links, blocks, strict=True):
+        address, _, state = link.partition("#")
+        assert address == (PAGE / "index.html").as_uri() == explorer_page()
+        assert bytes(page().call("shownAt", state)["packed"]).hex() == block["packed"]
+    elsewhere = run("1", "--link", "--explorer", "https://host/explorer/").stdout
+    assert elsewhere == "https://host/explorer/#x=3f800000&a=ocp\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("1", "--link", "--json"), "give one of them"),
+        (("1", "--explorer", "https://host"), "give --link too"),
+    ],
+)
+def test_options_that_do_not_go_together(args, message):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_signs_of_no_operand_are_refused():
+    with pytest.raises(RecipeError, match="operand"):
+        explorer_link(np.ones(64, np.float32), "tseng", Stream(1, operand=7))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("x=3f80000", "words of eight"),
+        ("x=" + "00000001" * 257, "257 words, more than 256"),
+        ("a=opc", "no dialect opc"),
+        ("a=ocp,rounding=up", "rounding = up is not one of rne, rna, rtz, sr"),
+        ("a=ocp,toString=1", "no key toString"),
+        ("a=ocp,sr_bits=23", "sr_bits = 23 is above 22"),
+        ("a=ocp,signs=fixed", "without a Hadamard transform"),
+        ("a=ocp,hadamard=4,sign_vector=++", "2 signs, hadamard = 4"),
+        ("y=1", "no key y"),
+        ("seed=18446744073709551616", "above 18446744073709551615"),
+        ("step=-1", "not a whole number"),
+        ("operand=7", "operand = 7 is not one of fprop.x"),
+        ("block=1", "block 1 does not exist"),
+        ("others=1", "others is not a word"),
+    ],
+)
+def test_the_page_refuses_addresses_that_mean_nothing(address, message):
+    refused = page().call("refusal", address)
+    assert refused["name"] == "LinkError"
+    assert message in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1, -2;0.3", "3f800000 c0000000 3e99999a"),
+        ("tensor([[1., -0.], [inf, -nan]], dtype=torch.bfloat16)", "3f800000 80000000 7f800000 ffc00000"),
+        ("0x3f800000 1e-45\n3.4028235e38", "3f800000 00000001 7f7fffff"),
+    ],
+)
+def test_pasted_numbers_are_read(text, words):
+    assert page().call("wordsOf", text) == words
+
+
+@pytest.mark.parametrize("text", ["", "1 two", "1e39", "0x1ffffffff", "1 " * 257])
+def test_pasted_text_that_holds_no_float32_is_refused(text):
+    with pytest.raises(Exception, match="no number|no float32|beyond float32|more than 256"):
+        page().call("wordsOf", text)
+
+
+def test_numbers_are_shown_as_python_shows_them():
+    draw = np.random.default_rng(1)
+    x = draw.integers(0, 2**32, 400, np.uint32).view(np.float32)
+    for value in x[np.isfinite(x)]:
+        assert np.float32(page().call("shownNumber", int(value.view(np.uint32)))) == value
+
+
+def test_presets_are_blocks():
+    for name, words in page().call("presets").items():
+        assert len(words) == 32, name
+        values = np.array(words, np.uint32).view(np.float32)
+        assert np.isnan(values).any() == (name == "nan")
+        assert (np.abs(values) < 2**-125).all() == (name == "tiny")

@@ -1,0 +1,172 @@
+"""Megatron's token files: read as they were written, and refused if a byte does not fit."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data_files
+from megatron_oracle import index_bytes
+from mxref_training.data.megatron import open_indexed, open_tokens, write_indexed
+from mxref_training.errors import DataError
+
+own_cache = data_files.own_cache
+
+TEXTS = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
+CODES = {"uint8": 1, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
+
+
+def write(folder: Path, dtype: str = "int32", texts: list[list[int]] = TEXTS) -> Path:
+    """Write files byte by byte, without the product."""
+    size = np.dtype(dtype).itemsize
+    signed = dtype.startswith("i")
+    tokens = b"".join(token.to_bytes(size, "little", signed=signed) for text in texts for token in text)
+    (folder / "some.data.bin").write_bytes(tokens)
+    (folder / "some.data.idx").write_bytes(index_bytes([len(text) for text in texts], CODES[dtype], size))
+    return folder / "some.data"
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_files_are_read_as_written(tmp_path: Path, dtype: str) -> None:
+    file = open_indexed(write(tmp_path, dtype))
+    assert file.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert file.ids.dtype == dtype
+    assert file.lengths.tolist() == [3, 0, 1, 4]
+    assert file.starts.tolist() == [0, 3, 3, 4, 8]
+    assert file.documents == 4
+    assert not file.ids.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_the_writer_writes_the_same_bytes(tmp_path: Path, dtype: str) -> None:
+    expected = write(tmp_path, dtype)
+    write_indexed(tmp_path / "made.data", TEXTS, dtype)
+    for suffix in (".bin", ".idx"):
+        made = (tmp_path / f"made.data{suffix}").read_bytes()
+        assert made == expected.with_name(f"some.data{suffix}").read_bytes()
+
+
+def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a token of 70000 or 1 does not fit uint16: use int32"):
+        write_indexed(tmp_path / "a", [[1, 70000]], "uint16")
+    for dtype in ("float32", "uint32"):
+        with pytest.raises(DataError, match=f"no tokens of dtype {dtype}"):
+            write_indexed(tmp_path / "a", [[1]], dtype)
+
+
+def test_documents_of_several_sequences(tmp_path: Path) -> None:
+    prefix = write(tmp_path)
+    prefix.with_name("some.data.idx").write_bytes(index_bytes([3, 0, 1, 4], 4, 4, [0, 2, 4]))
+    file = open_indexed(prefix)
+    assert file.documents == 2
+    assert len(file.lengths) == 4
+
+
+def change_index(place: int, form: str, value: object) -> object:
+    def change(data: bytearray) -> None:
+        struct.pack_into(form, data, place, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_index(0, "<3s", b"XYZ"), r"no index of Megatron: it begins with b'XYZDIDX"),
+        (change_index(9, "<Q", 2), "has version 2 of the format: this program reads version 1"),
+        (change_index(17, "<B", 7), r"dtype code 7 \(float32\): token ids must be integers"),
+        (change_index(17, "<B", 9), r"dtype code 9 \(unknown\)"),
+        (
+            change_index(18, "<Q", 5),
+            r"is cut short: expected 134 bytes, found 122 \(its header counts 5 sequences",
+        ),
+        (change_index(18, "<Q", 3), r"is too long: expected 110 bytes, found 122"),
+        (change_index(26, "<Q", 2**60), r"is cut short: expected 9,223,372,036,854,775,890 bytes, found 122"),
+        (change_index(34, "<i", -3), "sequence 0 has a length of -3"),
+        (
+            change_index(34, "<i", 4),
+            "sequence 1 begins at byte 12, expected 16, where the one before it ends",
+        ),
+        (change_index(50 + 16, "<q", 4), "sequence 2 begins at byte 4, expected 12"),
+        (
+            change_index(34 + 12, "<i", 5),
+            r"data.bin is cut short: expected 36 bytes, found 32 \(.* 9 tokens of 4",
+        ),
+        (change_index(82, "<q", 1), "boundaries must go from 0 to 4 sequences, found 1 to 4"),
+        (change_index(114, "<q", 3), "boundaries must go from 0 to 4 sequences, found 0 to 3"),
+        (change_index(98, "<q", 0), "document boundary 2 lies before the one before it"),
+        (
+            lambda data: data.__delitem__(slice(33, None)),
+            "is cut short: expected at least 34 bytes, found 33",
+        ),
+        (lambda data: data.__delitem__(slice(-1, None)), "is cut short: expected 122 bytes, found 121"),
+        (lambda data: data.clear(), "data.idx is empty"),
+    ],
+)
+def test_a_damaged_index_is_refused(tmp_path: Path, change, message: str) -> None:
+    prefix = write(tmp_path)
+    path = prefix.with_name("some.data.idx")
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        open_indexed(prefix)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (31, "data.bin is cut short: expected 32 bytes, found 31"),
+        (36, "data.bin is too long: expected 32 bytes, found 36"),
+        (0, "data.bin is cut short: expected 32 bytes, found 0"),
+    ],
+)
+def test_a_token_file_of_another_size_is_refused(tmp_path: Path, size: int, message: str) -> None:
+    prefix = write(tmp_path)
+    prefix.with_name("some.data.bin").write_bytes(bytes(size))
+    with pytest.raises(DataError, match=message):
+        open_indexed(prefix)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_missing_file_is_named(tmp_path: Path, suffix: str) -> None:
+    prefix = write(tmp_path)
+    prefix.with_name(f"some.data{suffix}").unlink()
+    with pytest.raises(
+        DataError, match=rf"cannot read .*some.data{suffix} .*both some.data.bin and some.data.idx"
+    ):
+        open_indexed(prefix)
+
+
+def test_files_without_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the index lists no tokens"):
+        open_indexed(write(tmp_path, texts=[[], []]))
+
+
+def test_negative_ids_are_refused(tmp_path: Path) -> None:
+    prefix = write(tmp_path, texts=[[1, 2], [3, -4]])
+    with pytest.raises(DataError, match="token 3 is -4: ids must not be negative"):
+        open_tokens([(1.0, prefix)])
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    prefix = write(tmp_path)
+    first = open_tokens([(1.0, prefix)])
+    assert (first.largest, first.documents, len(first)) == (12, 4, 8)
+    write(tmp_path, texts=[[5, 6, 7], [], [8], [9, 10, 11, 99]])
+    os.utime(tmp_path / "some.data.bin", ns=(1, 1))  # a clock may be too coarse for two writes in a row
+    second = open_tokens([(1.0, prefix)])
+    assert second.largest == 99
+    assert second.sha256 != first.sha256
+    assert second.fingerprint != first.fingerprint
+
+
+def test_the_cuts_between_sequences_are_in_the_fingerprint(tmp_path: Path) -> None:
+    first = open_tokens([(1.0, write(tmp_path))])
+    second = open_tokens([(1.0, write(tmp_path, texts=[[5, 6], [], [7, 8], [9, 10, 11, 12]]))])
+    assert second.sha256 == first.sha256
+    assert second.fingerprint != first.fingerprint

@@ -1,0 +1,174 @@
+"""Megatron's token files: `PREFIX.bin` holds the tokens, `PREFIX.idx` says where every sequence begins.
+
+The index, all numbers little-endian: 9 bytes of magic; version 1 (uint64); a code of the tokens' dtype (uint8); the
+number S of sequences and the number D of document boundaries (uint64 each); the S lengths in tokens (int32); the S
+places in the token file in bytes (int64); the D boundaries, which are numbers of sequences (int64).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mxref_training.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+_AGAIN = "fetch or make both files again"
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """A pair of token file and index, mapped into memory and checked.
+
+    Attributes:
+        prefix: path of both files without `.bin` and `.idx`.
+        ids: the tokens of all sequences, one after the other, `[N]`, read-only.
+        lengths: tokens of every sequence, `[S]` int32; Megatron shuffles and packs these.
+        starts: first token of every sequence, `[S + 1]` int64; the last entry is N.
+        documents: number of documents; each is one or more sequences.
+        changed: time at which the token file was last changed, in ns.
+    """
+
+    prefix: Path
+    ids: NDArray[np.integer[Any]]
+    lengths: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    documents: int
+    changed: int
+
+    def require_unchanged(self) -> None:
+        """Raise DataError if the token file was changed; to read behind the end of a file that was cut is fatal."""
+        path = beside(self.prefix, ".bin")
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"{path} is gone ({error.strerror}): put it back, and resume the run") from error
+        expected = len(self.ids) * self.ids.itemsize
+        if (status.st_size, status.st_mtime_ns) != (expected, self.changed):
+            raise DataError(
+                f"{path} was changed during the run: it had {expected:,} bytes, and has {status.st_size:,}: put the "
+                "file back, and resume the run"
+            )
+
+
+def prefix_of(source: str | Path) -> Path | None:
+    """Return the prefix of a pair of files that a path names: the prefix, or either file; None if it names none."""
+    path = Path(source)
+    if path.suffix in (".bin", ".idx"):
+        return path.with_suffix("")
+    if not path.name:
+        return None
+    found = [beside(path, suffix).is_file() for suffix in (".bin", ".idx")]
+    # Megatron keeps its own cache in a folder with the name of the prefix.
+    return path if all(found) or (any(found) and not path.exists()) else None
+
+
+def open_indexed(prefix: Path) -> IndexedFile:
+    """Return a pair of files, mapped into memory.
+
+    Raises:
+        DataError: a file is missing, has another size than its header or the index says, is no index of version 1,
+            holds no integers or no tokens, or its places or boundaries do not fit its lengths.
+    """
+    index_path, tokens_path = beside(prefix, ".idx"), beside(prefix, ".bin")
+    index = _map(index_path, np.dtype(np.uint8))
+    dtype, lengths, places, boundaries = _arrays(index_path, index)
+    starts = _starts(index_path, dtype, lengths, places)
+    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != len(lengths):
+        found = f"{boundaries[0]} to {boundaries[-1]}" if len(boundaries) else "none"
+        raise DataError(
+            f"{index_path}: the document boundaries must go from 0 to {len(lengths)} sequences, found {found}: {_AGAIN}"
+        )
+    if len(down := np.flatnonzero(np.diff(boundaries) < 0)):
+        raise DataError(
+            f"{index_path}: document boundary {down[0] + 1} lies before the one before it: {_AGAIN}"
+        )
+    expected = int(starts[-1]) * dtype.itemsize
+    if not expected:
+        raise DataError(f"{index_path}: the index lists no tokens: give data that is not empty")
+    why = f"{index_path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
+    changed = _check_size(tokens_path, expected, why)
+    return IndexedFile(prefix, _map(tokens_path, dtype), lengths, starts, len(boundaries) - 1, changed)
+
+
+def beside(prefix: Path, suffix: str) -> Path:
+    """Return the file of a prefix with `.bin` or `.idx`."""
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(f"{path} is empty: {_AGAIN}")
+        return np.memmap(path, dtype=dtype, mode="r")
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path} ({error.strerror}): a prefix names both {path.stem}.bin and {path.stem}.idx"
+        ) from error
+
+
+def _check_size(path: Path, expected: int, why: str) -> int:
+    """Return the time at which a file was last changed; DataError unless it has the expected number of bytes."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path} ({error.strerror}): a prefix names both {path.stem}.bin and {path.stem}.idx"
+        ) from error
+    if (found := status.st_size) != expected:
+        state = "is cut short" if found < expected else "is too long"
+        raise DataError(f"{path} {state}: expected {expected:,} bytes, found {found:,} ({why}): {_AGAIN}")
+    return status.st_mtime_ns
+
+
+def _arrays(
+    path: Path, index: NDArray[np.uint8]
+) -> tuple[np.dtype[Any], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the dtype of the tokens, lengths, places and document boundaries of an index."""
+    if len(index) < HEADER.size:
+        raise DataError(
+            f"{path} is cut short: expected at least {HEADER.size} bytes, found {len(index)}: {_AGAIN}"
+        )
+    magic, version, code, sequences, boundaries = HEADER.unpack(index[: HEADER.size].tobytes())
+    if magic != MAGIC:
+        raise DataError(f"{path} is no index of Megatron: it begins with {magic!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise DataError(f"{path} has version {version} of the format: this program reads version {VERSION}")
+    dtype = np.dtype(DTYPES.get(code, "V"))
+    if dtype.kind not in "iu":
+        what = dtype.name if code in DTYPES else "unknown"
+        raise DataError(f"{path}: the tokens have dtype code {code} ({what}): token ids must be integers")
+    why = f"its header counts {sequences:,} sequences and {boundaries:,} document boundaries"
+    _check_size(path, HEADER.size + (4 + 8) * sequences + 8 * boundaries, why)
+    place = HEADER.size
+    lengths = np.frombuffer(index, "<i4", sequences, place)
+    places = np.frombuffer(index, "<i8", sequences, place + 4 * sequences)
+    return dtype, lengths, places, np.frombuffer(index, "<i8", boundaries, place + (4 + 8) * sequences)
+
+
+def _starts(
+    path: Path, dtype: np.dtype[Any], lengths: NDArray[np.int32], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the first token of every sequence; the places must be those of sequences without gaps."""
+    if len(negative := np.flatnonzero(lengths < 0)):
+        raise DataError(f"{path}: sequence {negative[0]} has a length of {lengths[negative[0]]}: {_AGAIN}")
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=starts[1:])
+    if len(wrong := np.flatnonzero(places != starts[:-1] * dtype.itemsize)):
+        first = wrong[0]
+        raise DataError(
+            f"{path}: sequence {first} begins at byte {places[first]:,}, expected "
+            f"{starts[first] * dtype.itemsize:,}, where the one before it ends: {_AGAIN}"
+        )
+    return starts

@@ -1,0 +1,46 @@
+"""The norm of a gradient that is split over ranks, and its clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from mxref_training.distributed.ranks import Ranks
+from mxref_training.distributed.tensors import copies, own_part
+
+_STABILIZER = 1e-6
+"""What `torch.nn.utils.clip_grads_with_norm_` adds to the norm."""
+
+
+def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
+    """Return the 2-norm over the gradients of all ranks, the same number on each.
+
+    Squares are added in float64 and the norm is rounded to float32, so that it depends on the layout of ranks no more
+    than float64 does. One process adds in float32 (`mxref_training.run.optim.clip_gradients`).
+    """
+    squares = 0.0
+    held = [(own_part(g), copies(g, ranks.world)) for g in gradients]
+    filled = [(g, times) for g, times in held if g.numel()]
+    # All are started before the first is waited for.
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g, _ in filled]
+    for norm, (_, times) in zip(torch.stack(norms).tolist() if norms else [], filled, strict=True):
+        squares += norm * norm / times
+    total = math.sqrt(math.fsum(row[0] for row in ranks.gather_numbers([squares])))
+    return float(torch.tensor(total, dtype=torch.float64).to(torch.float32))
+
+
+@torch.no_grad()
+def clip_split_gradients(model: nn.Module, limit: float, ranks: Ranks) -> float:
+    """Scale all gradients so that their norm over all ranks is at most `limit` (0: never); return the norm before.
+
+    A norm that is not finite scales nothing.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = global_norm(gradients, ranks)
+    factor = limit / (norm + _STABILIZER)
+    if limit > 0 and math.isfinite(norm) and factor < 1:
+        torch._foreach_mul_([own_part(g) for g in gradients], factor)
+    return norm

@@ -1,0 +1,249 @@
+"""The ranks of a run: processes that `torchrun` started and that train one model together.
+
+`SOLE` is the only rank of a process that was started alone. It has no process group, and its methods return at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from mxref.errors import MxrefError
+from mxref.raised import raised_text
+from mxref_training.errors import AgreedStop, ConfigError, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(hours=1)
+"""How long a rank waits for another one. The first rank may read and tokenize data meanwhile."""
+
+_FAILED = "mxref/failed"
+"""The key under which the first rank that fails puts its number."""
+
+
+class PeerStopped(MxrefError):
+    """Another rank has failed and shows its error; this rank stops without one."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of the processes of a run this one is. Collective methods are called on every rank in the same order."""
+
+    rank: int = 0
+    """Number of this process in the run."""
+    world: int = 1
+    """How many there are."""
+    local_rank: int = 0
+    """Number of this process on its host, which chooses its GPU."""
+    local_world: int = 1
+    """How many there are on this host."""
+    mesh: DeviceMesh | None = None
+    """The axes `replicate`, `shard` and `tensor`, once `on_mesh` has set them; None for one process."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes the files of the run and reports its progress."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other ranks."""
+        return self.world > 1
+
+    def on_mesh(self, mesh: DeviceMesh | None) -> Ranks:
+        """Return the same ranks with their mesh."""
+        return replace(self, mesh=mesh)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.several:
+            self.gather_numbers([0.0])  # on the CPU: NCCL's own barrier needs a GPU of each rank
+
+    def broadcast(self, value: T) -> T:
+        """Return the first rank's value, which is pickled; those of other ranks are not read."""
+        if not self.several:
+            return value
+        held: list[Any] = [value if self.first else None]
+        dist.broadcast_object_list(held, src=0)
+        found: T = held[0]
+        return found
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, pickled, in the order of ranks; every rank gets them."""
+        if not self.several:
+            return [value]
+        held: list[Any] = [None] * self.world
+        dist.all_gather_object(held, value)
+        return held
+
+    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of all ranks, in the order of ranks; cheaper than `gather`. Every rank gives as many."""
+        if not self.several:
+            return [list(values)]
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(found, own)
+        return [row.tolist() for row in found]
+
+    def total(self, value: float) -> float:
+        """Return the sum over ranks. It is rounded once, so that it depends neither on order nor on topology."""
+        return math.fsum(row[0] for row in self.gather_numbers([value])) if self.several else value
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is true on any rank."""
+        return any(row[0] for row in self.gather_numbers([float(flag)]))
+
+    def agree(self, what: str, value: Any) -> None:
+        """Raise ConfigError, naming the first differing rank, unless all ranks have the same value."""
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise ConfigError(
+                    f"{what} is {values[0]!r} on rank 0 and {other!r} on rank {rank}: start every rank with the same "
+                    "command, files and environment"
+                )
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Run the block on the first rank, and then on all others at the same time, which find its files.
+
+        If the first rank raises, `one_error` around the block stops the others.
+        """
+        if not self.first:
+            self.barrier()
+        yield
+        if self.first:
+            self.barrier()
+
+    @contextmanager
+    def one_error(self) -> Iterator[None]:
+        """Stop all ranks if the block raises on one, and show one error.
+
+        The rank that fails first raises its own error, with its number in front if it is not the first rank. The
+        others raise PeerStopped, whatever they were doing: a rank that waits for one that has ended gets an error from
+        gloo at once, and from `torchrun`, which stops the job, in any case. One process raises what the block raises.
+
+        Raises:
+            PeerStopped: another rank failed before.
+            RunError: this rank lost the connection to another one, which ended without an error of its own.
+        """
+        if not self.several:
+            yield
+            return
+        try:
+            yield
+        except (PeerStopped, AgreedStop):
+            raise
+        except Exception as err:
+            first = self._claim_failure()
+            if first != self.rank:
+                raise PeerStopped(f"rank {first} has failed") from err
+            if not isinstance(err, MxrefError) and _lost_connection(err):
+                raise RunError(
+                    f"rank {self.rank} lost the connection to another rank, which ended without an error of its own "
+                    f"(was it killed?): {raised_text(err)}"
+                ) from err
+            if (
+                isinstance(err, MxrefError)
+                and not self.first
+                and not str(err).startswith(f"rank {self.rank}: ")
+            ):
+                err.args = (f"rank {self.rank}: {err}",)
+            raise
+
+    def _claim_failure(self) -> int:
+        """Return the number of the rank that failed first, which is this one if none did before."""
+        # Not a collective: other ranks may be in another one, or gone.
+        store = dist.distributed_c10d._get_default_store()
+        try:
+            return int(store.compare_set(_FAILED, "", str(self.rank)))
+        except (RuntimeError, ValueError):
+            return self.rank  # the process that holds the store has ended
+
+
+def _lost_connection(err: Exception) -> bool:
+    """Return whether a collective failed because another process has gone."""
+    if isinstance(err, dist.DistNetworkError | dist.DistStoreError):
+        return True
+    text = str(err).lower()
+    return isinstance(err, RuntimeError) and any(
+        said in text for said in ("connection closed by peer", "connection reset by peer", "broken pipe")
+    )
+
+
+SOLE = Ranks()
+"""One process without a process group."""
+
+
+def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Return the ranks that `torchrun` started, from its environment variables; `SOLE` if it did not start this.
+
+    Nothing is connected yet.
+
+    Raises:
+        ConfigError: a variable is missing, is no number, or does not fit the others.
+    """
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return SOLE
+    found: dict[str, int] = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        text = environment.get(name, "")
+        if not text.isdecimal():
+            raise ConfigError(
+                f"the environment variable {name} is {text!r}, and ranks need a number there: start them by torchrun, "
+                "or unset RANK and WORLD_SIZE for one process"
+            )
+        found[name] = int(text)
+    rank, world, local, local_world = found.values()
+    if not (rank < world and local < local_world <= world):
+        raise ConfigError(
+            f"RANK = {rank} of WORLD_SIZE = {world} and LOCAL_RANK = {local} of LOCAL_WORLD_SIZE = {local_world} in "
+            "the environment do not fit: start the ranks by torchrun"
+        )
+    return Ranks(rank, world, local, local_world)
+
+
+@contextmanager
+def connected(ranks: Ranks) -> Iterator[Ranks]:
+    """Connect the ranks to each other for the block: by gloo on the CPU, by NCCL on GPUs. One process stays alone.
+
+    Args:
+        ranks: from `started_ranks`.
+
+    Raises:
+        ConfigError: PyTorch cannot connect ranks, or they cannot reach each other.
+    """
+    if not ranks.several:
+        yield ranks
+        return
+    if not dist.is_available():
+        raise ConfigError(f"{ranks.world} ranks, but this PyTorch was built without torch.distributed")
+    if dist.is_initialized():
+        yield ranks
+        return
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as err:
+        raise ConfigError(f"the ranks cannot connect to each other: {raised_text(err)}") from err
+    try:
+        yield ranks
+    except BaseException:
+        # Others may wait in a collective that this rank will never join, so nothing here may wait for them.
+        if on_gpus:
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()

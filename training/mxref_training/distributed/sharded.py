@@ -1,0 +1,79 @@
+"""Splits a model that was built without memory over ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.split import split_layer
+from mxref_torch.names import named_linears
+from mxref_training.parallel import Axes
+
+OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Layers that ranks of a tensor-parallel group split by outputs: whole heads, and channels of the SwiGLU."""
+INPUTS = ("o_proj", "down_proj")
+"""Layers that they split by inputs."""
+
+
+def make_mesh(device: torch.device, axes: Axes) -> DeviceMesh:
+    """Return the mesh of all ranks, whose axes are named as in the configuration; collective."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return init_device_mesh(device.type, tuple(axes), mesh_dim_names=Axes._fields)
+
+
+def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
+    """Split a model over the ranks of a mesh and give it memory, without values, in place.
+
+    Along `tensor` ranks compute layers together; along the other axes FSDP2 splits what each of them has.
+    Each decoder layer is gathered when its forward or backward pass begins and freed behind it; embedding, last norm
+    and `lm_head` are gathered together. Weights, gradients and their sums over ranks are float32. Gradients are added
+    over ranks, not averaged: the loss has been divided by the number of parts.
+
+    Args:
+        model: a `Llama` that was built on `meta` and converted; its layers may be compiled.
+        mesh: from `make_mesh`.
+        device: of this rank.
+    """
+    if mesh["tensor"].size() > 1:
+        split_layers(model, mesh["tensor"])
+    over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=over)
+    fully_shard(model, mesh=over)
+    register_fsdp_forward_method(model, "through")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Sums alone: some libraries multiply each part by a factor before they add.
+            module.set_force_sum_reduction_for_comms(True)
+    model.to_empty(device=device)
+    model.tie()
+    for module in model.modules():
+        if isinstance(module, Fp8Scales):
+            module.reset_parameters()
+
+
+def split_layers(model: Any, mesh: DeviceMesh) -> None:
+    """Have ranks compute the linear layers of each decoder layer together (tensor parallelism).
+
+    Raises:
+        LayerError: a rank would not get whole blocks and whole Hadamard groups.
+    """
+    for name, layer in named_linears(model.model.layers).items():
+        if (last := name.rpartition(".")[2]) in (*OUTPUTS, *INPUTS):
+            assert isinstance(layer, MXLinear)  # the loop converts every linear layer
+            split_layer(f"model.layers.{name}", layer, int(last in INPUTS), mesh)
+
+
+def free(model: nn.Module) -> None:
+    """Free the weights that forward passes without a backward pass have left gathered; a whole model stays as it is."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

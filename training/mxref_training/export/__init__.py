@@ -1,0 +1,1 @@
+"""A run's model as a Hugging Face folder: full weights, or packed ones that inference engines load."""

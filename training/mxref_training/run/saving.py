@@ -1,0 +1,117 @@
+"""Checkpoints that are written while training goes on.
+
+The state is copied into the host's memory, and a thread writes the copy. Ranks talk to each other in the main thread
+only: after each step they see whether all have written their parts, and the first rank then gives the checkpoint its
+name. Until then the previous checkpoint is the newest one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from threading import Thread
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from mxref_training.errors import CheckpointError
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.checkpoint_files import Unfinished
+from mxref_training.run.snapshot import Snapshot
+
+_BUSY, _WRITTEN, _FAILED = range(3)
+
+
+class Saver:
+    """Saves checkpoints at once, or in the background. On several ranks its methods are called on every rank.
+
+    As a context manager it completes the last checkpoint at the end of the block.
+    """
+
+    def __init__(self, store: CheckpointStore, background: bool) -> None:
+        self._store, self._background = store, background
+        self._unfinished: Unfinished | None = None
+        self._thread: Thread | None = None
+        self._copies: dict[tuple[str, str], Tensor] = {}
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Save a checkpoint; in the background, after the one before it is complete.
+
+        Raises:
+            CheckpointError: as of `CheckpointStore.save`, for this checkpoint or the one before it.
+        """
+        if not self._background:
+            self._store.save(snapshot)
+            return
+        self.wait()
+        unfinished = self._store.begin(snapshot)
+        self._copy(unfinished)
+        self._thread = Thread(target=unfinished.write, name="checkpoint", daemon=True)
+        self._thread.start()
+        self._unfinished = unfinished
+
+    def poll(self) -> None:
+        """Complete the checkpoint in the background if it is written; called after each step.
+
+        Raises:
+            CheckpointError: a rank could not write it.
+        """
+        if self._unfinished is None:
+            return
+        assert self._thread is not None
+        state = _BUSY if self._thread.is_alive() else _FAILED if self._unfinished.problem else _WRITTEN
+        states = [int(row[0]) for row in self._store.ranks.gather_numbers([float(state)])]
+        if _FAILED in states or _BUSY not in states:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in the background is complete, if there is one.
+
+        Raises:
+            CheckpointError: a rank could not write it.
+        """
+        if self._unfinished is None:
+            return
+        assert self._thread is not None
+        self._thread.join()
+        unfinished, self._unfinished, self._thread = self._unfinished, None, None
+        self._store.finish(unfinished)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Complete the checkpoint in the background. After an error one process does so too, if it can.
+
+        Several ranks leave it incomplete after an error, as after a kill, because others may wait for something else.
+        """
+        if kind is None:
+            self.wait()
+        elif self._thread is not None and issubclass(kind, Exception):
+            self._thread.join()
+            if not self._store.ranks.several:
+                with suppress(CheckpointError):
+                    self.wait()
+
+    def _copy(self, unfinished: Unfinished) -> None:
+        """Replace what is to be written by copies in the host's memory, which the next checkpoint uses again."""
+        devices = set()
+        for file, parts in unfinished.files.items():
+            for name, part in parts.items():
+                source = part.tensor
+                held = self._copies.get((file, name))
+                if held is None or held.shape != source.shape or held.dtype != source.dtype:
+                    on_gpu = (
+                        source.device.type == "cuda"
+                    )  # a copy runs beside the GPU's work if its pages are locked
+                    held = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+                    self._copies[file, name] = held
+                held.copy_(source, non_blocking=True)
+                devices.add(source.device)
+                parts[name] = replace(part, tensor=held)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
