@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ablations.ladders import Results, interval_of
+from ablations.strip import mark
 from bench.plot import STYLE
 from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
 from mxref_training.report.ladder.page import rows
@@ -150,14 +151,6 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str]) 
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.margins(x=0.16)
-
-
-def mark(axes: Axes, value: float, y: float, half: float, colour: str) -> None:
-    """Draw an estimate with its interval; hollow and without one where it has none."""
-    if math.isinf(half):
-        axes.plot(value, y, "o", color=colour, markersize=5, markerfacecolor="white")
-    else:
-        axes.errorbar(value, y, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
 
 
 def _signed(value: float) -> str:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from ablations import branches, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
-from bench.plot import STYLE
-from mxref_training.report.drawing import COLOURS, INK, MUTED
+from ablations.strip import strip
 from mxref_training.report.ladder.answers import answers
 from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
@@ -154,23 +149,6 @@ def _table(head: Iterable[str], body: Iterable[Iterable[str]], kind: str) -> str
 
 def figure(results: Results) -> str:
     """Return an SVG of the loss of every arm less that of the reference, with 95 % intervals."""
-    found = list(intervals(results))
-    stages = list(dict.fromkeys(arm["stage"] for arm, _, _ in found))
-    with mpl.rc_context(STYLE):
-        drawing = Figure(figsize=(8.4, 0.27 * len(found) + 1.0), layout="constrained")
-        axes = drawing.subplots()
-        for y, (arm, nats, half) in enumerate(found):
-            colour = COLOURS[stages.index(arm["stage"]) % len(COLOURS)]
-            front.mark(axes, nats, y, half, colour)
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(found)), [f"{arm['stage']}: {arm['label']}" for arm, _, _ in found])
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.grid(axis="x")
-        axes.set_xlabel(
-            f"validation loss less that of {reference_of(results)['label']}, nats per token (95 %, not corrected)",
-            color=MUTED,
-        )
-        out = io.StringIO()
-        drawing.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    reference = reference_of(results)["label"]
+    label = f"validation loss less that of {reference}, nats per token (95 %, not corrected)"
+    return strip(intervals(results), label, "performance")
