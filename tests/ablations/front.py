@@ -96,14 +96,20 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows of the paper's table beside ours."""
     yield (
         "MXFP4 in", "stabiliser", "paper: tokens",
-        *(f"{_SHORT[name]}: {what}" for name in found for what in ("tokens", "loss less FP8's, nats", "verdict")),
+        *(f"{_SHORT[name]}: {what}" for name, of in found.items() for what in _columns(of)),
     )  # fmt: skip
     for line in lines(found):
-        cells = [line.sizes.get(name) for name in found]
+        cells = [(line.sizes.get(name), len(_columns(of))) for name, of in found.items()]
         yield (
             line.stage, line.label, line.claim,
-            *(text for cell in cells for text in (_texts(cell) if cell else ("–",) * 3)),
+            *(text for cell, count in cells for text in (_texts(cell) if cell else ("–",) * 3)[:count]),
         )  # fmt: skip
+
+
+def _columns(results: Results) -> tuple[str, ...]:
+    """Return what is shown of a size: a verdict only where a spread is known."""
+    columns = "tokens", "loss less FP8's, nats", "verdict"
+    return columns if results["spread"]["loss"]["freedom"] else columns[:2]
 
 
 def _texts(cell: Cell) -> tuple[str, str, str]:
