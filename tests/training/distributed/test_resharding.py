@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import warm
 from mxref_training.distributed.ranks import SOLE
 from mxref_training.run.checkpoint import CheckpointStore
 from sharded_job import PLACEMENTS, SHAPES, resume, save, state, take_step
@@ -33,7 +34,7 @@ def started(folder: Path) -> list[subprocess.Popen[str]]:
         "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "PYTHONPATH": str(tests)
     }  # fmt: skip
     return [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, "-m", "sharded_job", str(folder)],
             env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
