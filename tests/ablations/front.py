@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ablations.ladders import Results, interval_of
+from ablations.strip import mark
 from bench.plot import STYLE
 from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
 from mxref_training.report.ladder.page import rows
@@ -95,14 +96,20 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows of the paper's table beside ours."""
     yield (
         "MXFP4 in", "stabiliser", "paper: tokens",
-        *(f"{_SHORT[name]}: {what}" for name in found for what in ("tokens", "loss less FP8's, nats", "verdict")),
+        *(f"{_SHORT[name]}: {what}" for name, of in found.items() for what in _columns(of)),
     )  # fmt: skip
     for line in lines(found):
-        cells = [line.sizes.get(name) for name in found]
+        cells = [(line.sizes.get(name), len(_columns(of))) for name, of in found.items()]
         yield (
             line.stage, line.label, line.claim,
-            *(text for cell in cells for text in (_texts(cell) if cell else ("–",) * 3)),
+            *(text for cell, count in cells for text in (_texts(cell) if cell else ("–",) * 3)[:count]),
         )  # fmt: skip
+
+
+def _columns(results: Results) -> tuple[str, ...]:
+    """Return what is shown of a size: a verdict only where a spread is known."""
+    columns = "tokens", "loss less FP8's, nats", "verdict"
+    return columns if results["spread"]["loss"]["freedom"] else columns[:2]
 
 
 def _texts(cell: Cell) -> tuple[str, str, str]:
@@ -150,14 +157,6 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str]) 
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.margins(x=0.16)
-
-
-def mark(axes: Axes, value: float, y: float, half: float, colour: str) -> None:
-    """Draw an estimate with its interval; hollow and without one where it has none."""
-    if math.isinf(half):
-        axes.plot(value, y, "o", color=colour, markersize=5, markerfacecolor="white")
-    else:
-        axes.errorbar(value, y, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
 
 
 def _signed(value: float) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import RECORDS
-from mxref_training.lab.collect import collect
+from mxref_training.lab.collect import Collected, collect
 from mxref_training.lab.comparison import difference
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.pooling import Pool
@@ -31,10 +31,15 @@ def ladders(folder: Path = FOLDER) -> list[str]:
 
 
 @cache
-def results_of(name: str, folder: Path = FOLDER) -> Results:
-    """Return what `mxref ablate --collect` makes of a ladder's result files."""
+def collected(name: str, folder: Path) -> Collected:
+    """Return what `mxref ablate --collect` makes of a ladder's result files in a folder."""
     with tempfile.TemporaryDirectory() as out:
-        found = collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None).ladder
+        return collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None)
+
+
+def results_of(name: str, folder: Path = FOLDER) -> Results:
+    """Return the comparison of a ladder's arms."""
+    found = collected(name, folder).ladder
     assert found is not None
     return found
 

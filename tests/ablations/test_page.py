@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from ablations import curves, front, ladders, last, page
+from ablations import curves, front, ladders, page
 from ablations.__main__ import FILE
 from ablations.ladders import results_of as results
 from mxref_training.lab.distributions import student_point
 from mxref_training.lab.statistics import late_loss
+from mxref_training.report.ladder.last import gaps
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
     encoding="utf-8"
@@ -172,7 +173,7 @@ def test_what_the_text_says_of_the_last_evaluations() -> None:
 
     def gap(of: dict[str, Any], name: str, recipe: str, text: str = "validation") -> float:
         arm = next(arm for arm in of["arms"] if arm["name"] == name)
-        return last.gap(of, arm, recipe, text)[0]
+        return fmean(gaps(arm, ladders.reference_of(of), recipe, text))
 
     pairs = [
         f"{gap(shown, name, recipe):+.3f}"
@@ -257,7 +258,7 @@ def test_the_table_beside_the_papers_has_every_arm_with_a_claim() -> None:
     sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
     head, *body = front.table(sizes)
     assert len(body) == sum(arm["paper"] is not None for arm in results("readings")["arms"]) == 14
-    assert all(len(row) == len(head) == 3 + 3 * len(sizes) for row in body)
+    assert all(len(row) == len(head) == 3 + 3 + 2 for row in body)
     row = next(row for row in body if row[:2] == ("all three", "SR everywhere"))
     assert row[2] == "DNC"
     assert row[3] == "> 44.7 %; 0 of 5 reach it"
@@ -275,26 +276,3 @@ def test_the_curves_end_in_the_mean_of_the_last_differences() -> None:
     for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr"):
         found = [nats for at, nats in curves.difference(shown, name) if at >= tokens / 2]
         assert found[-1] == max(found) > found[0] + 0.02
-
-
-def test_losses_by_recipe_and_text_are_those_of_the_reference_taken_off() -> None:
-    """On made-up evaluations; one arm has none and so is left out."""
-    shown = copy.deepcopy(results("readings"))
-    for i, arm in enumerate(shown["arms"]):
-        for run in arm["runs"] if arm["name"] != "bf16" else ():
-            run["last"] = {
-                "losses": {
-                    "own": {"validation": 4 + i / 10, "books": 5 + run["pair"] * i / 10},
-                    "bf16": {"validation": 4.0},
-                },
-                "texts": {"validation": {}, "books": {}},
-            }
-    assert [row[2:] for row in last.by_recipe(shown)][:2] == [
-        ("evaluated in the arm's own", "evaluated in BF16"), ("+0.200", "+0.000"),
-    ]  # fmt: skip
-    head, reference, mxfp8, *_ = last.by_text(shown)
-    assert (head[2:], reference[1:], mxfp8[1:]) == (
-        ("C4", "books"), ("FP8, its loss", "4.000", "5.000"),
-        ("MXFP8 E4M3", "+0.200", "+0.200 (+0.000 to +0.400)"),
-    )  # fmt: skip
-    assert last.evaluated(results("readings")) == []

@@ -168,7 +168,9 @@ def text_of(row: Row) -> str:
 @click.option("--batch", type=click.IntRange(1), help="Sequences of all ranks in a step.")
 @click.option("--replicate", default=1, type=click.IntRange(1), help="Groups that each hold all weights.")
 @click.option("--tensor", default=1, type=click.IntRange(1), help="Ranks that compute a layer together.")
-@click.option("--recompute", default="none", show_default=True, type=click.Choice([how.value for how in Recompute]))
+@click.option(
+    "--recompute", default="none", show_default=True, type=click.Choice([how.value for how in Recompute])
+)
 @click.option("--clip", type=float, help="optim.clip; 0: never.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps that are timed.")
 @click.option("--drawn", is_flag=True, help="Weights as training draws them, and their hash at the end.")

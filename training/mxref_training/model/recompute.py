@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from mxref_training.config import Recompute
 
@@ -31,6 +36,6 @@ def through(layer: nn.Module, how: Recompute, *inputs: Any) -> Tensor:
     if how is Recompute.NONE or not torch.is_grad_enabled():
         y: Tensor = layer(*inputs)
         return y
-    options = {"context_fn": _KEPT} if how is Recompute.SELECTIVE else {}
-    y = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+    contexts = _KEPT if how is Recompute.SELECTIVE else noop_context_fn
+    y = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return y
