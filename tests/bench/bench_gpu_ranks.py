@@ -29,7 +29,7 @@ import mxref
 import mxref_torch
 from bench.bench_gpu_step import find, machine, wait
 from bench.step import config_of, with_run
-from mxref_training.config import Compile, TrainConfig
+from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.distributed.share import Share, check_layout
@@ -64,6 +64,7 @@ class Training:
         context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps
         ).context
+        self.model.model.recompute = config.run.recompute
         torch._dynamo.reset()
         compiled = compiled_loss(self.model, config.run.compile)
         if ranks.several:
@@ -129,7 +130,12 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
     found = ranks.gather_numbers([statistics.median(times), min(times), peak, warm_up])
     ms, fastest, peak, warm_up = (max(column) for column in zip(*found, strict=True))
     rate = 1e3 * run.step_tokens / ms
-    row: Row = {"ranks": ranks.world, "layout": training.share.axes._asdict(), "compile": run.compile.value}
+    row: Row = {
+        "ranks": ranks.world,
+        "layout": training.share.axes._asdict(),
+        "compile": run.compile.value,
+        "recompute": run.recompute.value,
+    }
     row |= {
         "batch": run.batch,
         "sequences": training.share.sequences(run),
@@ -162,6 +168,9 @@ def text_of(row: Row) -> str:
 @click.option("--batch", type=click.IntRange(1), help="Sequences of all ranks in a step.")
 @click.option("--replicate", default=1, type=click.IntRange(1), help="Groups that each hold all weights.")
 @click.option("--tensor", default=1, type=click.IntRange(1), help="Ranks that compute a layer together.")
+@click.option(
+    "--recompute", default="none", show_default=True, type=click.Choice([how.value for how in Recompute])
+)
 @click.option("--clip", type=float, help="optim.clip; 0: never.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps that are timed.")
 @click.option("--drawn", is_flag=True, help="Weights as training draws them, and their hash at the end.")
@@ -170,8 +179,8 @@ def text_of(row: Row) -> str:
 @click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Add the rows here.")
 def main(
     model: str, recipes: tuple[str, ...], layers: int | None, seq_len: int | None, sequences: int, batch: int | None,
-    replicate: int, tensor: int, clip: float | None, steps: int, drawn: bool, backend_name: str, label: str,
-    out: Path | None,
+    replicate: int, tensor: int, recompute: str, clip: float | None, steps: int, drawn: bool, backend_name: str,
+    label: str, out: Path | None,
 ) -> None:  # fmt: skip
     ranks = started_ranks()
     data = ranks.world // tensor
@@ -179,7 +188,7 @@ def main(
     config = replace(
         with_run(
             config, micro_batch=sequences * data, batch=batch or sequences * data, seq_len=seq_len,
-            eval_tokens=seq_len, capture=False,
+            eval_tokens=seq_len, capture=False, recompute=Recompute(recompute),
         ),
         model=replace(config.model, layers=layers or config.model.layers),
         optim=replace(config.optim, clip=config.optim.clip if clip is None else clip),

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import warm
+
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
 
@@ -29,8 +31,10 @@ def assert_ranks_print(
     """
     environment = {**os.environ, **_ONE_THREAD, **(settings or {})}
     command = [sys.executable, str(Path(__file__).with_name(script))]
+    # Triton's own functions are interpreted or not from the moment it is imported.
+    start = subprocess.Popen if environment.get("TRITON_INTERPRET") == "1" else warm.Popen
     ranks = [
-        subprocess.Popen(
+        start(
             [*command, str(rank), str(folder / "store"), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         )

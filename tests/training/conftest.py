@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from types import SimpleNamespace
 
 import pytest
+
+import warm
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +18,13 @@ def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     That the product waits, and for what, is decided by tests/faults, whose runs are processes of their own.
     """
     monkeypatch.setattr(os, "fsync", os.fstat)
+
+
+@pytest.fixture
+def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the processes of a ladder that runs in this process begin with PyTorch imported.
+
+    Those of a ladder in a process of its own, which a test interrupts or kills, start as a user's do.
+    """
+    starts = SimpleNamespace(Popen=warm.Popen, PIPE=subprocess.PIPE)
+    monkeypatch.setattr("mxref_training.lab.child.subprocess", starts)

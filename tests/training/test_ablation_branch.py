@@ -29,6 +29,8 @@ from mxref_training.run.interrupt import Interrupted
 from mxref_training.run.progress import SilentProgress
 from training_setup import CORPUS, change, lines, metrics, run, weights
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 FP8 = {"dialect": "amd", "all": {"format": "fp8"}}
 ARMS = {
     "fp8": {},

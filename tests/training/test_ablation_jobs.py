@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import mxref
+import warm
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from mxref.cli import main
 from mxref.tomlio import build
@@ -35,6 +36,8 @@ from mxref_training.lab.slots import job_count, on_share
 from mxref_training.lab.study import RESULTS, planned, run_ladder
 from mxref_training.lab.worker import PipeProgress
 from training_setup import newest
+
+pytestmark = pytest.mark.usefixtures("warm_children")
 
 ARMS = ("fp8", "h16", "plain")
 LADDER = """
@@ -122,7 +125,7 @@ def ablate(files: Path, out: Path, *more: str, **variables: str) -> Result:
 
 def start(files: Path, out: Path, *more: str, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from mxref.cli import main; main()", *arguments(files, out, *more)]
-    return subprocess.Popen(
+    return warm.Popen(
         command,
         env=os.environ | environment(files, **variables),
         stdout=subprocess.DEVNULL,

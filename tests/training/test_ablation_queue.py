@@ -28,6 +28,8 @@ from mxref_training.lab.study import planned, run_ladder
 from mxref_training.run.interrupt import Interrupted
 from training_setup import CORPUS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 SIZES = (
     "model.layers=1", "model.width=64", "model.heads=2", "model.kv_heads=2", "model.ffn=64", "model.vocab=300",
     "model.max_seq=32", "run.seq_len=32", "run.batch=2", "run.micro_batch=0", "run.steps=4", "run.eval_every=2",

@@ -15,6 +15,8 @@ from mxref_training.probe.arms import chosen_arms
 from mxref_training.probe.results import load
 from mxref_training.report.probe.section import probe_markdown, section
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 
 def test_without_a_choice_all_shipped_recipes_are_probed() -> None:
     names = [arm.name for arm in chosen_arms([], {})]

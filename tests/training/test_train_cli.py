@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import warm
 from mxref.cli import main
 from mxref_training import config
 from training_setup import newest
@@ -71,7 +72,7 @@ def start(corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
         "from mxref.cli import main; main()",
         *arguments(corpus, out, "mxfp4", *more),
     ]
-    return subprocess.Popen(
+    return warm.Popen(
         command, env=environment(corpus), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 

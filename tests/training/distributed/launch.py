@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-TIMEOUT = 240
+import warm
+
+TIMEOUT = 600
 
 
 def start(
@@ -26,7 +28,7 @@ def start(
     common["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), common.get("PYTHONPATH", "")])
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     return [
-        subprocess.Popen(
+        warm.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )

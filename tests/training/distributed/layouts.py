@@ -14,7 +14,7 @@ from operands import assembled, kept
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import convert
-from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.config import Recompute, TrainConfig, find_recipe
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.distributed.share import check_layout
@@ -85,7 +85,7 @@ def has_sums(config: TrainConfig) -> bool:
 
 def near_steps(ranks: Ranks, config: TrainConfig, folder: Path, name: str) -> None:
     """Losses are those of one process that takes the parts in turns, up to sums in another order, which later steps
-    magnify; a resumed run repeats them to the bit.
+    magnify. A resumed run repeats them to the bit, and so does one that computes layers again.
     """
     both, parts = folder / f"{name}-n", folder / f"{name}-parts"
     run(both, name, config, ranks=ranks)
@@ -101,6 +101,9 @@ def near_steps(ranks: Ranks, config: TrainConfig, folder: Path, name: str) -> No
     run(parts, name, config, ranks=ranks, stop_after=2)
     run(parts, name, config, ranks=ranks)
     assert metrics(parts) == metrics(both)
+    again = folder / f"{name}-again"
+    run(again, name, change(config, recompute=Recompute.FULL), ranks=ranks)
+    assert metrics(again) == metrics(both)
 
 
 def near(mine: dict[str, Any], other: dict[str, Any], key: str, most: float) -> None:

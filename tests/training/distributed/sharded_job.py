@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.run.checkpoint import CheckpointStore
@@ -30,6 +31,7 @@ from training_setup import CONFIG, Saboteur, change, crash, run
 
 SHAPES = {"even": (8, 6), "uneven": (7, 4), "one": (1, 6), "norm": (5,)}
 PLACEMENTS = ("shard", "replicate", "columns")
+ON_FOUR = ("shard", "hybrid", "strided")
 CPU = torch.device("cpu")
 RUN = change(CONFIG, batch=4, micro_batch=4, steps=4, eval_every=2, checkpoint_every=1, async_checkpoint=True)
 
@@ -69,6 +71,16 @@ def placed(model: Model, placement: str, world: int) -> Model:
     elif placement == "replicate":
         mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
         fully_shard(model, mesh=mesh)
+    elif placement == "strided":  # FSDP2 splits what tensor parallelism has split along the same dimension
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("shard", "tensor"))
+        for name, held in list(model.named_parameters()):
+            halves = Shard(0) if held.shape[0] % 2 == 0 else Replicate()
+            spread = distribute_tensor(held.detach(), mesh["tensor"], [halves])
+            model.register_parameter(name, nn.Parameter(spread))
+        fully_shard(model, mesh=mesh["shard"])
+    elif placement == "hybrid":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh)
     elif placement == "columns":
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",))
         for name, held in list(model.named_parameters()):
@@ -90,7 +102,13 @@ def take_step(made: RunState, number: int) -> None:
     for name, parameter in made.model.named_parameters():
         gradient = drawn(name, SHAPES[name], number)
         if isinstance(parameter, DTensor):
-            gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+            ((offset, sizes),) = ((c.offsets, c.sizes) for c in parameter.__create_chunk_list__())
+            for dimension, (first, length) in enumerate(zip(offset, sizes, strict=True)):
+                gradient = gradient.narrow(dimension, min(first, gradient.shape[dimension]), length)
+            gradient = DTensor.from_local(
+                gradient.contiguous(), parameter.device_mesh, parameter.placements,
+                run_check=False, shape=parameter.shape, stride=parameter.stride(),
+            )  # fmt: skip
         parameter.grad = gradient
     made.optimizer.step()
     made.loader.at += 1  # type: ignore[attr-defined]
@@ -107,7 +125,7 @@ def resume(made: RunState, folder: Path, step: int) -> str:
     return found.resharded(made.ranks, {})
 
 
-def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
+def go_on(folder: Path, placement: str, others: Sequence[str], ranks: Ranks) -> None:
     """Take two steps with checkpoints; then resume from the first one, also under the other placements."""
     made = state(placement, ranks)
     take_step(made, 1)
@@ -116,7 +134,7 @@ def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
     save(made, folder / placement, 1)
     take_step(made, 2)
     save(made, folder / placement, 2)
-    for other in PLACEMENTS:
+    for other in others:
         torch.manual_seed(99)
         again = state(other, ranks, fill=False)
         note = resume(again, folder / placement, 1)
@@ -155,8 +173,12 @@ def stop_both(folder: Path, ranks: Ranks) -> None:
 def main(folder: Path) -> None:
     ranks = started_ranks()
     with connected(ranks):
+        if ranks.world == 4:
+            for placement in ON_FOUR:
+                go_on(folder, placement, ON_FOUR, ranks)
+            return
         for placement in PLACEMENTS:
-            go_on(folder, placement, ranks)
+            go_on(folder, placement, PLACEMENTS, ranks)
         change_ranks(folder, ranks)
         stop_both(folder / "stopped", ranks)
         made = state("shard", ranks, fill=False)

@@ -103,6 +103,24 @@ def test_full_sizes_are_exact(preset: str, parameters: int) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
+def test_the_preset_of_the_benchmark_has_its_numbers() -> None:
+    """MLPerf Training, llama31_8b: evaluation every 12,288 sequences on the first 1,024, cosine over 1.2M steps."""
+    config = load_config("llama31_8b")
+    run, optim, model = config.run, config.optim, config.model
+    assert (model.vocab, model.ffn, model.heads, model.kv_heads) == (128256, 14336, 32, 8)
+    assert (model.init_std, model.rope_theta, run.seq_len) == (0.02, 500000.0, 8192)
+    assert (run.batch, run.batch * run.eval_every) == (32, 12_288)
+    assert run.eval_tokens == 1024 * run.seq_len
+    assert (optim.beta1, optim.beta2, optim.eps, optim.weight_decay, optim.clip) == (
+        0.9,
+        0.95,
+        1e-5,
+        0.1,
+        1.0,
+    )
+    assert (optim.lr, optim.warmup, optim.decay_steps, optim.min_lr_ratio) == (8e-4, 128, 1_200_000, 0.1)
+
+
 def test_the_memory_of_a_rank_is_its_part() -> None:
     recipe, config = find_recipe("mxfp4_h16"), load_config("llama31_8b", ["run.micro_batch=8"])
     alone, eight = memory(config, recipe), memory(config, recipe, Axes(1, 8, 1))

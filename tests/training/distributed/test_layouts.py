@@ -12,6 +12,7 @@ from launch import assert_all_pass
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "axes", [(1, 1, 2), (1, 2, 2), (2, 2, 1)], ids=["tensor", "shard x tensor", "replicate x shard"]
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from launch import assert_all_pass
-from sharded_job import PLACEMENTS, RUN, SHAPES, resume, save, state, take_step
+from sharded_job import ON_FOUR, PLACEMENTS, RUN, SHAPES, resume, save, state, take_step
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE
@@ -82,6 +82,15 @@ def test_each_rank_wrote_half(job: Path) -> None:
         ]
         assert abs(sizes[0] - sizes[1]) < whole, placement
         assert sum(sizes) < whole + 8 * 1024, placement  # and four headers
+
+
+@pytest.mark.long
+def test_four_ranks_with_hybrid_and_tensor_parallel_placements(job: Path, tmp_path: Path) -> None:
+    assert_all_pass("sharded_job.py", 4, str(tmp_path))
+    for before in ON_FOUR:
+        assert_same(everything(tmp_path / before, 1), everything(job / "alone", 1))
+        for after in ON_FOUR:
+            assert_same(everything(tmp_path / f"{before}-{after}", 2), everything(job / "alone", 2))
 
 
 # --- whole runs ----------------------------------------------------------------------------------------

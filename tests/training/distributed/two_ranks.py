@@ -13,9 +13,11 @@ import pytest
 import torch
 from operands import assembled, kept
 from safetensors.torch import save_file
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from mxref.recipe import Recipe
 from mxref.tomlio import to_table
+from mxref_torch import LayerError, convert
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
@@ -71,11 +73,21 @@ def weights_of_a_folder(ranks: Ranks, folder: Path) -> None:
     ranks.barrier()
     model = Llama(config, device="meta")
     cpu = torch.device("cpu")
-    sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu, seed=5)
+    sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu)
     load_pretrained(model, folder)
     for name, parameter in model.named_parameters():
         assert parameter.to_local().numel() < weights[name].numel()
         assert torch.equal(parameter.full_tensor(), weights[name].float()), name
+
+
+def foreign_split(ranks: Ranks) -> None:
+    """A converted layer that something else has split is refused, and does not reach an operator."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
+    convert(model, SR, backend="reference", seed=3)
+    mesh = sharded.make_mesh(torch.device("cpu"), Axes(1, 1, 2))["tensor"]
+    model[0].weight = torch.nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
+    with pytest.raises(LayerError, match="is a DTensor, .*split.split_layer before fully_shard"):
+        model(torch.ones(32, 64))
 
 
 def without_norm(out: Path) -> list[dict[str, Any]]:
@@ -143,6 +155,7 @@ def main(folder: Path) -> None:
     with connected(started_ranks()) as ranks:
         same_numbers(ranks)
         initial_weights(ranks)
+        foreign_split(ranks)
         weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)

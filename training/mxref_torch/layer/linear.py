@@ -167,8 +167,13 @@ class MXLinear(OperandMaker):
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
-        # Operators take plain tensors alone.
         weight = self.weight if self.split is None else self.split.own(self.weight)
+        if not torch.compiler.is_compiling() and hasattr(weight, "placements"):
+            raise LayerError(
+                "the weight of a converted layer is a DTensor, and the operators of block formats take plain tensors: "
+                "split the layer by mxref_torch.layer.split.split_layer before fully_shard, and call a sharded model "
+                "through its own forward"
+            )
         place = self.context.place
         shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mxref_training.config import ModelConfig, RopeScaling
+from mxref_training.config import ModelConfig, Recompute, RopeScaling
 from mxref_training.distributed.tensors import put
+from mxref_training.model.recompute import through
 
 
 class RMSNorm(nn.Module):
@@ -146,12 +147,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.rotary_emb = RotaryTable(config)
+        self.recompute = Recompute.NONE
 
     def residual(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the residual stream after the last layer, float32 [B, T, D], from tokens int64 [B, T]."""
         x: Tensor = self.embed_tokens(tokens).float()
         for layer in self.layers:
-            x = layer(x, self.rotary_emb, dtype)
+            x = through(layer, self.recompute, x, self.rotary_emb, dtype)
         return x
 
     def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:

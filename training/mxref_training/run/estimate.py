@@ -15,7 +15,7 @@ from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training import limits
-from mxref_training.config import Compile, ModelConfig, TrainConfig
+from mxref_training.config import Compile, ModelConfig, Recompute, TrainConfig
 from mxref_training.data.described import described
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import ONE, check_layout
@@ -90,6 +90,8 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
     values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each linear layer
     keeps for Wgrad, in the recipe's format. BF16 layers with the same input share it. Ranks of a tensor-parallel group
     have the same tokens, and split what lies between the first and the last linear layer of attention and MLP.
+    A layer that is computed again keeps its input alone, or beside it what its GEMMs and attention return (BF16); all
+    of the above is then held for one layer at a time.
     """
     m, tokens = config.model, config.run.sequences * config.run.seq_len // axes.data
     attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
@@ -103,10 +105,22 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
         gradients=4 * parameters,
         optimizer=8 * parameters,
         gathered=8 * (2 * block + rest) if axes.ranks > 1 else 0,
-        activations=round(tokens * (m.layers * layer + kept)),
+        activations=round(tokens * _activations(config, layer + kept / m.layers, axes.tensor)),
         logits=tokens * m.vocab * _bytes_of_logit(config.run.compile),
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
+
+
+def _activations(config: TrainConfig, layer: float, tensor: int) -> float:
+    """Return the bytes that a token takes in all layers, if it takes so many in one that is not computed again."""
+    m, how = config.model, config.run.recompute
+    if how is Recompute.NONE:
+        return m.layers * layer
+    inputs = 4.0 * m.width
+    if how is Recompute.SELECTIVE:
+        split = 2 * m.width + 2 * m.kv_heads * m.head_dim + 2 * m.ffn  # q, k, v, attention, gate, up
+        inputs += 2 * (2 * m.width + split / tensor)
+    return m.layers * inputs + layer
 
 
 def _bytes_of_logit(compiled: Compile) -> int:

@@ -177,6 +177,7 @@ class _Run:
         ).context
         assert self.context.schedule is not None  # `convert` made it
         self.schedule = self.context.schedule
+        self.model.model.recompute = run.recompute
         self.compiled = compiled_loss(self.model, run.compile)
         if ranks.several:
             from mxref_training.distributed import sharded

@@ -13,7 +13,7 @@ import numpy as np
 from mxref_training.data.megatron.blend import parse_blend
 from mxref_training.data.megatron.facts import Facts, cached_common, read_facts
 from mxref_training.data.megatron.index import IndexedFile, open_indexed, prefix_of
-from mxref_training.data.samples import SampleLoader
+from mxref_training.data.megatron.loader import IndexedLoader
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
 
@@ -77,10 +77,8 @@ class IndexedTokens:
         """The largest token id."""
         return max(facts.largest for facts in self.facts)
 
-    def loader(self, seq_len: int, seed: int, samples: int) -> SampleLoader:
+    def loader(self, seq_len: int, seed: int, samples: int) -> IndexedLoader:
         """Return a loader in Megatron's order for a number of samples; DataError as of `IndexedLoader`."""
-        from mxref_training.data.megatron.loader import IndexedLoader
-
         return IndexedLoader(self.files, self.weights, seq_len, seed, samples, self.fingerprint)
 
     def to_table(self) -> dict[str, Any]:
