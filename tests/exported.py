@@ -48,7 +48,8 @@ def refused(*arguments: object) -> str:
     """The one line of an error of `mxref export`."""
     result = invoke("export", *arguments)
     assert result.exit_code == 2, result.output
-    (line,) = result.stderr.strip().splitlines()
+    *_, line = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
     return line
 
 

@@ -14,6 +14,7 @@ FOLDER = "_measured"
 STUDIES = (
     "bench.render",
     "bench.render_gpu",
+    "bench.render_ranks",
     "bench.render_aot",
     "projection.page",
     "peers.render",

@@ -29,8 +29,8 @@ const draw = (() => {
       },
       h("span", { class: "name" }, words.NAMES[rule]),
       h("span", { class: "line" },
-        h("span", { class: "low", style: `width:${width * 100}%` }, width > 0.1 ? ui.hex2(low) : ""),
-        h("span", { class: "high", style: `width:${(1 - width) * 100}%` }, width < 0.9 ? ui.hex2(high) : ""),
+        h("span", { class: at < width / 2 ? "low right" : "low", style: `width:${width * 100}%` }, width > 0.1 ? ui.hex2(low) : ""),
+        h("span", { class: at > (1 + width) / 2 ? "high" : "high right", style: `width:${(1 - width) * 100}%` }, width < 0.9 ? ui.hex2(high) : ""),
         h("span", { class: "mark", style: `left:${at * 100}%` })),
       h("span", { class: "byte" }, ui.hex2(byteOf(scale.u))));
     });

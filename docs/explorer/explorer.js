@@ -9,6 +9,7 @@
   const app = {
     state: null,
     side: "a",
+    width: 0, // of a step's content: asking for it at every change would lay the page out twice
     blocks: {},
     differ: null,
     get block() { return this.blocks[this.side]; },
@@ -46,6 +47,11 @@
       app.state ??= { ...link.read(""), words: FIRST.words };
     }
     if (!app.state.b) app.side = "a";
+  }
+
+  function measure() {
+    const node = byId("elements");
+    app.width = Math.max(node.clientWidth - 2 * parseFloat(getComputedStyle(node).paddingLeft), 240);
   }
 
   const draws = [];
@@ -114,11 +120,13 @@
     docsLink();
     if (window.matchMedia("(max-width: 899px)").matches) byId("panel").open = false;
     readAddress();
+    measure();
     const shownInput = input.build(byId("numbers"), app);
     const shownPicture = picture.build(byId("picture"), app);
-    draws.push(() => controls.render(byId("treatment"), app), () => shownInput());
+    const chosen = () => [app.side, app.state.a, app.state.b, app.state.stream, app.state.at, app.state.others];
+    draws.push(ui.onlyChanged(chosen, () => controls.render(byId("treatment"), app)), shownInput);
     for (const name of ["transform", "scale", "elements", "memory", "error"]) draws.push(() => steps[name](byId(name), app));
-    draws.push(() => shownPicture());
+    draws.push(shownPicture);
     update();
     byId("treatment").addEventListener("submit", (event) => event.preventDefault());
     byId("copy").addEventListener("click", copy);
@@ -137,8 +145,10 @@
     });
     let wide = window.innerWidth;
     window.addEventListener("resize", () => {
-      if (window.innerWidth !== wide) update();
+      if (window.innerWidth === wide) return; // a phone's address bar changes the height alone
       wide = window.innerWidth;
+      measure();
+      update();
     });
     document.documentElement.dataset.ready = "";
     performance.mark("ready");

@@ -3,7 +3,7 @@
 
 const input = (() => {
   const { h } = ui;
-  const PRESET_TITLES = { normal: "normal", ties: "ties", tiny: "tiny", nan: "NaN", outlier: "outlier", turn: "at a turn" };
+  const PRESET_TITLES = { normal: "normal", ties: "ties", tiny: "tiny", nan: "NaN", outlier: "outlier", turn: "near a flip" };
 
   /** Build the step once; the function that it returns shows the state again. */
   function build(node, app) {

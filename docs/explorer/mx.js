@@ -128,29 +128,41 @@ const mx = (() => {
     };
   }
 
-  /** Where the element of index i takes its integer from (random.elements): the call, the place in it, and r. */
-  function draw(stream, i, R, known) {
-    const per = R <= 16 ? 8n : 4n;
-    const g = i / per;
-    const j = Number(i % per);
-    let words = known && known.g === g ? known.words : null;
-    if (!words) {
-      const { counter, key } = callOf(stream, g);
-      words = philox(counter, key);
-    }
-    const r = R <= 16 ? ((words[j >> 1] >>> (16 * (j & 1))) & 0xffff) >>> (16 - R) : words[j] >>> (32 - R);
-    return { g, j, words, r };
+  /** Elements that a call serves (random.elements). */
+  const perCall = (R) => (R <= 16 ? 8 : 4);
+
+  /** The integer of the element at place j of a call's words (random.elements). */
+  const take = (words, j, R) =>
+    R <= 16 ? ((words[j >> 1] >>> (16 * (j & 1))) & 0xffff) >>> (16 - R) : words[j] >>> (32 - R);
+
+  /** The words of call g of a stream. */
+  function call(stream, g) {
+    const { counter, key } = callOf(stream, g);
+    return philox(counter, key);
+  }
+
+  /** Where the element of index i (BigInt) takes its integer from: the call, the place in it, its words, and r. */
+  function draw(stream, i, R) {
+    const per = BigInt(perCall(R));
+    const [g, j] = [i / per, Number(i % per)];
+    const words = call(stream, g);
+    return { g, j, words, r: take(words, j, R) };
   }
 
   /** The integers of consecutive elements, the first of index `start` (BigInt). */
   function integers(stream, start, count, R) {
     if (!(R >= 1 && R <= MAX_SR_BITS)) throw new RangeError(`R = ${R} is outside 1 to ${MAX_SR_BITS}`);
     checkStream(stream);
+    const per = perCall(R);
     const out = new Uint32Array(count);
-    let last = null;
-    for (let i = 0; i < count; i++) {
-      last = draw(stream, start + BigInt(i), R, last);
-      out[i] = last.r;
+    let g = start / BigInt(per);
+    let j = Number(start % BigInt(per));
+    for (let i = 0, words = call(stream, g); i < count; i++, j++) {
+      if (j === per) {
+        words = call(stream, ++g);
+        j = 0;
+      }
+      out[i] = take(words, j, R);
     }
     return out;
   }
@@ -167,10 +179,7 @@ const mx = (() => {
       layer: policy === "per_step_layer" ? layer : 0,
       operand: 6 + (operand >> 1),
     };
-    const calls = Array.from({ length: Math.ceil(n / 128) }, (_, g) => {
-      const { counter, key } = callOf(drawn, BigInt(g));
-      return philox(counter, key);
-    });
+    const calls = Array.from({ length: Math.ceil(n / 128) }, (_, g) => call(drawn, BigInt(g)));
     return Array.from({ length: n }, (_, i) => ((calls[i >> 7][(i >> 5) & 3] >>> (i & 31)) & 1) === 1);
   }
 

@@ -135,7 +135,7 @@ const picture = (() => {
       h("p", {}, file, h("label", { class: "plain button", for: "file" }, "Open a picture of yours")));
     choose(place.row, place.block);
 
-    return () => {
+    return ui.onlyChanged(() => [pixels, app.state.a, app.state.b, app.state.stream], () => {
       const { state } = app;
       const a = result(pixels, state.a, state.stream);
       const b = state.b ? result(pixels, state.b, state.stream) : null;
@@ -152,7 +152,7 @@ const picture = (() => {
         paint(views[2].canvas, (i) => Math.abs(a.out[i] - pixels[i]) * 8);
         views[2].caption.replaceChildren("error, 8 times as bright");
       }
-    };
+    });
   }
 
   return { build };

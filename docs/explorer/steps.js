@@ -11,7 +11,7 @@ const steps = (() => {
     const block = app.block;
     const { n, treatment } = block;
     const head = ui.head(2, "Signs and Hadamard", n
-      ? `Groups of ${n}: each is multiplied by its signs d and turned, one float32 operation at a time, in this order.`
+      ? `Groups of ${n}: first the signs d, then the transform, one float32 operation at a time.`
       : "No transform in this treatment: y = x.",
     n ? ["hadamard.signs", "hadamard.order", "hadamard.factor"] : ["hadamard.size"], sideOf(app));
     if (!n) return ui.replace(node, head);
@@ -21,7 +21,7 @@ const steps = (() => {
     return ui.replace(node, head,
       h("div", { class: "caption" }, "signs d"), h("div", { class: "signs" }, signs),
       h("div", { class: "caption" }, "y, with the magnitudes at which the scale byte changes"), app.turned.node,
-      n > mx.K && h("p", { class: "quiet" }, `A group of ${n} reaches beyond the 32 numbers of the block; where nothing was given it holds zeros.`));
+      n > mx.K && h("p", { class: "quiet" }, `A group of ${n} is longer than the block. Numbers that are not given are +0.`));
   }
 
   /** Amax, rule and scale byte. */
@@ -34,7 +34,7 @@ const steps = (() => {
         [...["scale.amax"], ...(special ?? [`scale.rule.${block.treatment.scale_rule}`, "scale.clamp"]), ...tile], sideOf(app)),
       h("div", { class: "columns" },
         h("div", {}, draw.floatBits(block.scale.u, "u"), h("ol", { class: "lines" }, words.scaleLines(block).map((line) => h("li", {}, line)))),
-        h("div", {}, h("div", { class: "caption" }, "Where each rule goes one byte up"),
+        h("div", {}, h("div", { class: "caption" }, "The byte that each rule gives between two powers of two"),
           block.scale.kind === "rule"
             ? draw.binade(block, (rule) => app.treat({ scale_rule: rule })) : h("p", { class: "quiet" }, "No rule applies to this block."))));
   }
@@ -55,7 +55,7 @@ const steps = (() => {
     const used = Object.keys(words.KINDS).filter((kind) => block.elements.some((each) => each.kind === kind));
     ui.replace(node,
       ui.head(4, "Elements on the grid", `Each magnitude is divided by X and rounded to a grid point of ${block.element.name}; then it gets its sign back.`, clauses, sideOf(app)),
-      block.scale.byte === 255 ? h("p", { class: "quiet" }, "A NaN block: nothing is rounded, and every code is 0.") : draw.grid(width(node), block, e.position),
+      block.scale.byte === 255 ? h("p", { class: "quiet" }, "A NaN block: nothing is rounded, and every code is 0.") : draw.grid(app.width, block, e.position),
       h("div", { class: "columns wide-left" },
         h("div", {}, h("div", { class: "cells" }, cells),
           h("p", { class: "key" }, used.map((kind) => h("span", { class: kind }, h("b", {}, words.KINDS[kind].mark), ` ${words.KINDS[kind].text}`)),
@@ -70,8 +70,6 @@ const steps = (() => {
     app.select((app.state.element + step + mx.K) % mx.K);
     event.preventDefault();
   }
-
-  const width = (node) => Math.max(node.clientWidth - 2 * parseFloat(getComputedStyle(node).paddingLeft), 280);
 
   /** The arithmetic of one element. */
   function detail(e, app) {

@@ -53,6 +53,17 @@ const ui = (() => {
     if (key) node.querySelector(`[data-key="${key}"]`)?.focus({ preventScroll: true });
   }
 
+  /** A function that draws only if one of its inputs is another than the last time. */
+  function onlyChanged(inputs, draw) {
+    let last = [];
+    return () => {
+      const now = inputs();
+      if (now.length === last.length && now.every((each, i) => each === last[i])) return;
+      last = now;
+      draw();
+    };
+  }
+
   const hex2 = (byte) => byte.toString(16).padStart(2, "0");
 
   /** A choice among a few: radio buttons that look like one row of buttons. */
@@ -67,5 +78,5 @@ const ui = (() => {
         h("span", {}, labels[value] ?? value)))));
   }
 
-  return { h, s, clause, head, replace, hex2, choice };
+  return { h, s, clause, head, replace, onlyChanged, hex2, choice };
 })();

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import io
-import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
-from ablations.ladders import Results
-from bench.plot import STYLE
+from ablations.ladders import Results, collected
+from ablations.strip import strip
 from bench.records import RECORDS
-from mxref_training.lab.collect import collect
-from mxref_training.lab.ladder import load_ladder
-from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
 
 FOLDER = RECORDS / "ablation_branches"
 SHOWN = (50, 100, 200)
 """Updates after which the protocol has the losses compared."""
 
 
-@cache
 def branches_of(name: str, folder: Path = FOLDER) -> Results:
     """Return what `mxref ablate --collect` makes of the branches' result files."""
-    with tempfile.TemporaryDirectory() as out:
-        found = collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None).branches
+    found = collected(name, folder).branches
     assert found is not None
     return found
 
 
 def after(moment: Results, name: str, updates: int) -> list[float]:
-    """Return the loss of an arm's branches less that of the trunk's own after some updates, by seed, in nats."""
+    """Return the loss of an arm's branches less that of the trunk's own after some updates, by seed, in nats.
+
+    The trunk's own is the first arm of a moment.
+    """
     at = moment["step"] + updates
     losses = [
         {run["pair"]: dict(map(tuple, run["losses"])).get(at) for run in arm["runs"]}
@@ -79,29 +71,16 @@ def _ends(arm: dict[str, Any]) -> tuple[float, float]:
 def figure(results: Results) -> str:
     """Return an SVG of the differences at the end of the branches, with 95 % intervals."""
     (moment,) = results["moments"]
-    arms = moment["arms"][1:]
-    stages = list(dict.fromkeys(arm["stage"] for arm in arms))
-    with mpl.rc_context(STYLE | {"svg.hashsalt": "branches", "grid.color": GRID}):
-        drawing = Figure(figsize=(8.4, 0.27 * len(arms) + 1.0), layout="constrained")
-        axes = drawing.subplots()
-        for y, arm in enumerate(arms):
-            colour, end = COLOURS[stages.index(arm["stage"]) % len(COLOURS)], arm["validation_last"]
-            axes.errorbar(
-                end["mean"], y, xerr=end["half_width"], fmt="o", color=colour, capsize=3, markersize=5
-            )
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(arms)), [f"{arm['stage']}: {arm['label']}" for arm in arms])
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.set_xlabel(
-            f"validation loss less that of the FP8 branch after {results['design']['updates']} updates, nats per token",
-            color=MUTED,
-        )
-        out = io.StringIO()
-        drawing.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    updates = results["design"]["updates"]
+    ends = (
+        (arm, arm["validation_last"]["mean"], arm["validation_last"]["half_width"])
+        for arm in moment["arms"][1:]
+    )
+    return strip(
+        ends,
+        f"validation loss less that of the FP8 branch after {updates} updates, nats per token",
+        "branches",
+    )
 
 
 def _signed(value: float) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ablations.ladders import Results, interval_of
+from ablations.strip import mark
 from bench.plot import STYLE
 from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
 from mxref_training.report.ladder.page import rows
@@ -30,7 +32,7 @@ class Cell:
     nats: float
     """Loss less that of FP8."""
     half: float
-    """Half of its 95 % interval."""
+    """Half of its 95 % interval; infinite of one seed."""
     tokens: str
     """Tokens to target beyond FP8's, with interval or as a bound."""
     reached: tuple[int, int]
@@ -40,7 +42,14 @@ class Cell:
     @property
     def loss(self) -> str:
         """Estimate and interval."""
+        if math.isinf(self.half):
+            return _signed(self.nats)
         return f"{_signed(self.nats)} ({_signed(self.nats - self.half)} to {_signed(self.nats + self.half)})"
+
+    @property
+    def short(self) -> str:
+        """Estimate and half of the interval, as the figure writes it."""
+        return _signed(self.nats) + ("" if math.isinf(self.half) else f" ± {self.half:.3f}")
 
 
 @dataclass(frozen=True)
@@ -75,21 +84,32 @@ def _cell(results: Results, name: str) -> Cell | None:
         return None
     crossings = [run["crossing"] for run in row.arm["runs"]]
     reached = sum(crossing is not None and crossing["reach"] == "crossed" for crossing in crossings)
-    return Cell(*known, f"{row.overhead} {row.interval}".strip(), (reached, len(crossings)), row.verdict)
+    return Cell(
+        *known,
+        f"{row.overhead} {row.interval.replace('± ?', '')}".strip(),
+        (reached, len(crossings)),
+        row.verdict,
+    )
 
 
 def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows of the paper's table beside ours."""
     yield (
         "MXFP4 in", "stabiliser", "paper: tokens",
-        *(f"{_SHORT[name]}: {what}" for name in found for what in ("tokens", "loss less FP8's, nats", "verdict")),
+        *(f"{_SHORT[name]}: {what}" for name, of in found.items() for what in _columns(of)),
     )  # fmt: skip
     for line in lines(found):
-        cells = [line.sizes.get(name) for name in found]
+        cells = [(line.sizes.get(name), len(_columns(of))) for name, of in found.items()]
         yield (
             line.stage, line.label, line.claim,
-            *(text for cell in cells for text in (_texts(cell) if cell else ("–",) * 3)),
+            *(text for cell, count in cells for text in (_texts(cell) if cell else ("–",) * 3)[:count]),
         )  # fmt: skip
+
+
+def _columns(results: Results) -> tuple[str, ...]:
+    """Return what is shown of a size: a verdict only where a spread is known."""
+    columns = "tokens", "loss less FP8's, nats", "verdict"
+    return columns if results["spread"]["loss"]["freedom"] else columns[:2]
 
 
 def _texts(cell: Cell) -> tuple[str, str, str]:
@@ -125,20 +145,14 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str]) 
         cell = line.sizes.get(name)
         colour = COLOURS[stages.index(line.stage) * 2 % len(COLOURS)]
         if cell:
-            axes.errorbar(cell.nats, y, xerr=cell.half, fmt="o", color=colour, capsize=3, markersize=5)
-            axes.text(
-                cell.nats,
-                y - 0.38,
-                f"{_signed(cell.nats)} ± {cell.half:.3f}",
-                ha="center",
-                color=MUTED,
-                fontsize=7,
-            )
+            mark(axes, cell.nats, y, cell.half, colour)
+            axes.text(cell.nats, y - 0.38, cell.short, ha="center", color=MUTED, fontsize=7)
         axes.text(
             1.02, y, line.claim, transform=axes.get_yaxis_transform(), color=MUTED, fontsize=8, va="center"
         )
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_title(SIZES[name], fontsize=9.5)
+    seeds = max(cell.reached[1] for line in shown if (cell := line.sizes.get(name)))
+    axes.set_title(SIZES[name] + (", one seed" if seeds == 1 else ""), fontsize=9.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)

@@ -6,6 +6,7 @@ A folder of docs/records/ablations has the name of a shipped ladder, and result 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import RECORDS
-from mxref_training.lab.collect import collect
+from mxref_training.lab.collect import Collected, collect
 from mxref_training.lab.comparison import difference
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.pooling import Pool
@@ -30,10 +31,15 @@ def ladders(folder: Path = FOLDER) -> list[str]:
 
 
 @cache
-def results_of(name: str, folder: Path = FOLDER) -> Results:
-    """Return what `mxref ablate --collect` makes of a ladder's result files."""
+def collected(name: str, folder: Path) -> Collected:
+    """Return what `mxref ablate --collect` makes of a ladder's result files in a folder."""
     with tempfile.TemporaryDirectory() as out:
-        found = collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None).ladder
+        return collect(load_ladder(name), [folder / name], Path(out), say=lambda _: None)
+
+
+def results_of(name: str, folder: Path = FOLDER) -> Results:
+    """Return the comparison of a ladder's arms."""
+    found = collected(name, folder).ladder
     assert found is not None
     return found
 
@@ -46,10 +52,11 @@ def reference_of(results: Results) -> dict[str, Any]:
 def intervals(results: Results) -> Iterator[tuple[dict[str, Any], float, float]]:
     """Yield each arm that was held against the reference, its loss less the reference's, and the interval's half.
 
+    That is infinite where no spread is known.
     The spread is the one that a contrast of the two has: that of their own pairs if one of them left the pool.
     """
     spread = results["spread"]["loss"]
-    pooled = Pool(spread["nats"], spread["freedom"], tuple(spread["outside"]))
+    pooled = Pool(spread["nats"] or math.nan, spread["freedom"], tuple(spread["outside"]))
     reference = reference_of(results)
     for arm in results["arms"]:
         if arm["role"] != "arm" or arm["gap_reference"] is None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
-from ablations import branches, curves, front, last, probes
+from ablations import branches, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
-from bench.plot import STYLE
-from mxref_training.report.drawing import COLOURS, INK, MUTED
+from ablations.strip import strip
 from mxref_training.report.ladder.answers import answers
+from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
 from mxref_training.report.ladder.plots import short_names
+from mxref_training.report.table import Table
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -31,8 +28,8 @@ def parts() -> dict[str, str]:
     sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
     found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
     for name in ladders():
-        if last.evaluated(results_of(name)):
-            found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name))) + "\n"
+        if tables := last_tables(results_of(name)):
+            found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name), tables)) + "\n"
     if branches.FOLDER.exists():
         moment = branches.branches_of("readings")
         found["ablation_branches.inc"] = _cells(branches.table(moment), "ablation-branches") + "\n"
@@ -43,24 +40,22 @@ def parts() -> dict[str, str]:
     return found
 
 
-def _last(results: Results) -> Iterator[str]:
-    reference = reference_of(results)["label"]
-    yield (
-        f"Validation loss of the last checkpoint less that of {reference}, evaluated with several recipes: mean over "
-        "the seeds, lowest and highest of them.\n"
-    )
-    yield _cells(last.by_recipe(results), "ablation-last")
-    yield ""
-    yield f"The same on other text by its source, with the arm's own recipe; the first row is {reference}'s loss.\n"
-    yield _cells(last.by_text(results), "ablation-last")
+def _last(results: Results, tables: Iterable[Table]) -> Iterator[str]:
+    for table in tables:
+        yield caption(table, reference_of(results)["label"]) + "\n"
+        yield _cells(([column.title for column in table.columns], *table.shown()), "ablation-last")
+        yield ""
 
 
 def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:
-    """Return a table whose estimates break before their intervals alone."""
+    """Return a table whose numbers stay whole, with breaks before intervals alone; words wrap."""
     head, *body = rows
-    return _table(
-        head, [[_broken(cell) if "(" in cell else _whole(cell) for cell in row] for row in body], kind
-    )
+    return _table(head, [[_number(cell) for cell in row] for row in body], kind)
+
+
+def _number(cell: str) -> str:
+    number, mark, rest = cell.partition("; ")
+    return _broken(number) + mark + rest if cell[:1] in "+−>≤0123456789" else cell
 
 
 def _sections(name: str, results: Results) -> Iterator[str]:
@@ -124,6 +119,8 @@ def _answer(row: dict[str, Any]) -> str:
 
 def _spread_line(spread: dict[str, dict[str, Any]]) -> str:
     loss, tokens = spread["loss"], spread["tokens"]
+    if not loss["freedom"]:
+        return "No spread is known, because each arm has one run: there are no intervals and no verdicts."
     left = sorted({*loss["outside"], *tokens["outside"]})
     return (
         f"Pooled spread of a paired difference: {loss['nats']:.4f} nats ({loss['freedom']} degrees of freedom) and "
@@ -152,23 +149,6 @@ def _table(head: Iterable[str], body: Iterable[Iterable[str]], kind: str) -> str
 
 def figure(results: Results) -> str:
     """Return an SVG of the loss of every arm less that of the reference, with 95 % intervals."""
-    found = list(intervals(results))
-    stages = list(dict.fromkeys(arm["stage"] for arm, _, _ in found))
-    with mpl.rc_context(STYLE):
-        drawing = Figure(figsize=(8.4, 0.27 * len(found) + 1.0), layout="constrained")
-        axes = drawing.subplots()
-        for y, (arm, nats, half) in enumerate(found):
-            colour = COLOURS[stages.index(arm["stage"]) % len(COLOURS)]
-            axes.errorbar(nats, y, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(found)), [f"{arm['stage']}: {arm['label']}" for arm, _, _ in found])
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()
-        axes.grid(axis="x")
-        axes.set_xlabel(
-            f"validation loss less that of {reference_of(results)['label']}, nats per token (95 %, not corrected)",
-            color=MUTED,
-        )
-        out = io.StringIO()
-        drawing.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    reference = reference_of(results)["label"]
+    label = f"validation loss less that of {reference}, nats per token (95 %, not corrected)"
+    return strip(intervals(results), label, "performance")

@@ -6,20 +6,26 @@ import copy
 import json
 import math
 import re
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
-from ablations import curves, front, ladders, last, page
+from ablations import curves, front, ladders, page
 from ablations.__main__ import FILE
 from ablations.ladders import results_of as results
+from mxref_training.lab.distributions import student_point
 from mxref_training.lab.statistics import late_loss
+from mxref_training.report.ladder.last import gaps
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
     encoding="utf-8"
 )
+
+
+RUNS = {"readings": 116, "tseng": 15, "paper_50m": 13}
 
 
 def _runs(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -34,7 +40,7 @@ def test_every_result_file_stands_in_the_tables(name: str) -> None:
         for arm in results(name)["arms"]
         for run in arm["runs"]
     }
-    assert len(files) == len(shown) >= 15
+    assert len(files) == len(shown) == RUNS[name]
     for file in files:
         record = file["record"]
         assert shown[record["arm"], record["pair"]] == file["recipe"]
@@ -105,8 +111,94 @@ def test_numbers_in_the_text_are_those_of_the_results() -> None:
         overhead = arms[name]["overhead"]
         assert f"{before} {overhead['percent']:.0f} ± {overhead['half_width']:.0f} %" in TEXT
     runs = sum(len(arm["runs"]) for arm in arms.values())
-    assert re.search(rf"\b{runs} of the 116 runs", TEXT)
+    assert f"`readings` ({runs} runs, 20M)" in TEXT
     assert f"{runs * results('readings')['tokens'] / 1e9:.1f} billion tokens" in TEXT
+
+
+def test_numbers_of_the_smaller_ladders_are_those_of_their_results() -> None:
+    for row in results("tseng")["contrasts"]:
+        assert said(row) in TEXT, row["name"]
+    outcomes = {
+        row["name"]: (row["outcome"], row["pairs_to_decide"]) for row in results("tseng")["contrasts"]
+    }
+    assert outcomes == {
+        "none": ("higher", None), "rht64": ("lower", None), "sr": ("lower", None), "rht64-sr-left": ("higher", None),
+        "rht64-sr": ("underpowered", 10), "sr-rht64": ("underpowered", 10),
+    }  # fmt: skip
+    (p,) = (row["loss"]["corrected_p"] for row in results("tseng")["contrasts"] if row["name"] == "sr")
+    assert f"corrected p-value is {p:.3f}" in TEXT
+    verdicts = [one["verdict"] for row in results("tseng")["contrasts"] for one in row["predictions"]]
+    assert sorted(verdicts) == ["reproduced"] * 3 + ["underpowered"] * 2
+
+
+def test_numbers_at_50m_are_those_of_the_one_seed() -> None:
+    shown = results("paper_50m")
+    arms = {arm["name"]: arm for arm in shown["arms"]}
+
+    def gaps(*names: str) -> list[str]:
+        return [f"{arms[name]['gap_reference']:+.3f}" for name in names]
+
+    for sentence in (
+        "At 50M the three are {}, {} and {} above FP8.".format(*gaps("fprop", "fprop-dgrad", "all")),
+        "At 50M there remain {} with H16 and {} with H32, or ".format(*gaps("all-h16", "all-h32"))
+        + " and ".join(f"{arms[name]['overhead']['percent']:.0f} %" for name in ("all-h16", "all-h32")),
+        "At 50M SR in Fprop is {} above FP8, where plain rounding is {}.".format(*gaps("fprop-sr", "fprop")),
+        "At 50M it is {} above FP8, plain rounding {}.".format(*gaps("all-sr-dy", "all")),
+        "At 50M the two are {} and {} above FP8, plain rounding {}.".format(
+            *gaps("all-rht16-fixed", "all-rht16-step", "all")
+        ),
+    ):
+        assert sentence in TEXT
+    assert shown["unfinished"] == ["fprop-dgrad-sr", "all-sr"]
+    smaller = {arm["name"]: arm["gap_reference"] for arm in results("readings")["arms"]}
+    ratios = [arms[name]["gap_reference"] / smaller[name] for name in arms.keys() - {"fp8", "bf16"}]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} of those at 20M" in TEXT
+    share = [
+        -row["loss"]["nats"] / smaller["all"]
+        for row in results("readings")["contrasts"]
+        if row["name"] in ("h16", "h32")
+    ]
+    assert [round(100 * one, -1) for one in share] == [40, 40]
+    runs = [run for arm in shown["arms"] for run in arm["runs"]]
+    assert (len(runs), sum(run["crossing"]["reach"] == "crossed" for run in runs)) == (13, 12)
+    assert arms["fprop-sr"]["runs"][0]["crossing"]["reach"] == "never"
+    spread = results("readings")["spread"]["loss"]
+    half = student_point(0.05, spread["freedom"]) * spread["nats"]
+    assert f"At 20M one such pair scatters by ± {half:.3f}." in TEXT
+
+
+def test_what_the_text_says_of_the_last_evaluations() -> None:
+    shown = results("paper_50m")
+    arms = {arm["name"]: arm for arm in shown["arms"]}
+
+    def gap(of: dict[str, Any], name: str, recipe: str, text: str = "validation") -> float:
+        arm = next(arm for arm in of["arms"] if arm["name"] == name)
+        return fmean(gaps(arm, ladders.reference_of(of), recipe, text))
+
+    pairs = [
+        f"{gap(shown, name, recipe):+.3f}"
+        for name in ("fprop", "all", "all-h16")
+        for recipe in ("own", "bf16")
+    ]
+    assert (
+        "is {} above FP8's when each is evaluated as it was trained, and {} when".format(*pairs[:2]) in TEXT
+    )
+    assert "All three GEMMs: {} and {}, with H16 {} and {}.".format(*pairs[2:]) in TEXT
+    taken = [gap(shown, name, "own") - gap(shown, name, "bf16") for name in arms.keys() - {"fp8", "bf16"}]
+    assert f"takes {min(taken):.3f} to {max(taken):.3f} off them" in TEXT
+    for name in ("tseng", "paper_50m"):
+        of = results(name)
+        names = [arm["name"] for arm in of["arms"]]
+        texts = list(of["arms"][0]["runs"][0]["last"]["texts"])
+        assert len(texts) == 7
+        if name == "tseng":
+            moved = [
+                abs(gap(of, arm, "own") - gap(of, arm, recipe)) for arm in names for recipe in ("bf16", "fp8")
+            ]
+            assert max(moved) < 0.001
+        for worse, better in permutations(names, 2):
+            if gap(of, worse, "own") > gap(of, better, "own") + 0.02:
+                assert all(gap(of, worse, "own", text) > gap(of, better, "own", text) for text in texts)
 
 
 def test_what_the_text_calls_shown_is_shown() -> None:
@@ -118,7 +210,7 @@ def test_what_the_text_calls_shown_is_shown() -> None:
         "h16", "h32", "sr-where", "rht16-fixed", "rht16-step", "fprop-rht16", "last-bf16",
     }  # fmt: skip
     rest = [row for row in results("readings")["contrasts"] if row["outcome"] == "underpowered"]
-    assert f"{len(rest)} of the {len(outcomes)} contrasts are underpowered" in TEXT
+    assert f"{len(rest)} of the {len(outcomes)} contrasts of `readings` are underpowered" in TEXT
     seeds = [row["pairs_to_decide"] for row in rest]
     assert f"The table names the seeds that would decide each, {min(seeds)} to {max(seeds)}." in TEXT
     smallest = set(results("readings")["power"]["smallest_nats"].values())
@@ -158,16 +250,15 @@ def test_the_figure_of_the_front_has_the_numbers_of_the_results() -> None:
     assert texts[0] == texts[1]
     for name, shown in sizes.items():
         for line in front.lines(sizes):
-            if line.name in {arm["name"] for arm in shown["arms"]}:
-                cell = line.sizes[name]
-                assert f"{cell.nats:+.3f} ± {cell.half:.3f}".replace("-", "−") in stored
+            assert (name in line.sizes) is (line.name in {arm["name"] for arm in shown["arms"]})
+            assert name not in line.sizes or line.sizes[name].short in stored
 
 
 def test_the_table_beside_the_papers_has_every_arm_with_a_claim() -> None:
     sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
     head, *body = front.table(sizes)
     assert len(body) == sum(arm["paper"] is not None for arm in results("readings")["arms"]) == 14
-    assert all(len(row) == len(head) == 3 + 3 * len(sizes) for row in body)
+    assert all(len(row) == len(head) == 3 + 3 + 2 for row in body)
     row = next(row for row in body if row[:2] == ("all three", "SR everywhere"))
     assert row[2] == "DNC"
     assert row[3] == "> 44.7 %; 0 of 5 reach it"
@@ -185,26 +276,3 @@ def test_the_curves_end_in_the_mean_of_the_last_differences() -> None:
     for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr"):
         found = [nats for at, nats in curves.difference(shown, name) if at >= tokens / 2]
         assert found[-1] == max(found) > found[0] + 0.02
-
-
-def test_losses_by_recipe_and_text_are_those_of_the_reference_taken_off() -> None:
-    """On made-up evaluations; one arm has none and so is left out."""
-    shown = copy.deepcopy(results("readings"))
-    for i, arm in enumerate(shown["arms"]):
-        for run in arm["runs"] if arm["name"] != "bf16" else ():
-            run["last"] = {
-                "losses": {
-                    "own": {"validation": 4 + i / 10, "books": 5 + run["pair"] * i / 10},
-                    "bf16": {"validation": 4.0},
-                },
-                "texts": {"validation": {}, "books": {}},
-            }
-    assert [row[2:] for row in last.by_recipe(shown)][:2] == [
-        ("evaluated in the arm's own", "evaluated in BF16"), ("+0.200 (+0.200 to +0.200)", "+0.000 (+0.000 to +0.000)"),
-    ]  # fmt: skip
-    head, reference, mxfp8, *_ = last.by_text(shown)
-    assert (head[2:], reference[1:], mxfp8[1:]) == (
-        ("C4", "books"), ("FP8, its loss", "4.000", "5.000"),
-        ("MXFP8 E4M3", "+0.200 (+0.200 to +0.200)", "+0.200 (+0.000 to +0.400)"),
-    )  # fmt: skip
-    assert last.evaluated(results("readings")) == []

@@ -60,13 +60,14 @@ def tables_text(bench: Record, tests: Record | None, step: Record | None = None)
     if bench["error"]:
         sections["Errors of FP8 products"] = _errors(bench["error"])
     if step:
-        sections[render_gpu_step.SECTION] = render_gpu_step.section(step, _table)
+        sections[render_gpu_step.SECTION] = render_gpu_step.section(step, table_text)
     if tests:
         sections["What is proved there"] = _tests(tests)
     return head + "".join(f"\n{title}\n{'-' * len(title)}\n\n{text}" for title, text in sections.items())
 
 
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table_text(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of reStructuredText."""
     lines = [".. list-table::", "   :header-rows: 1", ""]
     for row in (headings, *rows):
         cells = [f"- {cell}".rstrip() for cell in row]
@@ -85,7 +86,7 @@ def _sizes(rows: list[Record]) -> list[int]:
 
 def _quantization(rows: list[Record]) -> str:
     sizes = _sizes(rows)
-    table = _table(
+    table = table_text(
         ("operation", *(f"{n} x {n}, µs" for n in sizes), f"share of a copy, {sizes[-1]} x {sizes[-1]}"),
         (
             (
@@ -102,7 +103,7 @@ def _quantization(rows: list[Record]) -> str:
 
 def _products(rows: list[Record]) -> str:
     sizes = _sizes(rows)
-    return _table(
+    return table_text(
         ("product, bfloat16 out", *(f"{n} cubed, TFLOP/s" for n in sizes), f"of BF16, {sizes[-1]} cubed"),
         (
             (name, *(f"{at[n]['per_second'] / 1e12:.0f}" for n in sizes), f"{at[sizes[-1]]['share']:.2f}")
@@ -118,7 +119,7 @@ def _errors(rows: list[Record]) -> str:
 
     ways = ("fp8", "fp8 fast", "ordered", "bf16")
     patterns = dict.fromkeys(row["pattern"] for row in rows)
-    return _table(
+    return table_text(
         ("operands", "FP8, as `bounded` uses it", "FP8, fast accumulation", "`ordered`", "BF16"),
         (
             (pattern, *(worst([row for row in rows if row["pattern"] == pattern], way) for way in ways))
@@ -131,7 +132,7 @@ def _tests(tests: Record) -> str:
     counts = ", ".join(f"{number} {outcome}" for outcome, number in tests["counts"].items())
     text = f"`make test-gpu` on {tests['gpu']}, {tests['date']}: {counts}, in {tests['seconds']:.0f} s.\n\n"
     rows = ((_in_words(name), f"{number:,}") for name, number in tests["cases"].items())
-    return text + _table(("test", "cases compared"), rows)
+    return text + table_text(("test", "cases compared"), rows)
 
 
 def _in_words(test: str) -> str:

@@ -7,8 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-pytest.importorskip("py_mini_racer")
-
 from explorer.page_backend import PageBackend, script
 from mxref import DIALECTS, OperandSpec, UnsupportedError
 from mxref.conformance import CLAUSES, check

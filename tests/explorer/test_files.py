@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from itertools import chain
 
 import pytest
+from click.testing import CliRunner
 
 from conftest import load_clauses
-from explorer.page_backend import PAGE
+from explorer.page_backend import PAGE, Engine
 from mxref import DIALECTS
+from mxref.cli import main
 from mxref.errors import FileFormatError
 from mxref.explain import link
 from mxref.steps.rounding import Rounding
@@ -26,6 +29,14 @@ CHOICES = {"scale.rule": ScaleRule, "rounding": Rounding, "dialect": DIALECTS}
 def test_the_page_loads_each_of_its_files_once():
     loaded = re.findall(r'(?:src|href)="([\w.-]+\.(?:js|css))"', INDEX)
     assert sorted(loaded) == sorted(path.name for path in PAGE.iterdir() if path.name != "index.html")
+
+
+def test_every_script_is_well_formed():
+    engine = Engine()
+    for name, text in SCRIPTS.items():
+        assert engine.call("((text) => typeof new Function(text))", text) == "function", name
+    with pytest.raises(Exception, match="SyntaxError"):
+        engine.call("((text) => typeof new Function(text))", "let a = ;")
 
 
 def test_nothing_comes_from_a_network():
@@ -73,3 +84,17 @@ def test_without_a_page_the_error_names_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "mxref" / "_explorer").mkdir()
     (tmp_path / "mxref" / "_explorer" / "index.html").touch()
     assert link.explorer_page() == (tmp_path / "mxref" / "_explorer" / "index.html").as_uri()
+
+
+DOCUMENT = (ROOT / "docs" / "reference" / "explorer.rst").read_text(encoding="utf-8")
+
+
+def test_the_documentation_lists_every_key_of_the_address():
+    (keys,) = re.findall(r"const KEYS = \[([^\]]*)\]", SCRIPTS["link.js"])
+    documented = re.findall(r"^   \* - (`.*`)$", DOCUMENT, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(documented)) == re.findall(r'"(\w+)"', keys)
+
+
+def test_the_documented_command_prints_the_address_that_is_shown():
+    command, address = re.search(r"\$ mxref (explain .* --explorer .*)\n +(https://.*)\n", DOCUMENT).groups()
+    assert CliRunner().invoke(main, shlex.split(command)).stdout == f"{address}\n"

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("py_mini_racer")
-
 from explorer.page_backend import PAGE, Engine, script
 from mxref import DIALECTS, OperandSpec, Stream
 from mxref.cli import main

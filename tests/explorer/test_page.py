@@ -1,4 +1,4 @@
-"""The explorer page in a real browser: it shows the bytes of `mxref explain`, by mouse, by keys, in both colour schemes.
+"""The explorer page in a real browser: it shows the bytes of `mxref explain`, by mouse and by keys, light and dark.
 
 `make test-explorer` runs these tests; MXREF_BROWSER names the browser.
 """
@@ -145,7 +145,8 @@ def centre(tab: Tab, selector: str) -> tuple[float, float, float]:
     """Return the middle of an element on the screen, and its height."""
     # Scrolling ends in the next frame, and what is pointed at is forgotten then.
     box = tab.run(
-        f"(async () => {{ const node = document.querySelector('{selector}'); node.scrollIntoView({{ block: 'center' }});"
+        f"(async () => {{ const node = document.querySelector('{selector}');"
+        "node.scrollIntoView({ block: 'center' });"
         "for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);"
         "const box = node.getBoundingClientRect();"
         "return [box.x + box.width / 2, box.y + box.height / 2, box.height]; })()"
@@ -211,16 +212,22 @@ def test_keys_reach_everything_and_change_numbers(tab):
     assert tab.run("document.activeElement.dataset.element") == "1"
 
 
+def paste(tab: Tab, text: str) -> str:
+    """Type a text over all numbers and return what the page says about it."""
+    tab.run(
+        f"(() => {{ const area = document.querySelector('textarea'); area.focus(); area.value = {text!r};"
+        "area.dispatchEvent(new Event('input', { bubbles: true })); })()"
+    )
+    return str(tab.run("document.querySelector('#numbers .wrong').textContent"))
+
+
 def test_pasted_text_and_presets_are_taken(tab):
     tab.show(HOME)
     tab.run("document.querySelector('.paste summary').click()")
-    tab.run("""(() => { const area = document.querySelector("textarea"); area.focus(); area.value = "6.5, -3.5 0x3f800000 nan";
-      area.dispatchEvent(new Event("input", { bubbles: true })); })()""")
+    assert paste(tab, "6.5, -3.5 0x3f800000 nan") == ""
     assert stored(tab) == {"scale": "ff", "codes": "00" * 16}
-    assert "3 numbers" not in tab.run("document.querySelector('#numbers .wrong').textContent")
-    tab.run("""(() => { const area = document.querySelector("textarea"); area.value = "6.5 seven";
-      area.dispatchEvent(new Event("input", { bubbles: true })); })()""")
-    assert "seven is no float32 number" in tab.run("document.querySelector('#numbers .wrong').textContent")
+    assert "seven is no float32 number" in paste(tab, "6.5 seven")
+    assert stored(tab)["scale"] == "ff"
     for preset in ("ties", "tiny", "outlier", "turn", "normal"):
         tab.run(f"document.querySelector('[data-preset={preset}]').click()")
         assert stored(tab) == block_text(explain_block(words_of(tab), "ocp")), preset

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mxref_training import durable
 from mxref_training.run import checkpoint, metrics_log
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.snapshot import Snapshot
 
 
 def files_are_not_synced() -> None:

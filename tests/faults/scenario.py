@@ -62,6 +62,7 @@ def scenarios(inputs: Path, root: Path) -> list[Scenario]:
     ablate = ("ablate", str(inputs / "two.toml"), *common)
     return [
         Scenario("train", train),
+        Scenario("beside", (*train, "--set", "run.async_checkpoint=true")),
         Scenario("ablate", ablate),
         Scenario("again", (*train, "--no-resume"), train),
         Scenario("longer", (*ablate, "--steps", "3"), ablate),

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,7 @@ from faults import planted
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref_training.report.ladder import page
+from mxref_training.run import saving
 
 LATER = (
     "jinja2",
@@ -37,6 +39,19 @@ LATER = (
     "torch._inductor",
 )
 """What the commands import when they run, so that a forked one need not."""
+
+
+class AtOnce:
+    """In place of a thread: its work is done when it starts, so that operations have one order."""
+
+    def __init__(self, target: Callable[[], None], **_: Any) -> None:
+        self.start = target
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        """Return, because there is nothing to wait for."""
 
 
 def run(request: dict[str, Any]) -> int:
@@ -72,6 +87,7 @@ def serve() -> None:
         import_module(module)
     # Drawing writes no file, and would take longer than all else.
     page.curves_svg = page.overheads_svg = lambda results: "<svg/>"  # type: ignore[assignment]
+    saving.Thread = AtOnce  # type: ignore[assignment,misc]
     # A child that collects garbage would go through all that is imported, and copy it.
     gc.collect()
     gc.freeze()

@@ -103,12 +103,12 @@ class CpuTrainer(torchtitan.trainer.Trainer):
         super().__init__(config)
 
     def close(self) -> None:
-        for handle in handles(self.model_parts):
-            state = handle.state_dict()
-            scales = torch.stack([t for name, t in state["fp8"].items() if name.endswith("scale")])
-            print(
-                f"rank {torch.distributed.get_rank()} step {state['step']} scales {scales.flatten().tolist()}"
-            )
+        """Leave each rank's step and FP8 scales in a file: what two ranks print may be mixed."""
+        states = [handle.state_dict() for handle in handles(self.model_parts)]
+        rank = torch.distributed.get_rank()
+        Path(f"rank-{rank}.json").write_text(
+            json.dumps([[s["step"], {name: t.tolist() for name, t in s["fp8"].items()}] for s in states])
+        )
         super().close()
 
 

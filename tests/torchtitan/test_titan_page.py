@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -46,9 +47,10 @@ def test_the_job_of_the_page_trains_on_two_ranks_with_equal_scales(tmp_path: Pat
     assert done.returncode == 0, log
     assert block("text").strip() in log
     assert "Applied FSDP to the model" in log
-    scales = dict(re.findall(r"rank (\d) step 3 scales (.*)", log))
-    assert sorted(scales) == ["0", "1"]
-    assert scales["0"] == scales["1"]
+    ((step, scales),), other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert step == 3
+    assert len(scales) == 2 * 25
+    assert other == [[step, scales]]
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_mxfp4_h16", "llama3_8b_fp8", "llama3_debugmodel_mxfp4_h16"])

@@ -225,6 +225,12 @@ def test_pairs_and_intervals_over_seeds() -> None:
     # Student's t at 95 % with two degrees of freedom, times the standard error.
     assert h16["validation_last"]["half_width"] == pytest.approx(4.30265 * 0.057735 / 3**0.5, rel=1e-4)
     assert h16["difference"]["train"][0] == [5, 0.0]
+    backwards = assemble_branches(lad, tiny(), reversed(found), FakeCorpus(), "numba")
+    assert [arm["name"] for arm in backwards["moments"][0]["arms"]] == ["fp8", "h16"]
+    assert by_name(backwards, 0)["h16"]["validation_last"] == h16["validation_last"]
+    # Before the trunk's own branch has ended there is nothing to compare with.
+    alone = assemble_branches(lad, tiny(), found[3:], FakeCorpus(), "numba")
+    assert by_name(alone, 0)["h16"]["validation_last"] is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from mxref_training.errors import CheckpointError
 from mxref_training.run import checkpoint_files
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
+from mxref_training.run.checkpoint import GROUPS, CheckpointStore
+from mxref_training.run.snapshot import Snapshot
 
 FILES = [*(f"{group}.safetensors" for group in GROUPS), "state.json"]
 

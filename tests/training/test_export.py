@@ -211,12 +211,15 @@ def test_a_failure_leaves_nothing_behind(
 
 
 def test_what_a_killed_process_left_is_cleared(run: Path, tmp_path: Path) -> None:
-    left = tmp_path / ".hf.tmp"
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
-    out = exported(run, tmp_path / "hf")
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
-    assert list(tmp_path.iterdir()) == [out]
+    other = tmp_path / ".other.tmp"
+    other.mkdir()
+    for name in ("hf", "[h]*"):  # no pattern of other names
+        left = tmp_path / f".{name}.tmp"
+        left.mkdir()
+        (left / "model.safetensors").write_bytes(b"half")
+        out = exported(run, tmp_path / name)
+        assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.tmp", "[h]*", "hf"]
 
 
 def test_two_exports_to_one_folder_do_not_mix(run: Path, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import GemmRole
+from mxref.tomlio import to_table
 from mxref_torch import convert
-from mxref_training.config import find_recipe
+from mxref_training.config import RECIPES, find_recipe, names
 from mxref_training.errors import HuggingFaceError
 from mxref_training.export.packed import CONVENTIONS, packed_layers
 
@@ -212,6 +213,12 @@ def test_a_schedule_counts_up_to_the_last_step(tmp_path: Path) -> None:
     weight = weights(run)[f"{LINEAR[0]}.weight"]
     spec = replace(DIALECTS["amd"].spec, scale_rule="floor")
     np.testing.assert_array_equal(bits(quark_reads(config, tensors, LINEAR[0])), decoded(weight, spec))
+
+
+def test_the_recipe_in_a_checkpoint_is_the_recipe() -> None:
+    for name in names(RECIPES):
+        recipe = find_recipe(name)
+        assert recipe_from_table(json.loads(json.dumps(to_table(recipe)))) == recipe, name
 
 
 @pytest.mark.parametrize(

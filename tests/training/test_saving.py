@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
+from mxref_training.run import checkpoint, checkpoint_files
+from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.loop import Interrupted
 from mxref_training.run.saving import Saver
+from mxref_training.run.snapshot import Snapshot
 from rank_threads import ThreadRanks, on_ranks
 from training_setup import Saboteur, change, crash, lines, metrics, newest, run, weights
 
@@ -35,7 +36,7 @@ def digests(out: Path, step: int) -> dict[str, Any]:
 @contextmanager
 def held_back(patch: pytest.MonkeyPatch, step: int) -> Iterator[threading.Event]:
     """Have the writer of a step's checkpoint wait for an event."""
-    write, released = checkpoint.write_parts, threading.Event()
+    write, released = checkpoint_files.write_parts, threading.Event()
 
     def late(path: Path, parts: Any) -> None:
         if path.parent.name == f".step-{step}.tmp":
@@ -43,7 +44,7 @@ def held_back(patch: pytest.MonkeyPatch, step: int) -> Iterator[threading.Event]
         write(path, parts)
 
     with patch.context() as patched:
-        patched.setattr(checkpoint, "write_parts", late)
+        patched.setattr(checkpoint_files, "write_parts", late)
         try:
             yield released
         finally:
@@ -135,7 +136,7 @@ def test_an_error_of_the_writer_stops_the_run_at_its_next_step(
 ) -> None:
     run(tmp_path, config=EVERY_SECOND, stop_after=2)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_parts", full)
+        patch.setattr(checkpoint_files, "write_parts", full)
         message = r"cannot write the checkpoint .*step-4: No space left on device; free some space.*step-2"
         with pytest.raises(CheckpointError, match=message):
             run(tmp_path, config=EVERY_SECOND, progress=Saboteur(5, join_writer))
@@ -171,14 +172,14 @@ def snapshot(ranks: ThreadRanks, step: int) -> Snapshot:
 def test_the_first_rank_names_a_checkpoint_when_all_have_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, released = checkpoint.write_parts, threading.Event()
+    write, released = checkpoint_files.write_parts, threading.Event()
 
     def late(path: Path, parts: Any) -> None:
         if "-2-of-2" in path.name:
             assert released.wait(60)
         write(path, parts)
 
-    monkeypatch.setattr(checkpoint, "write_parts", late)
+    monkeypatch.setattr(checkpoint_files, "write_parts", late)
 
     def train(ranks: ThreadRanks) -> list[int | None]:
         store = CheckpointStore(tmp_path, 2, ranks)
@@ -200,14 +201,14 @@ def test_the_first_rank_names_a_checkpoint_when_all_have_written(
 def test_an_error_of_one_writer_stops_all_ranks_at_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    write = checkpoint.write_parts
+    write = checkpoint_files.write_parts
 
     def spoiled(path: Path, parts: Any) -> None:
         if path.name == f"optimizer-{rank + 1}-of-2.safetensors" and ".step-2" in path.parent.name:
             full(path, parts)
         write(path, parts)
 
-    monkeypatch.setattr(checkpoint, "write_parts", spoiled)
+    monkeypatch.setattr(checkpoint_files, "write_parts", spoiled)
     reached = [0, 0]
 
     def train(ranks: ThreadRanks) -> None:

@@ -18,6 +18,7 @@ from mxref.recipe_files import shipped_recipes
 from mxref.recipe_plan import RecipePlan
 from mxref.steps.hadamard import SignPolicy, draw_rotation
 from mxref.steps.random import Stream
+from mxref_training.config import load_config
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.lab.study import run_ladder
@@ -198,6 +199,22 @@ def test_the_ladder_at_50m_has_the_claims_of_the_other_and_its_treatments() -> N
     }
 
 
+def test_the_ladder_at_8b_is_that_at_50m_with_the_benchmarks_model_and_target() -> None:
+    full, small = load_ladder("paper_8b"), load_ladder("paper_50m")
+    assert [(arm.name, arm.seeds, full.resolve(arm)) for arm in full.arm] == [
+        (arm.name, arm.seeds, small.resolve(arm)) for arm in small.arm
+    ]
+    assert full.contrast == small.contrast
+    assert full.target.loss == 3.3
+    config = load_config(full.train.preset, [full.train.overlay()])
+    preset = load_config("llama31_8b")
+    assert (config.model, config.data) == (preset.model, preset.data)
+    assert config.optim == replace(preset.optim, schedule="constant")
+    assert config.run == replace(preset.run, steps=8000, deterministic=True)
+    # 172,757 sequences of the public FP8 logs, and 27 % more, fit into the budget.
+    assert 1.27 * 172_757 < config.run.steps * config.run.batch < 1.5 * 172_757
+
+
 @pytest.mark.parametrize("name", ["readings", "tseng"])
 def test_what_shipped_ladders_share_is_what_the_protocol_says(name: str) -> None:
     ladder = load_ladder(name)
@@ -222,7 +239,7 @@ def test_every_shipped_recipe_has_the_treatment_of_the_table(name: str) -> None:
 
 def test_the_tables_name_all_that_is_shipped() -> None:
     assert set(RECIPES) == set(shipped_recipes())
-    assert set(shipped()) == {"paper", "paper_50m", "readings", "tseng"}
+    assert set(shipped()) == {"paper", "paper_50m", "paper_8b", "readings", "tseng"}
 
 
 def row_sums(signs: np.ndarray) -> list[int]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mxref_training.data import Loader
 from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import Mark
 from mxref_training.run.spikes import FEWEST, WINDOW, Spikes
@@ -132,11 +131,7 @@ def test_a_run_notes_the_samples_that_it_was_given_and_the_numbers_stay(tmp_path
     assert len(found) > 1
     assert len(found) == len(sink.notes)
     first, last = found[0]["samples"]
-    loader = Loader(ids, config.run.seq_len, config.run.order_seed)
-    loader.load_state_dict(
-        {**loader.state_dict(), "epoch": first // loader.windows, "position": first % loader.windows}
-    )
-    inputs, targets = loader.next_batch(last - first + 1)
+    inputs, targets = corpus.loader(config.run).take([*range(first, last + 1)])
     assert max(inputs.max(), targets.max()) >= 32
 
     parts = tmp_path / "parts"

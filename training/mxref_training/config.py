@@ -176,6 +176,16 @@ class Compile(StrEnum):
     """The whole model as one graph."""
 
 
+class Recompute(StrEnum):
+    """What the backward pass computes again, so that the forward pass need not keep it (activation checkpointing)."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """Each decoder layer but for its GEMMs and attention, whose results are kept."""
+    FULL = "full"
+    """Each decoder layer."""
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Length of a run, its batches, and what is written when."""
@@ -211,6 +221,8 @@ class RunConfig:
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` is where the backend computes."""
     compile: Compile = Compile.NONE
     """What `torch.compile` compiles: `none`, `block` or `model`."""
+    recompute: Recompute = Recompute.NONE
+    """What the backward pass computes again to save memory: `none`, `selective` or `full`. The bits stay the same."""
     capture: bool = False
     """Run each step as one CUDA graph, and report it when the next has been started; on a CPU without the graph.
 
@@ -264,6 +276,16 @@ class RunConfig:
             not (self.capture and (self.shadow or self.telemetry_every)),
             f"run.capture = true, but run.shadow = {self.shadow} and run.telemetry_every = {self.telemetry_every} look "
             "at each operation, which a CUDA graph does not show: set both to 0, or run.capture = false",
+        )
+        require(
+            self.recompute is Recompute.NONE or not (self.capture or self.compile is Compile.MODEL),
+            f"run.recompute = {self.recompute.value!r} goes neither with run.capture = true nor with run.compile = "
+            "'model': set run.capture = false and run.compile = 'block' or 'none'",
+        )
+        require(
+            self.recompute is not Recompute.SELECTIVE or self.compile is Compile.NONE,
+            "run.recompute = 'selective' chooses among operations, which a compiled layer does not show: set "
+            "run.compile = 'none', or run.recompute = 'full'",
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mxref_training.config import DataConfig, ModelConfig, OptimConfig, RunConfi
 from mxref_training.data import handed_over
 from mxref_training.data.corpus import TokenCorpus, prepare_corpus
 from mxref_training.data.megatron import IndexedTokens, write_indexed
-from mxref_training.errors import ConfigError, DataError
+from mxref_training.errors import CheckpointError, ConfigError, DataError
 
 own_cache = data_files.own_cache
 
@@ -222,8 +223,13 @@ def test_a_few_common_sequences_are_reported(tmp_path: Path) -> None:
         assert message in report
         assert ("stayed" in report) == bool(common)
     write_indexed(tmp_path / "train", [*TRAIN, *val[7:10]], "uint16")
-    with pytest.raises(DataError, match="3 of 300 validation sequences are in the training data too"):
-        prepare(tmp_path, "train")
+    write_indexed(tmp_path / "more", [*texts(3), *val[9:11]], "int32")
+    blend = f"1 {tmp_path / 'train'} 1 {tmp_path / 'more'}"
+    for source, common in (("train", 3), (blend, 4)):
+        with pytest.raises(
+            DataError, match=f"{common} of 300 validation sequences are in the training data too"
+        ):
+            prepare(tmp_path, source)
 
 
 def test_a_run_goes_on_with_the_next_sample(folder: Path, tmp_path: Path) -> None:
@@ -237,6 +243,14 @@ def test_a_run_goes_on_with_the_next_sample(folder: Path, tmp_path: Path) -> Non
     run(tmp_path / "parts", config=whole, corpus=prepare_corpus(whole))
     losses = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "parts")]
     assert losses[0] == losses[1]
+    damaged = bytearray((folder / "more.bin").read_bytes())
+    damaged[100] ^= 1
+    (folder / "more.bin").write_bytes(damaged)
+    os.utime(folder / "more.bin", ns=(1, 1))  # a clock may be too coarse for two writes in a row
+    with pytest.raises(CheckpointError, match="data"):
+        run(tmp_path / "parts", config=whole, corpus=prepare_corpus(whole))
+    damaged[100] ^= 1
+    (folder / "more.bin").write_bytes(damaged)
     longer = replace(whole, run=replace(settings, steps=30))  # another order: of more epochs
     with pytest.raises(DataError, match=r"set data and run\.steps as they were"):
         run(tmp_path / "parts", config=longer, corpus=prepare_corpus(longer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,9 +27,9 @@ def texts(lengths: list[int], first: int = 0) -> list[list[int]]:
 
 
 def loader(folder: Path, lengths: list[int], seq_len: int, seed: int, samples: int) -> IndexedLoader:
-    write_indexed(folder / "data", texts(lengths), "int32")
+    if not (folder / "data.idx").exists():
+        write_indexed(folder / "data", texts(lengths), "int32")
     made = open_tokens([(1.0, folder / "data")]).loader(seq_len, seed, samples)
-    assert isinstance(made, IndexedLoader)
     return made
 
 
@@ -130,6 +131,27 @@ def test_no_sample_beyond_the_order(tmp_path: Path) -> None:
     made = loader(tmp_path, MIXED, 4, 3, 10)
     made.next_batch(8)
     with pytest.raises(DataError, match=r"sample 12 is beyond the 10 .*data\.order_samples"):
+        made.next_batch(4)
+    assert made.sample == 8
+
+
+@pytest.mark.parametrize("harm", ["cut", "rewritten", "gone"])
+def test_a_file_that_changes_during_the_run(tmp_path: Path, harm: str) -> None:
+    made = loader(tmp_path, MIXED, 4, 3, 20)
+    made.next_batch(8)
+    path = tmp_path / "data.bin"
+    if harm == "cut":
+        os.truncate(path, 100)
+    elif harm == "rewritten":
+        os.utime(path, ns=(1, 1))
+    else:
+        path.unlink()
+    message = {
+        "cut": r"data\.bin was changed .* it had 248 bytes, and has 100: put the file back",
+        "rewritten": r"data\.bin was changed .* it had 248 bytes, and has 248",
+        "gone": r"data\.bin is gone \(No such file or directory\): put it back, and resume the run",
+    }
+    with pytest.raises(DataError, match=message[harm]):
         made.next_batch(4)
     assert made.sample == 8
 

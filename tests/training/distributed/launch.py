@@ -11,7 +11,7 @@ from pathlib import Path
 
 import warm
 
-TIMEOUT = 240
+TIMEOUT = 600
 
 
 def start(

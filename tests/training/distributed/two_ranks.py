@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 import torch
 from operands import assembled, kept
+from safetensors.torch import save_file
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from mxref.recipe import Recipe
+from mxref.tomlio import to_table
+from mxref_torch import LayerError, convert
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
 from mxref_training.errors import ConfigError
+from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama
+from mxref_training.model.pretrained import load_pretrained
 from mxref_training.parallel import Axes
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
@@ -46,13 +52,42 @@ def initial_weights(ranks: Ranks) -> None:
         config = replace(WHOLE.model, layers=2, tie_embeddings=tied)
         model = Llama(config, device="meta")
         cpu = torch.device("cpu")
-        sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu, seed=5)
+        sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu)
+        model.reset_parameters(5)
         whole = dict(Llama(config, seed=5).named_parameters())
         found = dict(model.named_parameters())
         assert found.keys() == whole.keys()
         for name, parameter in found.items():
             assert parameter.to_local().numel() < whole[name].numel()
             assert torch.equal(parameter.full_tensor(), whole[name]), name
+
+
+def weights_of_a_folder(ranks: Ranks, folder: Path) -> None:
+    """A split model takes its parts of the weights of a Hugging Face folder."""
+    config = replace(WHOLE.model, layers=2)
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in Llama(config, seed=9).state_dict().items()}
+    if ranks.first:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config_json(to_table(config), "bfloat16", None)))
+        save_file(weights, folder / "model.safetensors")
+    ranks.barrier()
+    model = Llama(config, device="meta")
+    cpu = torch.device("cpu")
+    sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu)
+    load_pretrained(model, folder)
+    for name, parameter in model.named_parameters():
+        assert parameter.to_local().numel() < weights[name].numel()
+        assert torch.equal(parameter.full_tensor(), weights[name].float()), name
+
+
+def foreign_split(ranks: Ranks) -> None:
+    """A converted layer that something else has split is refused, and does not reach an operator."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
+    convert(model, SR, backend="reference", seed=3)
+    mesh = sharded.make_mesh(torch.device("cpu"), Axes(1, 1, 2))["tensor"]
+    model[0].weight = torch.nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
+    with pytest.raises(LayerError, match="is a DTensor, .*split.split_layer before fully_shard"):
+        model(torch.ones(32, 64))
 
 
 def without_norm(out: Path) -> list[dict[str, Any]]:
@@ -120,6 +155,8 @@ def main(folder: Path) -> None:
     with connected(started_ranks()) as ranks:
         same_numbers(ranks)
         initial_weights(ranks)
+        foreign_split(ranks)
+        weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
         same_operands(ranks, folder)

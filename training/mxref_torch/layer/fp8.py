@@ -11,7 +11,7 @@ Implements: fp8.formats
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -119,9 +119,17 @@ class Fp8Scales(nn.Module):
             for limit, format in zip(self.limits, FORMATS.values(), strict=True):
                 limit.fill_(format.max_value)
 
-    def quantize(self, tensor: str, x: torch.Tensor) -> Fp8Tensor:
-        """Return `x` in FP8 under the scale in force; the history is not touched (see `observe`)."""
-        amax = tensor_amax(x)
+    def quantize(
+        self, tensor: str, x: torch.Tensor, largest: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> Fp8Tensor:
+        """Return `x` in FP8 under the scale in force; the history is not touched (see `observe`).
+
+        Args:
+            tensor: a key of `FORMATS`.
+            x: float32 or bfloat16, any shape.
+            largest: returns the amax of the whole tensor, of which `x` is a part, from that of `x`; None: it is whole.
+        """
+        amax = tensor_amax(x) if largest is None else largest(tensor_amax(x))
         limit = torch.full_like(amax, FORMATS[tensor].max_value)
         scale = scale_from_amax(amax, limit, torch.ones_like(amax))
         if self.delayed:

@@ -63,7 +63,9 @@ class Fp8Operand(Operand):
     @classmethod
     def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round once for all readers, under the scale in force."""
-        return [cls(*_scales(readers[0][0]).quantize(source.tensor, source.values))] * len(readers)
+        return [cls(*_scales(readers[0][0]).quantize(source.tensor, source.values, source.largest))] * len(
+            readers
+        )
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:

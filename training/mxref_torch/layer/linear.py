@@ -24,6 +24,7 @@ from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.function import LinearFunction
 from mxref_torch.layer.kinds import KINDS, layer_gemm
+from mxref_torch.layer.part import Split
 from mxref_torch.layer.passes import ForwardPasses
 from mxref_torch.layer.reads import READERS, OperandMaker
 from mxref_torch.shared.context import StepContext
@@ -64,6 +65,7 @@ class MXLinear(OperandMaker):
         context.layers.append(self.census)
         self.tally = operators.register_census(self.census)
         self._has_scales = False
+        self.split: Split | None = None
         self._begin_reads()
         self.switch(recipe)
         self.passes = ForwardPasses(recipe)
@@ -146,6 +148,9 @@ class MXLinear(OperandMaker):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
+        return self._run(input) if self.split is None else self.split.run(self._run, input)
+
+    def _run(self, input: torch.Tensor) -> torch.Tensor:
         x, device = input, input.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -162,16 +167,23 @@ class MXLinear(OperandMaker):
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"MXLinear: input has {x.shape[-1]} features, the weight {self.in_features}")
         tokens = x.reshape(-1, self.in_features)  # [tokens, in]
+        weight = self.weight if self.split is None else self.split.own(self.weight)
+        if not torch.compiler.is_compiling() and hasattr(weight, "placements"):
+            raise LayerError(
+                "the weight of a converted layer is a DTensor, and the operators of block formats take plain tensors: "
+                "split the layer by mxref_torch.layer.split.split_layer before fully_shard, and call a sharded model "
+                "through its own forward"
+            )
         place = self.context.place
         shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
                 self.passes.check(self)
-            y: torch.Tensor = LinearFunction.apply(tokens, self.weight, place, self, shared)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = LinearFunction.apply(tokens, weight, place, self, shared)  # type: ignore[no-untyped-call]
         else:
             role = GemmRole.FPROP
             a = self.operands("x", tokens, place, (role,), shared=shared)[role]
-            w = self.weight_operand(role, self.weight, place, None)
+            w = self.weight_operand(role, weight, place, None)
             y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
         # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
@@ -225,6 +237,15 @@ class MXLinear(OperandMaker):
             raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
         self.regions[tensor] = operators.region_words(placement)
         self._forget()
+
+    def take_part(self, split: Split) -> None:
+        """Compute a part of the layer, as `mxref_torch.layer.split.split_layer` has prepared it."""
+        whole = self.out_features, self.in_features
+        self.split = split
+        self.out_features, self.in_features = split.own(self.weight.detach()).shape
+        self._begin_reads()
+        for tensor, placement in split.placements(whole).items():
+            self.lies_at(tensor, placement)
 
     def advance(self, held: torch.Tensor | None = None) -> None:
         """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.

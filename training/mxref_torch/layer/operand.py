@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -56,6 +56,8 @@ class Source:
     """Step and tokens, from `step_place`."""
     region: torch.Tensor
     """Place in the layer's whole tensor, from `region_words`."""
+    largest: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Returns the largest amax over the ranks that have the other parts of the tensor; None: there are none."""
 
 
 class Operand(ABC):

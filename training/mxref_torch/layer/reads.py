@@ -13,6 +13,7 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.layer.operand import LayerGemm, Operand, Source
+from mxref_torch.layer.part import Split
 from mxref_torch.shared.context import StepContext
 from mxref_torch.shared.inputs import Made
 
@@ -40,6 +41,8 @@ class OperandMaker(nn.Linear):
     """Tells recipes apart on the CPU."""
     draws: bool
     """Whether an operand has random bits."""
+    split: Split | None
+    """How ranks compute the layer together; None: this process has all of it."""
 
     def _begin_reads(self) -> None:
         """Begin with no operand of the layer's own weight."""
@@ -94,7 +97,9 @@ class OperandMaker(nn.Linear):
         if not torch.compiler.is_compiling():
             for watcher in operators.watchers:
                 watcher.reading(self.index, tensor)
-        source = Source(tensor, values, place, self.regions[tensor])
+        split = self.split
+        largest = None if split is None or tensor not in split.tensors else split.largest
+        source = Source(tensor, values, place, self.regions[tensor], largest)
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}
         while readers:

@@ -159,7 +159,7 @@ def ablate(
     list_arms: bool,
 ) -> None:
     """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped: paper, readings,
-    paper_50m or tseng.
+    paper_50m, paper_8b or tseng.
 
     Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in
     report.html and report.md of the directory, every number in results.json. The results of several machines are

@@ -105,6 +105,7 @@ def export(
     from mxref_training.wording import counted
 
     packing = Packing(packed, get_backend(backend), _treatment(recipe, dialect)) if packed else None
+    echo(f"reading {source}", err=True)  # a large checkpoint takes minutes to verify
     done = export_model(
         source,
         out,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -76,9 +77,25 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @click.option(
     "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
 )
+@click.option(
+    "--ranks", type=int, metavar="N", help="With --dry-run: for a run of N ranks, none of which is needed."
+)
+@click.option(
+    "--peak-tflops",
+    type=float,
+    metavar="X",
+    help="With --dry-run: the largest rate of a rank, in 10^12 FLOP/s.",
+)
+@click.option(
+    "--utilisation",
+    type=float,
+    metavar="X",
+    help="With --dry-run: the share of it that is assumed, as in 0.4.",
+)
 @click.pass_context
 def train(
     ctx: click.Context,
+    /,
     config: str,
     recipe: str,
     data: str | None,
@@ -96,12 +113,15 @@ def train(
     track: str | None,
     profile: str | None,
     dry_run: bool,
+    ranks: int | None,
+    peak_tflops: float | None,
+    utilisation: float | None,
 ) -> None:
     """Train a Llama from scratch with the GEMMs of a recipe.
 
-    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b. A run that was
-    stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had never
-    stopped.
+    CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b, llama31_70b. A run
+    that was stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had
+    never stopped. Started by torchrun on several ranks, the command trains on all of them.
 
     \b
     Examples:
@@ -110,45 +130,59 @@ def train(
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train llama31_8b --recipe mxfp4_h16 --dry-run
+      mxref train llama31_8b --recipe mxfp4_h16 --dry-run --ranks 8
+      torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --out runs/8b   eight GPUs of this host
       mxref train mine.toml --init-from Llama-3.2-1B   go on with a model of Hugging Face
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
     _require_torch()
-    from mxref.discovery import choose, get_backend
     from mxref.terminal import echo
-    from mxref_training.config import find_recipe, load_config
+    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
 
     tables = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
     )
     if init_from is not None:
         tables.append({"run": {"init_from": init_from}})
-    loaded, treatment = load_config(config, tables), find_recipe(recipe)
-    name, why = choose(backend)
-    chosen = get_backend(name)
-    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
-
-    ranks = started_ranks()
+    mesh = {"ranks": ranks, "peak_tflops": peak_tflops, "utilisation": utilisation}
+    mesh = {name: value for name, value in mesh.items() if value is not None}
+    started = started_ranks()
     if dry_run:
-        if ranks.first:
-            _print_plan(loaded, treatment, chosen, why)
+        if started.first:
+            _print_plan(*_loaded(config, recipe, tables, backend), {"ranks": started.world} | mesh)
         return
+    if mesh:
+        raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
-    if ranks.first:
-        echo(f"recipe {recipe} ({treatment.digest}), backend {name} ({why}), writing to {folder}", err=True)
-    from mxref_training.run.observe import Observation
-    from mxref_training.run.profiler import Window
-
-    observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
     try:
-        with connected(ranks), ranks.one_error():
-            code = _train(loaded, treatment, folder, chosen, resume, observe, ranks)
+        with connected(started), started.one_error():
+            loaded, treatment, chosen, why = _loaded(config, recipe, tables, backend)
+            if started.first:
+                echo(
+                    f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}",
+                    err=True,
+                )
+            from mxref_training.run.observe import Observation
+            from mxref_training.run.profiler import Window
+
+            observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
+            code = _train(loaded, treatment, folder, chosen, resume, observe, started)
     except PeerStopped:  # the rank that failed shows its error
         code = EXIT_ERROR
     ctx.exit(code)
+
+
+def _loaded(
+    config: str, recipe: str, tables: Sequence[str | Mapping[str, Any]], backend: str | None
+) -> tuple[TrainConfig, Recipe, Backend, str]:
+    """Return what the command names: configuration, recipe and backend, and why this backend."""
+    from mxref.discovery import choose, get_backend
+    from mxref_training.config import find_recipe, load_config
+
+    name, why = choose(backend)
+    return load_config(config, tables), find_recipe(recipe), get_backend(name), why
 
 
 def _train(
@@ -199,15 +233,17 @@ def _train(
     return 0
 
 
-def _print_plan(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> None:
+def _print_plan(
+    config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mapping[str, Any]
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from mxref.terminal import HEAD, QUIET, console
-    from mxref_training.run.estimate import dry_run
+    from mxref_training.run.estimate import Mesh, dry_run
 
     table = Table.grid(padding=(0, 2))
-    for heading, lines in dry_run(config, recipe, backend, why):
+    for heading, lines in dry_run(config, recipe, backend, why, Mesh(**mesh)):
         table.add_row(Text(heading, style=HEAD), Text(""))
         for key, text in lines:
             table.add_row(Text(f"  {key}", style=QUIET), Text(text))

@@ -7,21 +7,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.tensors import own_part
+from mxref_training.distributed.tensors import copies, own_part
 
 _STABILIZER = 1e-6
 """What `torch.nn.utils.clip_grads_with_norm_` adds to the norm."""
-
-
-def _copies(tensor: Tensor) -> int:
-    """Return how many ranks hold each element of a tensor."""
-    if not isinstance(tensor, DTensor):
-        return 1
-    mesh = tensor.device_mesh
-    return math.prod(mesh.size(i) for i, place in enumerate(tensor.placements) if place.is_replicate())
 
 
 def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
@@ -31,12 +22,12 @@ def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
     than float64 does. One process adds in float32 (`mxref_training.run.optim.clip_gradients`).
     """
     squares = 0.0
-    held = [(own_part(g), _copies(g)) for g in gradients]
-    filled = [(g, copies) for g, copies in held if g.numel()]
+    held = [(own_part(g), copies(g, ranks.world)) for g in gradients]
+    filled = [(g, times) for g, times in held if g.numel()]
     # All are started before the first is waited for.
     norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g, _ in filled]
-    for norm, (_, copies) in zip(torch.stack(norms).tolist() if norms else [], filled, strict=True):
-        squares += norm * norm / copies
+    for norm, (_, times) in zip(torch.stack(norms).tolist() if norms else [], filled, strict=True):
+        squares += norm * norm / times
     total = math.sqrt(math.fsum(row[0] for row in ranks.gather_numbers([squares])))
     return float(torch.tensor(total, dtype=torch.float64).to(torch.float32))
 

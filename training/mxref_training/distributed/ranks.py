@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +28,7 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=1)
 """How long a rank waits for another one. The first rank may read and tokenize data meanwhile."""
 
+_PATIENCE = timedelta(seconds=1)
 _FAILED = "mxref/failed"
 """The key under which the first rank that fails puts its number."""
 
@@ -131,8 +132,9 @@ class Ranks:
         """Stop all ranks if the block raises on one, and show one error.
 
         The rank that fails first raises its own error, with its number in front if it is not the first rank. The
-        others raise PeerStopped, whatever they were doing: a rank that waits for one that has ended gets an error from
-        gloo at once, and from `torchrun`, which stops the job, in any case. One process raises what the block raises.
+        others raise PeerStopped, whatever they were doing. An error that all have is the first rank's. A rank that
+        waits for one that has ended gets an error from gloo at once, and is stopped by `torchrun` in any case. One
+        process raises what the block raises.
 
         Raises:
             PeerStopped: another rank failed before.
@@ -146,7 +148,7 @@ class Ranks:
         except (PeerStopped, AgreedStop):
             raise
         except Exception as err:
-            first = self._claim_failure()
+            first = self._claim_failure(err)
             if first != self.rank:
                 raise PeerStopped(f"rank {first} has failed") from err
             if not isinstance(err, MxrefError) and _lost_connection(err):
@@ -160,16 +162,30 @@ class Ranks:
                 and not str(err).startswith(f"rank {self.rank}: ")
             ):
                 err.args = (f"rank {self.rank}: {err}",)
+            if not isinstance(err, MxrefError) or isinstance(err, RunError):
+                _tell_launcher(err)
             raise
 
-    def _claim_failure(self) -> int:
+    def _claim_failure(self, err: Exception) -> int:
         """Return the number of the rank that failed first, which is this one if none did before."""
         # Not a collective: other ranks may be in another one, or gone.
         store = dist.distributed_c10d._get_default_store()
+        if isinstance(err, MxrefError) and not self.first:
+            # What is wrong everywhere, as a setting is, the first rank says.
+            with suppress(RuntimeError):
+                store.wait([_FAILED], _PATIENCE)
         try:
             return int(store.compare_set(_FAILED, "", str(self.rank)))
         except (RuntimeError, ValueError):
             return self.rank  # the process that holds the store has ended
+
+
+def _tell_launcher(err: Exception) -> None:
+    """Have `torchrun` show the traceback of an unexpected exception, which is being handled, at its end."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        get_error_handler().record_exception(err)
 
 
 def _lost_connection(err: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Splits a model that was built without memory over ranks, and fills each rank's part with its initial weights."""
+"""Splits a model that was built without memory over ranks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_training.config import TrainConfig
-from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import check_layout
-from mxref_training.parallel import LAYOUT, Axes
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.split import split_layer
+from mxref_torch.names import named_linears
+from mxref_training.parallel import Axes
+
+OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Layers that ranks of a tensor-parallel group split by outputs: whole heads, and channels of the SwiGLU."""
+INPUTS = ("o_proj", "down_proj")
+"""Layers that they split by inputs."""
 
 
 def make_mesh(device: torch.device, axes: Axes) -> DeviceMesh:
     """Return the mesh of all ranks, whose axes are named as in the configuration; collective."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return init_device_mesh(device.type, tuple(axes), mesh_dim_names=Axes._fields)
 
 
-def shard(model: Any, mesh: DeviceMesh, device: torch.device, seed: int) -> None:
-    """Split a model over the ranks of a mesh by FSDP2 and give it its initial weights, in place.
+def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
+    """Split a model over the ranks of a mesh and give it memory, without values, in place.
 
+    Along `tensor` ranks compute layers together; along the other axes FSDP2 splits what each of them has.
     Each decoder layer is gathered when its forward or backward pass begins and freed behind it; embedding, last norm
     and `lm_head` are gathered together. Weights, gradients and their sums over ranks are float32. Gradients are added
     over ranks, not averaged: the loss has been divided by the number of parts.
@@ -32,8 +40,9 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device, seed: int) -> None
         model: a `Llama` that was built on `meta` and converted; its layers may be compiled.
         mesh: from `make_mesh`.
         device: of this rank.
-        seed: of the initial weights.
     """
+    if mesh["tensor"].size() > 1:
+        split_layers(model, mesh["tensor"])
     over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     for layer in model.model.layers:
         fully_shard(layer, mesh=over)
@@ -45,16 +54,22 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device, seed: int) -> None
             # Sums alone: some libraries multiply each part by a factor before they add.
             module.set_force_sum_reduction_for_comms(True)
     model.to_empty(device=device)
-    fill(model, seed)
-
-
-def fill(model: Any, seed: int) -> None:
-    """Give a `Llama` that has memory, and no values yet, those that one process would begin with."""
     model.tie()
-    model.reset_parameters(seed)
     for module in model.modules():
         if isinstance(module, Fp8Scales):
             module.reset_parameters()
+
+
+def split_layers(model: Any, mesh: DeviceMesh) -> None:
+    """Have ranks compute the linear layers of each decoder layer together (tensor parallelism).
+
+    Raises:
+        LayerError: a rank would not get whole blocks and whole Hadamard groups.
+    """
+    for name, layer in named_linears(model.model.layers).items():
+        if (last := name.rpartition(".")[2]) in (*OUTPUTS, *INPUTS):
+            assert isinstance(layer, MXLinear)  # the loop converts every linear layer
+            split_layer(f"model.layers.{name}", layer, int(last in INPUTS), mesh)
 
 
 def free(model: nn.Module) -> None:
@@ -62,12 +77,3 @@ def free(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def identity(config: TrainConfig, ranks: Ranks) -> dict[str, Any]:
-    """Return what the layout of ranks adds to the identity of a run: one process has none.
-
-    Another layout adds in another order, so a resumed run has the bits of one that never stopped only under the same.
-    """
-    axes = check_layout(config, ranks.world)
-    return {LAYOUT: axes._asdict()} if ranks.several else {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mxref_training.config import Compile, RunConfig, TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
-from mxref_training.parallel import Axes, ParallelConfig
+from mxref_training.parallel import LAYOUT, Axes, ParallelConfig
 
 ONE = Axes(1, 1, 1)
 
@@ -74,6 +76,16 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
             f"{key} = {run.sequences} sequences do not split over {axes.data} ranks (parallel.replicate = "
             f"{axes.replicate} * parallel.shard = {axes.shard}): take a multiple of {axes.data}, or fewer ranks"
         )
+    for key, size in (
+        ("heads", config.model.heads),
+        ("kv_heads", config.model.kv_heads),
+        ("ffn", config.model.ffn),
+    ):
+        if size % axes.tensor:
+            raise ConfigError(
+                f"model.{key} = {size} does not split over parallel.tensor = {axes.tensor} ranks: take a divisor of "
+                f"{math.gcd(config.model.kv_heads, config.model.ffn)}"
+            )
     for key, wanted in (
         ("run.capture = true", run.capture),
         ("run.compile = 'model'", run.compile is Compile.MODEL),
@@ -86,6 +98,15 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 + (", or take run.compile = 'block'" if "compile" in key else "")
             )
     return axes
+
+
+def layout_identity(config: TrainConfig, ranks: int) -> dict[str, Any]:
+    """Return what the layout of ranks adds to the identity of a run: one process has none.
+
+    Another layout adds in another order, so a resumed run has the bits of one that never stopped only under the same.
+    """
+    axes = check_layout(config, ranks)
+    return {LAYOUT: axes._asdict()} if ranks > 1 else {}
 
 
 def added(values: Iterable[float]) -> float:

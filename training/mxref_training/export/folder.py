@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -75,7 +76,7 @@ def write_folder(out: Path, parts: Sequence[Part], files: Mapping[str, str], max
     with _alone(out) as partial:
         for name, text in files.items():
             (partial / name).write_text(text, encoding="utf-8")
-        _write_shards(partial, shards, names)
+        _write_shards(partial, shards, names, f"writing {out}")
         publish(partial, out)
     return names
 
@@ -103,16 +104,12 @@ def _index(shards: Sequence[Sequence[Part]], names: Sequence[str]) -> str:
     return dump({"metadata": {"total_size": total}, "weight_map": dict(sorted(found.items()))})
 
 
-def _write_shards(folder: Path, shards: Sequence[Sequence[Part]], names: Sequence[str]) -> None:
+def _write_shards(folder: Path, shards: Sequence[Sequence[Part]], names: Sequence[str], title: str) -> None:
     from safetensors.torch import save_file
 
-    # The last part of a file also stands for writing it.
-    work = progress(
-        [(i, part) for i, shard in enumerate(shards) for part in shard],
-        f"writing {folder.parent.name or folder}",
-    )
+    work = [(i, part) for i, shard in enumerate(shards) for part in shard]
     tensors: dict[str, Tensor] = {}
-    for i, part in work:
+    for i, part in progress(work, title):
         tensors |= part.make()
         if part is shards[i][-1]:
             save_file(tensors, folder / names[i], metadata={"format": "pt"})
@@ -133,7 +130,7 @@ def _alone(out: Path) -> Iterator[Path]:
     try:
         make_folder(out.parent)
         with locked(out.with_name(f".{out.name}.lock"), busy):
-            clean(out.parent, out.name)
+            clean(out.parent, glob.escape(out.name))
             partial.mkdir()
             try:
                 yield partial

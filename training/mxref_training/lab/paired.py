@@ -48,11 +48,14 @@ def assemble_branches(
         if run.start:
             by_moment[run.start.step][run.arm.name][run.seed] = record
             runs[run.arm.name] = run
+    trunk = ladder.trunk.name
+    # The trunk's own branch need not be the first that has ended.
+    names = [trunk, *(arm.name for arm in ladder.arm if arm.name != trunk)]
     moments = [
         {
             "step": step,
             "tokens": step * config.run.step_tokens,
-            "arms": [_row(runs[name], records, of[ladder.trunk.name]) for name, records in of.items()],
+            "arms": [_row(runs[name], of[name], of.get(trunk, {})) for name in names if name in of],
         }
         for step, of in sorted(by_moment.items())
     ]

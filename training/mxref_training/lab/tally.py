@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +10,8 @@ from mxref_training.lab.arm import ArmRun, Runner, Trainer, Watch, train_arm
 from mxref_training.lab.result_file import Record
 from mxref_training.lab.results import summary
 
-_REST = 20.0
-"""Results are written again after this many times as long as it took."""
+_SPARSE = 10
+"""Results are written again when a tenth more runs have finished: all runs wait for it, and it takes ever longer."""
 
 
 def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
@@ -36,12 +34,11 @@ class Tally:
         wanted: list[ArmRun],
         results: Callable[[dict[str, Record]], Any],
         say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`runs` are all whose results count, and `wanted` those to train; `results` writes what the records say."""
         self.records = {run.title: record for run in runs if (record := run.finished())}
         self._results, self._say, self._wanted = results, say, wanted
-        self._clock, self._due = clock, -math.inf
+        self._written = 0  # how many records the last results had
         self._titles = {run.title: f"[{i}/{len(wanted)}] {run.title}" for i, run in enumerate(wanted, 1)}
 
     def unfinished(self) -> list[ArmRun]:
@@ -57,14 +54,12 @@ class Tally:
         self._say(f"{self._titles[run.title]}: {run.prepare()}")
 
     def done(self, run: ArmRun, record: Record) -> None:
-        """Keep the record of a finished run. Write the results unless that took too much of the time lately."""
+        """Keep the record of a finished run. Write the results if some more runs have finished since they were."""
         self.records[run.title] = record
-        began = self._clock()
-        if began >= self._due:
+        finished = len(self.records)
+        if _SPARSE * (finished - self._written) >= finished:
             self._results(self.records)
-            ended = self._clock()
-            # The runs wait for it, and it takes longer the more of them have finished.
-            self._due = ended + (ended - began) * _REST
+            self._written = finished
         self._say(f"{self._titles[run.title]}: {summary(record)}")
 
     def failed(self, run: ArmRun, reason: str) -> None:

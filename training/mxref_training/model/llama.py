@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mxref_training.config import ModelConfig, RopeScaling
+from mxref_training.config import ModelConfig, Recompute, RopeScaling
 from mxref_training.distributed.tensors import put
+from mxref_training.model.recompute import through
 
 
 class RMSNorm(nn.Module):
@@ -146,12 +147,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.rotary_emb = RotaryTable(config)
+        self.recompute = Recompute.NONE
 
     def residual(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the residual stream after the last layer, float32 [B, T, D], from tokens int64 [B, T]."""
         x: Tensor = self.embed_tokens(tokens).float()
         for layer in self.layers:
-            x = layer(x, self.rotary_emb, dtype)
+            x = through(layer, self.recompute, x, self.rotary_emb, dtype)
         return x
 
     def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -220,10 +222,16 @@ class Llama(nn.Module):
             put(parameter, torch.empty(parameter.shape).normal_(0, std, generator=generator))
 
 
-def parameter_count(config: ModelConfig) -> int:
-    """Return the number of parameters, tied ones counted once."""
+def parameter_count(config: ModelConfig, tensor: int = 1) -> int:
+    """Return the number of parameters, tied ones counted once.
+
+    Args:
+        config: the shape.
+        tensor: ranks that split the linear layers of each decoder layer; the number is then that of one of them.
+    """
     embeddings = config.vocab * config.width * (1 if config.tie_embeddings else 2)
-    return embeddings + config.layers * (layer_matmul_parameters(config) + 2 * config.width) + config.width
+    layer = layer_matmul_parameters(config) // tensor + 2 * config.width
+    return embeddings + config.layers * layer + config.width
 
 
 def layer_matmul_parameters(config: ModelConfig) -> int:

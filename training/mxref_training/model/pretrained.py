@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mxref.tomlio import to_table
+from mxref_training.distributed.tensors import put
 from mxref_training.errors import HuggingFaceError
 from mxref_training.huggingface.config_json import require_same_shape
 from mxref_training.huggingface.weights import Weights
@@ -52,7 +52,7 @@ def load_pretrained(model: Llama, folder: Path) -> None:
         if shape != wanted:
             raise HuggingFaceError(f"{folder}: {name} has shape {shape}, and the model has {wanted}")
     for name in names:
-        _fill(parameters[name], weights.tensor(name))
+        put(parameters[name], weights.tensor(name))
 
 
 def _require_none(names: set[str], what: str) -> None:
@@ -60,10 +60,3 @@ def _require_none(names: set[str], what: str) -> None:
     if names:
         more = f" and {counted(len(names) - 1, 'tensor')} more" if len(names) > 1 else ""
         raise HuggingFaceError(f"{what} {min(names)}{more}; give the folder of another model")
-
-
-def _fill(parameter: torch.Tensor, values: torch.Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        # Without a source rank nothing is sent: each rank cuts its part out of the mapped file.
-        values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    parameter.copy_(values)

@@ -8,13 +8,12 @@ checkpoint, on any number of ranks. Nothing is pickled.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from mxref_training.durable import (
     publish,
     remove,
     replace_text,
-    sync,
     temporary,
 )
 from mxref_training.errors import CheckpointError, start_over
@@ -42,15 +40,15 @@ from mxref_training.run.checkpoint_files import (
     STATE,
     Facts,
     Part,
+    Unfinished,
     file_facts,
     file_name,
     group_files,
     read_manifest,
     verify_file,
     write_manifest,
-    write_parts,
 )
-from mxref_training.wording import counted
+from mxref_training.run.snapshot import Snapshot
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 LATEST = "latest"
@@ -58,60 +56,6 @@ LATEST = "latest"
 
 Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
 """Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a run needs to resume after `step` optimizer steps."""
-
-    step: int
-    tensors: Mapping[str, dict[str, Tensor]]
-    """Named tensors of each of `GROUPS`; no two may share memory. On several ranks a DTensor is this rank's part."""
-    state: Mapping[str, Any]
-    """Everything else, as JSON."""
-
-    def resharded(self, ranks: Ranks) -> str:
-        """Return a note if another number of ranks, or another mesh, resumes this than wrote it; else nothing."""
-        wrote, mesh = int(self.state.get("ranks", 1)), self.state.get("mesh", {})
-        if wrote != ranks.world:
-            said = f"resumes on {counted(ranks.world, 'rank')} what {counted(wrote, 'rank')} wrote"
-        elif mesh != (own := _axes(ranks)):
-            said = f"resumes on the mesh {own} what the mesh {mesh} wrote"
-        else:
-            return ""
-        return f"{said}: losses may differ in the last bits, because sums have another order"
-
-
-@dataclass
-class Unfinished:
-    """A checkpoint under its temporary name."""
-
-    step: int
-    state: Mapping[str, Any]
-    folder: Path
-    files: dict[str, dict[str, Part]]
-    """What this rank writes, by file."""
-    facts: Facts = field(default_factory=dict)
-    """The files that it has written."""
-    problem: Exception | None = None
-    """Why it could not write them."""
-
-    def write(self, synced: bool = True) -> None:
-        """Write this rank's files; no other rank is waited for. An exception is kept in `problem`.
-
-        Args:
-            synced: flush them to the disk. The first rank does so at the end in any case, but only for its own host.
-        """
-        try:
-            if not self.folder.is_dir():
-                raise OSError(errno.ENOENT, "the folder that rank 0 made is not there: --out must be shared")
-            for name, parts in self.files.items():
-                write_parts(self.folder / name, parts)
-                if synced:
-                    sync(self.folder / name)
-                self.facts |= file_facts([self.folder / name])
-        except Exception as err:
-            self.problem = err
 
 
 @dataclass(frozen=True)
@@ -172,7 +116,7 @@ class CheckpointStore:
         if ranks.several:
             from mxref_training.run.shards import planned_parts
 
-            state |= {"format": SHARDED, "ranks": ranks.world, "mesh": _axes(ranks)}
+            state |= {"format": SHARDED, "ranks": ranks.world}
             parts = planned_parts(snapshot.tensors, ranks)
         else:
             parts = {
@@ -404,10 +348,3 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint {self.path(step)} is damaged: {reason}; {way_out}"
             ) from err
-
-
-def _axes(ranks: Ranks) -> dict[str, int]:
-    """Return the sizes of the mesh by the names of its axes."""
-    if ranks.mesh is None:
-        return {}
-    return dict(zip(ranks.mesh.mesh_dim_names or (), ranks.mesh.shape, strict=True))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mxref_training.durable import sync
 from mxref_training.run.metrics_log import file_sha256
 
 FORMAT = "mxref.checkpoint.2"
@@ -94,3 +97,35 @@ def verify_file(folder: Path, name: str, facts: Facts) -> None:
         raise ValueError(f"{name} has {found:,} bytes, not {size:,}")
     if file_sha256(path) != sha:
         raise ValueError(f"{name} does not have the SHA-256 that was recorded")
+
+
+@dataclass
+class Unfinished:
+    """A checkpoint under its temporary name."""
+
+    step: int
+    state: Mapping[str, Any]
+    folder: Path
+    files: dict[str, dict[str, Part]]
+    """What this rank writes, by file."""
+    facts: Facts = field(default_factory=dict)
+    """The files that it has written."""
+    problem: Exception | None = None
+    """Why it could not write them."""
+
+    def write(self, synced: bool = True) -> None:
+        """Write this rank's files; no other rank is waited for. An exception is kept in `problem`.
+
+        Args:
+            synced: flush them to the disk. The first rank does so at the end in any case, but only for its own host.
+        """
+        try:
+            if not self.folder.is_dir():
+                raise OSError(errno.ENOENT, "the folder that rank 0 made is not there: --out must be shared")
+            for name, parts in self.files.items():
+                write_parts(self.folder / name, parts)
+                if synced:
+                    sync(self.folder / name)
+                self.facts |= file_facts([self.folder / name])
+        except Exception as err:
+            self.problem = err

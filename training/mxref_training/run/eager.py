@@ -9,7 +9,6 @@ import torch
 import mxref_torch
 from mxref_torch import StepContext
 from mxref_training.config import TrainConfig
-from mxref_training.distributed import sharded
 from mxref_training.distributed.amax import share_amax
 from mxref_training.distributed.gradients import clip_split_gradients
 from mxref_training.distributed.share import ALONE, Share
@@ -62,7 +61,7 @@ class EagerTraining:
             self._optimizer.step()
             self._first.check(step)
         else:
-            sharded.free(self._model)
+            self.free()
         self._optimizer.zero_grad(set_to_none=True)
         share_amax(self._model, self._ranks)
         mxref_torch.advance(self._model)
@@ -100,6 +99,13 @@ class EagerTraining:
                 f"gradient norm {norm} from {first_nonfinite_gradient(self._model, self._ranks)}",
             )
         return total, norm, ""
+
+    def free(self) -> None:
+        """Free the split weights that forward passes without a backward pass have left gathered."""
+        if self._ranks.several:
+            from mxref_training.distributed import sharded
+
+            sharded.free(self._model)
 
     def _clipped(self) -> float:
         """Clip the gradients and return their norm before."""

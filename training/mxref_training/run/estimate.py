@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -14,12 +14,15 @@ from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
-from mxref_training.config import Compile, ModelConfig, TrainConfig
+from mxref_training import limits
+from mxref_training.config import Compile, ModelConfig, Recompute, TrainConfig
 from mxref_training.data.described import described
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.share import check_layout
+from mxref_training.distributed.share import ONE, check_layout
 from mxref_training.errors import ConfigError
-from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.limits import require
+from mxref_training.model.llama import Llama, flops_per_token, layer_matmul_parameters, parameter_count
+from mxref_training.parallel import Axes
 from mxref_training.run.device import choose_device, device_name, memory_limit
 from mxref_training.run.optim import learning_rate
 from mxref_training.run.treatment import describe
@@ -31,9 +34,37 @@ Section = tuple[str, list[tuple[str, str]]]
 """A heading and its lines, each a name and a text."""
 
 
+PEAK_TFLOPS = 989.0
+"""Largest BF16 rate of an H200 without sparsity (NVIDIA's data sheet), by which the dry run estimates times."""
+UTILISATION = 0.4
+"""The share of the largest rate that the dry run assumes."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """What a dry run is made for."""
+
+    ranks: int = 1
+    peak_tflops: float = PEAK_TFLOPS
+    """Of one rank, in 10^12 floating-point operations per second."""
+    utilisation: float = UTILISATION
+    """The share of it that training reaches."""
+
+    def __post_init__(self) -> None:
+        for name, value, high in (
+            ("--ranks", self.ranks, limits.MAX_RANKS),
+            ("--peak-tflops", self.peak_tflops, limits.LARGEST),
+            ("--utilisation", self.utilisation, 1),
+        ):
+            require(0 < value <= high, f"{name} {value} must be above 0 and at most {high:,}")
+
+
+ONE_RANK = Mesh()
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that training holds at its peak; activations are an estimate, the rest is exact."""
+    """Bytes that training holds at its peak on a rank; activations are an estimate, the rest is exact."""
 
     weights: int
     gradients: int
@@ -42,34 +73,54 @@ class Memory:
     logits: int
     tables: int
     """The rotary table, and the token ids of one step's batch."""
+    gathered: int = 0
+    """Weights that several ranks gather, and their gradients before they are added: of two decoder layers, and of the
+    embedding, the last norm and `lm_head`."""
 
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.tables)
-        return sum(parts)
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
-def memory(config: TrainConfig, recipe: Recipe) -> Memory:
-    """Return the memory of one micro-batch's forward and backward pass.
+def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
+    """Return the memory that one micro-batch's forward and backward pass takes on a rank.
 
     Activations are what the backward pass reads: the residual stream at both norms (float32), queries, keys,
     values and output of the attention (float32), gate, its SiLU and up (BF16), and the operand that each linear layer
-    keeps for Wgrad, in the recipe's format. BF16 layers with the same input share it.
+    keeps for Wgrad, in the recipe's format. BF16 layers with the same input share it. Ranks of a tensor-parallel group
+    have the same tokens, and split what lies between the first and the last linear layer of attention and MLP.
+    A layer that is computed again keeps its input alone, or beside it what its GEMMs and attention return (BF16); all
+    of the above is then held for one layer at a time.
     """
-    m, tokens = config.model, config.run.sequences * config.run.seq_len
+    m, tokens = config.model, config.run.sequences * config.run.seq_len // axes.data
     attention = 2 * m.width + 2 * m.kv_heads * m.head_dim
-    layer = 4 * (2 * m.width + attention) + 2 * 3 * m.ffn
-    kept = max(_kept(m, span.recipe) for span in recipe.spans(config.run.steps))
-    parameters = parameter_count(m)
+    layer = 4 * (2 * m.width + attention / axes.tensor) + 2 * 3 * m.ffn / axes.tensor
+    kept = max(_kept(m, span.recipe, axes.tensor) for span in recipe.spans(config.run.steps))
+    block = layer_matmul_parameters(m) // axes.tensor + 2 * m.width
+    rest = parameter_count(m, axes.tensor) - m.layers * block
+    parameters = -(-(m.layers * block + rest) // axes.shard)
     return Memory(
         weights=4 * parameters,
         gradients=4 * parameters,
         optimizer=8 * parameters,
-        activations=round(tokens * (m.layers * layer + kept)),
+        gathered=8 * (2 * block + rest) if axes.ranks > 1 else 0,
+        activations=round(tokens * _activations(config, layer + kept / m.layers, axes.tensor)),
         logits=tokens * m.vocab * _bytes_of_logit(config.run.compile),
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
+
+
+def _activations(config: TrainConfig, layer: float, tensor: int) -> float:
+    """Return the bytes that a token takes in all layers, if it takes so many in one that is not computed again."""
+    m, how = config.model, config.run.recompute
+    if how is Recompute.NONE:
+        return m.layers * layer
+    inputs = 4.0 * m.width
+    if how is Recompute.SELECTIVE:
+        split = 2 * m.width + 2 * m.kv_heads * m.head_dim + 2 * m.ffn  # q, k, v, attention, gate, up
+        inputs += 2 * (2 * m.width + split / tensor)
+    return m.layers * inputs + layer
 
 
 def _bytes_of_logit(compiled: Compile) -> int:
@@ -88,8 +139,12 @@ _INPUTS = (
 """The inputs of a block's linear layers: the layers that read each, and its width in `ModelConfig`."""
 
 
-def _kept(m: ModelConfig, recipe: Recipe) -> float:
-    """Return the bytes per token of the operands that all linear layers keep for Wgrad at one moment."""
+def _kept(m: ModelConfig, recipe: Recipe, tensor: int) -> float:
+    """Return the bytes per token of the operands that a rank's linear layers keep for Wgrad at one moment.
+
+    Of `tensor` ranks that compute a layer together, each keeps all of an input that the layer's rows share, and a part
+    of the input of `o_proj` and `down_proj`.
+    """
     names = [
         f"model.layers.{i}.{part}.{name}"
         for i in range(m.layers)
@@ -104,11 +159,14 @@ def _kept(m: ModelConfig, recipe: Recipe) -> float:
         for part, group, width in _INPUTS:
             kept = [formats[f"model.layers.{i}.{part}.{name}"] for name in group]
             once = [*(f for f in kept if f is not BF16), *([BF16] if BF16 in kept else [])]
-            total += getattr(m, width) * sum(KINDS[f.kind].element_bytes(f) for f in once)
+            split = tensor if group in (("o_proj",), ("down_proj",)) else 1
+            total += getattr(m, width) / split * sum(KINDS[f.kind].element_bytes(f) for f in once)
     return total
 
 
-def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: int = 1) -> None:
+def require_memory(
+    config: TrainConfig, recipe: Recipe, available: int, runs: int = 1, axes: Axes = ONE
+) -> None:
     """Refuse a run that cannot fit into memory, before anything is allocated.
 
     Args:
@@ -116,14 +174,18 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
         recipe: treatment of the linear layers.
         available: bytes of the device, as `mxref_training.run.device.memory_limit` returns.
         runs: how many such runs share this memory.
+        axes: the ranks of the run; the memory is that of one of them.
 
     Raises:
         ConfigError: the estimate is above the available memory; the message gives both.
     """
-    need = memory(config, recipe)
+    need = memory(config, recipe, axes)
     if need.total * runs <= available:
         return
-    state, pass_ = need.weights + need.gradients + need.optimizer, need.activations + need.logits
+    state, pass_ = (
+        need.weights + need.gradients + need.optimizer + need.gathered,
+        need.activations + need.logits,
+    )
     if state * runs > available:
         way_out = "lower model.layers, model.width, model.ffn or model.vocab"
     elif need.tables * runs > available:
@@ -132,6 +194,7 @@ def require_memory(config: TrainConfig, recipe: Recipe, available: int, runs: in
         way_out = "lower run.micro_batch or run.seq_len"
     each = " in each" if runs > 1 else ""
     who = f"{runs} runs at a time need" if runs > 1 else "the run needs"
+    who = f"each of {axes.ranks} ranks needs" if axes.ranks > 1 else who
     raise ConfigError(
         f"{who} about {si(need.total * runs)}B of memory and there are {si(available)}B: {si(state)}B for weights, "
         f"gradients and moments of {parameter_count(config.model):,} parameters, {si(pass_)}B for a micro-batch of "
@@ -152,11 +215,11 @@ def preflight(
             share the run as the configuration says.
     """
     device = choose_device(config.run.device, backend, ranks)
-    check_layout(config, ranks.world)
+    axes = check_layout(config, ranks.world)
     available = memory_limit(device)
     if device.type == "cpu":
         available //= ranks.local_world
-    require_memory(config, recipe, available, runs)
+    require_memory(config, recipe, available, runs, axes)
     return device
 
 
@@ -165,7 +228,9 @@ def on_device(config: TrainConfig, backend: Backend) -> str:
     return device_name(choose_device(config.run.device, backend))
 
 
-def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> list[Section]:
+def dry_run(
+    config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mesh = ONE_RANK
+) -> list[Section]:
     """Return a summary of a run and of what it needs, in sections for people to read.
 
     Args:
@@ -173,16 +238,19 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
         recipe: treatment of the linear layers.
         backend: computes the block formats.
         why: the reason why this backend was chosen.
+        mesh: the ranks that it is made for, none of which needs to exist.
 
     Raises:
-        ConfigError: the recipe does not fit the model's widths, or its stochastic rounding does not work.
+        ConfigError: the ranks cannot share the run, the recipe does not fit the model's widths, or its stochastic
+            rounding does not work.
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
+    axes = check_layout(config, mesh.ranks)
     mxref_torch.check_stochastic_rounding(backend, recipe)
     model = Llama(config.model, device="meta")
     mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
     spans = recipe.spans(config.run.steps)
-    m, run, need = config.model, config.run, memory(config, recipe)
+    m, run, need = config.model, config.run, memory(config, recipe, axes)
     flops = flops_per_token(m, run.seq_len)
     tokens = run.steps * run.step_tokens
     end = learning_rate(config.optim, run.steps - 1, run.steps)
@@ -213,14 +281,16 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
                 ("tokenizer", tokenizer),
             ],
         ),
+        *([] if mesh == ONE_RANK else [_time(config, axes, mesh)]),
         (
-            "Memory",
+            "Memory" if mesh.ranks == 1 else "Memory of each rank",
             [
                 ("weights", f"{si(need.weights)}B, float32"),
                 ("gradients", f"{si(need.gradients)}B, float32"),
                 ("AdamW moments", f"{si(need.optimizer)}B, float32"),
                 ("activations", f"about {si(need.activations)}B for one micro-batch"),
                 ("logits", f"{si(need.logits)}B"),
+                *([("gathered", f"{si(need.gathered)}B, {_GATHERED}")] if need.gathered else []),
                 ("tables", f"{si(need.tables)}B, rotary embedding and token ids"),
                 ("in all", f"about {si(need.total)}B"),
             ],
@@ -232,6 +302,34 @@ def dry_run(config: TrainConfig, recipe: Recipe, backend: Backend, why: str) -> 
         *(_gemms(model, span, config.run.micro_batches, len(spans) > 1) for span in spans),
         ("Backend", [(backend.name, why)]),
     ]
+
+
+_GATHERED = "two layers, embedding and lm_head, and their gradients, float32"
+
+
+def _time(config: TrainConfig, axes: Axes, mesh: Mesh) -> Section:
+    """Return the layout of the ranks and an estimate of a step's time."""
+    run = config.run
+    own = flops_per_token(config.model, run.seq_len) * run.step_tokens / mesh.ranks
+    seconds = own / (mesh.peak_tflops * 1e12 * mesh.utilisation)
+    lines = [
+        (
+            "estimate",
+            f"{seconds:.3g} s per step, {run.step_tokens / seconds / mesh.ranks:,.0f} tokens/s on each rank, at "
+            f"{mesh.utilisation:.0%} of {mesh.peak_tflops:g} TFLOP/s, both assumed; no communication is in it",
+        )
+    ]
+    if mesh.ranks > 1:
+        layout = ", ".join(f"{name} {count}" for name, count in axes._asdict().items())
+        own_sequences = run.sequences // axes.data
+        moved = run.micro_batches * 3 * 4 * parameter_count(config.model, axes.tensor) * (1 - 1 / axes.shard)
+        lines = [
+            ("ranks", f"{mesh.ranks}: {layout}"),
+            ("each rank", f"{counted(own_sequences, 'sequence')} of every micro-batch"),
+            ("weights and gradients", f"about {si(moved)}B received by each rank in a step"),
+            *lines,
+        ]
+    return "Time", lines
 
 
 def _gemms(model: Llama, span: Span, micro_batches: int, several: bool) -> Section:

@@ -16,9 +16,8 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.share import Share, check_layout
+from mxref_training.distributed.share import Share, check_layout, layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
@@ -110,7 +109,7 @@ def train(
         memory_errors(),
         deterministic_errors(device),
     ):
-        wanted = identity(config, recipe, backend, corpus) | sharded.identity(config, ranks)
+        wanted = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
         ranks.agree("what determines the run's numbers", wanted)
         begun: tuple[bool, int] | None = None
         if ranks.first:
@@ -178,9 +177,13 @@ class _Run:
         ).context
         assert self.context.schedule is not None  # `convert` made it
         self.schedule = self.context.schedule
+        self.model.model.recompute = run.recompute
         self.compiled = compiled_loss(self.model, run.compile)
         if ranks.several:
-            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device, run.seed)
+            from mxref_training.distributed import sharded
+
+            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
+            self.model.reset_parameters(run.seed)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = corpus.loader(run)
         self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
@@ -319,7 +322,7 @@ class _Run:
 
     def _evaluation(self) -> Evaluation:
         found = evaluate(self.model, self.context, self.corpus.val.ids, **self.evaluated)
-        sharded.free(self.model)
+        self.eager.free()
         return found
 
     def _require_finite(self) -> None:
@@ -341,7 +344,7 @@ class _Run:
         self.folder.require(self.identity, snapshot.state["identity"])
         self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
-        for said in (snapshot.resharded(self.ranks), self.folder.store.lost()):
+        for said in (snapshot.resharded(self.ranks, self.identity), self.folder.store.lost()):
             if said:
                 self.sink.note(said)
         self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])

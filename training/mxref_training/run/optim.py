@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mxref_training.config import OptimConfig, Schedule
+from mxref_training.distributed.tensors import by_mesh
 from mxref_training.errors import CheckpointError, ConfigError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -40,13 +41,16 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return AdamW's two groups: matrices, which decay, and norm weights, which do not.
 
+    Where weights are split over different ranks, each has one group for every mesh.
+
     Linear weights, `lm_head` and the embedding decay, as under Megatron's rule that only biases and
     one-dimensional weights are spared; MLPerf's Llama reference trains so.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = ([p for p in parameters if (p.ndim >= 2) is wanted] for wanted in (True, False))
     return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        *({"params": same, "weight_decay": weight_decay} for same in by_mesh(matrices)),
+        *({"params": same, "weight_decay": 0.0} for same in by_mesh(others)),
     ]
 
 

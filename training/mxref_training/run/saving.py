@@ -7,16 +7,18 @@ name. Until then the previous checkpoint is the newest one.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from dataclasses import replace
+from threading import Thread
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from mxref_training.errors import CheckpointError
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot, Unfinished
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.checkpoint_files import Unfinished
+from mxref_training.run.snapshot import Snapshot
 
 _BUSY, _WRITTEN, _FAILED = range(3)
 
@@ -30,7 +32,7 @@ class Saver:
     def __init__(self, store: CheckpointStore, background: bool) -> None:
         self._store, self._background = store, background
         self._unfinished: Unfinished | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._copies: dict[tuple[str, str], Tensor] = {}
 
     def save(self, snapshot: Snapshot) -> None:
@@ -45,7 +47,7 @@ class Saver:
         self.wait()
         unfinished = self._store.begin(snapshot)
         self._copy(unfinished)
-        self._thread = threading.Thread(target=unfinished.write, name="checkpoint", daemon=True)
+        self._thread = Thread(target=unfinished.write, name="checkpoint", daemon=True)
         self._thread.start()
         self._unfinished = unfinished
 

@@ -15,9 +15,10 @@ from mxref_training.data import SampleLoader
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import CheckpointError
 from mxref_training.model.llama import Llama
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
+from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.device import generator_states, set_generator_states
 from mxref_training.run.optim import MOMENTS, load_optimizer_tensors, optimizer_tensors
+from mxref_training.run.snapshot import Snapshot
 
 
 def load_weights(model: Llama, snapshot: Snapshot) -> dict[str, Tensor]:

@@ -93,7 +93,7 @@ def _keys(file: IndexedFile) -> NDArray[np.uint64]:
     return key
 
 
-def cached_common(train: IndexedFile, train_facts: Facts, val: IndexedFile, val_facts: Facts) -> int:
+def cached_common(train: IndexedFile, train_facts: Facts, val: IndexedFile, val_facts: Facts) -> list[int]:
     """Return `common_sequences`, from the cache if the files are known."""
     pair = [part for facts in (train_facts, val_facts) for part in (facts.sha256, facts.lengths_sha256)]
 
@@ -102,23 +102,25 @@ def cached_common(train: IndexedFile, train_facts: Facts, val: IndexedFile, val_
 
     folder = cached("megatron-common", cache_key(_FORMAT, *pair), build)
     try:
-        return int(json.loads((folder / "common.json").read_bytes()))
+        return [int(number) for number in json.loads((folder / "common.json").read_bytes())]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"the cached count in {folder} is damaged ({error}): delete this folder") from error
+        raise DataError(
+            f"the cached comparison in {folder} is damaged ({error}): delete this folder"
+        ) from error
 
 
-def common_sequences(train: IndexedFile, val: IndexedFile) -> int:
-    """Return how many sequences of the validation file, without repeats, are in the training file too.
+def common_sequences(train: IndexedFile, val: IndexedFile) -> list[int]:
+    """Return the sequences of the validation file that are in the training file too; of equal ones, the first.
 
     Keys choose the candidates, which are then compared token by token.
     """
-    val_keys, train_keys = _keys(val), _keys(train)
-    candidates = np.flatnonzero(np.isin(train_keys, val_keys))
+    candidates = np.flatnonzero(np.isin(_keys(train), _keys(val)))
     if not len(candidates):
-        return 0
-    known = {_digest(val, int(number)) for number in np.flatnonzero(val.lengths)}
+        return []
+    known = {_digest(val, int(number)): int(number) for number in np.flatnonzero(val.lengths)[::-1]}
     numbers = np.flatnonzero(train.lengths)[candidates]
-    return len(known & {_digest(train, int(number)) for number in numbers})
+    found = {known.get(_digest(train, int(number))) for number in numbers}
+    return sorted(number for number in found if number is not None)
 
 
 def _digest(file: IndexedFile, number: int) -> bytes:

@@ -8,7 +8,6 @@ places in the token file in bytes (int64); the D boundaries, which are numbers o
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ class IndexedFile:
         lengths: tokens of every sequence, `[S]` int32; Megatron shuffles and packs these.
         starts: first token of every sequence, `[S + 1]` int64; the last entry is N.
         documents: number of documents; each is one or more sequences.
+        changed: time at which the token file was last changed, in ns.
     """
 
     prefix: Path
@@ -45,6 +45,21 @@ class IndexedFile:
     lengths: NDArray[np.int32]
     starts: NDArray[np.int64]
     documents: int
+    changed: int
+
+    def require_unchanged(self) -> None:
+        """Raise DataError if the token file was changed; to read behind the end of a file that was cut is fatal."""
+        path = beside(self.prefix, ".bin")
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"{path} is gone ({error.strerror}): put it back, and resume the run") from error
+        expected = len(self.ids) * self.ids.itemsize
+        if (status.st_size, status.st_mtime_ns) != (expected, self.changed):
+            raise DataError(
+                f"{path} was changed during the run: it had {expected:,} bytes, and has {status.st_size:,}: put the "
+                "file back, and resume the run"
+            )
 
 
 def prefix_of(source: str | Path) -> Path | None:
@@ -54,9 +69,9 @@ def prefix_of(source: str | Path) -> Path | None:
         return path.with_suffix("")
     if not path.name:
         return None
-    beside = [path.with_name(path.name + suffix).is_file() for suffix in (".bin", ".idx")]
+    found = [beside(path, suffix).is_file() for suffix in (".bin", ".idx")]
     # Megatron keeps its own cache in a folder with the name of the prefix.
-    return path if all(beside) or (any(beside) and not path.exists()) else None
+    return path if all(found) or (any(found) and not path.exists()) else None
 
 
 def open_indexed(prefix: Path) -> IndexedFile:
@@ -66,7 +81,7 @@ def open_indexed(prefix: Path) -> IndexedFile:
         DataError: a file is missing, has another size than its header or the index says, is no index of version 1,
             holds no integers or no tokens, or its places or boundaries do not fit its lengths.
     """
-    index_path, tokens_path = (prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin"))
+    index_path, tokens_path = beside(prefix, ".idx"), beside(prefix, ".bin")
     index = _map(index_path, np.dtype(np.uint8))
     dtype, lengths, places, boundaries = _arrays(index_path, index)
     starts = _starts(index_path, dtype, lengths, places)
@@ -82,10 +97,14 @@ def open_indexed(prefix: Path) -> IndexedFile:
     expected = int(starts[-1]) * dtype.itemsize
     if not expected:
         raise DataError(f"{index_path}: the index lists no tokens: give data that is not empty")
-    _check_size(
-        tokens_path, expected, f"{index_path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
-    )
-    return IndexedFile(prefix, _map(tokens_path, dtype), lengths, starts, len(boundaries) - 1)
+    why = f"{index_path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
+    changed = _check_size(tokens_path, expected, why)
+    return IndexedFile(prefix, _map(tokens_path, dtype), lengths, starts, len(boundaries) - 1, changed)
+
+
+def beside(prefix: Path, suffix: str) -> Path:
+    """Return the file of a prefix with `.bin` or `.idx`."""
+    return prefix.with_name(prefix.name + suffix)
 
 
 def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -99,16 +118,18 @@ def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         ) from error
 
 
-def _check_size(path: Path, expected: int, why: str) -> None:
+def _check_size(path: Path, expected: int, why: str) -> int:
+    """Return the time at which a file was last changed; DataError unless it has the expected number of bytes."""
     try:
-        found = path.stat().st_size
+        status = path.stat()
     except OSError as error:
         raise DataError(
             f"cannot read {path} ({error.strerror}): a prefix names both {path.stem}.bin and {path.stem}.idx"
         ) from error
-    if found != expected:
+    if (found := status.st_size) != expected:
         state = "is cut short" if found < expected else "is too long"
         raise DataError(f"{path} {state}: expected {expected:,} bytes, found {found:,} ({why}): {_AGAIN}")
+    return status.st_mtime_ns
 
 
 def _arrays(
@@ -151,38 +172,3 @@ def _starts(
             f"{starts[first] * dtype.itemsize:,}, where the one before it ends: {_AGAIN}"
         )
     return starts
-
-
-def write_indexed(prefix: Path, documents: Sequence[Sequence[int] | NDArray[Any]], dtype: Any) -> None:
-    """Write documents as a pair of files in Megatron's format, one sequence each.
-
-    Args:
-        prefix: path of both files without `.bin` and `.idx`.
-        documents: token ids of every document.
-        dtype: integer dtype of the token file, one of the format's.
-
-    Raises:
-        DataError: the format has no such dtype, or a token does not fit it.
-        OSError: the files cannot be written.
-    """
-    stored = np.dtype(dtype).newbyteorder("<")
-    code = next(
-        (code for code, name in DTYPES.items() if np.dtype(name) == stored and stored.kind in "iu"), None
-    )
-    if code is None:
-        raise DataError(f"the format has no tokens of dtype {stored.name}: choose int32 or uint16")
-    lengths = np.array([len(document) for document in documents], "<i4")
-    with prefix.with_name(prefix.name + ".bin").open("wb") as file:
-        for document in documents:
-            ids = np.asarray(document, np.int64)
-            if (ids.astype(stored) != ids).any():
-                raise DataError(
-                    f"a token of {ids.max()} or {ids.min()} does not fit {stored.name}: use int32"
-                )
-            file.write(ids.astype(stored).tobytes())
-    places = np.zeros(len(lengths), "<i8")
-    np.cumsum(lengths[:-1], out=places[1:])
-    with prefix.with_name(prefix.name + ".idx").open("wb") as file:
-        file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-        for part in (lengths, places * stored.itemsize, np.arange(len(lengths) + 1, dtype="<i8")):
-            file.write(part.tobytes())

@@ -63,6 +63,8 @@ class IndexedLoader(SampleLoader):
                 f"sample {samples[-1] + 1:,} is beyond the {self.windows:,} that Megatron's order was made for: set "
                 "data.order_samples to the samples of the whole run"
             )
+        for file in self._files:
+            file.require_unchanged()
         windows = np.stack([self._window(*self._place(sample)) for sample in samples])
         return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
 

@@ -13,7 +13,7 @@ import numpy as np
 from mxref_training.data.megatron.blend import parse_blend
 from mxref_training.data.megatron.facts import Facts, cached_common, read_facts
 from mxref_training.data.megatron.index import IndexedFile, open_indexed, prefix_of
-from mxref_training.data.samples import SampleLoader
+from mxref_training.data.megatron.loader import IndexedLoader
 from mxref_training.errors import DataError
 from mxref_training.wording import counted
 
@@ -77,10 +77,8 @@ class IndexedTokens:
         """The largest token id."""
         return max(facts.largest for facts in self.facts)
 
-    def loader(self, seq_len: int, seed: int, samples: int) -> SampleLoader:
+    def loader(self, seq_len: int, seed: int, samples: int) -> IndexedLoader:
         """Return a loader in Megatron's order for a number of samples; DataError as of `IndexedLoader`."""
-        from mxref_training.data.megatron.loader import IndexedLoader
-
         return IndexedLoader(self.files, self.weights, seq_len, seed, samples, self.fingerprint)
 
     def to_table(self) -> dict[str, Any]:
@@ -132,8 +130,8 @@ def require_apart(train: IndexedTokens, val: IndexedTokens) -> str:
             raise DataError(
                 f"{file.prefix} holds the tokens of the validation data {val.files[0].prefix}: {way_out}"
             )
-    pairs = [(train.files[i], train.facts[i]) for i in range(len(train.files))]
-    common = sum(cached_common(file, facts, val.files[0], val.facts[0]) for file, facts in pairs)
+    pairs = zip(train.files, train.facts, strict=True)
+    common = len({n for file, facts in pairs for n in cached_common(file, facts, val.files[0], val.facts[0])})
     total = int(np.count_nonzero(val.files[0].lengths))
     if common and common >= MAX_OVERLAP * total:
         raise DataError(

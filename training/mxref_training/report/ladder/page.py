@@ -14,8 +14,10 @@ from mxref.printable import printable
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, replace_text
 from mxref_training.report.ladder.answers import answer_lines, answers, counts_line, reach_line
+from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
 from mxref_training.report.probe.section import probe_markdown, section
+from mxref_training.report.table import markdown_table
 from mxref_training.report.text import escaped, markdown_text
 
 if TYPE_CHECKING:
@@ -161,6 +163,7 @@ def table(results: Results, width: int = WIDE) -> Table:
 
 def markdown(results: Results) -> str:
     """Return the report as Markdown, without charts."""
+    last = last_tables(results)  # whose cells `markdown_table` escapes
     results = escaped(results, markdown_text)
     second = [f"gap to {_second(results)}"] * _has(results)
     head = [
@@ -196,10 +199,10 @@ def markdown(results: Results) -> str:
             verdict,
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Gaps are in nats per token, at equal tokens.", ""]
+    for found in last:
+        lines += [caption(found, _label(results)), "", *markdown_table(found), ""]
     lines += [
-        "",
-        "Gaps are in nats per token, at equal tokens.",
-        "",
         "## How to read this",
         "",
         how_to_read(results),
@@ -298,6 +301,7 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
         second=_second(shown) if _has(shown) else "",
         curves=curves_svg(shown),
         overheads=overheads_svg(shown),
+        last=[(caption(table, _label(shown)), table) for table in last_tables(shown)],
         probe=section(folder, printable),
     )
     paths = folder / HTML, folder / MARKDOWN

@@ -1,4 +1,4 @@
-"""One rank of a job that saves and loads sharded checkpoints: `python -m sharded_job FOLDER`.
+"""One rank of a job that saves and loads sharded checkpoints: `sharded_job.py FOLDER`.
 
 Every placement has a folder of its own. The step before a checkpoint and the one after it take gradients that depend on
 names and shapes alone, so that one process can take the same steps and compare every bit.
@@ -6,24 +6,34 @@ names and shapes alone, so that one process can take the same steps and compare 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.eager import EagerTraining
+from mxref_training.run.loop import Interrupted
 from mxref_training.run.state import RunState
+from training_setup import CONFIG, Saboteur, change, crash, run
 
 SHAPES = {"even": (8, 6), "uneven": (7, 4), "one": (1, 6), "norm": (5,)}
 PLACEMENTS = ("shard", "replicate", "columns")
+ON_FOUR = ("shard", "hybrid", "strided")
 CPU = torch.device("cpu")
+RUN = change(CONFIG, batch=4, micro_batch=4, steps=4, eval_every=2, checkpoint_every=1, async_checkpoint=True)
 
 
 class Position:
@@ -61,6 +71,16 @@ def placed(model: Model, placement: str, world: int) -> Model:
     elif placement == "replicate":
         mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
         fully_shard(model, mesh=mesh)
+    elif placement == "strided":  # FSDP2 splits what tensor parallelism has split along the same dimension
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("shard", "tensor"))
+        for name, held in list(model.named_parameters()):
+            halves = Shard(0) if held.shape[0] % 2 == 0 else Replicate()
+            spread = distribute_tensor(held.detach(), mesh["tensor"], [halves])
+            model.register_parameter(name, nn.Parameter(spread))
+        fully_shard(model, mesh=mesh["shard"])
+    elif placement == "hybrid":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh)
     elif placement == "columns":
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",))
         for name, held in list(model.named_parameters()):
@@ -82,24 +102,30 @@ def take_step(made: RunState, number: int) -> None:
     for name, parameter in made.model.named_parameters():
         gradient = drawn(name, SHAPES[name], number)
         if isinstance(parameter, DTensor):
-            gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+            ((offset, sizes),) = ((c.offsets, c.sizes) for c in parameter.__create_chunk_list__())
+            for dimension, (first, length) in enumerate(zip(offset, sizes, strict=True)):
+                gradient = gradient.narrow(dimension, min(first, gradient.shape[dimension]), length)
+            gradient = DTensor.from_local(
+                gradient.contiguous(), parameter.device_mesh, parameter.placements,
+                run_check=False, shape=parameter.shape, stride=parameter.stride(),
+            )  # fmt: skip
         parameter.grad = gradient
     made.optimizer.step()
     made.loader.at += 1  # type: ignore[attr-defined]
 
 
 def save(made: RunState, folder: Path, step: int) -> None:
-    CheckpointStore(folder, 9, made.ranks).save(made.snapshot(step, {}))
+    CheckpointStore(folder, 9, made.ranks).save(made.snapshot(step, {"identity": {}}))
 
 
 def resume(made: RunState, folder: Path, step: int) -> str:
     """Take a checkpoint; return the note about other ranks."""
     found = made.read(CheckpointStore(folder, 9, made.ranks), step)
     made.restore(found)
-    return found.resharded(made.ranks)
+    return found.resharded(made.ranks, {})
 
 
-def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
+def go_on(folder: Path, placement: str, others: Sequence[str], ranks: Ranks) -> None:
     """Take two steps with checkpoints; then resume from the first one, also under the other placements."""
     made = state(placement, ranks)
     take_step(made, 1)
@@ -108,7 +134,7 @@ def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
     save(made, folder / placement, 1)
     take_step(made, 2)
     save(made, folder / placement, 2)
-    for other in PLACEMENTS:
+    for other in others:
         torch.manual_seed(99)
         again = state(other, ranks, fill=False)
         note = resume(again, folder / placement, 1)
@@ -118,11 +144,43 @@ def go_on(folder: Path, placement: str, ranks: Ranks) -> None:
         save(again, folder / f"{placement}-{other}", 2)
 
 
+def change_ranks(folder: Path, ranks: Ranks) -> None:
+    """Begin a run that one process ends, and end one that one process began."""
+    run(folder / "two-one", "fp8", RUN, ranks=ranks, stop_after=2)
+    sink = Saboteur(0, crash)
+    run(folder / "one-two", "fp8", RUN, ranks=ranks, progress=sink)
+    assert not ranks.first or any("resumes on 2 ranks what 1 rank wrote" in said for said in sink.notes)
+
+
+def stop_both(folder: Path, ranks: Ranks) -> None:
+    """Have the second rank alone receive a signal, in its third step."""
+    take = EagerTraining.take
+
+    def signalled(self: EagerTraining, batch: Any, step: int, *others: Any) -> Any:
+        if ranks.rank == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, batch, step, *others)
+
+    EagerTraining.take = signalled  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Interrupted, match="^SIGTERM after step 3 of 4: saved in "):
+            run(folder, "fp8", RUN, ranks=ranks)
+    finally:
+        EagerTraining.take = take  # type: ignore[method-assign]
+    run(folder, "fp8", RUN, ranks=ranks)
+
+
 def main(folder: Path) -> None:
     ranks = started_ranks()
     with connected(ranks):
+        if ranks.world == 4:
+            for placement in ON_FOUR:
+                go_on(folder, placement, ON_FOUR, ranks)
+            return
         for placement in PLACEMENTS:
-            go_on(folder, placement, ranks)
+            go_on(folder, placement, PLACEMENTS, ranks)
+        change_ranks(folder, ranks)
+        stop_both(folder / "stopped", ranks)
         made = state("shard", ranks, fill=False)
         note = resume(made, folder / "alone", 1)
         assert note.startswith("resumes on 2 ranks what 1 rank wrote"), note

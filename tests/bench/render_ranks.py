@@ -1,0 +1,121 @@
+"""The tables of docs/how-to/distributed.rst, from what `bench.bench_gpu_ranks` measured.
+
+`PYTHONPATH=tests python -m bench.render_ranks FILE.json ...` keeps the rows of such files as one record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.records import RECORDS, newest, read
+from bench.render_gpu import table_text as table
+
+KIND = "ranks_gpu"
+PART = "ranks_gpu.inc"
+
+Row = dict[str, Any]
+
+
+def keep(sources: Iterable[Path], records: Path = RECORDS) -> Path:
+    """Write the rows of several files as one record under the name of their GPU and date; return its path."""
+    found = [read(source) for source in sources]
+    machine = found[0]["machine"]
+    gpu = re.sub(r"[^a-z0-9]+", "-", machine["gpu"].lower()).strip("-")
+    target = records / f"{KIND}_{gpu}_{machine['date']}.json"
+    record = {"machine": machine, "ranks": [row for one in found for row in one["ranks"]]}
+    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return target
+
+
+def text_of(record: Row) -> str:
+    """Return the tables; a label without rows has none."""
+    machine, rows = record["machine"], record["ranks"]
+    text = f"{machine['gpu']}, NCCL, PyTorch {machine['torch']}, Triton {machine['triton']}, {machine['date']}.\n"
+    for label, write in (("losses", _losses), ("weak", _weak), ("full", _full)):
+        if own := [row for row in rows if row["label"] == label]:
+            text += "\n" + write(own)
+    return text
+
+
+def _name(row: Row) -> str:
+    return f"`{row['recipe']}`" + (", compiled by block" if row["compile"] == "block" else "")
+
+
+def _groups(rows: list[Row]) -> list[list[Row]]:
+    """Return the rows of each recipe and way, by their number of ranks."""
+    groups: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        groups.setdefault(_name(row), {})[row["ranks"]] = row
+    return [[by_ranks[n] for n in sorted(by_ranks)] for by_ranks in groups.values()]
+
+
+def _losses(rows: list[Row]) -> str:
+    lines = []
+    for group in _groups(rows):
+        alone = group[0]
+        for row in group[1:]:
+            same = [a == b for a, b in zip(row["losses"], alone["losses"], strict=True)]
+            first = "none" if all(same) else f"step {same.index(False) + 1}"
+            weights = "equal" if row["weights"] == alone["weights"] else "not equal"
+            lines.append((_name(row), str(row["ranks"]), f"{sum(same)} of {len(same)}", first, weights))
+    return (
+        "Losses of each step and all weights after the last, compared bit for bit with those of one GPU that takes the "
+        "parts of a batch in turns:\n\n"
+        + table(("recipe", "GPUs", "losses equal", "first difference", "weights"), lines)
+    )
+
+
+def _weak(rows: list[Row]) -> str:
+    lines = []
+    for group in _groups(rows):
+        base = group[0]["tokens_per_s_per_gpu"]
+        lines += [
+            (
+                _name(row), str(row["ranks"]), f"{row['ms']:.0f}", f"{row['tokens_per_s_per_gpu']:,.0f}",
+                f"{row['tokens_per_s_per_gpu'] / base:.3f}", f"{row['peak_gib']:.1f}",
+            )
+            for row in group
+        ]  # fmt: skip
+    shape = rows[0]["shape"]
+    return (
+        f"Weak scaling of a Llama of {shape['parameters'] / 1e9:.2f} billion parameters, "
+        f"{rows[0]['sequences'] * shape['seq_len']:,} tokens on each GPU and step; one GPU splits nothing:\n\n"
+        + table(("recipe", "GPUs", "ms", "tokens/s per GPU", "of one GPU", "peak, GiB"), lines)
+    )
+
+
+def _full(rows: list[Row]) -> str:
+    base = next((row["tokens_per_s"] for row in rows if row["recipe"] == "bf16"), None)
+    lines = [
+        (
+            _name(row), str(row["ranks"]), f"{row['ms']:,.0f}", f"{row['tokens_per_s_per_gpu']:,.0f}",
+            f"{row['tokens_per_s'] / base:.2f}" if base else "", f"{row['tflops_per_gpu']:.0f}",
+            f"{row['peak_gib']:.1f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    shape = rows[0]["shape"]
+    return (
+        f"Llama 3.1 8B: all {shape['layers']} layers, {shape['parameters']:,} parameters, sequences of "
+        f"{shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step, activations kept:\n\n"
+        + table(
+            ("recipe", "GPUs", "ms", "tokens/s per GPU", "of `bf16`", "model TFLOP/s per GPU", "peak, GiB"),
+            lines,
+        )
+    )
+
+
+def parts(records: Path = RECORDS) -> dict[str, str]:
+    """Return what the page includes, from the newest record; a sentence where there is none."""
+    if not any(records.glob(f"{KIND}_*.json")):
+        return {PART: "There is no record of many GPUs yet.\n"}
+    return {PART: text_of(read(newest(KIND, records)))}
+
+
+if __name__ == "__main__":
+    print(keep(map(Path, sys.argv[1:])))

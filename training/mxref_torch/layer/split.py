@@ -1,0 +1,171 @@
+"""A linear layer that several ranks compute together: each has a part of its outputs or of its inputs.
+
+Split by outputs (columns of X W^T), every rank reads all of X and gets its part of Y, and dX is the sum over ranks.
+Split by inputs, every rank reads its part of X, and Y is the sum over ranks. Sums are float32 and rounded once.
+The weight is a DTensor; operators see the part that lies on this rank alone, and draw the random bits of its place.
+Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from mxref.formats import BlockFormat, BlockShape
+from mxref.placement import Placement
+from mxref.recipe import Recipe
+from mxref.roles import OPERANDS, GemmRole
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.linear import MXLinear
+
+_AXES = ("outputs", "inputs")
+_CONTRACTS = (GemmRole.DGRAD, GemmRole.FPROP)
+"""The GEMM that contracts over a split axis of the weight: Dgrad over outputs, Fprop over inputs."""
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """How a layer's weight [outputs, inputs] is split."""
+
+    axis: int
+    """0: its outputs; 1: its inputs."""
+    mesh: DeviceMesh
+    """The ranks, along one axis."""
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """Which of `x`, `w` and `dy` a rank has only a part of."""
+        return frozenset({"w", ("dy", "x")[self.axis]})
+
+    def placements(self, shape: tuple[int, int]) -> dict[str, Placement]:
+        """Return where a rank's part lies in each split tensor of a layer whose whole weight has a shape."""
+        size = shape[self.axis]
+        first = self.mesh.get_local_rank() * (size // self.mesh.size())
+        weight = (first, 0) if self.axis == 0 else (0, first)
+        name = ("dy", "x")[self.axis]
+        # The tokens of X and dY, along their first axis, are placed by the context.
+        return {"w": Placement(None, weight, shape), name: Placement(None, (0, first), (0, size))}
+
+    def own(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the part of the weight that lies on this rank, a plain tensor through which gradients pass."""
+        assert isinstance(weight, DTensor)
+        return weight.to_local()
+
+    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """Return Y of X, both of the type of X; `compute` is the layer's own part of it, in float32."""
+        group = self.mesh.get_group()
+        wide = x.float()
+        if self.axis == 0:
+            y = compute(_AddGradients.apply(wide, group))  # type: ignore[no-untyped-call]
+        else:
+            y = _AddParts.apply(compute(wide), group)  # type: ignore[no-untyped-call]
+        return y.to(x.dtype)
+
+    def largest(self, amax: torch.Tensor) -> torch.Tensor:
+        """Return the largest amax of all ranks; of NaN it is infinity, from which no scale is made either."""
+        finite = amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return _reduced(finite, "max", self.mesh.get_group())
+
+
+def _reduced(tensor: torch.Tensor, how: str, group: Any) -> torch.Tensor:
+    found: torch.Tensor = funcol.wait_tensor(funcol.all_reduce(tensor.contiguous(), how, group))  # type: ignore[no-untyped-call]
+    return found
+
+
+class _AddGradients(torch.autograd.Function):
+    """X as it is; dX is the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _reduced(dy, "sum", ctx.group), None
+
+
+class _AddParts(torch.autograd.Function):
+    """The sum of Y over ranks; dY as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, group: Any) -> torch.Tensor:
+        return _reduced(y, "sum", group)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return dy.view_as(dy), None
+
+
+def check_split(name: str, shape: tuple[int, int], axis: int, ranks: int, recipe: Recipe) -> None:
+    """Raise LayerError unless each rank gets whole blocks and whole Hadamard groups of a layer.
+
+    Args:
+        name: the layer's.
+        shape: of its whole weight, [outputs, inputs].
+        axis: of the weight that is split.
+        ranks: how many share it.
+        recipe: the layer's.
+    """
+    size = shape[axis]
+    unit, why = 1, "to be split evenly"
+    for role in GemmRole:
+        if recipe.kind(role) != "block":
+            continue
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            assert isinstance(spec.format, BlockFormat)
+            needed = 1
+            if role is _CONTRACTS[axis]:
+                needed = math.lcm(spec.format.k, spec.hadamard or 1)
+            elif spec.block is BlockShape.TILE and operand.tensor in ("w", ("dy", "x")[axis]):
+                needed = spec.format.k
+            if needed > unit:
+                unit, why = (
+                    needed,
+                    f"of which {role.value} has blocks (k = {spec.format.k}) and Hadamard groups",
+                )
+                why += f" ({spec.hadamard or 'none'}) that must not lie on two ranks"
+    if size % ranks or (size // ranks) % unit:
+        most = max((n for n in range(1, ranks) if size % n == 0 and (size // n) % unit == 0), default=1)
+        raise LayerError(
+            f"{name} has {size} {_AXES[axis]}, and {ranks} ranks would have {size / ranks:g} each, not a multiple of "
+            f"{unit}, {why}: split it over {most} ranks at most, or change the width"
+        )
+
+
+def split_layer(name: str, layer: MXLinear, axis: int, mesh: DeviceMesh) -> None:
+    """Have several ranks compute a converted layer together: its weight becomes a DTensor, of which each has a part.
+
+    Call it on every rank, before `fully_shard`. Random bits are those of the part's place in the whole weight.
+
+    Args:
+        name: the layer's, for messages.
+        layer: has no bias. A weight with values has the same on every rank.
+        axis: of the weight [outputs, inputs] that is split: 0 or 1.
+        mesh: the ranks, along one axis.
+
+    Raises:
+        LayerError: the layer has a bias or is split already, or a rank would not get whole blocks and whole Hadamard
+            groups under a recipe of the layer.
+    """
+    if layer.split is not None or layer.bias is not None:
+        what = "has a bias" if layer.split is None else "is split already"
+        raise LayerError(f"{name} {what}, so it cannot be split over ranks")
+    shape, schedule = (layer.out_features, layer.in_features), layer.context.schedule
+    recipes = [layer.recipe]
+    if schedule is not None:
+        recipes = [by_name[schedule.names[layer.index]] for by_name in schedule.recipes]
+    for recipe in recipes:
+        check_split(name, shape, axis, mesh.size(), recipe)
+    whole = layer.weight
+    weight = distribute_tensor(whole.detach(), mesh, [Shard(axis)], src_data_rank=None)
+    layer.weight = nn.Parameter(weight, requires_grad=whole.requires_grad)
+    layer.take_part(TensorSplit(axis, mesh))
