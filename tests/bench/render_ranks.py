@@ -102,7 +102,8 @@ def _full(rows: list[Row]) -> str:
     shape = rows[0]["shape"]
     return (
         f"Llama 3.1 8B: all {shape['layers']} layers, {shape['parameters']:,} parameters, sequences of "
-        f"{shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step, activations kept:\n\n"
+        f"{shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step, `run.recompute = "
+        f"{rows[0].get('recompute', 'none')}`:\n\n"
         + table(
             ("recipe", "GPUs", "ms", "tokens/s per GPU", "of `bf16`", "model TFLOP/s per GPU", "peak, GiB"),
             lines,
