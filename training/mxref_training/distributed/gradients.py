@@ -25,7 +25,7 @@ def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
     held = [(own_part(g), copies(g, ranks.world)) for g in gradients]
     filled = [(g, times) for g, times in held if g.numel()]
     norms = torch._foreach_norm([g for g, _ in filled], 2, dtype=torch.float64) if filled else []
-    for norm, (_, times) in zip(torch.stack(norms).tolist() if norms else [], filled, strict=True):
+    for norm, (_, times) in zip(torch.stack(list(norms)).tolist() if norms else [], filled, strict=True):
         squares += norm * norm / times
     total = math.sqrt(math.fsum(row[0] for row in ranks.gather_numbers([squares])))
     return float(torch.tensor(total, dtype=torch.float64).to(torch.float32))
