@@ -296,7 +296,7 @@ def test_other_tokens_than_the_runs_are_said(
 
 
 def test_what_is_no_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
-    assert "no folder" in refused(tmp_path / "missing")
+    assert "is not a folder" in refused(tmp_path / "missing")
     assert "no run of `mxref train`" in refused(tmp_path)
     empty = Path(shutil.copytree(trained, tmp_path / "empty"))
     shutil.rmtree(empty / "checkpoints")
