@@ -1,4 +1,4 @@
-"""Start a script of this folder on several ranks, as `torchrun` does."""
+"""Start scripts and commands on several ranks: by `torchrun`, or cheaper, as `torchrun` does."""
 
 from __future__ import annotations
 
@@ -51,3 +51,17 @@ def assert_all_pass(script: str, ranks: int, *arguments: str) -> None:
     """Run a script on several ranks, none of which may fail."""
     found = ended(start(script, ranks, *arguments))
     assert [code for code, _ in found] == [0] * ranks, "\n".join(output for _, output in found)
+
+
+def torchrun(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Have `torchrun` start a command on two ranks, with a cache in a folder of the test."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+    return subprocess.run(
+        [*launcher, *command], capture_output=True, text=True, env=settings, check=False, timeout=TIMEOUT
+    )
+
+
+def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines in which the ranks of a job say why they failed."""
+    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+
+from launch import errors, torchrun
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -34,22 +34,15 @@ SMALL = (
 )  # fmt: skip
 
 
-def launched(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    settings = os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
-    return subprocess.run([*launcher, *command], capture_output=True, text=True, env=settings, check=False)
-
-
 def test_a_setting_that_is_wrong_on_all_ranks_is_said_once_by_the_first(tmp_path: Path) -> None:
     mxref = str(Path(sys.executable).with_name("mxref"))
-    done = launched(
+    done = torchrun(
         "--no-python", mxref, "train", "tiny", "--set", "run.micro_batch=1", "--out", str(tmp_path / "run"),
         folder=tmp_path,
     )  # fmt: skip
     assert done.returncode != 0
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, done.stderr
-    assert errors[0].startswith("error: run.micro_batch = 1 sequences do not split over 2 ranks")
+    (error,) = errors(done)
+    assert error.startswith("error: run.micro_batch = 1 sequences do not split over 2 ranks")
     assert not (tmp_path / "run").exists()
 
 
@@ -64,11 +57,10 @@ def test_the_traceback_of_a_rank_that_crashes_is_shown(tmp_path: Path) -> None:
         (tmp_path / f"{side}.jsonl").write_text("\n".join(lines) + "\n")
     data = ("--data", str(tmp_path / "train.jsonl"), "--val", str(tmp_path / "val.jsonl"))
     out = tmp_path / "run"
-    done = launched(str(script), "train", "tiny", *SMALL, *data, "--out", str(out), folder=tmp_path)
+    done = torchrun(str(script), "train", "tiny", *SMALL, *data, "--out", str(out), folder=tmp_path)
     assert done.returncode != 0
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, done.stderr
-    assert "rank 1: the run stopped after 1 of 3 steps: ZeroDivisionError: planted" in errors[0]
+    (error,) = errors(done)
+    assert "rank 1: the run stopped after 1 of 3 steps: ZeroDivisionError: planted" in error
     launcher = done.stderr.partition("Root Cause")[2]
     assert "ZeroDivisionError: planted" in launcher
     log = (out / "log.txt").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from mxref_training.run.observe import Observation
 
 
+_LET_IT_SPEAK = 5
+"""Seconds that a rank stays after another one has failed, if nobody ends it sooner."""
 _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
@@ -170,6 +173,8 @@ def train(
             observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
             code = _train(loaded, treatment, folder, chosen, resume, observe, started)
     except PeerStopped:  # the rank that failed shows its error
+        # `torchrun` ends all ranks when the first one has ended, and calls that one the root cause.
+        time.sleep(_LET_IT_SPEAK)
         code = EXIT_ERROR
     ctx.exit(code)
 

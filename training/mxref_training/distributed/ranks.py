@@ -37,6 +37,10 @@ class PeerStopped(MxrefError):
     """Another rank has failed and shows its error; this rank stops without one."""
 
 
+class PeerLost(RunError):
+    """Another rank has gone without an error of its own, most often because it was killed."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Which of the processes of a run this one is. Collective methods are called on every rank in the same order."""
@@ -138,7 +142,7 @@ class Ranks:
 
         Raises:
             PeerStopped: another rank failed before.
-            RunError: this rank lost the connection to another one, which ended without an error of its own.
+            PeerLost: this rank lost the connection to another one, which ended without an error of its own.
         """
         if not self.several:
             yield
@@ -151,10 +155,11 @@ class Ranks:
             first = self._claim_failure(err)
             if first != self.rank:
                 raise PeerStopped(f"rank {first} has failed") from err
-            if not isinstance(err, MxrefError) and _lost_connection(err):
-                raise RunError(
-                    f"rank {self.rank} lost the connection to another rank, which ended without an error of its own "
-                    f"(was it killed?): {raised_text(err)}"
+            if not isinstance(err, MxrefError) and (lost := _lost_connection(err)):
+                # `torchrun` shows how the other process ended, so it is not told of this error.
+                raise PeerLost(
+                    f"rank {self.rank}: another rank ended without an error of its own (was it killed?): {lost}; "
+                    "the same command goes on from the newest checkpoint"
                 ) from err
             if (
                 isinstance(err, MxrefError)
@@ -162,7 +167,9 @@ class Ranks:
                 and not str(err).startswith(f"rank {self.rank}: ")
             ):
                 err.args = (f"rank {self.rank}: {err}",)
-            if not isinstance(err, MxrefError) or isinstance(err, RunError):
+            if not isinstance(err, MxrefError) or (
+                isinstance(err, RunError) and not isinstance(err, PeerLost)
+            ):
                 _tell_launcher(err)
             raise
 
@@ -188,14 +195,13 @@ def _tell_launcher(err: Exception) -> None:
         get_error_handler().record_exception(err)
 
 
-def _lost_connection(err: Exception) -> bool:
-    """Return whether a collective failed because another process has gone."""
-    if isinstance(err, dist.DistNetworkError | dist.DistStoreError):
-        return True
+def _lost_connection(err: Exception) -> str:
+    """Return how a collective failed because another process has gone; nothing if it failed otherwise."""
     text = str(err).lower()
-    return isinstance(err, RuntimeError) and any(
-        said in text for said in ("connection closed by peer", "connection reset by peer", "broken pipe")
-    )
+    for said in ("connection closed by peer", "connection reset by peer", "broken pipe"):
+        if isinstance(err, RuntimeError) and said in text:
+            return said
+    return raised_text(err) if isinstance(err, dist.DistNetworkError | dist.DistStoreError) else ""
 
 
 SOLE = Ranks()
