@@ -138,10 +138,9 @@ def train(
       mxref train demo --profile 10:13           with a trace of four steps
 
     \b
-    A run on eight GPUs, first planned, then trained:
+    On eight GPUs, plan a run, and train:
       mxref train llama31_8b --set run.micro_batch=8 --dry-run --ranks 8
-      torchrun --nproc-per-node 8 --no-python \\
-          mxref train llama31_8b --set run.micro_batch=8 --out runs/8b
+      torchrun --nproc-per-node 8 -m mxref train mine.toml --out runs/mine
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
     _require_torch()
