@@ -22,7 +22,7 @@ STAMP := .venv/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-older-cpu test-one-core test-model test-faults test-long test-explorer test-gpu test-torchtitan bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-gpu test-torchtitan bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ test-one-core: $(STAMP)  ## make test on one core of this machine
 
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
+
+test-conformance: $(STAMP)  ## ask the reference for every format at level full (a minute)
+	MXREF_CONFORMANCE_ALL=1 $(BIN)/pytest tests/mxref/conformance/test_conformance.py -k 'the_reference_passes or numba_passes'
 
 test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by inductor too, with the eager ones (minutes)
 	MXREF_COMPILE_ALL=1 $(BIN)/pytest tests/torch/test_compiled.py

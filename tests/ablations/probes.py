@@ -1,7 +1,7 @@
 """The probe of the FP8 run: a record of it without the single layers, and its figures and table for the page.
 
 `python -m ablations.probes A/probe.json.xz B/probe.json.xz --out FILE` brings probes of several checkpoints together.
-Of each number it keeps the quartiles over the layers, as three rows in place of some dozens.
+Of each number it keeps the quartiles over the layers, or the median alone, in place of some dozens of layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import quantiles
+from statistics import mode, quantiles
 from typing import Any
 
 from bench.records import RECORDS
@@ -29,7 +29,10 @@ KIND = "ablation_probe"
 QUARTILES = ("lower quartile of the layers", "median of the layers", "upper quartile of the layers")
 _WHOLE = ("growth",)
 """Tables that have few rows, and are kept as they are."""
-_TEXTS = ("moment", "recipe", "layer", "role", "operand", "formats", "format")
+_MEDIANS = ("operands", "unbiased")
+"""Tables of which the medians are kept alone."""
+_GROUP = ("moment", "recipe", "role", "operand")
+_TEXTS = (*_GROUP, "layer", "formats", "format")
 _DIGITS = 4
 
 
@@ -55,7 +58,8 @@ def record_of(files: Sequence[Path]) -> Results:
     found["layers"] = len({row["layer"] for row in rows(probes[0], "products")})
     for name in TABLES:
         kept = [row for probe in probes for row in rows(probe, name)]
-        kept = kept if name in _WHOLE else list(_quartiles(kept))
+        if name not in _WHOLE:
+            kept = list(_quartiles(kept, (1,) if name in _MEDIANS else (0, 1, 2)))
         columns = list(dict.fromkeys(key for row in kept for key in row))
         found[name] = {"columns": columns, "rows": [[row.get(key) for key in columns] for row in kept]}
     return found
@@ -65,16 +69,22 @@ def _text(path: Path) -> bytes:
     return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
 
 
-def _quartiles(found: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield three rows for each recipe and GEMM, or operand: each number's quartiles over the layers."""
+def _quartiles(found: Sequence[dict[str, Any]], which: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield rows for each recipe and GEMM, or operand: some of each number's quartiles over the layers."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in found:
-        groups[tuple(row.get(key) for key in _TEXTS if key != "layer")].append(row)
+        groups[tuple(row.get(key) for key in _GROUP)].append(row)
     for of_layers in groups.values():
-        first = of_layers[0]
-        for i, name in enumerate(QUARTILES):
+        # A recipe may leave some layers in another format: that of most of them is named.
+        formats = mode(row.get("formats", row.get("format")) for row in of_layers)
+        first = next(row for row in of_layers if row.get("formats", row.get("format")) == formats)
+        for i in which:
             yield {
-                key: name if key == "layer" else value if key in _TEXTS else _quartile(of_layers, key, i)
+                key: QUARTILES[i]
+                if key == "layer"
+                else value
+                if key in _TEXTS
+                else _quartile(of_layers, key, i)
                 for key, value in first.items()
             }
 
@@ -97,8 +107,11 @@ def figures(results: Results) -> dict[str, str]:
     """Return the figures by name, as files that stand alone."""
     drawn = {
         "snr": plots.snr_svg, "bias": plots.bias_svg, "split": plots.split_svg, "mean": plots.mean_svg,
-        "variance": plots.variance_svg, "growth": growth_svg,
     }  # fmt: skip
+    if results["variances"]["rows"]:
+        drawn["variance"] = plots.variance_svg
+    if results["growth"]["rows"]:
+        drawn["growth"] = growth_svg
     return {name: standalone(draw(results)) for name, draw in drawn.items()}
 
 

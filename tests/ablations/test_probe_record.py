@@ -93,6 +93,16 @@ def test_a_record_has_the_quartiles_over_the_layers_of_each_checkpoint(tmp_path:
     assert row[-1] == "``d1``"
 
 
+def test_layers_in_another_format_count_with_the_others(tmp_path: Path) -> None:
+    mixed = probe(100)
+    columns, table = mixed["products"]["columns"], mixed["products"]["rows"]
+    for row in table[-3:]:  # the last layer
+        row[columns.index("formats")], row[columns.index("snr")] = "bf16", 54.0
+    found = [row for row in probes.rows(made(tmp_path, mixed), "products") if row["role"] == "wgrad"]
+    assert [row["snr"] for row in found] == pytest.approx([11.1, 12.1, 13.1])
+    assert {row["formats"] for row in found} == {"mxfp4"}
+
+
 def test_probes_of_different_recipes_make_no_record(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has other recipes"):
         made(tmp_path, probe(100), probe(200, recipes=[TREATMENT | {"digest": "d2"}]))

@@ -24,10 +24,11 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import mxref
 import mxref_torch
-from bench.bench_gpu_step import find, machine, wait
+from bench.bench_gpu_step import find, gpu_time, machine, wait
 from bench.step import config_of, with_run
 from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.distributed import sharded
@@ -145,6 +146,12 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
     flops = flops_per_token(training.config.model, run.seq_len)
     row |= {"tflops_per_gpu": rate / ranks.world * flops / 1e12, "peak_gib": peak, "warm_up_s": warm_up}
     row |= {"repeated": training.repeated, "losses": training.losses}
+    if on_gpu:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            training.step()
+        work = gpu_time(profiler.key_averages())
+        row |= {key: work[key] for key in ("kernel_ms", "launches", "kernels")}
+        row["nccl_ms"] = sum(kernel["ms"] for kernel in work["kernels"] if "nccl" in kernel["name"].lower())
     if hashed:
         row["weights"] = training.weights()
     return row
@@ -156,6 +163,11 @@ def text_of(row: Row) -> str:
         f"{row['recipe']} {row['compile']} x {row['ranks']}: {row['ms']:.1f} ms, {row['tokens_per_s_per_gpu']:,.0f} "
         f"tokens/s per GPU, {row['tflops_per_gpu']:.0f} TFLOP/s, {row['peak_gib']:.1f} GiB, warm-up "
         f"{row['warm_up_s']:.0f} s, last loss {row['losses'][-1]!r} {row.get('weights', '')[:12]}"
+        + (
+            f", kernels {row['kernel_ms']:.0f} ms, of these NCCL {row['nccl_ms']:.0f} ms"
+            if "nccl_ms" in row
+            else ""
+        )
     )
 
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from mxref_training import durable
 from mxref_training.run import checkpoint, metrics_log
@@ -53,10 +54,10 @@ def the_name_comes_before_the_data() -> None:
 def the_old_checkpoint_goes_first() -> None:
     real = CheckpointStore.save
 
-    def save(self: CheckpointStore, snapshot: Snapshot) -> Path:
+    def save(self: CheckpointStore, snapshot: Snapshot, *others: Any) -> Path:
         for step in self.steps():
             durable.remove(self.path(step))
-        return real(self, snapshot)
+        return real(self, snapshot, *others)
 
     CheckpointStore.save = save  # type: ignore[method-assign]
 

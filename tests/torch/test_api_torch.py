@@ -18,6 +18,7 @@ from api_setup import FP8, PLAIN, REFERENCE, SR, Model, Recorder, assert_same, b
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import warm
 from mxref import get_backend
 from mxref.errors import DtypeError
 from mxref.recipe_files import recipe_from_table
@@ -225,8 +226,9 @@ check_census(handle, model, SR)
 assert_same(grads(model), torch.load(sys.argv[2]))
 """
     command = [sys.executable, "-c", script, str(tmp_path / "model.pt"), str(tmp_path / "gradients.pt")]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    process = warm.Popen(command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True)
+    said = process.communicate(timeout=240)[1]
+    assert process.returncode == 0, said
 
 
 def test_a_backend_without_a_name_travels_itself() -> None:

@@ -224,3 +224,35 @@ def test_killed_while_writing_leaves_nothing_to_mistake_for_a_checkpoint(
     assert store.steps() == [3]
     store.save(snapshot(9))
     assert sorted(p.name for p in store.folder.iterdir()) == ["latest", "step-3", "step-9"]
+
+
+def test_a_text_file_names_the_newest_for_scripts(store: CheckpointStore) -> None:
+    latest = store.folder / "latest"
+    assert store.lost() == ""
+    for step in (3, 7):
+        store.save(snapshot(step))
+        assert latest.read_text() == f"step-{step}\n"
+        assert store.lost() == ""
+    latest.unlink()
+    assert store.lost() == ""
+    latest.write_text("step-3\n")
+    assert store.lost() == "", "a process was killed between two names"
+    assert store.latest() == 7
+    store.settle(7)
+    assert latest.read_text() == "step-7\n"
+    store.clear()
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize("text", ["step-9\n", "", "../elsewhere", "\x00"])
+def test_a_name_of_nothing_is_said_and_the_newest_is_taken(store: CheckpointStore, text: str) -> None:
+    store.save(snapshot(3))
+    (store.folder / "latest").write_text(text)
+    assert store.latest() == 3
+    named = text.strip()
+    assert (
+        store.lost() == f"{store.folder / 'latest'} names {named!r}, which is not there: the newest is step-3"
+    )
+    store.drop()
+    assert list(store.folder.iterdir()) == []
+    assert store.lost() == ""

@@ -231,7 +231,7 @@ def test_two_exports_to_one_folder_do_not_mix(run: Path, tmp_path: Path) -> None
 
 
 def test_what_is_no_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
-    assert "is no folder" in refused(tmp_path / "nothing", tmp_path / "hf")
+    assert "is not a folder" in refused(tmp_path / "nothing", tmp_path / "hf")
     assert "has no run.json" in refused(tmp_path, tmp_path / "hf")
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
 from mxref import get_backend
+from mxref.errors import FileFormatError
+from mxref_training import durable
 from mxref_training.lab.study import run_ladder
 from mxref_training.report.ladder.last import last_tables
 from mxref_training.report.ladder.page import markdown, write_report
@@ -62,3 +68,16 @@ def test_the_pages_show_them_and_escape_the_names_of_texts(tmp_path: Path) -> No
             run.pop("last", None)
     assert last_tables(results) == []
     assert "evaluated on more" not in write_report(results, tmp_path)[0].read_text(encoding="utf-8")
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = evaluated(tmp_path)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "sync", full)
+    with pytest.raises(FileFormatError, match=r"^cannot write to .*'mxref report .*' makes the report again"):
+        write_report(results, tmp_path)

@@ -228,6 +228,18 @@ def test_the_operands_are_those_of_telemetry(name: str) -> None:
         assert (row["zeroed"], row["clipped"]) == pytest.approx((other["zeroed"], other["clipped"]))
 
 
+@pytest.mark.parametrize("signs", [{}, {"sign_vector": "+-+++---+--+-++-"}, {"signs": "fixed"}])
+def test_the_means_of_groups_do_not_depend_on_the_signs(signs: dict[str, str]) -> None:
+    """What of an operand lies in the means is read along the transform that its rounding has seen."""
+    plain = recipe_from_table({"dialect": "amd"})
+    turned = recipe_from_table({"dialect": "amd", "all": {"hadamard": 16, **signs}})
+    layer, x, dy = layer_and_batch(plain, torch.float32)
+    probe = LayerProbe(Captured("layer", layer, x, dy, 3))
+    found = {name: operands for name, _, operands in probe.rows({"plain": plain, "turned": turned})}
+    for before, after in zip(found["plain"], found["turned"], strict=True):
+        assert after["dc_source"] == pytest.approx(before["dc_source"], rel=1e-6)
+
+
 def test_no_update_and_no_trace_is_left(trained: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(trained.rglob("*")) if path.is_file()}
     assert called(trained, "--recipe", "mxfp4", "--out", tmp_path).exit_code == 0
@@ -284,7 +296,7 @@ def test_other_tokens_than_the_runs_are_said(
 
 
 def test_what_is_no_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
-    assert "no folder" in refused(tmp_path / "missing")
+    assert "is not a folder" in refused(tmp_path / "missing")
     assert "no run of `mxref train`" in refused(tmp_path)
     empty = Path(shutil.copytree(trained, tmp_path / "empty"))
     shutil.rmtree(empty / "checkpoints")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from mxref_training.errors import CheckpointError
 from mxref_training.run import checkpoint, checkpoint_files
@@ -195,6 +196,36 @@ def test_the_first_rank_names_a_checkpoint_when_all_have_written(
 
     assert on_ranks(2, train) == [[None, 1]] * 2
     assert torch.equal(CheckpointStore(tmp_path, 2).load(1).tensors["model"]["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_each_rank_writes_is_planned_again_only_if_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    planned: list[int] = []
+    real = DefaultSavePlanner.create_global_plan
+
+    def counted(self: DefaultSavePlanner, plans: Any) -> Any:
+        planned.append(len(plans))
+        return real(self, plans)
+
+    monkeypatch.setattr(DefaultSavePlanner, "create_global_plan", counted)
+
+    def train(ranks: ThreadRanks) -> None:
+        with Saver(CheckpointStore(tmp_path, 9, ranks), background) as saver:
+            for step in (1, 2, 3, 4):
+                made = snapshot(ranks, step)
+                if ranks.rank == 1 and step > 2:
+                    made.tensors["model"]["more"] = torch.tensor(float(step))
+                saver.save(made)
+
+    assert on_ranks(2, train) == [None, None]
+    assert planned == [2] * 4, "at steps 1 and 3, on each rank"
+    for step in (1, 2, 3, 4):
+        found = CheckpointStore(tmp_path, 9).load(step).tensors["model"]
+        assert torch.equal(found["w"], torch.full((3,), float(step)))
+        assert ("more" in found) == (step > 2)
+        assert step < 3 or found["more"] == step
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -43,6 +43,13 @@ def test_help_lists_every_command_and_imports_none():
         assert f"\n  {name}" in done.stdout
 
 
+def test_python_runs_the_package_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "mxref", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"mxref {mxref.__version__}\n", "")
+
+
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, package: str = "plug") -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from mxref.reference import backend as reference
 from mxref.steps.scale import ScaleRule
 from places import ROOT
 
+EVERYTHING = os.environ.get("MXREF_CONFORMANCE_ALL") == "1"
+"""Whether `make test-conformance` asks the reference for every format at level full."""
 TOY = f"{ROOT}/docs/examples/toy_backend.py:backend"
 PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 
@@ -33,9 +36,12 @@ PLANTED = f"{ROOT}/docs/examples/planted_fault_backend.py:backend"
 @pytest.mark.clause("conformance.capabilities")
 @pytest.mark.parametrize("level", Level)
 def test_the_reference_passes_all_that_it_declares(level):
-    report = check(reference, level=level)
+    """Level full of MXFP8 asks Numba below, whose answers are compared with the reference's."""
+    formats = [MXFP4.name] if level is Level.FULL and not EVERYTHING else None
+    report = check(reference, level=level, formats=formats)
     assert report.ok, report.failing
-    assert {c.clause for c in report.clauses} == set(CLAUSES)
+    of_mxfp8 = {"formats.fp8", "gemm.special", "packing.bytes"}
+    assert {c.clause for c in report.clauses} == set(CLAUSES) - (of_mxfp8 if formats else set())
     assert {reason for c in report.clauses for reason in c.reasons} == {"native_sr"}
 
 

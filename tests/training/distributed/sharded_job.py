@@ -33,7 +33,16 @@ SHAPES = {"even": (8, 6), "uneven": (7, 4), "one": (1, 6), "norm": (5,)}
 PLACEMENTS = ("shard", "replicate", "columns")
 ON_FOUR = ("shard", "hybrid", "strided")
 CPU = torch.device("cpu")
-RUN = change(CONFIG, batch=4, micro_batch=4, steps=4, eval_every=2, checkpoint_every=1, async_checkpoint=True)
+RUN = change(
+    CONFIG,
+    batch=4,
+    micro_batch=4,
+    steps=4,
+    threads=1,
+    eval_every=2,
+    checkpoint_every=1,
+    async_checkpoint=True,
+)
 
 
 class Position:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch import LayerError, convert
 from mxref_training.config import TrainConfig, find_recipe
@@ -33,6 +34,15 @@ WHOLE = change(UNCLIPPED, batch=4, micro_batch=4, steps=4, eval_every=2, eval_to
 """Five validation windows: the ranks have not the same number of them."""
 HALVES = change(WHOLE, micro_batch=2)
 """In one process: the parts of two ranks one after the other."""
+
+PHASES = recipe_from_table(
+    {
+        "dialect": "amd",
+        "all": {"rounding": "sr"},
+        "layers": [{"match": ["*.down_proj"], "recipe": "fp8"}],
+        "schedule": [{"until": 1, "recipe": "fp8"}],
+    }
+)
 
 
 def same_numbers(ranks: Ranks) -> None:
@@ -110,10 +120,12 @@ def same_steps(ranks: Ranks, folder: Path, recipe: Recipe | str, config: TrainCo
 
 
 def resumed(ranks: Ranks, folder: Path) -> None:
-    """A run that stopped goes on to the bit."""
-    whole, parts = folder / f"{SR.digest}-2", folder / "parts"
-    run(parts, SR, WHOLE, ranks=ranks, stop_after=2)
-    run(parts, SR, WHOLE, ranks=ranks)
+    """A run that stopped goes on to the bit, also in a phase in which other layers have FP8's scales."""
+    whole, parts = folder / "whole", folder / "parts"
+    config = replace(WHOLE, model=replace(WHOLE.model, tie_embeddings=True), optim=CONFIG.optim)
+    run(whole, PHASES, config, ranks=ranks)
+    run(parts, PHASES, config, ranks=ranks, stop_after=2)
+    run(parts, PHASES, config, ranks=ranks)
     assert metrics(parts) == metrics(whole)
 
 

@@ -143,10 +143,10 @@ def skipped_amax_stays(patch: Patch) -> None:
 def current_scaling(patch: Patch) -> None:
     right = Fp8Scales.quantize
 
-    def quantize(self: Fp8Scales, tensor: str, x: torch.Tensor) -> Any:
+    def quantize(self: Fp8Scales, tensor: str, x: torch.Tensor, *whole: Any) -> Any:
         kept, self.delayed = self.delayed, False
         try:
-            return right(self, tensor, x)
+            return right(self, tensor, x, *whole)
         finally:
             self.delayed = kept
 

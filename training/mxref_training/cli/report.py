@@ -74,14 +74,12 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
 def show_ladder(results: dict[str, Any], folder: Path) -> None:
     """Print a ladder's table and write its pages into a folder."""
     from mxref.terminal import console, echo
-    from mxref_training.durable import make_folder
     from mxref_training.report.ladder.page import WIDE, table, write_report
 
     screen = console()
     if not screen.is_terminal:
         screen.width = max(screen.width, WIDE)  # a file or a pipe has room
     screen.print(table(results, screen.width))
-    make_folder(folder)
     page, _ = write_report(results, folder)
     echo(f"\n{page}")
 

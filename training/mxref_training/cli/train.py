@@ -81,19 +81,19 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
     "--dry-run", is_flag=True, help="Print parameters, memory, operations, recipe and backend; train nothing."
 )
 @click.option(
-    "--ranks", type=int, metavar="N", help="With --dry-run: for a run of N ranks, none of which is needed."
+    "--ranks", type=int, metavar="N", help="With --dry-run: plan a run of N ranks, without starting any."
 )
 @click.option(
     "--peak-tflops",
     type=float,
     metavar="X",
-    help="With --dry-run: the largest rate of a rank, in 10^12 FLOP/s.",
+    help="With --dry-run: peak rate of a rank, in 10^12 FLOP/s.",
 )
 @click.option(
     "--utilisation",
     type=float,
     metavar="X",
-    help="With --dry-run: the share of it that is assumed, as in 0.4.",
+    help="With --dry-run: the assumed share of the peak rate, as in 0.4.",
 )
 @click.pass_context
 def train(
@@ -120,7 +120,7 @@ def train(
     peak_tflops: float | None,
     utilisation: float | None,
 ) -> None:
-    """Train a Llama from scratch with the GEMMs of a recipe.
+    """Train a Llama with the GEMMs of a recipe.
 
     CONFIG is a TOML file or a preset: demo (the default), tiny, lab_20m, lab_50m, llama31_8b, llama31_70b. A run
     that was stopped goes on from its latest checkpoint when the same command is given again, bit for bit as if it had
@@ -131,11 +131,11 @@ def train(
       mxref train                                a small Llama, MXFP4 + H16, text found on this machine
       mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
-      mxref train demo --recipe mine.toml --dry-run   what a recipe with layers and phases comes to
+      mxref train demo --recipe mine.toml --dry-run   show what a recipe does to each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train llama31_8b --recipe mxfp4_h16 --dry-run --ranks 8
-      torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --out runs/8b   eight GPUs of this host
-      mxref train mine.toml --init-from Llama-3.2-1B   go on with a model of Hugging Face
+      mxref train llama31_8b --set run.micro_batch=8 --dry-run --ranks 8   plan a run on eight GPUs
+      torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --set run.micro_batch=8 --out runs/8b
+      mxref train mine.toml --init-from Llama-3.2-1B   begin with the weights of a Hugging Face folder
       mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
       mxref train demo --profile 10:13           with a trace of four steps in the run's folder
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines

@@ -137,14 +137,14 @@ def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> Tok
 
 def check_lengths(config: TrainConfig, corpus: TokenCorpus) -> None:
     """Raise ConfigError unless each side has the tokens that one batch or one evaluation needs."""
-    for side, tokens, needed in (
-        ("training", corpus.train, config.run.seq_len + 1),
-        ("validation", corpus.val, config.run.eval_tokens + 1),
+    ways = "give more text" if config.data.val else "give more text, name validation data by data.val"
+    for side, tokens, needed, way_out in (
+        ("training", corpus.train, config.run.seq_len + 1, "give more text, or lower run.seq_len"),
+        ("validation", corpus.val, config.run.eval_tokens + 1, f"{ways}, or lower run.eval_tokens"),
     ):
         if len(tokens) < needed:
             raise ConfigError(
-                f"the {side} data has {counted(len(tokens), 'token')}, this run needs {needed:,}: "
-                "give more text, or lower run.seq_len or run.eval_tokens"
+                f"the {side} data has {counted(len(tokens), 'token')}, this run needs {needed:,}: {way_out}"
             )
 
 

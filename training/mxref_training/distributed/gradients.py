@@ -24,9 +24,8 @@ def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
     squares = 0.0
     held = [(own_part(g), copies(g, ranks.world)) for g in gradients]
     filled = [(g, times) for g, times in held if g.numel()]
-    # All are started before the first is waited for.
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g, _ in filled]
-    for norm, (_, times) in zip(torch.stack(norms).tolist() if norms else [], filled, strict=True):
+    norms = torch._foreach_norm([g for g, _ in filled], 2, dtype=torch.float64) if filled else []
+    for norm, (_, times) in zip(torch.stack(list(norms)).tolist() if norms else [], filled, strict=True):
         squares += norm * norm / times
     total = math.sqrt(math.fsum(row[0] for row in ranks.gather_numbers([squares])))
     return float(torch.tensor(total, dtype=torch.float64).to(torch.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
     """Split a model over the ranks of a mesh and give it memory, without values, in place.
 
     Along `tensor` ranks compute layers together; along the other axes FSDP2 splits what each of them has.
-    Each decoder layer is gathered when its forward or backward pass begins and freed behind it; embedding, last norm
+    Each decoder layer is gathered while the one before it runs, and freed behind it; embedding, last norm
     and `lm_head` are gathered together. Weights, gradients and their sums over ranks are float32. Gradients are added
     over ranks, not averaged: the loss has been divided by the number of parts.
 
@@ -47,6 +48,9 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=over)
     fully_shard(model, mesh=over)
+    # Else a layer is gathered when the CPU comes to it, and a GPU that waits for the CPU waits for that too.
+    for before, layer in pairwise((model, *model.model.layers)):
+        before.set_modules_to_forward_prefetch([layer])
     register_fsdp_forward_method(model, "through")
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -184,7 +184,7 @@ class LayerDraws:
 
 def _turned_back(t: Tensor, spec: OperandSpec, stream: Stream) -> Tensor:
     """Return rows in the rotated domain as they were before the rotation, float64."""
-    rotation = draw_rotation(spec.hadamard, spec.signs, stream)
+    rotation = draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector)
     matrix = torch.from_numpy(hadamard(torch.eye(rotation.n).numpy(), rotation)).to(t.device, torch.float64)
     # Rows of the identity become rows d_i h_i of R^T; x R^T = y gives x = y R.
     return (t.reshape(-1, rotation.n) @ matrix.t()).reshape(t.shape)

@@ -162,7 +162,7 @@ def split_row(captured: Captured, seen: Rounded, spec: OperandSpec, role: GemmRo
         if spec.hadamard:
             layer, operand = captured.layer, OPERANDS[role][which]
             stream = Stream(layer.context.seed, captured.step, layer.index, operand.id)
-            rotation = draw_rotation(spec.hadamard, spec.signs, stream)
+            rotation = draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector)
     split, mean = ErrorSplit(seen.scales is not None, height), MeanSplit(rotation)
     for slab in seen.slabs(height, at_once(seen.source)):
         mean.add(*split.add(slab))

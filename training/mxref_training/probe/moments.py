@@ -123,7 +123,7 @@ def _find(path: Path) -> Moment:
     run = path.resolve().parent.parent if named else path
     if not path.is_dir():
         raise CheckpointError(
-            f"{path} is no folder; name a run's folder, the --out of `mxref train`, or RUN/checkpoints/step-N"
+            f"{path} is not a folder; name a run's folder, the --out of `mxref train`, or RUN/checkpoints/step-N"
         )
     folder = RunFolder(run, 1)
     record = folder.record()

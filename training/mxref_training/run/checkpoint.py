@@ -15,22 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.durable import (
-    clean,
-    explained,
-    make_folder,
-    publish,
-    remove,
-    replace_text,
-    temporary,
-)
+from mxref_training.durable import clean, explained, make_folder, publish, remove, replace_text, temporary
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.run.checkpoint_files import (
     FORMAT,
@@ -49,6 +41,9 @@ from mxref_training.run.checkpoint_files import (
     write_manifest,
 )
 from mxref_training.run.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mxref_training.run.shards import SavePlans
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 LATEST = "latest"
@@ -84,18 +79,22 @@ class CheckpointStore:
         """Return the step of the newest checkpoint, from which a run resumes; None if there is none."""
         return max(self.steps(), default=None)
 
-    def save(self, snapshot: Snapshot) -> Path:
+    def save(self, snapshot: Snapshot, plans: SavePlans | None = None) -> Path:
         """Write a checkpoint. Then delete the oldest ones beyond `keep`, and all of later steps.
 
         Raises:
             CheckpointError: it cannot be written, for example on a full disk; existing checkpoints stay.
         """
-        unfinished = self.begin(snapshot)
+        unfinished = self.begin(snapshot, plans)
         unfinished.write(synced=self.ranks.several)
         return self.finish(unfinished)
 
-    def begin(self, snapshot: Snapshot) -> Unfinished:
+    def begin(self, snapshot: Snapshot, plans: SavePlans | None = None) -> Unfinished:
         """Make the temporary folder of a checkpoint, and decide what each rank writes.
+
+        Args:
+            snapshot: the checkpoint.
+            plans: has the plan of the save before.
 
         Raises:
             CheckpointError: as of `save`.
@@ -114,10 +113,10 @@ class CheckpointStore:
                     partial.mkdir()
         state = {"format": FORMAT, "step": step, **snapshot.state}
         if ranks.several:
-            from mxref_training.run.shards import planned_parts
+            from mxref_training.run.shards import SavePlans
 
             state |= {"format": SHARDED, "ranks": ranks.world}
-            parts = planned_parts(snapshot.tensors, ranks)
+            parts = (plans or SavePlans()).parts(snapshot.tensors, ranks)
         else:
             parts = {
                 group: {name: Part(t, (0,) * t.ndim, tuple(t.shape)) for name, t in named.items()}

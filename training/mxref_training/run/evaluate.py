@@ -100,7 +100,7 @@ def evaluate(
     own: list[float] = []
     count, number, summed = 0, 0, loss_of(model, loss_sum)
     device = next(model.parameters()).device
-    batches = sequential_batches(tokens, seq_len, batch, limit)
+    batches = iter(sequential_batches(tokens, seq_len, batch, limit))
     with undisturbed(model, context):
         context.global_tokens = limit // seq_len * seq_len
         while group := list(islice(batches, share.parts)):

@@ -340,9 +340,11 @@ class _Run:
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
+        self.context.step = (
+            step - 1
+        )  # the scales in the checkpoint are those of its phase; ranks read into them
         snapshot = self.state.read(self.folder.store, step)
         self.folder.require(self.identity, snapshot.state["identity"])
-        self.context.step = step - 1  # the scales in the checkpoint are those of its phase
         self.state.restore(snapshot)
         for said in (snapshot.resharded(self.ranks, self.identity), self.folder.store.lost()):
             if said:

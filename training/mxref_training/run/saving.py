@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from mxref_training.errors import CheckpointError
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.checkpoint_files import Unfinished
 from mxref_training.run.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mxref_training.run.shards import SavePlans
 
 _BUSY, _WRITTEN, _FAILED = range(3)
 
@@ -33,6 +37,11 @@ class Saver:
         self._store, self._background = store, background
         self._unfinished: Unfinished | None = None
         self._thread: Thread | None = None
+        self._plans: SavePlans | None = None
+        if store.ranks.several:
+            from mxref_training.run.shards import SavePlans
+
+            self._plans = SavePlans()
         self._copies: dict[tuple[str, str], Tensor] = {}
 
     def save(self, snapshot: Snapshot) -> None:
@@ -42,10 +51,10 @@ class Saver:
             CheckpointError: as of `CheckpointStore.save`, for this checkpoint or the one before it.
         """
         if not self._background:
-            self._store.save(snapshot)
+            self._store.save(snapshot, self._plans)
             return
         self.wait()
-        unfinished = self._store.begin(snapshot)
+        unfinished = self._store.begin(snapshot, self._plans)
         self._copy(unfinished)
         self._thread = Thread(target=unfinished.write, name="checkpoint", daemon=True)
         self._thread.start()

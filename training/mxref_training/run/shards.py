@@ -26,34 +26,45 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan
 
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.run.checkpoint_files import CHUNKS, Part
 
 
-def planned_parts(groups: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, dict[str, Part]]:
-    """Return what this rank writes of each group, so that all ranks together write everything once.
+class SavePlans:
+    """Decides what each rank writes. The plan of the last save holds until a tensor changes its place on some rank."""
 
-    Every rank calls this with the same names; a DTensor says by its placement which part each rank has. A name that
-    only one rank has is written by that rank.
+    def __init__(self) -> None:
+        self._local: SavePlan | None = None
+        self._own = SavePlan([])
 
-    Raises:
-        ValueError: the parts of a tensor overlap or do not cover it.
-    """
-    tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(tensors, is_coordinator=ranks.first)
-    plans, _ = planner.create_global_plan(ranks.gather(planner.create_local_plan()))
-    found: dict[str, dict[str, Part]] = {group: {} for group in groups}
-    for item in planner.finish_plan(plans[ranks.rank]).items:
-        assert item.tensor_data is not None
-        chunk, whole = item.tensor_data.chunk, item.tensor_data.size
-        tensor = planner.resolve_data(item)
-        assert isinstance(tensor, Tensor)
-        if tensor.numel() or not math.prod(whole):
-            group, _, name = item.index.fqn.partition("/")
-            found[group][name] = Part(tensor.detach(), tuple(chunk.offsets), tuple(whole))
-    return found
+    def parts(self, groups: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, dict[str, Part]]:
+        """Return what this rank writes of each group, so that all ranks together write everything once.
+
+        Every rank calls this; a DTensor says by its placement which part each rank has. A name that only one rank has
+        is written by that rank.
+
+        Raises:
+            ValueError: the parts of a tensor overlap or do not cover it.
+        """
+        tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(tensors, is_coordinator=ranks.first)
+        local = planner.create_local_plan()
+        if ranks.any(local != self._local):
+            plans, _ = planner.create_global_plan(ranks.gather(local))
+            self._local, self._own = local, plans[ranks.rank]
+        found: dict[str, dict[str, Part]] = {group: {} for group in groups}
+        for item in self._own.items:
+            assert item.tensor_data is not None
+            chunk, whole = item.tensor_data.chunk, item.tensor_data.size
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, Tensor)
+            if tensor.numel() or not math.prod(whole):
+                group, _, name = item.index.fqn.partition("/")
+                found[group][name] = Part(tensor.detach(), tuple(chunk.offsets), tuple(whole))
+        return found
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mxref.errors import FileFormatError
 from mxref.printable import printable
 from mxref.tomlio import dumps
-from mxref_training.durable import explained, replace_text
+from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.report.ladder.answers import answer_lines, answers, counts_line, reach_line
 from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
@@ -270,7 +270,7 @@ def _facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder, each in one piece, and return their paths.
+    """Write `report.html` and `report.md` into a folder, made if need be, each in one piece; return their paths.
 
     Raises:
         FileFormatError: a file cannot be written; an older one is left as it was.
@@ -305,8 +305,10 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
         probe=section(folder, printable),
     )
     paths = folder / HTML, folder / MARKDOWN
+    way_out = f"the numbers are in results.json, and 'mxref report {folder}' makes the report again"
+    with explained(FileFormatError, f"write to {folder}", way_out):
+        make_folder(folder)
     for path, text in zip(paths, (page, markdown(results) + probe_markdown(folder)), strict=True):
-        way_out = f"the numbers are in results.json, and 'mxref report {folder}' makes the report again"
         with explained(FileFormatError, f"write {path}", way_out):
             replace_text(path, text)
     return paths

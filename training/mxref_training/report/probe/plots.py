@@ -22,7 +22,9 @@ WIDTH = 11.2
 _LINE = 0.235
 """Height of a recipe's line, in inches."""
 _NAMES = 0.185
-"""Share of the width that the recipes' names take."""
+"""Share of the width that the recipes' names take at least."""
+_LETTER = 0.0062
+"""The share of a letter."""
 _ACROSS = 9
 """Most panels side by side."""
 _ROOM = 0.25
@@ -121,6 +123,7 @@ def _figure(
     shown = {row["recipe"] for panel in panels for row in panel.rows}
     recipes = [recipe["name"] for recipe in results["recipes"] if recipe["name"] in shown]
     labels = [recipe["label"] for recipe in results["recipes"] if recipe["name"] in shown]
+    names = max(_NAMES, _LETTER * max(map(len, labels), default=0))
     several = len(results["moments"]) > 1
     down = -(-len(panels) // _ACROSS)
     across = -(-len(panels) // down)
@@ -143,14 +146,14 @@ def _figure(
             line[0].set_yticks(range(len(recipes)), labels, fontsize=8.5)
             line[0].tick_params(axis="y", length=0, labelcolor=INK)
         figure.subplots_adjust(
-            left=_NAMES,
+            left=names,
             right=0.985,
             top=1 - ((0.3 if legend else 0.0) + top) / total,
             bottom=bottom / total,
             wspace=0.12,
             hspace=gap / height,
         )
-        figure.supxlabel(label, fontsize=9, color=MUTED, x=(_NAMES + 0.985) / 2, y=0.03 / total, va="bottom")
+        figure.supxlabel(label, fontsize=9, color=MUTED, x=(names + 0.985) / 2, y=0.03 / total, va="bottom")
         if legend:
             legend(figure)
         return svg(figure, prefix)
