@@ -81,10 +81,10 @@ def export(
 
     \b
     Examples:
-      mxref export runs/b model                                 the weights as they are, in float32
+      mxref export runs/b model                  the weights as they are
       mxref export runs/b/checkpoints/step-300 model --dtype bfloat16
-      mxref export runs/b model --packed compressed-tensors     weights in MXFP4 as the run's Fprop reads them
-      mxref export runs/b model --packed quark --dialect amd    the same for Quark, with AMD's scale rule
+      mxref export runs/b model --packed compressed-tensors
+      mxref export runs/b model --packed quark --dialect amd
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     require("export", "torch", "tokenizers")
     if packed is None and (

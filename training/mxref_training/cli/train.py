@@ -128,16 +128,20 @@ def train(
 
     \b
     Examples:
-      mxref train                                a small Llama, MXFP4 + H16, text found on this machine
+      mxref train                                a small Llama in MXFP4 + H16
       mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
-      mxref train demo --recipe mine.toml --dry-run   show what a recipe does to each layer and phase
+      mxref train demo --recipe mine.toml --dry-run    each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
-      mxref train llama31_8b --set run.micro_batch=8 --dry-run --ranks 8   plan a run on eight GPUs
-      torchrun --nproc-per-node 8 --no-python mxref train llama31_8b --set run.micro_batch=8 --out runs/8b
-      mxref train mine.toml --init-from Llama-3.2-1B   begin with the weights of a Hugging Face folder
-      mxref train demo --telemetry 50            with telemetry.jsonl, which `mxref report` shows
-      mxref train demo --profile 10:13           with a trace of four steps in the run's folder
+      mxref train mine.toml --init-from Llama-3.2-1B   weights of Hugging Face
+      mxref train demo --telemetry 50            what `mxref report` then shows
+      mxref train demo --profile 10:13           with a trace of four steps
+
+    \b
+    A run on eight GPUs, first planned, then trained:
+      mxref train llama31_8b --set run.micro_batch=8 --dry-run --ranks 8
+      torchrun --nproc-per-node 8 --no-python \\
+          mxref train llama31_8b --set run.micro_batch=8 --out runs/8b
     """  # noqa: D301 - click takes \\b for a paragraph that keeps its lines
     wait_passively()
     _require_torch()
