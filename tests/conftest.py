@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import gc
-import importlib.util
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from clause_index import load_clauses
 from mxref.cores import cores
 
 TESTS = Path(__file__).parent
-EXTENSION = TESTS.parent / "docs" / "_ext"
 SLOW_FILES = TESTS / "slow_files.csv"
 """The slowest test files in the order in which they begin, which docs/reference/tests.rst shows."""
 
@@ -47,18 +44,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
-
-
-def load_clauses() -> ModuleType:
-    """Return `docs/_ext/clauses.py`, which is no part of any package."""
-    if "clauses" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("clauses", EXTENSION / "clauses.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["clauses"] = module
-        spec.loader.exec_module(module)
-    return sys.modules["clauses"]
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:

@@ -225,7 +225,7 @@ def record() -> dict[str, Any]:
 
 
 def test_the_section_says_what_the_record_says() -> None:
-    text = render_gpu_step.section(record(), render_gpu._table)
+    text = render_gpu_step.section(record(), render_gpu.table_text)
     cells = [line.strip(" *-") for line in text.splitlines()]
     at = cells.index("`mxfp4_h16:bounded`")
     assert cells[at + 1 : at + 10] == ["81,920", "1.25", "200", "60", "120", "20", "0.95", "4,321", "61.2"]
@@ -237,11 +237,11 @@ def test_the_section_says_what_the_record_says() -> None:
     assert "baseline of accuracy" not in text
     found = record()
     found["steps"][0]["recipe"] = "fp8"
-    assert "baseline of accuracy" in render_gpu_step.section(found, render_gpu._table)
+    assert "baseline of accuracy" in render_gpu_step.section(found, render_gpu.table_text)
     assert "activations" not in text
     for row, gib in zip(found["steps"], (20.04, 9.96), strict=True):
         row["activations_gib"] = gib
-    cells = [line.strip(" *-") for line in render_gpu_step.section(found, render_gpu._table).splitlines()]
+    cells = [line.strip(" *-") for line in render_gpu_step.section(found, render_gpu.table_text).splitlines()]
     assert cells[cells.index("`mxfp4_h16:bounded`") + 9 :][:2] == ["61.2", "10.0"]
 
 

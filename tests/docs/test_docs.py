@@ -133,12 +133,12 @@ def test_every_measurement_that_a_page_includes_is_rendered_and_every_rendered_o
     for package in ("torch", "triton", "numba", "matplotlib"):
         pytest.importorskip(package)
     from ablations import page as ablations
-    from bench import render, render_aot, render_gpu
+    from bench import render, render_aot, render_gpu, render_ranks
     from exhaustive import table
     from peers import render as peers
     from projection import page as projection
 
-    studies = (render, render_gpu, render_aot, projection, peers, table, ablations)
+    studies = (render, render_gpu, render_aot, render_ranks, projection, peers, table, ablations)
     rendered = {name: text for study in studies for name, text in study.parts().items()}
     assert all(len(text) > 1000 for text in rendered.values())
     included = set(re.findall(r"/_measured/([\w.]+)", "".join([*map(text, PAGES), *rendered.values()])))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import EXTENSION, load_clauses
+from clause_index import EXTENSION, load_clauses
 
 clauses = load_clauses()
 ROOT = EXTENSION.parent.parent

@@ -10,7 +10,7 @@ from itertools import chain
 import pytest
 from click.testing import CliRunner
 
-from conftest import load_clauses
+from clause_index import load_clauses
 from explorer.page_backend import PAGE, Engine
 from mxref import DIALECTS
 from mxref.cli import main

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from conftest import EXTENSION, load_clauses
+from clause_index import EXTENSION, load_clauses
 from mxref import BlockShape, Capabilities, Rounding, ScaleRule
 from mxref.reference import ReferenceBackend
 

@@ -42,6 +42,11 @@ class Watched:
         return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
+def test_losses_of_zero_have_no_spread_and_do_not_stop_the_run(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.see(*(line(step, 0.0) for step in range(1, 51)), line(51, 0.25)) == []
+
+
 def test_a_spike_names_step_loss_norm_and_samples(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     assert watched.see(*(line(step, CALM[step]) for step in range(1, 51))) == []

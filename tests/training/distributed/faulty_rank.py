@@ -6,14 +6,17 @@ import errno
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from mxref.cli import main
 from mxref_training.run import checkpoint_files, eager
 
-RANK, STEP = "1", 4
-"""The rank that fails, and the step in which it does."""
+STEP = 4
+"""The step in which a rank fails."""
 
 
 def killed() -> None:
@@ -41,10 +44,22 @@ def disk_full() -> None:
     checkpoint_files.write_parts = full
 
 
-FAULTS = {"killed": killed, "disk_full": disk_full, "none": lambda: None}
+def slow() -> None:
+    """Have the rank take long to end after an error, before it shows it."""
+    destroy = dist.destroy_process_group
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(2)
+        destroy(*arguments)
+
+    dist.destroy_process_group = slowly
+
+
+FAULTS = {"killed": (1, killed), "disk_full": (1, disk_full), "slow": (0, slow), "none": (0, lambda: None)}
+"""The rank that has the fault, and what gives it to this process."""
 
 if __name__ == "__main__":
-    fault = FAULTS[sys.argv.pop(1)]
-    if os.environ["RANK"] == RANK:
+    rank, fault = FAULTS[sys.argv.pop(1)]
+    if os.environ["RANK"] == str(rank):
         fault()
     main()

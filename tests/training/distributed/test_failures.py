@@ -119,7 +119,8 @@ def test_what_does_not_fit_is_refused_once_and_stays(
     shutil.copytree(folder / "whole", out)
     harm(out / "checkpoints" / "step-6")
     before = files(out)
-    done = command(folder, out, "--steps", "8", *options)
+    # Both ranks find the damage. The second one would end before the slow first one has said why.
+    done = command(folder, out, "--steps", "8", *options, fault="slow" if harm is flip else "none")
     assert done.returncode != 0
     (error,) = errors(done)
     assert said in error

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 20
+KILLS = int(os.environ.get("MXREF_KILLS", "20"))
 STEPS, EVERY = 120, 4
 """Optimizer steps of a run, and between its checkpoints."""
 SMALL = (
@@ -26,6 +26,8 @@ SMALL = (
 )  # fmt: skip
 RECIPE = 'dialect = "amd"\nall.rounding = "sr"\n'
 PATIENCE = 300
+MARK = "MXREF_JOB_OF_TEST"
+"""The environment variable that all processes of a job share. A rank whose launcher was killed has another parent."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -48,7 +50,7 @@ class Job:
             "tiny", "--recipe", "recipe.toml", "--data", "train.jsonl", "--val", "val.jsonl",
             "--backend", "numba", "--out", str(self.out), *settings,
         ]  # fmt: skip
-        quiet = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+        quiet = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", MARK: str(self.out)}
         return subprocess.Popen(
             command, cwd=self.folder, env=quiet, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -59,8 +61,35 @@ class Job:
         try:
             self.output.append(process.communicate(timeout=PATIENCE)[0])
         finally:
-            kill_session(process.pid)
+            self.kill_all()
         return process.returncode
+
+    def kill_all(self) -> None:
+        """Kill every process of the job, also ranks that have lost their launcher."""
+        while found := self.processes():
+            for pid in found:
+                send(pid, signal.SIGKILL)
+
+    def processes(self, of_ranks: bool = False) -> list[int]:
+        """The processes of the job that run, or those of its ranks, in no order."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                environment = path.read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended, or is another user's
+            ours = f"{MARK}={self.out}".encode() in environment
+            if ours and (not of_ranks or any(entry.startswith(b"LOCAL_RANK=") for entry in environment)):
+                found.append(int(path.parent.name))
+        return found
+
+    def ranks(self) -> list[int]:
+        """The processes of the ranks, in no order."""
+        return self.processes(of_ranks=True)
+
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written; of a job that was killed, whether one was."""
+        return any((self.out / "checkpoints").glob(".step-*.tmp"))
 
     def steps(self) -> int:
         """The steps that the log has."""
@@ -73,41 +102,29 @@ class Job:
         return (self.out / "metrics.jsonl").read_bytes()
 
 
-def ranks_of(job: int) -> list[int]:
-    """The processes that `torchrun` has started for its ranks, in no order."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            pid, after = int(status.parent.name), status.read_text().rpartition(")")[2].split()
-            environment = status.with_name("environ").read_bytes()
-        except OSError:
-            continue  # it has ended
-        if int(after[1]) == job and b"LOCAL_RANK=" in environment:
-            found.append(pid)
-    return found
-
-
 def send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def kill_session(leader: int) -> None:
-    """Kill every process of a job. A rank has a session of its own under some versions of `torchrun`."""
-    for pid in (*ranks_of(leader), leader):
-        send(pid, signal.SIGKILL)
-
-
 def disturb(job: Job, process: subprocess.Popen[str], chance: random.Random, act: Callable[[], None]) -> bool:
-    """Act at a random point: while the job starts, or up to twelve steps on; False if it ended before."""
+    """Act at a random point; False if the job ended before.
+
+    A third of the points are anywhere from the start of the job to twelve steps on, the others in the next checkpoint.
+    """
     before, until = job.steps(), time.monotonic() + PATIENCE
-    ahead = chance.choice([0, *range(1, 13)])
-    while ahead and job.steps() < before + ahead:
+    in_checkpoint = chance.random() < 2 / 3
+    ahead = 1 if in_checkpoint else chance.choice([0, *range(1, 13)])
+
+    def early() -> bool:
+        return job.steps() < before + ahead or (in_checkpoint and not job.saving())
+
+    while ahead and early():
         if process.poll() is not None:
             return False
-        assert time.monotonic() < until, "no step was logged"
-        time.sleep(0.002)
-    time.sleep(chance.uniform(0, 0.05 if ahead else 4))
+        assert time.monotonic() < until, "no step was logged, or no checkpoint was begun"
+        time.sleep(0.0005)
+    time.sleep(chance.uniform(0, 0.01 if in_checkpoint else 0.05 if ahead else 4))
     if process.poll() is not None:
         return False
     act()
@@ -141,10 +158,13 @@ def undisturbed(folder: Path) -> bytes:
 def test_stopped_at_random_points(
     folder: Path, undisturbed: bytes, signalled: signal.Signals, options: tuple[str, ...]
 ) -> None:
-    """SIGKILL hits one rank, both, or the launcher; SIGTERM hits the launcher or one rank, and loses nothing."""
+    """SIGKILL hits one rank, both, or all with the launcher first; SIGTERM one rank, both, or the launcher alone.
+
+    After SIGTERM the newest checkpoint has every step that was logged. Some of the kills hit a checkpoint.
+    """
     chance = random.Random(f"{signalled.name} {options}")
     job = Job(folder, folder / f"{signalled.name}-{len(options)}", options)
-    stops = starts = 0
+    stops = starts = in_checkpoints = 0
     while stops < KILLS:
         starts += 1
         assert starts < 4 * KILLS, "the run does not get on"
@@ -155,15 +175,22 @@ def test_stopped_at_random_points(
         process = job.start()
 
         def act(process: subprocess.Popen[str] = process) -> None:
-            ranks = ranks_of(process.pid)
-            whom = chance.choice([[process.pid], ranks[:1], ranks[1:], ranks])
-            for pid in whom or [process.pid]:
+            ranks = job.ranks()
+            all_of_them = [process.pid, *ranks] if signalled is signal.SIGKILL else [process.pid]
+            for pid in chance.choice([all_of_them, ranks[:1], ranks[1:], ranks]) or all_of_them:
                 send(pid, signalled)
-            if process.pid in whom and signalled is signal.SIGKILL:
-                kill_session(process.pid)
 
-        stops += disturb(job, process, chance, act)
+        stopped = disturb(job, process, chance, act)
         job.end(process)
+        stops += stopped
+        if signalled is signal.SIGKILL:
+            in_checkpoints += stopped and job.saving()
+        elif job.steps():
+            assert (job.out / "checkpoints" / "latest").read_text().strip() == f"step-{job.steps()}"
+    print(
+        f"{signalled.name}: {stops} stops in {starts} starts, {in_checkpoints} left a checkpoint unfinished"
+    )
+    assert signalled is not signal.SIGKILL or in_checkpoints >= KILLS // 5
     assert job.end(job.start()) == 0, job.output[-1]
     assert job.metrics() == undisturbed
 
@@ -178,7 +205,7 @@ def test_a_killed_rank_is_started_again_by_the_launcher(folder: Path, undisturbe
             assert process.poll() is None, job.output
             assert time.monotonic() < until
             time.sleep(0.01)
-        os.kill(ranks_of(process.pid)[-1], signal.SIGKILL)
+        os.kill(job.ranks()[-1], signal.SIGKILL)
     assert job.end(process) == 0, job.output
     assert job.metrics() == undisturbed
 
@@ -190,8 +217,32 @@ def test_a_signal_to_one_rank_stops_both_with_a_checkpoint(folder: Path, undistu
     while job.steps() < 7:
         assert process.poll() is None, job.output
         time.sleep(0.01)
-    send(ranks_of(process.pid)[-1], signal.SIGTERM)
+    send(job.ranks()[-1], signal.SIGTERM)
     assert job.end(process) == 0, job.output
     assert "the same command goes on from there" in job.output[-1]
     assert f"step-{job.steps()}" == (job.out / "checkpoints" / "latest").read_text().strip()
     assert undisturbed.startswith(job.metrics())
+
+
+def test_ranks_whose_launcher_was_killed_go_on_until_they_are_asked_to_stop(folder: Path) -> None:
+    """Meanwhile their run refuses another command, and names the process that stops them."""
+    job = Job(folder, folder / "orphans", ("run.steps=100000",))
+    process = job.start()
+    try:
+        while job.steps() < 7:
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        holder = (job.out / "run.lock").read_text()
+        other = job.start()
+        said, before = other.communicate(timeout=PATIENCE)[0], job.steps()
+        assert other.returncode != 0
+        (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert holder in error
+        assert before > 7
+        os.kill(int(holder.split()[1]), signal.SIGTERM)
+    finally:
+        job.end(process)
+    assert "SIGTERM after step" in job.output[-1]
+    assert (job.out / "checkpoints" / "latest").read_text().strip() == f"step-{job.steps()}"
+    assert job.steps() >= before

@@ -154,3 +154,24 @@ def test_the_dry_run_of_ranks_needs_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (alone.exit_code, "--ranks is an option of --dry-run" in alone.output) == (2, True)
     plain = CliRunner().invoke(main, ["train", "tiny", "--dry-run"]).output
     assert "TFLOP/s" not in plain
+
+
+def test_the_dry_run_refuses_blocks_that_would_lie_on_two_ranks() -> None:
+    asked = [
+        "train",
+        "tiny",
+        "--dry-run",
+        "--ranks",
+        "2",
+        "--recipe",
+        "mxfp4_h16",
+        "--set",
+        "parallel.tensor=2",
+    ]
+    fits = CliRunner().invoke(main, [*asked, "--set", "model.ffn=128"])
+    assert fits.exit_code == 0, fits.output
+    refused = CliRunner().invoke(main, [*asked, "--set", "model.ffn=96"])
+    assert refused.exit_code == 2
+    assert (
+        "mlp.gate_proj has 96 outputs, and 2 ranks would have 48 each, not a multiple of 32" in refused.output
+    )

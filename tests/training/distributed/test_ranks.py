@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mxref_training.distributed.ranks import SOLE, Ranks, connected, started_ranks
 from mxref_training.errors import ConfigError
+from rank_threads import on_ranks
 
 STARTED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
@@ -57,3 +58,16 @@ def test_one_process_raises_its_own_error_unchanged() -> None:
     with pytest.raises(ValueError, match="^as it is$") as caught, SOLE.one_error():
         raise error
     assert caught.value is error
+
+
+def test_what_differs_between_ranks_is_named_by_its_key() -> None:
+    def agree(ranks: Ranks) -> None:
+        ranks.agree(
+            "the run", {"run": {"seed": 3, "batch": 4}, "data": {"train": "ab"[ranks.rank], "val": "c"}}
+        )
+
+    for found in on_ranks(2, agree):
+        assert isinstance(found, ConfigError)
+        assert str(found).startswith(
+            "the run: data.train is 'a' on rank 0 and 'b' on rank 1: start every rank"
+        )

@@ -141,6 +141,15 @@ def check_split(name: str, shape: tuple[int, int], axis: int, ranks: int, recipe
         )
 
 
+def check_layer(name: str, layer: MXLinear, axis: int, ranks: int) -> None:
+    """Raise LayerError as of `check_split`, under each recipe that a whole layer has at some step."""
+    schedule, recipes = layer.context.schedule, [layer.recipe]
+    if schedule is not None:
+        recipes = [by_name[schedule.names[layer.index]] for by_name in schedule.recipes]
+    for recipe in recipes:
+        check_split(name, (layer.out_features, layer.in_features), axis, ranks, recipe)
+
+
 def split_layer(name: str, layer: MXLinear, axis: int, mesh: DeviceMesh) -> None:
     """Have several ranks compute a converted layer together: its weight becomes a DTensor, of which each has a part.
 
@@ -159,12 +168,7 @@ def split_layer(name: str, layer: MXLinear, axis: int, mesh: DeviceMesh) -> None
     if layer.split is not None or layer.bias is not None:
         what = "has a bias" if layer.split is None else "is split already"
         raise LayerError(f"{name} {what}, so it cannot be split over ranks")
-    shape, schedule = (layer.out_features, layer.in_features), layer.context.schedule
-    recipes = [layer.recipe]
-    if schedule is not None:
-        recipes = [by_name[schedule.names[layer.index]] for by_name in schedule.recipes]
-    for recipe in recipes:
-        check_split(name, shape, axis, mesh.size(), recipe)
+    check_layer(name, layer, axis, mesh.size())
     whole = layer.weight
     weight = distribute_tensor(whole.detach(), mesh, [Shard(axis)], src_data_rank=None)
     layer.weight = nn.Parameter(weight, requires_grad=whole.requires_grad)

@@ -110,12 +110,16 @@ class Ranks:
         return any(row[0] for row in self.gather_numbers([float(flag)]))
 
     def agree(self, what: str, value: Any) -> None:
-        """Raise ConfigError, naming the first differing rank, unless all ranks have the same value."""
+        """Raise ConfigError, naming the first differing rank, unless all ranks have the same value.
+
+        Of tables it names the first entry that differs.
+        """
         values = self.gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:
+                where, first, own = _first_difference(what, values[0], other)
                 raise ConfigError(
-                    f"{what} is {values[0]!r} on rank 0 and {other!r} on rank {rank}: start every rank with the same "
+                    f"{where} is {first!r} on rank 0 and {own!r} on rank {rank}: start every rank with the same "
                     "command, files and environment"
                 )
 
@@ -185,6 +189,16 @@ class Ranks:
             return int(store.compare_set(_FAILED, "", str(self.rank)))
         except (RuntimeError, ValueError):
             return self.rank  # the process that holds the store has ended
+
+
+def _first_difference(what: str, first: Any, other: Any) -> tuple[str, Any, Any]:
+    """Return the name of the first entry in which two values differ, and both values of it."""
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys([*first, *other]):
+            pair = first.get(key), other.get(key)
+            if pair[0] != pair[1]:
+                return _first_difference(f"{what}: {key}" if ": " not in what else f"{what}.{key}", *pair)
+    return what, first, other
 
 
 def _tell_launcher(err: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.split import split_layer
+from mxref_torch.layer.split import check_layer, split_layer
 from mxref_torch.names import named_linears
 from mxref_training.parallel import Axes
 
@@ -70,10 +71,22 @@ def split_layers(model: Any, mesh: DeviceMesh) -> None:
     Raises:
         LayerError: a rank would not get whole blocks and whole Hadamard groups.
     """
+    for name, layer, axis in _split(model):
+        split_layer(name, layer, axis, mesh)
+
+
+def check_layers(model: Any, ranks: int) -> None:
+    """Raise LayerError as `split_layers` would over so many ranks, none of which needs to exist."""
+    for name, layer, axis in _split(model):
+        check_layer(name, layer, axis, ranks)
+
+
+def _split(model: Any) -> Iterator[tuple[str, MXLinear, int]]:
+    """Yield the layers that ranks compute together: name, layer, and the axis of its weight that they split."""
     for name, layer in named_linears(model.model.layers).items():
         if (last := name.rpartition(".")[2]) in (*OUTPUTS, *INPUTS):
             assert isinstance(layer, MXLinear)  # the loop converts every linear layer
-            split_layer(f"model.layers.{name}", layer, int(last in INPUTS), mesh)
+            yield f"model.layers.{name}", layer, int(last in INPUTS)
 
 
 def free(model: nn.Module) -> None:

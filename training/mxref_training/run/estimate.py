@@ -243,12 +243,17 @@ def dry_run(
     Raises:
         ConfigError: the ranks cannot share the run, the recipe does not fit the model's widths, or its stochastic
             rounding does not work.
+        LayerError: a rank would not get whole blocks and whole Hadamard groups of a layer.
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
     axes = check_layout(config, mesh.ranks)
     mxref_torch.check_stochastic_rounding(backend, recipe)
     model = Llama(config.model, device="meta")
     mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
+    if axes.tensor > 1:
+        from mxref_training.distributed.sharded import check_layers
+
+        check_layers(model, axes.tensor)
     spans = recipe.spans(config.run.steps)
     m, run, need = config.model, config.run, memory(config, recipe, axes)
     flops = flops_per_token(m, run.seq_len)

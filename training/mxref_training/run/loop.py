@@ -340,9 +340,8 @@ class _Run:
 
     def _restore(self, step: int) -> dict[str, Mark]:
         """Take a checkpoint's state; return what metrics and timing files held at that point."""
-        self.context.step = (
-            step - 1
-        )  # the scales in the checkpoint are those of its phase; ranks read into them
+        # The checkpoint has the scales of its phase, and ranks read into those that the layers have.
+        self.context.step = step - 1
         snapshot = self.state.read(self.folder.store, step)
         self.folder.require(self.identity, snapshot.state["identity"])
         self.state.restore(snapshot)

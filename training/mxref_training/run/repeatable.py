@@ -34,7 +34,7 @@ def deterministic(device: torch.device, threads: int, compiled: bool = True) -> 
         device: where it runs.
         threads: the number of threads; 0 leaves it.
         compiled: whether the block may compile something. PyTorch's function tells its compiler too, and imports it
-            for that: 2 s of CPU time, more than the rest of PyTorch.
+            for that.
     """
     mode, before = torch.get_deterministic_debug_mode(), torch.get_num_threads()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -58,8 +58,9 @@ class Spikes:
     def _compare(self, line: Mapping[str, Any]) -> None:
         median = statistics.median(self._losses)
         distance = statistics.median(abs(loss - median) for loss in self._losses)
-        spreads = (line["loss"] - median) / max(1.4826 * distance, FLOOR * abs(median))
-        if spreads <= self._run.spike:
+        spread = max(1.4826 * distance, FLOOR * abs(median))
+        # Losses that are 0, of text that is known by heart, have no spread to compare with.
+        if not spread or (spreads := (line["loss"] - median) / spread) <= self._run.spike:
             return
         last = line["step"] * self._run.batch - 1
         first = last - self._run.batch + 1
