@@ -9,9 +9,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ import torch.distributed as dist
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
 from mxref_training.errors import AgreedStop, ConfigError, RunError
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -53,8 +50,6 @@ class Ranks:
     """Number of this process on its host, which chooses its GPU."""
     local_world: int = 1
     """How many there are on this host."""
-    mesh: DeviceMesh | None = None
-    """The axes `replicate`, `shard` and `tensor`, once `on_mesh` has set them; None for one process."""
 
     @property
     def first(self) -> bool:
@@ -65,10 +60,6 @@ class Ranks:
     def several(self) -> bool:
         """Whether there are other ranks."""
         return self.world > 1
-
-    def on_mesh(self, mesh: DeviceMesh | None) -> Ranks:
-        """Return the same ranks with their mesh."""
-        return replace(self, mesh=mesh)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

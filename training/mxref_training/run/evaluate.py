@@ -84,7 +84,8 @@ def evaluate(
     """Return the loss on the first validation tokens, in order, under the recipe's own Fprop.
 
     Production evaluates with the GEMMs that it trains with, and so does this. Ranks take whole batches in turns, and
-    the sums of all batches are added in their order, so that the loss is the same to the bit on any number of ranks.
+    the sums of all batches are added in their order. So the loss is the same to the bit on any number of ranks, if
+    `batch` is.
 
     Args:
         model: converted by `mxref_torch.convert`.
