@@ -84,7 +84,7 @@ def test_current_scaling_of_fp8_shares_and_delayed_does_not(monkeypatch: pytest.
 
     right, seen = Fp8Scales.quantize, []
     monkeypatch.setattr(
-        Fp8Scales, "quantize", lambda self, name, x: seen.append(name) or right(self, name, x)
+        Fp8Scales, "quantize", lambda self, name, x, *whole: seen.append(name) or right(self, name, x, *whole)
     )
     for scaling, times in (("current", 1), ("delayed", 2)):
         block: Any = nn.ModuleDict({"block": Block(64)})
