@@ -96,11 +96,12 @@ def test_a_worker_that_dies_stops_the_rest(tokenizer: Tokenizer, own_cache: Path
 
 
 _SCRIPT = """
-import itertools, multiprocessing, sys
+import itertools, multiprocessing, signal, sys
 from mxref_training.data import load_tokenizer
 from mxref_training.data.encoding import encoded
 told = False
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     texts = (["some text"] * 50 for _ in itertools.count())
     for _ in encoded(texts, load_tokenizer(sys.argv[1]), "<u2", 2):
         pids = [child.pid for child in multiprocessing.active_children()]
@@ -126,7 +127,10 @@ def test_no_worker_is_left(tokenizer: Tokenizer, tmp_path: Path, kill: signal.Si
             os.killpg(parent.pid, kill)
         else:
             parent.send_signal(kill)
-        parent.communicate(timeout=30)
+        try:
+            parent.communicate(timeout=30)
+        finally:
+            parent.kill()
     deadline = time.monotonic() + 60
     while alive := [pid for pid in pids if _runs(pid)]:
         assert time.monotonic() < deadline, f"{alive} still run"
