@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli.jobs import jobs_option
+from mxref.cli.ranks import OneProcess
 from mxref.cores import wait_passively
 from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
@@ -36,7 +37,11 @@ EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
 
 
-@click.command()
+@click.command(
+    cls=OneProcess,
+    instead="--devices all --jobs N trains N runs of the ladder on each GPU, and `mxref train` under torchrun one "
+    "model on all of them",
+)
 @click.pass_context
 @click.argument("ladder")
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))

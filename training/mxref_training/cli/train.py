@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli import EXIT_ERROR
+from mxref.cli.ranks import ForRanks
 from mxref.cores import wait_passively
 from mxref_training.cli.setting import (
     BACKEND,
@@ -36,7 +37,7 @@ _LET_IT_SPEAK = 5
 _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
-@click.command()
+@click.command(cls=ForRanks)
 @click.argument("config", default="demo")
 @click.option(
     "--recipe",

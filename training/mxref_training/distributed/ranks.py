@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
+from mxref_training.distributed.attempt import of_this_attempt
 from mxref_training.errors import AgreedStop, ConfigError, RunError
 
 T = TypeVar("T")
@@ -261,8 +262,11 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
         return
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as err:
+        store, rank, world = next(dist.rendezvous("env://", ranks.rank, ranks.world, timeout=TIMEOUT))
+        own = of_this_attempt(store, rank, world, TIMEOUT)
+        backends = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)
+    except (RuntimeError, ValueError, TimeoutError) as err:
         raise ConfigError(f"the ranks cannot connect to each other: {raised_text(err)}") from err
     try:
         yield ranks
