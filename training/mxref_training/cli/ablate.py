@@ -221,8 +221,7 @@ def ablate(
     from mxref_training.lab.tally import one_by_one
     from mxref_training.run.interrupt import Interrupted
     from mxref_training.run.preflight import on_device, preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.wording import clock, counted
 
     given = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry

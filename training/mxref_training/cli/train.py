@@ -207,12 +207,11 @@ def _train(
     from mxref.terminal import echo
     from mxref_training.run import loop
     from mxref_training.run.preflight import preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.wording import clock, counted
 
     observe.require(config)
     preflight(config, recipe, backend, ranks=ranks)
-    with ranks.first_alone():
+    with ranks.first_alone("prepares the data"):
         corpus = loop.prepare_corpus(config)
     if ranks.first:
         echo(corpus.report, err=True)
