@@ -22,7 +22,7 @@ STAMP := .venv/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-gpu test-torchtitan bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-gpu test-torchtitan bench-gpu exhaustive lint format docs tables bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ lint: $(STAMP)  ## check style and types
 docs: $(STAMP)  ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+tables: $(STAMP)  ## write the tables of measurements and peers into the pages that have them, from docs/records
+	PYTHONPATH=tests $(BIN)/python docs/_ext/committed.py
 
 bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a minute; RECORD=1: into docs/records)
 	PYTHONPATH=tests $(BIN)/python -m bench.bench_cpu --backend '$(MXREF_BACKEND)' $(if $(QUICK),--quick) $(if $(RECORD),--record)
