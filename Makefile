@@ -104,7 +104,7 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-peers:  ## run other implementations of MXFP4, in .venv-peers, and record what they store in docs/records
+peers:  ## run other implementations of MXFP4, in .venv-peers, and record what they store in docs/records; then make tables
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[peers]'

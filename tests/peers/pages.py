@@ -38,7 +38,7 @@ FACTS = {
     "evidence": "evidence",
 }
 """The rows of a page's first table, by their keys in the source. `decode` may be missing."""
-HEADER = ".. This page is made by `make tables` from peers.toml and docs/records. Edit these.\n"
+COMMENT = ".. This page is made by `make tables` from peers.toml and docs/records. Edit these.\n"
 
 
 def sources() -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def parts() -> dict[str, str]:
 def index_table() -> str:
     """Return a line for each peer."""
     rows = [
-        [f":doc:`{peer['title']} <{peer['page']}>`", _rst(peer["answer"]), _options(_first_same(peer))]
+        [f":doc:`{peer['title']} <{peer['page']}>`", _rst(peer["answer"]), _nearest(peer)]
         for peer in sources()
     ]
     return list_table(["implementation", "which bits", "mxref explain"], rows, (20, 58, 22))
@@ -70,7 +70,7 @@ def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return a page; StaleNoteError names bytes that its source states and that do not hold."""
     title = f"Which bits does {peer['title']} store?"
     facts = [[name, _rst(peer[key])] for key, name in FACTS.items() if key in peer]
-    sections = [HEADER, _heading(title, "="), _rst(peer["answer"]) + "\n", list_table([], facts, (22, 78))]
+    sections = [_heading(title, "="), _rst(peer["answer"]) + "\n", list_table([], facts, (22, 78))]
     if same := peer.get("same"):
         sections += [_heading("The same bits from mxref", "-"), _same_table(same)]
     sections.append(_heading("What separates it", "-"))
@@ -92,6 +92,7 @@ def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         head = ["scale byte", *(f"``{byte:02X}``" for byte in cases.SCALE_BYTES)]
         sections += [_from(case), "Code 7 (6.0) at the first and last scale bytes:\n", list_table(head, rows)]
     sections.append(":doc:`/explanation/peers` compares the implementations that were run on all blocks.\n")
+    sections.append(COMMENT)
     return "\n".join(sections)
 
 
@@ -220,8 +221,16 @@ def _first_same(peer: Mapping[str, Any]) -> str:
     return peer["same"][0]["args"] if "same" in peer else "--dialect ocp"
 
 
+def _nearest(peer: Mapping[str, Any]) -> str:
+    """Return the options of the index page: those of the default setting, and whether they have only some bits."""
+    if "same" not in peer:
+        return "none"
+    return f"{peer.get('share', '')} {_options(_first_same(peer))}".strip()
+
+
 def _options(args: str) -> str:
-    return f"``{args}``"
+    """Return options of the command line, each with its value as one literal."""
+    return " ".join(f"``--{option.strip()}``" for option in args.split("--") if option)
 
 
 def _from(case: Mapping[str, Any]) -> str:
