@@ -21,6 +21,7 @@ extensions = [
     "sphinx_copybutton",
     "mxref_spec",
     "measured",
+    "charts",
 ]
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
