@@ -25,6 +25,7 @@ extensions = [
     "api_pages",
     "command_line",
     "shipped",
+    "charts",
 ]
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
