@@ -34,7 +34,7 @@ ALONE = (
     _step("mxref explain 1 2 3", "scale 7e  codes 64 07"),
     _step("mxref explain 1 2 3 --link", "/mxref/_explorer/index.html"),
     _step("mxref conform --backend reference --quick", "reference conforms"),
-    _step("mxref backends", "reference  mxref.reference:backend  available"),
+    _step("mxref backends", "chosen: reference"),
     _step("mxref recipes mxfp4_h16", "hadamard = 16"),
     _step("mxref train tiny", "pip install 'mxref[training]'", 2),
 )
