@@ -17,11 +17,15 @@ version = release = __version__
 
 extensions = [
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mxref_spec",
     "measured",
+    "api_pages",
+    "command_line",
+    "shipped",
     "published",
 ]
 # The address of the published pages, as in https://example.org/mxref/. Without it there are no canonical links, and no
@@ -34,10 +38,12 @@ exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
 smartquotes = False
 
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
+toc_object_entries = False  # a page of a hundred names lists its sections alone
 python_maximum_signature_line_length = 100
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -225,8 +225,8 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
-    from mxref_training.run.estimate import on_device, preflight
     from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.preflight import on_device, preflight
     from mxref_training.run.progress import clock
     from mxref_training.wording import counted
 

@@ -208,7 +208,7 @@ def _train(
     """Train, print what it came to, and return the exit code."""
     from mxref.terminal import echo
     from mxref_training.run import loop
-    from mxref_training.run.estimate import preflight
+    from mxref_training.run.preflight import preflight
     from mxref_training.run.progress import clock
     from mxref_training.wording import counted
 

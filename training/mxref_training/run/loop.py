@@ -25,7 +25,6 @@ from mxref_training.run.begun import begun_run
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.eager import EagerTraining
-from mxref_training.run.estimate import preflight
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
@@ -38,6 +37,7 @@ from mxref_training.run.metrics_log import Mark
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.preflight import preflight
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
 from mxref_training.run.saving import Saver
