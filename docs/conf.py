@@ -26,6 +26,7 @@ extensions = [
     "api_pages",
     "command_line",
     "shipped",
+    "charts",
     "published",
 ]
 # The address of the published pages, as in https://example.org/mxref/. Without it there are no canonical links, and no

@@ -79,12 +79,12 @@ def page_text(peer: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     for case in peer.get("casts", ()):
         inputs = [raised(name) for name in cases.CASTS]
         rows = [
-            [name, *(f"``{code:02X}``" for code in _column(record, "casts", name))]
+            [name, *(f"``{code:02X}``" for code in column_of(record, "casts", name))]
             for name in case["columns"]
         ]
         sections += [_from(case), "E8M0 bytes of single values:\n", list_table(["value", *inputs], rows)]
     for case in peer.get("decodes", ()):
-        found = {name: _column(record, "decoders", name) for name in case["columns"]}
+        found = {name: column_of(record, "decoders", name) for name in case["columns"]}
         rows = [
             [f"{name}, {d['dtype']}", *(f"``{float(v):.3g}``" for v in d["values"])]
             for name, d in found.items()
@@ -198,7 +198,7 @@ def side(block: str, known: Mapping[str, str], record: Mapping[str, Any]) -> lis
     """Return a row: who stores what, and how that is known; StaleNoteError if two ways of knowing disagree."""
     found: dict[str, Stored] = {}
     if "recorded" in known:
-        found["run"] = Stored.recorded(_column(record, "blocks", known["recorded"])["stored"][block])
+        found["run"] = Stored.recorded(column_of(record, "blocks", known["recorded"])["stored"][block])
     if "mxref" in known:
         found[f"mxref {_options(known['mxref'])}"] = mxref_stores(block, known["mxref"])
     if "stated" in known:
@@ -213,7 +213,8 @@ def side(block: str, known: Mapping[str, str], record: Mapping[str, Any]) -> lis
     return [_rst(known["name"]), f"``{stored.scale:02X}``", f"``{digits}``" if digits else "not stated", how]
 
 
-def _column(record: Mapping[str, Any], kind: str, name: str) -> Any:
+def column_of(record: Mapping[str, Any], kind: str, name: str) -> Any:
+    """Return what the record has under the name of a column."""
     return next(peer[kind][name] for peer in record["peers"].values() if name in peer[kind])
 
 
