@@ -170,7 +170,8 @@ def _print_error(text: str) -> None:
     if _wants_traceback():
         for line in traceback.format_exc().splitlines():
             click.echo(printable(line), err=True)
-    click.echo(f"{_ERROR} {printable(text)}", err=True)
+    color = False if os.environ.get("NO_COLOR") else None  # rich heeds the variable, click does not
+    click.echo(f"{_ERROR} {printable(text)}", err=True, color=color)
 
 
 def _drop_output() -> None:

@@ -67,7 +67,11 @@ MAX_SEEDS = 1000
     help="Repetitions of every arm; a verdict needs 3.  [default: `seeds` of each arm, or 1]",
 )
 @click.option("--arms", shell_complete=known.arms, help="Comma-separated names: run these and the reference.")
-@click.option("--without", shell_complete=known.arms, help="Comma-separated names: leave these out.")
+@click.option(
+    "--without",
+    shell_complete=known.arms,
+    help="Comma-separated names: leave these out, such as mxfp8 on a GPU, whose backend has no `ordered` GEMM of it.",
+)
 @SET
 @SHADOW
 @TELEMETRY
@@ -183,17 +187,17 @@ def ablate(
 
     \b
     Examples:
-      mxref ablate paper --list                           the arms, nothing trained
+      mxref ablate paper --list                         the arms, nothing trained
       mxref ablate paper --seeds 3 --out runs/ladder
       mxref ablate paper --config mine.toml --data text.jsonl --val held_out.jsonl
-      mxref ablate paper --jobs auto                      a run on every core
-      mxref ablate paper --devices all --jobs 4           four runs on each GPU
-      mxref ablate paper --collect one two --out all      the results of two machines
-      mxref ablate paper --estimate --calibrate           what the runs will cost
+      mxref ablate paper --jobs auto                    a run on every core
+      mxref ablate paper --devices all --jobs 4         four runs on each GPU
+      mxref ablate paper --collect one two --out all    results of two machines
+      mxref ablate paper --estimate --calibrate         what the runs will cost
       mxref ablate paper --branch --moments 50% --updates 200
-      mxref ablate paper --max-minutes 9                  as many runs as end in time; the next call goes on
-      mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
-      mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
+      mxref ablate paper --max-minutes 9                the runs that end in time
+      mxref ablate paper --arms all,all-h16 --steps 400   two arms, and FP8
+      mxref ablate paper --without mxfp8                as on a GPU
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
     if (moments or updates) and not branches:

@@ -132,14 +132,14 @@ def train(
 
     \b
     Examples:
-      mxref train                                a small Llama in MXFP4 + H16
-      mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
+      mxref train                                 a small Llama in MXFP4 + H16
+      mxref train demo --recipe fp8 --steps 200   the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --recipe mine.toml --dry-run    each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train mine.toml --init-from Llama-3.2-1B   weights of Hugging Face
-      mxref train demo --telemetry 50            what `mxref report` then shows
-      mxref train demo --profile 10:13           with a trace of four steps
+      mxref train demo --telemetry 50             what `mxref report` then shows
+      mxref train demo --profile 10:13            with a trace of four steps
 
     \b
     On eight GPUs, plan a run, and train:
