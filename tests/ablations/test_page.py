@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ablations import branches, curves, front, ladders, page, probes
-from ablations.__main__ import FILE
+from ablations.__main__ import FOLDER, drawn
 from ablations.ladders import results_of as results
 from mxref_training.lab.distributions import student_point
 from mxref_training.lab.statistics import late_loss
@@ -246,9 +246,10 @@ def test_reruns_have_the_bits_of_the_first_runs() -> None:
 def test_the_figure_of_the_front_has_the_numbers_of_the_results() -> None:
     """Of the file that is stored: its texts are those that are drawn now, whatever draws them."""
     sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
-    stored = FILE.read_text(encoding="utf-8")
-    texts = [re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in (stored, front.figure(sizes))]
-    assert texts[0] == texts[1]
+    for file, text in drawn().items():
+        stored = (FOLDER / file).read_text(encoding="utf-8")
+        texts = [re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in (stored, text)]
+        assert texts[0] == texts[1]
     for name, shown in sizes.items():
         for line in front.lines(sizes):
             assert (name in line.sizes) is (line.name in {arm["name"] for arm in shown["arms"]})

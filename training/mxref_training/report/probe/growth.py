@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from mxref_training.probe.layer import Row
 from mxref_training.probe.results import Results, rows
-from mxref_training.report.drawing import COLOURS, label_ends, styled, svg
+from mxref_training.report.drawing import label_ends, styled, svg
+from mxref_training.report.palette import COLOURS
 from mxref_training.report.probe.plots import WIDTH
 from mxref_training.report.probe.tables import ROLES
 
