@@ -102,7 +102,7 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
         weights=4 * parameters,
         gradients=4 * parameters,
         optimizer=8 * parameters,
-        gathered=8 * (2 * block + rest) if axes.ranks > 1 else 0,
+        gathered=0 if axes.whole else 8 * (2 * block + rest),
         activations=round(tokens * _activations(config, layer + kept / m.layers, axes.tensor)),
         logits=tokens * m.vocab * _bytes_of_logit(config.run.compile),
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
@@ -297,7 +297,10 @@ def _time(config: TrainConfig, axes: Axes, mesh: Mesh) -> Section:
     if mesh.ranks > 1:
         layout = ", ".join(f"{name} {count}" for name, count in axes._asdict().items())
         own_sequences = run.sequences // axes.data
-        moved = run.micro_batches * 3 * 4 * parameter_count(config.model, axes.tensor) * (1 - 1 / axes.shard)
+        size = 4 * parameter_count(config.model, axes.tensor)
+        moved = run.micro_batches * 3 * size * (1 - 1 / axes.shard)
+        if axes.whole:
+            moved = 2 * size * (1 - 1 / axes.replicate)
         lines = [
             ("ranks", f"{mesh.ranks}: {layout}"),
             ("each rank", f"{counted(own_sequences, 'sequence')} of every micro-batch"),

@@ -171,8 +171,9 @@ class _Run:
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.ranks, self.share = ranks, Share(ranks, check_layout(config, ranks.world))
+        split = not self.share.axes.whole
         # Weights are drawn only if nothing else gives them, which takes long at full size.
-        self.model = Llama(config.model, None, device="meta" if ranks.several else device)
+        self.model = Llama(config.model, None, device="meta" if split else device)
         self.context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
         ).context
@@ -180,7 +181,7 @@ class _Run:
         self.schedule = self.context.schedule
         self.model.model.recompute = run.recompute
         self.compiled = compiled_loss(self.model, run.compile)
-        if ranks.several:
+        if split:
             from mxref_training.distributed import sharded
 
             sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
@@ -195,17 +196,17 @@ class _Run:
         )
         self.captured: CapturedTraining | None = None
         if run.capture:
-            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
+            self.captured = CapturedTraining(
+                self.model, self.context, self.optimizer, config, self.compiled, self.share
+            )
         self.evaluated: dict[str, Any] = {
             "seq_len": run.seq_len, "batch": self.share.sequences(run), "limit": run.eval_tokens,
-            "loss_sum": self.compiled and self.compiled.total,
+            "loss_sum": self.compiled and self.compiled.total, "share": self.share,
         }  # fmt: skip
-        if ranks.several:
-            self.evaluated["share"] = self.share
         self.captured_evaluation: CapturedEvaluation | None = None
         if run.capture and device.type == "cuda":
             watched = self.model, self.context, corpus.val.ids
-            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated)
+            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated, free=self.eager.free)
         self.step = self.skipped_in_a_row = 0
 
     def begin(self, step: int) -> None:
@@ -270,6 +271,9 @@ class _Run:
                             "the same command goes on from there"
                         )
         finally:
+            for graph in (self.captured, self.captured_evaluation):
+                if graph is not None:
+                    graph.close()
             self.journal.close()
             self.observer.close()
 
