@@ -142,6 +142,7 @@ def test_every_rendered_measurement_is_on_a_page_and_the_tables_of_the_pages_are
     assert all(len(text) > 1000 for text in rendered.values())
     shown = {path: path.read_text(encoding="utf-8") for path in pages()}
     plots = re.findall(r"/_measured/([\w.]+)", "".join(shown.values()))
+    assert [name for name in plots if name.endswith(".inc")] == []
     assert sorted([*plots, *(name for page in shown.values() for name in names(page))]) == sorted(rendered)
     assert [str(path) for path, page in shown.items() if page != filled(page, rendered)] == []
 

@@ -101,11 +101,9 @@ def test_links_exist():
 
 @pytest.fixture(scope="module")
 def long_description():
-    sys.path.append(str(ROOT))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
         return import_module("hatch_build").long_description
-    finally:
-        sys.path.remove(str(ROOT))
 
 
 def test_an_index_gets_no_relative_link(long_description):

@@ -11,6 +11,7 @@ import click
 
 from mxref.cli.jobs import jobs_option
 from mxref.cli.known import files, recipes_or_files
+from mxref.cli.ranks import OneProcess
 from mxref.cores import wait_passively
 from mxref_training.cli import known
 from mxref_training.cli.report import require, show_ladder
@@ -38,7 +39,11 @@ EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
 
 
-@click.command()
+@click.command(
+    cls=OneProcess,
+    instead="--devices all --jobs N trains N runs of the ladder on each GPU, and `mxref train` under torchrun one "
+    "model on all of them",
+)
 @click.pass_context
 @click.argument("ladder", shell_complete=known.ladders)
 @click.argument(
@@ -231,8 +236,7 @@ def ablate(
     from mxref_training.lab.tally import one_by_one
     from mxref_training.run.interrupt import Interrupted
     from mxref_training.run.preflight import on_device, preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.wording import clock, counted
 
     given = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry

@@ -11,6 +11,7 @@ import click
 
 from mxref.cli import EXIT_ERROR
 from mxref.cli.known import files, recipes_or_files
+from mxref.cli.ranks import ForRanks
 from mxref.cores import wait_passively
 from mxref_training.cli import known
 from mxref_training.cli.setting import (
@@ -37,7 +38,7 @@ _LET_IT_SPEAK = 5
 """Seconds that a rank stays after another one has failed, if nobody ends it sooner."""
 
 
-@click.command()
+@click.command(cls=ForRanks)
 @click.argument("config", default="demo", shell_complete=known.presets)
 @click.option(
     "--recipe",
@@ -209,12 +210,11 @@ def _train(
     from mxref.terminal import echo
     from mxref_training.run import loop
     from mxref_training.run.preflight import preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.wording import clock, counted
 
     observe.require(config)
     preflight(config, recipe, backend, ranks=ranks)
-    with ranks.first_alone():
+    with ranks.first_alone("prepares the data"):
         corpus = loop.prepare_corpus(config)
     if ranks.first:
         echo(corpus.report, err=True)
