@@ -1,1 +1,1 @@
-"""Scaled products: `product.py` chooses the kernels, `portable.py` runs on any CPU, `avx512.py` needs VNNI."""
+"""Scaled products: `product.py` chooses the kernels, `portable.py` and `wide.py` run on any CPU, `vector.py` on some."""

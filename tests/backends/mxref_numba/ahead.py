@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import binding, ir
+
 from mxref_numba.vector.lanes import I64
 
 
@@ -26,7 +27,7 @@ def compiled(machine: Any, functions: dict[str, tuple[Callable[..., None], list[
     for name, (emit, types) in functions.items():
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
         builder = ir.IRBuilder(function.append_basic_block())
-        emit(builder, *function.args)
+        emit(builder, function.args)
         builder.ret_void()
     made = binding.parse_assembly(str(module))
     made.verify()
