@@ -43,7 +43,7 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
-test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
+test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, kernels for AVX2
 	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine

@@ -1,4 +1,4 @@
-"""Both sets of Numba kernels against the reference, where their ways of moving elements differ."""
+"""Every set of Numba kernels against the reference, where their ways of moving elements differ."""
 
 import gc
 import itertools
@@ -10,14 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, SignPolicy, Stream, get_backend
-from mxref.errors import BackendError
 
 pytest.importorskip("numba")
 
 from mxref.placement import Placement
 from mxref_numba import memory, path
-from mxref_numba.backend import NumbaBackend, backend, portable
-from mxref_numba.path import KernelPath
+from mxref_numba.backend import NumbaBackend
 
 REFERENCE = get_backend("reference")
 BACKENDS = [NumbaBackend(p) for p in path.available()]
@@ -60,29 +58,7 @@ def kernels(request: pytest.FixtureRequest) -> NumbaBackend:
     return chosen
 
 
-# ---- which kernels ----
-
-
-def test_paths() -> None:
-    assert portable.path is KernelPath.PORTABLE
-    assert backend.path is path.available()[0]
-    assert (backend.name, portable.name) == ("numba", "numba-portable")
-    assert get_backend("mxref_numba.backend:portable") is portable
-
-
-def test_an_unknown_path_is_refused() -> None:
-    with pytest.raises(BackendError, match="'sse9' is not one of auto, portable, avx512, avx2"):
-        NumbaBackend("sse9")
-
-
-def test_a_path_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path, "available", lambda: (KernelPath.PORTABLE,))
-    assert NumbaBackend().path is KernelPath.PORTABLE
-    with pytest.raises(BackendError, match=r"'avx512' needs a CPU with avx512f, .* can run portable"):
-        NumbaBackend("avx512")
-
-
-# ---- lengths: whole steps of 128 elements, units, and what is left over ----
+# ---- lengths: whole steps of up to 128 elements, units, and what is left over ----
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
