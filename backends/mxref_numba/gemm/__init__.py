@@ -1,1 +1,1 @@
-"""Scaled products: `product.py` chooses the kernels, `portable.py` and `wide.py` run on any CPU, `vector.py` on some."""
+"""Scaled products: `product.py` chooses the kernels; `portable.py` and `wide.py` are plain Numba, `vector.py` LLVM."""

@@ -24,7 +24,7 @@ from typing import Any
 from llvmlite import ir
 
 from mxref.formats import E2M1
-from mxref_numba.gemm.dots import BytePairs, Dots, Vnni
+from mxref_numba.gemm.dots import BytePairs, Dots, SignedDots, SignedProducts, Vnni
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.lanes import I64, Lanes, constant
 from mxref_numba.vector.target import AVX_VNNI, Target
@@ -92,7 +92,11 @@ AVX2 = Tiling(lanes=8, rows=4, vectors=2, dots=BytePairs(), masks=False)
 A block costs each vector eight VPMADDUBSW, one VPMADDWD and one FMA on the same units, and nine additions on any.
 """
 AVX2_VNNI = Tiling(lanes=8, rows=6, vectors=2, dots=Vnni(), masks=False)
-"""For CPUs with VPDPBUSD of 256 bits (AVX-VNNI)."""
+"""For CPUs with VPDPBUSD of 256 bits (AVX-VNNI): the dots take 12 registers."""
+NEON = Tiling(lanes=4, rows=4, vectors=2, dots=SignedProducts(), masks=False)
+"""For any Arm of 64 bits: dots take two registers each, 16 of 32, and sums 8."""
+NEON_DOTS = Tiling(lanes=4, rows=4, vectors=3, dots=SignedDots(), masks=False)
+"""For Armv8.2 with SDOT, and later."""
 
 
 def tiling_of(target: Target) -> Tiling:
