@@ -61,7 +61,7 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#2b5fa8", "color-brand-content": "#2b5fa8"},
     "dark_css_variables": {"color-brand-primary": "#7fb2ff", "color-brand-content": "#7fb2ff"},
 }
-pygments_style = "friendly"
+pygments_style = "a11y-light"
 pygments_dark_style = "github-dark"
 
 

@@ -2,8 +2,8 @@
 
     MXREF_DOCS_VERSION  the name of this version, where the pages are built into a folder beside those of others
 
-`versions.py` builds several versions. The switch reads `versions.js` in the folder above, so it knows versions that were
-built later, and needs no server.
+`versions.py` builds several versions. The switch reads `versions.js` in the folder above, so it knows versions
+that were built later, and needs no server.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def check_links(app: Sphinx, error: Exception | None) -> None:
     wrong = list(wrong_links(Path(app.outdir)))
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise ExtensionError("links that are absolute or lead to no file:\n  " + "\n  ".join(wrong[:_SHOWN]) + more)
+        raise ExtensionError(
+            "links that are absolute or lead to no file:\n  " + "\n  ".join(wrong[:_SHOWN]) + more
+        )
 
 
 def forget_unread_modules(app: Sphinx) -> list[tuple[str, dict[str, object], str]]:

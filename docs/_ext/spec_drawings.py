@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from itertools import pairwise
 from typing import ClassVar
@@ -13,8 +14,11 @@ from sphinx.util.docutils import SphinxDirective
 from mxref.formats import E2M1
 
 WIDTH = 720
-LEGIBLE = 620
-"""No drawing is shown narrower than this, or its letters become too small; a small screen scrolls it instead."""
+LEGIBLE = 10 / 11
+"""No drawing is shown smaller than this share of its width, or its letters of 11 pixels become too small to read.
+
+A small screen scrolls it instead.
+"""
 FONT = "font-family='inherit' font-size='13'"
 
 
@@ -29,7 +33,7 @@ def _figure(svg: str, caption: str) -> list[nodes.Node]:
 def _svg(height: float, label: str, body: list[str], width: float = WIDTH) -> str:
     return (
         f"<svg viewBox='0 0 {width:g} {height:g}' role='img' aria-label='{escape(label)}'"
-        f" style='max-width:{width:g}px; min-width:{min(width, LEGIBLE):g}px'"
+        f" style='max-width:{width:g}px; min-width:{math.ceil(width * LEGIBLE)}px'"
         f" {FONT}>{''.join(body)}</svg>"
     )
 

@@ -44,7 +44,9 @@ def build(out: Path, ref: str) -> Path:
         source = Path(scratch)
         archive = source / "source.tar"
         subprocess.run(
-            ["git", "archive", "--format=tar", f"--output={archive}", "--end-of-options", ref], cwd=ROOT, check=True
+            ["git", "archive", "--format=tar", f"--output={archive}", "--end-of-options", ref],
+            cwd=ROOT,
+            check=True,
         )
         with tarfile.open(archive) as packed:
             packed.extractall(source, filter="data")
@@ -53,7 +55,16 @@ def build(out: Path, ref: str) -> Path:
         own = {URL: f"{url.rstrip('/')}/{folder.name}/"} if url else {}
         subprocess.run(
             [
-                *(sys.executable, "-m", "sphinx", "--fail-on-warning", "--fresh-env", "--quiet", "-b", "html"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "sphinx",
+                    "--fail-on-warning",
+                    "--fresh-env",
+                    "--quiet",
+                    "-b",
+                    "html",
+                ),
                 *("-d", str(source / "doctrees"), str(source / "docs"), str(folder)),
             ],
             env={**os.environ, "PYTHONPATH": paths, VERSION: folder.name, **own},
@@ -69,7 +80,7 @@ def folder_of(ref: str) -> str:
 
 
 def write_list(out: Path) -> list[str]:
-    """Write the list of the versions in a folder and its index page; return their names, the first to be shown first."""
+    """Write the list of the versions in a folder and an index page; return their names as the switch shows them."""
     names = sorted((path.parent.name for path in out.glob("*/objects.inv")), key=_order)
     versions = [{"folder": name, "pages": pages(out / name)} for name in names]
     text = json.dumps({"versions": versions})

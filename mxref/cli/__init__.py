@@ -22,6 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mxref import __version__
+from mxref.cli.ranks import refuse_ranks
 from mxref.errors import BackendError, MxrefError
 from mxref.printable import printable
 from mxref.raised import raised_text
@@ -76,13 +77,19 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` name; an unknown name is a usage error that suggests the nearest one."""
+        """Return the command that `args` name; an unknown name is a usage error that suggests the nearest one.
+
+        Of several ranks, none gets a command for one process, except to show its help.
+        """
         name, known = args[0], self.points()
         if ctx.resilient_parsing:
             return self._completed(ctx, args)
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"no command {name!r}{nearest(name, known)}", ctx)
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if found[1] is not None and not set(args) & set(ctx.help_option_names):
+            refuse_ranks(name, found[1])
+        return found
 
     def _completed(
         self, ctx: click.Context, args: list[str]
@@ -163,7 +170,8 @@ def _print_error(text: str) -> None:
     if _wants_traceback():
         for line in traceback.format_exc().splitlines():
             click.echo(printable(line), err=True)
-    click.echo(f"{_ERROR} {printable(text)}", err=True)
+    color = False if os.environ.get("NO_COLOR") else None  # rich heeds the variable, click does not
+    click.echo(f"{_ERROR} {printable(text)}", err=True, color=color)
 
 
 def _drop_output() -> None:

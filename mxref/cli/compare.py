@@ -70,10 +70,11 @@ def compare(
     treatments with random bits.
 
     \b
-    mxref compare x.npy codes.npy scales.npy --dialect amd
-    mxref compare dump.safetensors --layout nvidia_128x4 --layout high_first
-    mxref compare x.npy codes.npy scales.npy --axis 0 --layout any
-    mxref compare dump.npz --key act --key fp4 --key sf
+    Examples:
+      mxref compare x.npy codes.npy scales.npy --dialect amd
+      mxref compare dump.safetensors --layout nvidia_128x4 --layout high_first
+      mxref compare x.npy codes.npy scales.npy --axis 0 --layout any
+      mxref compare dump.npz --key act --key fp4 --key sf
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.check import compare as compared
 

@@ -20,9 +20,9 @@ def completion(shell: str) -> None:
 
     \b
     Examples:
-      eval "$(mxref completion bash)"            in ~/.bashrc
-      eval "$(mxref completion zsh)"             in ~/.zshrc, after compinit
-      mxref completion fish > ~/.config/fish/completions/mxref.fish
+      eval "$(mxref completion bash)"       in ~/.bashrc
+      eval "$(mxref completion zsh)"        in ~/.zshrc, after compinit
+      mxref completion fish | source        in ~/.config/fish/config.fish
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     root = click.get_current_context().find_root()
     found = get_completion_class(shell)

@@ -126,11 +126,12 @@ def conform(
     takes too long, the check fails, and the other checks continue.
 
     \b
-    mxref conform --backend path/to/mine.py:backend --quick
-    mxref conform --backend numba --op gemm --junit conformance.xml
-    mxref conform --backend numba --format mxfp8_e4m3
-    mxref conform --backend triton --jobs 16           compile kernels in parallel
-    mxref conform --backend numba --replay runs/demo/shadow.npz
+    Examples:
+      mxref conform --backend path/to/mine.py:backend --quick
+      mxref conform --backend numba --op gemm --junit conformance.xml
+      mxref conform --backend numba --format mxfp8_e4m3
+      mxref conform --backend triton --jobs 16      compile kernels in parallel
+      mxref conform --backend numba --replay runs/demo/shadow.npz
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
     from mxref.conformance.report import check_writable, to_json, to_junit, write

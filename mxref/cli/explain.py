@@ -115,10 +115,11 @@ def explain(
     bits such as 0x7fc00000. Alternatively, name a --file and a --block.
 
     \b
-    mxref explain 1 -2 0.5 7
-    mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
-    mxref explain --file weights.npy --block 17 --dialect tseng --operand wgrad.x
-    mxref explain 1 -2 0.5 7 --dialect amd --link
+    Examples:
+      mxref explain 1 -2 0.5 7
+      mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
+      mxref explain --file weights.npy --block 17 --dialect tseng
+      mxref explain 1 -2 0.5 7 --dialect amd --link
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     if bool(numbers) == bool(file):
         raise click.UsageError("give either numbers or --file, as in: mxref explain 1 -2 0.5")

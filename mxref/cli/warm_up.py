@@ -23,7 +23,12 @@ def warm_up(name: str | None) -> None:
 
     Compiled kernels are stored on disk. Later processes reuse them until the sources, the compiler or the CPU
     change; `mxref backends` prints the folder.
-    """
+
+    \b
+    Examples:
+      mxref warm-up
+      mxref warm-up --backend numba
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from rich.table import Table
     from rich.text import Text
 

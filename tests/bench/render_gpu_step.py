@@ -104,9 +104,7 @@ def plot(record: Record, width: float = WIDE) -> Figure:
     for part, label in LABELS.items():
         widths = [_ms(row, part) for row in rows]
         edge = {"edgecolor": MUTED, "linewidth": 0.6} if part == "waiting" else {}
-        bars = axes.barh(
-            range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge
-        )
+        bars = axes.barh(range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge)
         left = [start + ms for start, ms in zip(left, widths, strict=True)]
     axes.bar_label(bars, [f"{row['ms']:.0f}" for row in rows], padding=4, fontsize=SMALLEST, color=MUTED)
     axes.set_yticks(range(len(rows)), [_name(row).replace("`", "") for row in rows])

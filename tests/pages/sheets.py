@@ -12,7 +12,9 @@ _TALL = 2.4
 _TITLE = 16
 
 
-def write(shots: Iterable[tuple[str, Path]], folder: Path, name: str, width: int, across: int, down: int) -> list[Path]:
+def write(
+    shots: Iterable[tuple[str, Path]], folder: Path, name: str, width: int, across: int, down: int
+) -> list[Path]:
     """Write sheets NAME-1.png, NAME-2.png and so on, and return their paths.
 
     Args:
@@ -32,7 +34,9 @@ def write(shots: Iterable[tuple[str, Path]], folder: Path, name: str, width: int
             x, y = i % across * (width + 8), i // across * (height + _TITLE + 8)
             draw.text((x + 2, y + 2), title, fill="white")
             with Image.open(path) as shot:
-                part = shot.convert("RGB").crop((0, 0, shot.width, min(shot.height, round(_TALL * shot.width))))
+                part = shot.convert("RGB").crop(
+                    (0, 0, shot.width, min(shot.height, round(_TALL * shot.width)))
+                )
                 sheet.paste(part.resize((width, round(part.height * width / part.width))), (x, y + _TITLE))
         paths.append(folder / f"{name}-{number}.png")
         sheet.save(paths[-1])

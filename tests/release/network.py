@@ -14,7 +14,7 @@ from pathlib import Path
 from release.errors import ReleaseError
 
 _NAMESPACES = (("unshare", "--user", "--map-root-user", "--net", "--"), ("unshare", "--net", "--"))
-_REFUSING = '''"""Refuses every connection of this Python to a machine, and every look-up of a name."""
+REFUSING = '''"""Refuses every connection of this Python to a machine, and every look-up of a name."""
 
 import sys
 
@@ -51,7 +51,7 @@ def find_cut() -> Cut:
     for words in _NAMESPACES:
         if shutil.which(words[0]) and subprocess.run([*words, "true"], capture_output=True).returncode == 0:
             return Cut(NAMESPACE, words)
-    return Cut(PYTHON, sitecustomize=_REFUSING)
+    return Cut(PYTHON, sitecustomize=REFUSING)
 
 
 def require_cut(cut: Cut, python: Path, env: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ import click
 
 from mxref.cli.jobs import jobs_option
 from mxref.cli.known import files, recipes_or_files
+from mxref.cli.ranks import OneProcess
 from mxref.cores import wait_passively
 from mxref_training.cli import known
 from mxref_training.cli.report import require, show_ladder
@@ -38,7 +39,11 @@ EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
 
 
-@click.command()
+@click.command(
+    cls=OneProcess,
+    instead="--devices all --jobs N trains N runs of the ladder on each GPU, and `mxref train` under torchrun one "
+    "model on all of them",
+)
 @click.pass_context
 @click.argument("ladder", shell_complete=known.ladders)
 @click.argument(
@@ -62,7 +67,11 @@ MAX_SEEDS = 1000
     help="Repetitions of every arm; a verdict needs 3.  [default: `seeds` of each arm, or 1]",
 )
 @click.option("--arms", shell_complete=known.arms, help="Comma-separated names: run these and the reference.")
-@click.option("--without", shell_complete=known.arms, help="Comma-separated names: leave these out.")
+@click.option(
+    "--without",
+    shell_complete=known.arms,
+    help="Comma-separated names: leave these out, such as mxfp8 on a GPU, whose backend has no `ordered` GEMM of it.",
+)
 @SET
 @SHADOW
 @TELEMETRY
@@ -178,17 +187,17 @@ def ablate(
 
     \b
     Examples:
-      mxref ablate paper --list                           the arms, nothing trained
+      mxref ablate paper --list                         the arms, nothing trained
       mxref ablate paper --seeds 3 --out runs/ladder
       mxref ablate paper --config mine.toml --data text.jsonl --val held_out.jsonl
-      mxref ablate paper --jobs auto                      a run on every core
-      mxref ablate paper --devices all --jobs 4           four runs on each GPU
-      mxref ablate paper --collect one two --out all      the results of two machines
-      mxref ablate paper --estimate --calibrate           what the runs will cost
+      mxref ablate paper --jobs auto                    a run on every core
+      mxref ablate paper --devices all --jobs 4         four runs on each GPU
+      mxref ablate paper --collect one two --out all    results of two machines
+      mxref ablate paper --estimate --calibrate         what the runs will cost
       mxref ablate paper --branch --moments 50% --updates 200
-      mxref ablate paper --max-minutes 9                  as many runs as end in time; the next call goes on
-      mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
-      mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
+      mxref ablate paper --max-minutes 9                the runs that end in time
+      mxref ablate paper --arms all,all-h16 --steps 400   two arms, and FP8
+      mxref ablate paper --without mxfp8                as on a GPU
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
     if (moments or updates) and not branches:
@@ -227,8 +236,7 @@ def ablate(
     from mxref_training.lab.tally import one_by_one
     from mxref_training.run.interrupt import Interrupted
     from mxref_training.run.preflight import on_device, preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.wording import clock, counted
 
     given = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry

@@ -135,7 +135,7 @@ def probe(
       mxref probe runs/fp8                                  all shipped recipes
       mxref probe runs/fp8 --ladder paper --out runs/probe  the arms of a ladder
       mxref probe runs/fp8/checkpoints/step-* --recipe mxfp4 --recipe mxfp4_h16
-      mxref probe runs/fp8 --recipe tseng --draws 64        with variances over 64 draws
+      mxref probe runs/fp8 --recipe tseng --draws 64        with variances
       mxref probe runs/fp8 --layers '*.down_proj' --side train --batch 2
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     require("probe", "torch", "tokenizers", "matplotlib", "jinja2")

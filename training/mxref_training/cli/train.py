@@ -11,6 +11,7 @@ import click
 
 from mxref.cli import EXIT_ERROR
 from mxref.cli.known import files, recipes_or_files
+from mxref.cli.ranks import ForRanks
 from mxref.cores import wait_passively
 from mxref_training.cli import known
 from mxref_training.cli.setting import (
@@ -37,7 +38,7 @@ _LET_IT_SPEAK = 5
 """Seconds that a rank stays after another one has failed, if nobody ends it sooner."""
 
 
-@click.command()
+@click.command(cls=ForRanks)
 @click.argument("config", default="demo", shell_complete=known.presets)
 @click.option(
     "--recipe",
@@ -131,14 +132,14 @@ def train(
 
     \b
     Examples:
-      mxref train                                a small Llama in MXFP4 + H16
-      mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
+      mxref train                                 a small Llama in MXFP4 + H16
+      mxref train demo --recipe fp8 --steps 200   the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --recipe mine.toml --dry-run    each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train mine.toml --init-from Llama-3.2-1B   weights of Hugging Face
-      mxref train demo --telemetry 50            what `mxref report` then shows
-      mxref train demo --profile 10:13           with a trace of four steps
+      mxref train demo --telemetry 50             what `mxref report` then shows
+      mxref train demo --profile 10:13            with a trace of four steps
 
     \b
     On eight GPUs, plan a run, and train:
@@ -209,12 +210,11 @@ def _train(
     from mxref.terminal import echo
     from mxref_training.run import loop
     from mxref_training.run.preflight import preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.wording import clock, counted
 
     observe.require(config)
     preflight(config, recipe, backend, ranks=ranks)
-    with ranks.first_alone():
+    with ranks.first_alone("prepares the data"):
         corpus = loop.prepare_corpus(config)
     if ranks.first:
         echo(corpus.report, err=True)

@@ -47,6 +47,7 @@ _STYLE: Any = {
     "savefig.facecolor": "none",
 }
 
+
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
     """Draw in the report's style; a reader's browser has the letters that the font here lacks."""
@@ -135,7 +136,9 @@ def svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
     text = painted(text.replace("'DejaVu Sans'", "system-ui"))
     style = f"stroke-linejoin: round; stroke-linecap: butt; {size_style(text, 4 / 3)}"
-    return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{style}">', text, count=1)
+    return re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{style}">', text, count=1
+    )
 
 
 def size_style(svg: str, unit: float = 1.0) -> str:
@@ -157,6 +160,6 @@ def standalone(svg: str) -> str:
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
     head = f'<svg {names} width="{width}pt" height="{height}pt" '
     used = set(re.findall(r"var\(--([\w-]+)\)", svg)) | {"paper"}
-    style = f"<style class=\"palette\">{variables('svg', used)}\nsvg {{ background: var(--paper); }}</style>"
+    style = f'<style class="palette">{variables("svg", used)}\nsvg {{ background: var(--paper); }}</style>'
     text = re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", head, 1))
     return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{style}", text, count=1)
