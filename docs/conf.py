@@ -24,6 +24,7 @@ extensions = [
     "measured",
     "api_pages",
     "command_line",
+    "search_words",
     "shipped",
 ]
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
