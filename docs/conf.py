@@ -1,5 +1,6 @@
 """Sphinx configuration; `make docs` builds with warnings as errors and without the network."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -26,7 +27,15 @@ extensions = [
     "command_line",
     "search_words",
     "shipped",
+    "charts",
+    "published",
 ]
+# The address of the published pages, as in https://example.org/mxref/. Without it there are no canonical links, and no
+# sitemap, whose links are absolute.
+html_baseurl = os.environ.get("MXREF_DOCS_URL", "")
+if html_baseurl:
+    extensions.append("sphinx_sitemap")
+    sitemap_url_scheme = "{link}"
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
 smartquotes = False

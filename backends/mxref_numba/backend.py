@@ -26,6 +26,7 @@ from mxref_numba.vector.hadamard import hadamard as hadamard_vector
 from mxref_numba.vector.quantize import Quantized
 from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
 from mxref_numba.vector.quantize import quantize_planned as quantize_vector
+from mxref_numba.vector.target import TARGETS
 from mxref_numba.warmup import warm_up
 
 # Not all that there are: another element of four bits needs a rounding of its own.
@@ -50,6 +51,7 @@ class NumbaBackend(Backend):
             BackendError: a path that is unknown, or that the CPU cannot run.
         """
         self.path = choose(path)
+        self._target = TARGETS.get(self.path)
         if path == KernelPath.PORTABLE:
             self.name = "numba-portable"
 
@@ -62,25 +64,25 @@ class NumbaBackend(Backend):
         return warm_up(self)
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        if self.path is KernelPath.AVX512:
-            return quantize_vector(x, plan)
+        if self._target:
+            return quantize_vector(x, plan, self._target)
         return quantize_planned(x, plan)
 
     def _quantize_dual(
         self, x: NDArray[Any], row: QuantPlan, column: QuantPlan
     ) -> tuple[Quantized, Quantized]:
-        if self.path is KernelPath.AVX512:
-            return quantize_dual_vector(x, row, column)
+        if self._target:
+            return quantize_dual_vector(x, row, column, self._target)
         return super()._quantize_dual(x, row, column)
 
     def _dequantize(self, q: MXArray, dtype: str) -> NDArray[Any]:
-        if self.path is KernelPath.AVX512:
-            return dequantize_vector(q, dtype)
+        if self._target:
+            return dequantize_vector(q, dtype, self._target)
         return dequantize(q, dtype)
 
     def _hadamard(self, x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
-        if self.path is KernelPath.AVX512:
-            return hadamard_vector(x, rotation, axis)
+        if self._target:
+            return hadamard_vector(x, rotation, axis, self._target)
         return hadamard(x, rotation, axis)
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> NDArray[Any]:

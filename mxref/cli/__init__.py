@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from mxref import __version__
 from mxref.errors import BackendError, MxrefError
@@ -41,6 +42,7 @@ _OWN = {
     "compare": "mxref.cli.compare:compare",
     "vectors": "mxref.cli.vectors:vectors",
     "recipes": "mxref.cli.recipes:recipes",
+    "completion": "mxref.cli.completion:completion",
 }
 
 
@@ -76,9 +78,33 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that `args` name; an unknown name is a usage error that suggests the nearest one."""
         name, known = args[0], self.points()
+        if ctx.resilient_parsing:
+            return self._completed(ctx, args)
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"no command {name!r}{nearest(name, known)}", ctx)
         return super().resolve_command(ctx, args)
+
+    def _completed(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that a shell completes; none, without an error, if it is unknown or cannot be loaded."""
+        try:
+            return super().resolve_command(ctx, args)
+        except MxrefError:
+            return None, None, []
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the commands and options that begin so, with the commands' first sentences read from source files."""
+        items = click.Command.shell_complete(self, ctx, incomplete)
+        points = self.points().items()
+        return [
+            *items,
+            *(
+                CompletionItem(name, help=summary(point))
+                for name, point in points
+                if name.startswith(incomplete)
+            ),
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their first sentences, read from source files instead of imported."""

@@ -16,6 +16,7 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
+from mxref.cli import known
 from mxref.dialects import DIALECTS, dialect
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
@@ -47,7 +48,12 @@ _SETTINGS = {"ignore_unknown_options": True}
 )
 @click.option("--axis", type=int, default=-1, show_default=True, help="Block axis of the array.")
 @click.option(
-    "--dialect", "name", default="ocp", show_default=True, help=f"Start from {', '.join(DIALECTS)}."
+    "--dialect",
+    "name",
+    default="ocp",
+    show_default=True,
+    shell_complete=known.dialects,
+    help=f"Start from {', '.join(DIALECTS)}.",
 )
 @click.option("--format", type=click.Choice(list(BLOCK_FORMATS)), help="Block format.")
 @click.option(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
+from mxref.cli import known
 from mxref.discovery import choose, get_backend
 
 
@@ -14,6 +15,7 @@ from mxref.discovery import choose, get_backend
     "--backend",
     "name",
     metavar="NAME",
+    shell_complete=known.backends,
     help="A name, module:object or path/to/file.py:object; default as elsewhere.",
 )
 def warm_up(name: str | None) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ablations.front import SIZES, figure
 from ablations.ladders import ladders, results_of
+from bench.plot import charts
 from bench.records import RECORDS
 
-FILE = RECORDS.parent / "_static" / "ablations.svg"
+FOLDER = RECORDS.parent / "_static"
+
+
+def drawn() -> dict[str, str]:
+    """Return the files of the figure by their names."""
+    found = {name: results_of(name) for name in SIZES if name in ladders()}
+    return charts("ablations", partial(figure, found))
+
 
 if __name__ == "__main__":
-    FILE.write_text(figure({name: results_of(name) for name in SIZES if name in ladders()}), encoding="utf-8")
-    print(FILE)
+    for name, text in drawn().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        print(FOLDER / name)

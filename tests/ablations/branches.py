@@ -7,8 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from ablations.ladders import Results, collected
 from ablations.strip import strip
+from bench.plot import WIDE
 from bench.records import RECORDS
 
 FOLDER = RECORDS / "ablation_branches"
@@ -68,8 +71,8 @@ def _ends(arm: dict[str, Any]) -> tuple[float, float]:
     return end["mean"] - end["half_width"], end["mean"] + end["half_width"]
 
 
-def figure(results: Results) -> str:
-    """Return an SVG of the differences at the end of the branches, with 95 % intervals."""
+def figure(results: Results, width: float = WIDE) -> Figure:
+    """Return a figure of the differences at the end of the branches, with 95 % intervals."""
     (moment,) = results["moments"]
     updates = results["design"]["updates"]
     ends = (
@@ -79,7 +82,7 @@ def figure(results: Results) -> str:
     return strip(
         ends,
         f"validation loss less that of the FP8 branch after {updates} updates, nats per token",
-        "branches",
+        width,
     )
 
 

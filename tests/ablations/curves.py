@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from statistics import fmean
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from ablations.ladders import Results, reference_of
-from bench.plot import STYLE
-from mxref_training.report.drawing import COLOURS, GRID, INK, label_ends
+from bench.plot import WIDE
+from mxref_training.report.drawing import SMALLEST, label_ends
 from mxref_training.report.ladder.plots import short_names
+from mxref_training.report.palette import COLOURS, INK
 
 _FROM = 0.15
 """Share of the tokens from which the curves are drawn; before it the loss falls too fast to be compared."""
@@ -33,31 +32,32 @@ def difference(results: Results, name: str) -> list[tuple[float, float]]:
     ]
 
 
-def figure(results: Results) -> str:
-    """Return an SVG of the curves of the arms that carry a claim, or of all arms if none does."""
+def figure(results: Results, width: float = WIDE) -> Figure:
+    """Return a figure of the curves of the arms that carry a claim, or of all arms if none does."""
     arms = [arm for arm in results["arms"] if arm["paper"]]
     arms = arms or [arm for arm in results["arms"] if arm["role"] == "arm"]
     names = short_names(results["arms"])
-    with mpl.rc_context(
-        STYLE | {"svg.hashsalt": "curves", "grid.color": GRID, "axes.grid": True, "axes.grid.axis": "y"}
-    ):
-        drawing = Figure(figsize=(9.6, 4.8))
-        axes = drawing.subplots()
-        ends = []
-        for i, arm in enumerate(arms):
-            found = [(tokens / 1e6, nats) for tokens, nats in difference(results, arm["name"])]
-            look = {
-                "color": COLOURS[i % len(COLOURS)],
-                "linestyle": ("-", (0, (4, 2)))[i // len(COLOURS) % 2],
-            }
-            axes.plot(*zip(*found, strict=True), linewidth=1.3, **look)
-            ends.append((found[-1][1], found[-1][0], names[arm["name"]], look["color"]))
-        axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.set_xlabel("million tokens")
-        axes.set_ylabel(f"validation loss less that of {reference_of(results)['label']}, nats per token")
-        drawing.subplots_adjust(left=0.08, right=0.68, top=0.97, bottom=0.11)
+    rows = 0 if width == WIDE else 0.2 * len(arms)
+    drawing = Figure(figsize=(width, 4.8 - (0.8 if rows else 0) + rows))
+    axes = drawing.subplots()
+    ends = []
+    for i, arm in enumerate(arms):
+        found = [(tokens / 1e6, nats) for tokens, nats in difference(results, arm["name"])]
+        look = {
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": ("-", (0, (4, 2)))[i // len(COLOURS) % 2],
+        }
+        axes.plot(*zip(*found, strict=True), linewidth=1.3, label=names[arm["name"]], **look)
+        ends.append((found[-1][1], found[-1][0], names[arm["name"]], look["color"]))
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("million tokens")
+    axes.set_ylabel(f"validation loss less that of {reference_of(results)['label']}, nats per token")
+    if width == WIDE:
+        drawing.subplots_adjust(left=0.09, right=0.66, top=0.97, bottom=0.11)
         label_ends(axes, ends)
-        out = io.StringIO()
-        drawing.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    else:
+        drawing.set_layout_engine("constrained")
+        drawing.legend(frameon=False, loc="outside lower left", fontsize=SMALLEST, labelspacing=0.3)
+    return drawing

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ablations.ladders import Results, interval_of
-from ablations.strip import mark
-from bench.plot import STYLE
-from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
+from ablations.strip import mark, name_lines
+from bench.plot import WIDE
+from mxref_training.report.drawing import SMALLEST
 from mxref_training.report.ladder.page import rows
+from mxref_training.report.palette import COLOURS, INK, MUTED
 
 SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M parameters, 65.5M tokens"}
 """The ladders with arms of the paper's table, and what they train."""
@@ -117,46 +116,52 @@ def _texts(cell: Cell) -> tuple[str, str, str]:
     return cell.tokens + some, cell.loss, cell.verdict
 
 
-def figure(found: dict[str, Results]) -> str:
-    """Return an SVG of the loss of every arm of the paper's table less that of FP8, a panel for each size."""
+def figure(found: dict[str, Results], width: float = WIDE) -> Figure:
+    """Return a figure of the loss of every arm of the paper's table less that of FP8, a panel for each size."""
     shown = lines(found)
     stages = list(dict.fromkeys(line.stage for line in shown))
-    with mpl.rc_context(
-        STYLE | {"svg.hashsalt": "ablations", "grid.color": GRID, "figure.facecolor": "white"}
-    ):
-        drawing = Figure(figsize=(10.4, 0.32 * len(shown) + 1.1), layout="constrained")
-        panels = drawing.subplots(1, len(found), sharey=True, sharex=True, squeeze=False)[0]
-        for axes, name in zip(panels, found, strict=True):
-            _panel(axes, name, shown, stages)
-        panels[0].set_yticks(range(len(shown)), [f"{line.stage}: {line.label}" for line in shown])
-        panels[0].invert_yaxis()
-        drawing.supxlabel(
-            "validation loss less that of FP8, nats per token, 95 % intervals; "
-            "beside each panel the paper's claim in tokens",
-            fontsize=9, color=MUTED,
-        )  # fmt: skip
-        out = io.StringIO()
-        drawing.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    if width == WIDE:
+        shape, height = (1, len(found)), 0.4 * len(shown) + 1.1
+    else:
+        shape, height = (len(found), 1), len(found) * (0.5 * len(shown) + 0.4) + 1.0
+    drawing = Figure(figsize=(width, height), layout="constrained")
+    panels = drawing.subplots(*shape, sharey=True, sharex=True, squeeze=False).ravel()
+    for axes, name in zip(panels, found, strict=True):
+        _panel(axes, name, shown, stages, width)
+    drawing.supxlabel(
+        "validation loss less that of FP8, nats per token, 95 % intervals;\n"
+        "at the right edge of each panel the paper's claim in tokens",
+        fontsize=9, color=MUTED,
+    )  # fmt: skip
+    return drawing
 
 
-def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str]) -> None:
+def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], width: float) -> None:
+    names = []
     for y, line in enumerate(shown):
         cell = line.sizes.get(name)
+        names.append(f"{line.stage}: {line.label}")
         colour = COLOURS[stages.index(line.stage) * 2 % len(COLOURS)]
         if cell:
             mark(axes, cell.nats, y, cell.half, colour)
-            axes.text(cell.nats, y - 0.38, cell.short, ha="center", color=MUTED, fontsize=7)
+            if width == WIDE:
+                look = {"ha": "center", "va": "bottom", "color": MUTED, "fontsize": SMALLEST}
+                axes.text(cell.nats, y - 0.14, cell.short, **look)
+            else:
+                names[-1] += f"   {cell.short}"
         axes.text(
-            1.02, y, line.claim, transform=axes.get_yaxis_transform(), color=MUTED, fontsize=8, va="center"
+            1.02, y, line.claim, transform=axes.get_yaxis_transform(), color=MUTED, fontsize=SMALLEST, va="center"
         )
     axes.axvline(0, color=INK, linewidth=0.8)
     seeds = max(cell.reached[1] for line in shown if (cell := line.sizes.get(name)))
-    axes.set_title(SIZES[name] + (", one seed" if seeds == 1 else ""), fontsize=9.5)
-    axes.tick_params(axis="y", length=0)
+    axes.set_title(
+        (SIZES[name] + (", one seed" if seeds == 1 else "")).replace(", ", "\n" if width == WIDE else ", ", 1),
+        fontsize=9, fontweight="normal", loc="center",
+    )
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.margins(x=0.16)
+    name_lines(axes, names, width)
 
 
 def _signed(value: float) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from ablations import branches, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
+from bench.plot import WIDE, charts
 from mxref_training.report.ladder.answers import answers
 from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
@@ -23,8 +27,8 @@ def parts() -> dict[str, str]:
     for name in ladders():
         results = results_of(name)
         found[f"ablation_{name}.inc"] = "\n".join(_sections(name, results)) + "\n"
-        found[f"ablation_{name}.svg"] = figure(results)
-        found[f"ablation_{name}_curves.svg"] = curves.figure(results)
+        found |= charts(f"ablation_{name}", partial(figure, results))
+        found |= charts(f"ablation_{name}_curves", partial(curves.figure, results))
     sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
     found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
     for name in ladders():
@@ -33,7 +37,7 @@ def parts() -> dict[str, str]:
     if branches.FOLDER.exists():
         moment = branches.branches_of("readings")
         found["ablation_branches.inc"] = _cells(branches.table(moment), "ablation-branches") + "\n"
-        found["ablation_branches.svg"] = branches.figure(moment)
+        found |= charts("ablation_branches", partial(branches.figure, moment))
     if probed := probes.record():
         found["ablation_probe.inc"] = _cells(probes.table(probed), "ablation-probe") + "\n"
         found |= {f"ablation_probe_{name}.svg": svg for name, svg in probes.figures(probed).items()}
@@ -147,8 +151,8 @@ def _table(head: Iterable[str], body: Iterable[Iterable[str]], kind: str) -> str
     return "\n".join(lines)
 
 
-def figure(results: Results) -> str:
-    """Return an SVG of the loss of every arm less that of the reference, with 95 % intervals."""
+def figure(results: Results, width: float = WIDE) -> Figure:
+    """Return a figure of the loss of every arm less that of the reference, with 95 % intervals."""
     reference = reference_of(results)["label"]
     label = f"validation loss less that of {reference}, nats per token (95 %, not corrected)"
-    return strip(intervals(results), label, "performance")
+    return strip(intervals(results), label, width)

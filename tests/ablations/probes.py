@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import lzma
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from bench.records import RECORDS
 from mxref_training.probe.results import TABLES, Results, rows
-from mxref_training.report.drawing import VARIABLES
+from mxref_training.report.drawing import standalone
 from mxref_training.report.probe import plots
 from mxref_training.report.probe.growth import growth_svg
 from mxref_training.report.probe.tables import summary
@@ -104,7 +103,8 @@ def record(records: Path = RECORDS) -> Results | None:
 
 
 def figures(results: Results) -> dict[str, str]:
-    """Return the figures by name, as files that stand alone."""
+    """Return the figures of the last checkpoint by name, as files that stand alone."""
+    results = {**results, "moments": results["moments"][-1:]}
     drawn = {
         "snr": plots.snr_svg, "bias": plots.bias_svg, "split": plots.split_svg, "mean": plots.mean_svg,
     }  # fmt: skip
@@ -113,14 +113,6 @@ def figures(results: Results) -> dict[str, str]:
     if results["growth"]["rows"]:
         drawn["growth"] = growth_svg
     return {name: standalone(draw(results)) for name, draw in drawn.items()}
-
-
-def standalone(svg: str) -> str:
-    """Return a figure of a report's page as a file: with namespaces, and colours in place of the page's variables."""
-    for colour, variable in VARIABLES.items():
-        svg = svg.replace(f"var({variable})", colour)
-    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", f"<svg {names} ", 1))
 
 
 def table(results: Results) -> Iterator[tuple[str, ...]]:

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 
 from ablations import branches, probes
-from mxref_training.report.drawing import INK
 
 TREATMENT = {"name": "h16", "label": "H16", "digest": "d1", "gemm": "exact", "treatment": [], "table": {}}
 
@@ -113,9 +112,9 @@ def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
     assert set(drawn) == {"snr", "bias", "split", "mean", "variance", "growth"}
     for svg in drawn.values():
         assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
-        assert "var(--" not in svg
+        assert "--ink: " in svg
         assert not re.search(r"(?<!xlink:)href=", svg)
-    assert INK in drawn["snr"]
+    assert "var(--ink)" in drawn["snr"]
 
 
 def test_branches_are_compared_with_the_trunks_own_at_equal_seeds() -> None:

@@ -1,35 +1,45 @@
-"""The bars of docs/explanation/performance.rst: each operation as a multiple of copying the same array."""
+"""The bars of docs/explanation/performance.rst, and what all charts of the documentation share."""
 
 from __future__ import annotations
 
-import io
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
-import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.goals import COPY_RATIO
-from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED
+from mxref_training.report.drawing import SMALLEST, standalone, styled, svg
+from mxref_training.report.palette import COLOURS, GREY, INK, MUTED
 
-STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "performance",
-}
-"""How the plots of the documentation look."""
+WIDE, NARROW = 7.66, 3.72
+"""Widths of a chart in inches: of a page's column, and of the screen of a phone."""
 _HEIGHT = 0.38
 
 
-def plot(results: dict[str, Any], size: int) -> str:
-    """Return an SVG of the operations at one size and thread: both sets of kernels, and a mark at each goal."""
+def chart(name: str, draw: Callable[[float], Figure], width: float = WIDE) -> str:
+    """Return the SVG file of a chart; `draw` makes a figure of a width."""
+    prefix = name.replace("_", "-") + ("-narrow" if width == NARROW else "")
+    with styled(prefix):
+        return standalone(svg(draw(width), prefix))
+
+
+def charts(name: str, draw: Callable[[float], Figure]) -> dict[str, str]:
+    """Return the files of a chart by their names: for wide screens and for narrow ones."""
+    return {f"{name}.svg": chart(name, draw), f"{name}.narrow.svg": chart(name, draw, NARROW)}
+
+
+def label_below(axes: Axes, text: str, width: float) -> None:
+    """Label the horizontal axis, in several lines where a chart is narrow."""
+    if width == WIDE:
+        axes.set_xlabel(text)
+    else:
+        axes.set_xlabel(textwrap.fill(text, 50), loc="right")
+
+
+def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
+    """Return a figure of the operations at one size and thread: both sets of kernels, and a mark at each goal."""
     rows = [
         row
         for row in results["rows"]
@@ -37,23 +47,20 @@ def plot(results: dict[str, Any], size: int) -> str:
     ]
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     labels = list(dict.fromkeys(row["operation"] for row in rows))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.0, 0.42 * len(labels) + 1.2), layout="constrained")
-        axes = figure.subplots()
-        for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], "#b3bac3"), strict=False)):
-            ratio = {row["operation"]: row["ratio"] for row in rows if row["backend"] == backend}
-            places = [labels.index(label) + _HEIGHT * (i - (len(backends) - 1) / 2) for label in ratio]
-            bars = axes.barh(places, list(ratio.values()), _HEIGHT, color=colour, label=backend)
-            axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8, color=MUTED)
-        goals = [(COPY_RATIO[label], labels.index(label)) for label in labels if label in COPY_RATIO]
-        axes.scatter(*zip(*goals, strict=True), marker="|", s=330, color=COLOURS[3], label="goal", zorder=3)
-        axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(f"times the speed of np.copyto on the same {size} x {size} array, one thread")
-        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
-        axes.margins(y=0.01)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    figure = Figure(figsize=(width, 0.42 * len(labels) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], GREY), strict=False)):
+        ratio = {row["operation"]: row["ratio"] for row in rows if row["backend"] == backend}
+        places = [labels.index(label) + _HEIGHT * (i - (len(backends) - 1) / 2) for label in ratio]
+        bars = axes.barh(places, list(ratio.values()), _HEIGHT, color=colour, label=backend)
+        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=SMALLEST, color=MUTED)
+    goals = [(COPY_RATIO[label], labels.index(label)) for label in labels if label in COPY_RATIO]
+    axes.scatter(*zip(*goals, strict=True), marker="|", s=330, color=COLOURS[3], label="goal", zorder=3)
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    label_below(axes, f"times the speed of np.copyto on the same {size} x {size} array, one thread", width)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, handlelength=1.2, columnspacing=1)
+    axes.margins(x=0.1, y=0.01)
+    return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bench.records import RECORDS, newest, read
 
 Rows = list[dict[str, Any]]
 
-TABLES, PLOT = "performance.inc", "performance.svg"
+TABLES, PLOT = "performance.inc", "performance"
 MAIN_SIZE = 4096
 
 
@@ -76,7 +77,7 @@ def _headline(results: dict[str, Any]) -> str:
 
 
 def keep(results: dict[str, Any], records: Path = RECORDS) -> Path:
-    """Write the numbers that the page shows from then on, and return the file.
+    """Write the numbers from which `make tables` writes the page, and return the file.
 
     Raises:
         SystemExit: numbers that lack something that the page shows.
@@ -93,10 +94,10 @@ def keep(results: dict[str, Any], records: Path = RECORDS) -> Path:
 
 def parts(records: Path = RECORDS) -> dict[str, str]:
     """Return the tables and the plot of the newest numbers, by the names under which the page includes them."""
-    from bench.plot import plot
+    from bench.plot import charts, plot
 
     results = read(newest("bench_cpu", records))
-    return {TABLES: tables_text(results), PLOT: plot(results, MAIN_SIZE)}
+    return {TABLES: tables_text(results)} | charts(PLOT, partial(plot, results, MAIN_SIZE))
 
 
 def tables_text(results: dict[str, Any]) -> str:

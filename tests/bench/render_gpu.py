@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,13 @@ def _in_words(test: str) -> str:
 
 def parts(records: Path = RECORDS) -> dict[str, str]:
     """Return what the page includes, by name, made from the newest records; only the times are required."""
+    from bench.plot import charts
+
     kinds = [kind for kind in KINDS if kind == "bench_gpu" or any(records.glob(f"{kind}_*.json"))]
     newest_of = {kind: read(newest(kind, records)) for kind in kinds}
     step = newest_of.get("step_gpu")
     tables = {TABLES: tables_text(newest_of["bench_gpu"], newest_of.get("test_gpu"), step)}
-    return tables | ({render_gpu_step.PLOT: render_gpu_step.plot(step)} if step else {})
+    return tables | (charts(render_gpu_step.PLOT, partial(render_gpu_step.plot, step)) if step else {})
 
 
 if __name__ == "__main__":

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from bench.plot import STYLE
+from bench.plot import WIDE, label_below
 from bench.step import PARTS, PHASES
-from mxref_training.report.drawing import COLOURS, MUTED
+from mxref_training.report.drawing import SMALLEST
+from mxref_training.report.palette import COLOURS, GREY, INK, MUTED, PAPER
 
 SECTION = "A training step"
-PLOT = "training_step_gpu.svg"
+PLOT = "training_step_gpu"
 LABELS = {
     "gemm": "matrix products", "quantize": "quantization", "optimizer": "optimizer",
     "rest": "attention, norms, casts, loss", "waiting": "waiting for Python",
@@ -58,7 +57,7 @@ def section(record: Record, table: Any) -> str:
             for row in rows
         ),
     )  # fmt: skip
-    text += f"\n.. image:: /_measured/{PLOT}\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
+    text += f"\n.. image:: /_measured/{PLOT}.svg\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
     text += "Where the GPU's time goes, in milliseconds of a step:\n\n"
     text += table(
         ("recipe", *(LABELS[part] for part in (*PARTS, "optimizer", "rest")), "its longest kernels"),
@@ -95,30 +94,31 @@ def _modes(rows: list[Record]) -> str:
     )
 
 
-def plot(record: Record) -> str:
-    """Return an SVG of the milliseconds of a step by what the GPU does."""
+def plot(record: Record, width: float = WIDE) -> Figure:
+    """Return a figure of the milliseconds of a step by what the GPU does."""
     rows = record["steps"]
-    colours = dict(zip(LABELS, (*COLOURS[:3], "#b3bac3", "#ffffff"), strict=True))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.0, 0.5 * len(rows) + 1.2), layout="constrained")
-        axes = figure.subplots()
-        left = [0.0] * len(rows)
-        for part, label in LABELS.items():
-            widths = [_ms(row, part) for row in rows]
-            edge = {"edgecolor": MUTED, "linewidth": 0.6} if part == "waiting" else {}
-            bars = axes.barh(
-                range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge
-            )
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.bar_label(bars, [f"{row['ms']:.0f}" for row in rows], padding=4, fontsize=8, color=MUTED)
-        axes.set_yticks(range(len(rows)), [_name(row).replace("`", "") for row in rows])
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("milliseconds of an optimizer step")
-        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(LABELS), fontsize=8)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    colours = dict(zip(LABELS, (*COLOURS[:3], GREY, PAPER), strict=True))
+    figure = Figure(figsize=(width, 0.5 * len(rows) + (1.2 if width == WIDE else 1.6)), layout="constrained")
+    axes = figure.subplots()
+    left = [0.0] * len(rows)
+    for part, label in LABELS.items():
+        widths = [_ms(row, part) for row in rows]
+        edge = {"edgecolor": MUTED, "linewidth": 0.6} if part == "waiting" else {}
+        bars = axes.barh(
+            range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge
+        )
+        left = [start + ms for start, ms in zip(left, widths, strict=True)]
+    axes.bar_label(bars, [f"{row['ms']:.0f}" for row in rows], padding=4, fontsize=SMALLEST, color=MUTED)
+    axes.set_yticks(range(len(rows)), [_name(row).replace("`", "") for row in rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.margins(x=0.08)
+    label_below(axes, "milliseconds of an optimizer step", width)
+    figure.legend(
+        frameon=False, loc="outside upper left", ncols=len(LABELS) if width == WIDE else 2, fontsize=SMALLEST,
+        handlelength=1.2, columnspacing=1,
+    )  # fmt: skip
+    return figure
 
 
 def _ms(row: Record, part: str) -> float:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ pytest.importorskip("matplotlib")
 
 from bench import machine, operations, render, timing
 from bench.goals import COPY_RATIO, MM_RATIO
-from bench.plot import plot
+from bench.plot import charts, plot
 from bench.records import newest, read
 from mxref import get_backend
 from mxref.placement import Placement
@@ -149,11 +150,13 @@ def test_a_busy_machine_is_noticed() -> None:
 
 def test_the_page_is_written_from_the_recorded_numbers() -> None:
     parts = render.parts()
-    assert set(parts) == {"performance.inc", "performance.svg"}
+    assert set(parts) == {"performance.inc", "performance.svg", "performance.narrow.svg"}
     results = read(newest("bench_cpu"))
     assert parts["performance.inc"].startswith(results["machine"]["processor"])
     page = (ROOT / "docs/explanation/performance.rst").read_text(encoding="utf-8")
-    assert [name for name in parts if f":: /_measured/{name}" not in page] == []
+    assert parts[render.TABLES] in page
+    images = [name.replace(".narrow", "") for name in parts if name.endswith(".svg")]
+    assert [name for name in images if f":: /_measured/{name}" not in page] == []
 
 
 def test_the_plot_has_every_operation_and_goal() -> None:
@@ -162,10 +165,11 @@ def test_the_plot_has_every_operation_and_goal() -> None:
         for backend in ("numba", "numba-portable")
         for label in COPY_RATIO
     ]
-    svg = plot({"rows": rows}, 8)
-    assert all(label in svg for label in COPY_RATIO)
-    assert svg.count(">1.37<") == len(rows)
-    assert svg == plot({"rows": rows}, 8)
+    drawn = charts("test", partial(plot, {"rows": rows}, 8))
+    for svg in drawn.values():
+        assert all(label in svg for label in COPY_RATIO)
+        assert svg.count(">1.37<") == len(rows)
+    assert drawn == charts("test", partial(plot, {"rows": rows}, 8))
 
 
 def test_quantized_slabs_lie_where_the_matrix_has_them() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from torch.autograd import DeviceType
 
 import mxref_torch
 from bench import bench_gpu_step, bench_step, render_gpu, render_gpu_step, step
+from bench.plot import chart
 from bench.records import newest
 from mxref import get_backend
 from mxref.errors import RecipeError
@@ -260,8 +262,8 @@ def test_the_bars_add_up_to_the_step() -> None:
         assert sum(render_gpu_step._ms(row, part) for part in render_gpu_step.LABELS) == pytest.approx(
             row["ms"]
         )
-    svg = render_gpu_step.plot(found)
-    assert svg == render_gpu_step.plot(found)
+    svg = chart("test", partial(render_gpu_step.plot, found))
+    assert svg == chart("test", partial(render_gpu_step.plot, found))
     texts = re.findall(r">([^<>]+)</text>", svg)
     assert {"bf16", "mxfp4_h16:bounded", "250", "200", "waiting for Python"} <= set(texts)
 
@@ -291,7 +293,7 @@ def test_a_record_is_kept_by_its_kind_and_the_page_made_from_it(tmp_path: Path) 
         render_gpu.keep(render_gpu.kind_of(json.loads(path.read_text())), path, records)
     assert newest("step_gpu", records).name == "step_gpu_nvidia-h200_2026-11-20.json"
     parts = render_gpu.parts(records)
-    assert set(parts) == {render_gpu.TABLES, render_gpu_step.PLOT}
+    assert set(parts) == {render_gpu.TABLES, *(f"{render_gpu_step.PLOT}{end}" for end in (".svg", ".narrow.svg"))}
     assert "\nA training step\n---------------\n" in parts[render_gpu.TABLES]
     with pytest.raises(SystemExit, match="no record of"):
         render_gpu.kind_of({"machine": {}})

@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from dataclasses import fields
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -129,20 +130,36 @@ def test_figure_names_modules_that_exist():
         assert (ROOT / "mxref" / name).is_file() or (ROOT / "training" / name).is_file(), name
 
 
-def test_every_measurement_that_a_page_includes_is_rendered_and_every_rendered_one_is_included():
+def test_every_rendered_measurement_is_on_a_page_and_the_tables_of_the_pages_are_current(monkeypatch):
+    """Where a table is out of date: `make tables`."""
     for package in ("torch", "triton", "numba", "matplotlib"):
         pytest.importorskip(package)
-    from ablations import page as ablations
-    from bench import render, render_aot, render_gpu, render_ranks
-    from exhaustive import table
-    from peers import render as peers
-    from projection import page as projection
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from committed import filled, names, pages
+    from measured import STUDIES
 
-    studies = (render, render_gpu, render_aot, render_ranks, projection, peers, table, ablations)
-    rendered = {name: text for study in studies for name, text in study.parts().items()}
+    rendered = {name: text for study in STUDIES for name, text in import_module(study).parts().items()}
     assert all(len(text) > 1000 for text in rendered.values())
-    included = set(re.findall(r"/_measured/([\w.]+)", "".join([*map(text, PAGES), *rendered.values()])))
-    assert included == set(rendered)
+    shown = {path: path.read_text(encoding="utf-8") for path in pages()}
+    plots = re.findall(r"/_measured/([\w.]+)", "".join(shown.values()))
+    assert sorted([*plots, *(name for page in shown.values() for name in names(page))]) == sorted(rendered)
+    assert [str(path) for path, page in shown.items() if page != filled(page, rendered)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        (".. begin b.inc, made by `make tables`\n.. end of b.inc\n", "no study has"),
+        (".. begin a.inc, made by `make tables`\n.. end of b.inc\n", "does not close"),
+    ],
+)
+def test_a_table_that_no_study_has_and_one_that_is_not_closed_are_refused(page, problem, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from committed import RegionError, filled
+
+    with pytest.raises(RegionError, match=problem):
+        filled(page, {"a.inc": "1\n"})
+    assert filled(page.replace("b.inc", "a.inc"), {"a.inc": "1\n"}).count("\n1\n") == 1
 
 
 def test_links_of_the_backends_readme_exist():

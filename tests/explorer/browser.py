@@ -19,6 +19,11 @@ _FLAGS = (
     "--remote-debugging-pipe", "about:blank",
 )  # fmt: skip
 
+READY = "document.documentElement?.dataset.ready !== undefined"
+"""How the explorer says that it is ready."""
+LOADED = "document.readyState === 'complete' && location.href !== 'about:blank'"
+"""How the browser says it of any page."""
+
 
 def executable() -> str | None:
     """Return the browser that MXREF_BROWSER names; None if it names none or it is not installed."""
@@ -73,8 +78,18 @@ class Tab:
         elif name == "Network.requestWillBeSent":
             self.requests.append(what["request"]["url"])
 
-    def show(self, address: str, width: int = 1400, height: int = 900, dark: bool = False) -> None:
-        """Load an address in a window of a size and a colour scheme, and wait until the page says that it is ready."""
+    def show(
+        self, address: str, width: int = 1400, height: int = 900, dark: bool = False, ready: str = READY
+    ) -> None:
+        """Load an address in a window of a size and a colour scheme, and wait until the page is ready.
+
+        Args:
+            address: the URL.
+            width: of the window.
+            height: of the window.
+            dark: whether the reader prefers dark pages.
+            ready: an expression of JavaScript that is true once the page can be looked at.
+        """
         self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -82,15 +97,19 @@ class Tab:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        still = {"name": "prefers-reduced-motion", "value": "reduce"}
-        self.command("Emulation.setEmulatedMedia", features=[scheme, still])
+        self.colours(dark)
         self.command("Page.navigate", url="about:blank")
         self.command("Page.navigate", url=address)
         self.run(
-            "new Promise((done) => { const look = () => document.documentElement?.dataset.ready !== undefined "
+            f"new Promise((done) => {{ const look = () => ({ready}) "
             "? requestAnimationFrame(() => done(true)) : setTimeout(look, 5); look(); })"
         )
+
+    def colours(self, dark: bool) -> None:
+        """Set the colour scheme that the reader prefers."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme, still])
 
     def run(self, expression: str) -> Any:
         """Return the JSON value of an expression, awaited; RuntimeError for an exception in it."""

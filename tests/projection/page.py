@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from bench.plot import STYLE
+from bench.plot import WIDE, charts, label_below
 from bench.records import RECORDS, newest, read
-from mxref_training.report.drawing import COLOURS, INK, MUTED
+from mxref_training.report.drawing import SMALLEST
+from mxref_training.report.palette import AZURE, COLOURS, GREY, INK, MINT, MUTED, PAPER, SLATE, TANGERINE
 from projection.__main__ import projection_of
 from projection.assumptions import Level
 from projection.compare import Projection
@@ -20,14 +20,13 @@ from projection.published import PUBLISHED
 from projection.step import ARMS, Part, by_part, total
 from projection.tables import Table, tables
 
-TABLES, PLOT = "projection.inc", "projection.svg"
+TABLES, PLOT = "projection.inc", "projection"
 
-_STYLE = STYLE | {"svg.hashsalt": "projection"}
 _COLOUR = {
-    Part.FPROP: COLOURS[0], Part.DGRAD: "#3d94c9", Part.WGRAD: COLOURS[1],
-    Part.QUANTIZE_X: COLOURS[3], Part.QUANTIZE_W: "#eb8a3d", Part.QUANTIZE_DY: COLOURS[5],
-    Part.ATTENTION: COLOURS[2], Part.HEAD: "#7cc4ab",
-    Part.LAYERS: "#8a94a1", Part.REST: "#b3bac3", Part.COMMUNICATION: COLOURS[4],
+    Part.FPROP: COLOURS[0], Part.DGRAD: AZURE, Part.WGRAD: COLOURS[1],
+    Part.QUANTIZE_X: COLOURS[3], Part.QUANTIZE_W: TANGERINE, Part.QUANTIZE_DY: COLOURS[5],
+    Part.ATTENTION: COLOURS[2], Part.HEAD: MINT,
+    Part.LAYERS: SLATE, Part.REST: GREY, Part.COMMUNICATION: COLOURS[4],
 }  # fmt: skip
 
 
@@ -54,52 +53,43 @@ def _power(text: str) -> str:
     return text.replace("10^9", r"10\ :sup:`9`").replace("2^40", r"2\ :sup:`40`")
 
 
-def plot(projection: Projection) -> str:
-    """Return an SVG of the step's parts, one bar per arm, with the bounds and what was published."""
+def plot(projection: Projection, width: float = WIDE) -> Figure:
+    """Return a figure of the step's parts, one bar per arm, with the bounds and what was published."""
     published = {p.key.removesuffix(" samples/s"): p.value for p in PUBLISHED if p.key.endswith(" samples/s")}
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(9.4, 4.3), layout="constrained")
-        axes = figure.subplots()
-        for place, arm in enumerate(ARMS):
-            times = projection.times(arm)
-            left = 0.0
-            for part, seconds in by_part(times).items():
-                label = part.value if place == 0 else None
-                width = seconds * 1e3
-                axes.barh(
-                    place,
-                    width,
-                    0.56,
-                    left,
-                    color=_COLOUR[part],
-                    label=label,
-                    edgecolor="white",
-                    linewidth=0.4,
-                )
-                left += width
-            ends = [total(projection.at(level).times(arm)) * 1e3 for level in (Level.HIGH, Level.LOW)]
-            axes.plot(ends, (place + 0.40, place + 0.40), color=MUTED, linewidth=1, marker="|", markersize=6)
-            axes.text(left + 12, place, f"{left:.0f} ms", va="center", fontweight="bold")
-            if arm.key in published:
-                where = projection.work.batch / published[arm.key] * 1e3
-                label = None if any(t.get_label() == "published" for t in axes.lines) else "published"
-                axes.plot(
-                    [where], [place - 0.36], marker="v", color=INK, linestyle="", markersize=7, label=label
-                )
-        axes.plot([], [], color=MUTED, linewidth=1, marker="|", label="all assumptions at one end")
-        axes.set_yticks(range(len(ARMS)), [arm.label for arm in ARMS])
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("milliseconds of one optimizer step, computed, not measured")
-        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    figure = Figure(figsize=(width, 4.3 if width == WIDE else 5.0), layout="constrained")
+    axes = figure.subplots()
+    for place, arm in enumerate(ARMS):
+        left = 0.0
+        for part, seconds in by_part(projection.times(arm)).items():
+            axes.barh(
+                place, seconds * 1e3, 0.56, left, color=_COLOUR[part], label=None if place else part.value,
+                edgecolor=PAPER, linewidth=0.4,
+            )  # fmt: skip
+            left += seconds * 1e3
+        ends = [total(projection.at(level).times(arm)) * 1e3 for level in (Level.HIGH, Level.LOW)]
+        axes.plot(ends, (place + 0.40, place + 0.40), color=MUTED, linewidth=1, marker="|", markersize=6)
+        axes.text(left + 12, place, f"{left:.0f} ms", va="center", fontweight="bold")
+        if arm.key in published:
+            where = projection.work.batch / published[arm.key] * 1e3
+            label = None if any(t.get_label() == "published" for t in axes.lines) else "published"
+            axes.plot(
+                [where], [place - 0.36], marker="v", color=INK, linestyle="", markersize=7, label=label
+            )
+    axes.plot([], [], color=MUTED, linewidth=1, marker="|", label="all assumptions at one end")
+    axes.set_yticks(range(len(ARMS)), [arm.label for arm in ARMS])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xlim(left=0, right=1.12 * axes.get_xlim()[1])
+    label_below(axes, "milliseconds of one optimizer step, computed, not measured", width)
+    figure.legend(
+        frameon=False, loc="outside upper left", ncols=4 if width == WIDE else 2, fontsize=SMALLEST,
+        handlelength=1.2, columnspacing=1,
+    )  # fmt: skip
+    return figure
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:
     """Return the tables and the plot of the newest counts, by the names under which the page includes them."""
     document = read(newest("projection", records))
     projection = projection_of(document)
-    return {TABLES: tables_text(projection, document), PLOT: plot(projection)}
+    return {TABLES: tables_text(projection, document)} | charts(PLOT, partial(plot, projection))

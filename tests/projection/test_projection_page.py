@@ -65,7 +65,7 @@ def test_recorded_results_are_what_the_counts_give():
 
 
 def test_the_plot_shows_the_steps_of_the_page():
-    shown = re.findall(r">(\d+) ms<", parts()[PLOT])
+    shown = re.findall(r">(\d+) ms<", parts()[f"{PLOT}.svg"])
     assert shown == [f"{total(PROJECTION.times(a)) * 1e3:.0f}" for a in ARMS]
 
 

@@ -19,10 +19,12 @@ from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_numba import memory
-from mxref_numba.gemm import avx512, portable, wide
+from mxref_numba.gemm import avx2, avx512, portable, tiled, wide
 from mxref_numba.path import KernelPath
 from mxref_numba.scalar.dequantize import dequantize
 
+_TILED = {KernelPath.AVX512: avx512.KERNELS}
+"""Paths with vector code for MXFP4."""
 MAX_BOUNDED_SCALE = 252
 """Largest scale code at which every element fits float32: 6 * 2^125."""
 
@@ -63,12 +65,12 @@ def scaled_gemm(
         _mark_nan(out, _nan_rows(a), _nan_rows(b))
         return out
     layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
-    if path is KernelPath.AVX512:
-        left, right = avx512.packed(a, is_right=False), layout[0]
-        avx512.multiply_packed(left, right, a.scales.shape[1], factor, out)
+    if (kernels := _TILED.get(path)) is not None:
+        left, right = tiled.packed(kernels, a, is_right=False), layout[0]
+        tiled.multiply_packed(kernels, left, right, a.scales.shape[1], factor, out)
         nan_a, nan_b = (
-            avx512.nan_rows(left, m, is_right=False),
-            avx512.nan_rows(right, n, is_right=True),
+            tiled.nan_rows(kernels, left, m, is_right=False),
+            tiled.nan_rows(kernels, right, n, is_right=True),
         )
         _mark_nan(out, nan_a, nan_b)
         return out
@@ -93,8 +95,8 @@ def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray
         return ()
     if q.format is not MXFP4:
         return tuple(wide.decoded_operand(q, turn=True))
-    if path is KernelPath.AVX512:
-        return (avx512.packed(q, is_right=True),)
+    if (kernels := _TILED.get(path)) is not None:
+        return (tiled.packed(kernels, q, is_right=True),)
     return tuple(portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
 
 

@@ -71,7 +71,7 @@ def test_paths() -> None:
 
 
 def test_an_unknown_path_is_refused() -> None:
-    with pytest.raises(BackendError, match="'sse9' is not one of auto, portable, avx512"):
+    with pytest.raises(BackendError, match="'sse9' is not one of auto, portable, avx512, avx2"):
         NumbaBackend("sse9")
 
 

@@ -22,11 +22,13 @@ from mxref_torch import LayerError, convert
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
+from mxref_training.distributed.share import check_layout
 from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
-from mxref_training.parallel import Axes
+from mxref_training.parallel import Axes, ParallelConfig
+from mxref_training.run.shards import Parts
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
 UNCLIPPED = replace(CONFIG, optim=replace(CONFIG.optim, clip=0.0))
@@ -110,12 +112,15 @@ def same_steps(ranks: Ranks, folder: Path, recipe: Recipe | str, config: TrainCo
     both, alone = folder / f"{name}-2", folder / f"{name}-1"
     run(both, recipe, config, ranks=ranks)
     if ranks.first:
-        run(alone, recipe, change(config, micro_batch=config.run.sequences // 2))
+        run(alone, recipe, replace(change(config, micro_batch=config.run.sequences // 2), parallel=None))
         assert without_norm(both) == without_norm(alone)
         for mine, other in zip(lines(both), lines(alone), strict=True):
             norms = [line.get("grad_norm", 1.0) for line in (mine, other)]
             assert abs(norms[0] / norms[1] - 1) < 1e-5
-        assert json.loads((both / "run.json").read_text())["identity"]["parallel"]["shard"] == 2
+        assert (
+            json.loads((both / "run.json").read_text())["identity"]["parallel"]
+            == check_layout(config, 2)._asdict()
+        )
     ranks.barrier()
 
 
@@ -127,6 +132,35 @@ def resumed(ranks: Ranks, folder: Path) -> None:
     run(parts, PHASES, config, ranks=ranks, stop_after=2)
     run(parts, PHASES, config, ranks=ranks)
     assert metrics(parts) == metrics(whole)
+
+
+def captured(ranks: Ranks, folder: Path) -> None:
+    """Steps that never wait have the numbers of others: split or whole, clipped, in micro-batches and in phases.
+
+    A run whose ranks each hold the whole model has the checkpoint of one whose ranks split it, and goes on from it.
+    """
+    optim = replace(CONFIG.optim, lr=2.0**-8, warmup=0, clip=0.125)  # a rate that float32 has
+    config = replace(change(WHOLE, micro_batch=2, eval_every=4), optim=optim)
+    layouts = {"split": ParallelConfig(), "replicas": ParallelConfig(replicate=2, shard=1)}
+    for name, parallel in layouts.items():
+        made = replace(config, parallel=parallel)
+        run(folder / name, PHASES, made, ranks=ranks)
+        run(folder / f"{name}-captured", PHASES, change(made, capture=True), ranks=ranks)
+        assert metrics(folder / f"{name}-captured") == metrics(folder / name)
+        assert all(line["grad_norm"] > optim.clip for line in lines(folder / name) if "grad_norm" in line)
+    made = change(replace(config, parallel=layouts["replicas"]), capture=True)
+    run(folder / "parts", PHASES, made, ranks=ranks, stop_after=2)
+    run(folder / "parts", PHASES, made, ranks=ranks)
+    assert metrics(folder / "parts") == metrics(folder / "replicas")
+    assert saved(folder / "replicas", 4) == saved(folder / "parts", 4)
+    assert saved(folder / "replicas", 4).keys() == saved(folder / "split", 4).keys()
+
+
+def saved(out: Path, step: int) -> dict[str, Any]:
+    """Return the tensors of a checkpoint, put together."""
+    files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
+    with Parts(files) as parts:
+        return {name: tensor.numpy().tobytes() for name, tensor in parts.whole().items()}
 
 
 def same_operands(ranks: Ranks, folder: Path) -> None:
@@ -171,8 +205,10 @@ def main(folder: Path) -> None:
         weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
+        captured(ranks, folder / "captured")
         same_operands(ranks, folder)
         same_steps(ranks, folder, find_recipe("fp8"))
+        same_steps(ranks, folder / "replicas", PHASES, replace(WHOLE, parallel=ParallelConfig(2, 1)))
         one_error(ranks)
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli.jobs import jobs_option
+from mxref.cli.known import files, recipes_or_files
 from mxref.cores import wait_passively
+from mxref_training.cli import known
 from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
@@ -38,11 +40,17 @@ MAX_SEEDS = 1000
 
 @click.command()
 @click.pass_context
-@click.argument("ladder")
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
+@click.argument("ladder", shell_complete=known.ladders)
+@click.argument(
+    "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path), shell_complete=known.runs
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the ladder.  [default: runs/NAME]")
 @click.option(
-    "--config", "preset", metavar="NAME|FILE", help="A preset or TOML file in place of the ladder's preset."
+    "--config",
+    "preset",
+    metavar="NAME|FILE",
+    shell_complete=known.presets,
+    help="A preset or TOML file in place of the ladder's preset.",
 )
 @DATA
 @VAL
@@ -53,8 +61,8 @@ MAX_SEEDS = 1000
     type=click.IntRange(1, MAX_SEEDS),
     help="Repetitions of every arm; a verdict needs 3.  [default: `seeds` of each arm, or 1]",
 )
-@click.option("--arms", help="Comma-separated names: run these and the reference.")
-@click.option("--without", help="Comma-separated names: leave these out.")
+@click.option("--arms", shell_complete=known.arms, help="Comma-separated names: run these and the reference.")
+@click.option("--without", shell_complete=known.arms, help="Comma-separated names: leave these out.")
 @SET
 @SHADOW
 @TELEMETRY
@@ -72,6 +80,7 @@ MAX_SEEDS = 1000
 @click.option(
     "--keep-checkpoints",
     metavar="ARMS|none",
+    shell_complete=known.arms,
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
 )
 @click.option(
@@ -79,6 +88,7 @@ MAX_SEEDS = 1000
     "last_val",
     multiple=True,
     metavar="PATH",
+    shell_complete=files,
     help="JSONL on which each run's last checkpoint is evaluated too, by the field `source` of its documents.",
 )
 @click.option(
@@ -86,6 +96,7 @@ MAX_SEEDS = 1000
     "last_recipes",
     multiple=True,
     metavar="NAME|FILE",
+    shell_complete=recipes_or_files,
     help="A recipe with whose Fprop each run's last checkpoint is evaluated too.",
 )
 @click.option(
@@ -214,8 +225,8 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
-    from mxref_training.run.estimate import on_device, preflight
     from mxref_training.run.interrupt import Interrupted
+    from mxref_training.run.preflight import on_device, preflight
     from mxref_training.run.progress import clock
     from mxref_training.wording import counted
 

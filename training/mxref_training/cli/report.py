@@ -7,11 +7,19 @@ from typing import Any
 
 import click
 
+from mxref_training.cli import known
 from mxref_training.errors import ConfigError
 
 
 @click.command()
-@click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="RUN...",
+    type=click.Path(path_type=Path),
+    shell_complete=known.runs,
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli import EXIT_ERROR
+from mxref.cli.known import files, recipes_or_files
 from mxref.cores import wait_passively
+from mxref_training.cli import known
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
@@ -33,18 +35,18 @@ if TYPE_CHECKING:
 
 _LET_IT_SPEAK = 5
 """Seconds that a rank stays after another one has failed, if nobody ends it sooner."""
-_SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
 @click.command()
-@click.argument("config", default="demo")
+@click.argument("config", default="demo", shell_complete=known.presets)
 @click.option(
     "--recipe",
     default="mxfp4_h16",
     show_default=True,
     metavar="NAME|FILE",
-    help=f"Treatment of the linear layers: a TOML file, or one of {', '.join(_SHIPPED)}; `mxref recipes` describes "
-    "them. A file may give layers and steps other recipes.",
+    shell_complete=recipes_or_files,
+    help=f"Treatment of the linear layers: a TOML file, or one of {', '.join(known.shipped('recipes'))}; "
+    "`mxref recipes` describes them. A file may give layers and steps other recipes.",
 )
 @DATA
 @VAL
@@ -59,6 +61,7 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @click.option(
     "--init-from",
     metavar="FOLDER",
+    shell_complete=files,
     help="Begin with the weights of a Llama in Hugging Face's layout; the same as --set run.init_from=FOLDER.",
 )
 @click.option(
@@ -205,7 +208,7 @@ def _train(
     """Train, print what it came to, and return the exit code."""
     from mxref.terminal import echo
     from mxref_training.run import loop
-    from mxref_training.run.estimate import preflight
+    from mxref_training.run.preflight import preflight
     from mxref_training.run.progress import clock
     from mxref_training.wording import counted
 

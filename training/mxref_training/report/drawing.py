@@ -1,8 +1,9 @@
-"""The look of every figure: style, colours, labels of curves, and SVG text that can stand inside a page."""
+"""The look of every figure: style, labels of curves, and SVG text that stands inside a page or in a file."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,21 +14,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, MUTED, GRID, BAND = "#1f2933", "#6b7785", "#e6e9ee", "#f1f3f6"
-# Okabe and Ito's colours, told apart by readers with any colour vision, and more for long ladders.
-COLOURS = (
-    "#0072b2",
-    "#56b4e9",
-    "#009e73",
-    "#d55e00",
-    "#cc79a7",
-    "#e69f00",
-    "#7b4fb5",
-    "#8c6d31",
-    "#a50f4f",
-    "#4c78a8",
-    "#5f6f1f",
-)
+from mxref_training.report.palette import GRID, INK, MUTED, painted, variables
+
+LEGIBLE = 10
+"""The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it further."""
+SMALLEST = 8
+"""The least font size in a figure, in points."""
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -55,10 +47,6 @@ _STYLE: Any = {
     "savefig.facecolor": "none",
 }
 
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", BAND: "--soft"}
-"""Colours that follow the page's own, light or dark."""
-
-
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
     """Draw in the report's style; a reader's browser has the letters that the font here lacks."""
@@ -68,7 +56,7 @@ def styled(salt: str) -> Iterator[None]:
 
 
 def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Write each curve's name beside its end, moved apart where they would overlap."""
+    """Write each curve's name beside its end, moved apart where they would overlap; a line of its colour joins them."""
     if not ends:
         return
     bottom, top = axes.get_ylim()
@@ -84,13 +72,13 @@ def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
             textcoords=("axes fraction", "data"),
             va="center",
             fontsize=8.5,
-            color=colour,
+            color=INK,
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
                 "color": colour,
-                "lw": 0.6,
-                "shrinkA": 1,
+                "lw": 1.2,
+                "shrinkA": 2,
                 "shrinkB": 0,
                 "relpos": (0, 0.5),
             },
@@ -126,7 +114,10 @@ def token_unit(tokens: float) -> tuple[float, str]:
 
 
 def svg(figure: Figure, prefix: str) -> str:
-    """Return the figure as an `<svg>` element without namespaces, metadata or ids that another could share."""
+    """Return the figure as an `<svg>` element without namespaces, metadata or ids that another could share.
+
+    Its colours are the page's variables, and it is not shown so narrow that its letters become illegible.
+    """
     buffer = io.StringIO()
     figure.savefig(
         buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -134,13 +125,38 @@ def svg(figure: Figure, prefix: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # A style element would hold for the whole page; the root hands its own style down to this figure alone.
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     # An image's id is a hash of its content, which two panels can share; nothing refers to it.
     text = re.sub(r'(<image\b[^>]*?)\sid="[^"]*"', r"\1", text)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
     text = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
-    text = text.replace("'DejaVu Sans'", "system-ui")
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    return re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r'<svg role="img" \1\2', text, count=1)
+    text = painted(text.replace("'DejaVu Sans'", "system-ui"))
+    style = f"stroke-linejoin: round; stroke-linecap: butt; {size_style(text, 4 / 3)}"
+    return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{style}">', text, count=1)
+
+
+def size_style(svg: str, unit: float = 1.0) -> str:
+    """Return the widths between which a figure is shown, as CSS: its own, and the least at which it is legible.
+
+    Args:
+        svg: the figure.
+        unit: of its coordinates, in pixels.
+    """
+    (_, _, width, _) = map(float, re.findall(r'viewBox=["\']([^"\']*)', svg)[0].split())
+    sizes = re.findall(r"font(?:-size)?: ?([\d.]+)px", svg) + re.findall(r"font-size=[\"']([\d.]+)", svg)
+    least = width * LEGIBLE / min(map(float, sizes)) if sizes else 0
+    return f"min-width: {math.ceil(least)}px; max-width: {max(width * unit, least):.0f}px"
+
+
+def standalone(svg: str) -> str:
+    """Return a figure as a file: with namespaces, and with the palette and the ground that a page would give it."""
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
+    head = f'<svg {names} width="{width}pt" height="{height}pt" '
+    used = set(re.findall(r"var\(--([\w-]+)\)", svg)) | {"paper"}
+    style = f"<style class=\"palette\">{variables('svg', used)}\nsvg {{ background: var(--paper); }}</style>"
+    text = re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", head, 1))
+    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{style}", text, count=1)

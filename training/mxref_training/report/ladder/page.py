@@ -18,6 +18,7 @@ from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
 from mxref_training.report.probe.section import probe_markdown, section
 from mxref_training.report.table import markdown_table
+from mxref_training.report.templates import template
 from mxref_training.report.text import escaped, markdown_text
 
 if TYPE_CHECKING:
@@ -275,16 +276,8 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
     Raises:
         FileFormatError: a file cannot be written; an older one is left as it was.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     shown = escaped(results, printable)
-    environment = Environment(
-        loader=PackageLoader("mxref_training.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    page = environment.get_template("ladder/page.html.j2").render(
+    page = template("ladder/page.html.j2").render(
         r=shown,
         rows=rows(shown),
         colour=colours(shown["arms"]),

@@ -10,20 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mxref_training.report.drawing import (
-    BAND,
-    COLOURS,
-    INK,
-    MUTED,
-    label_ends,
-    styled,
-    svg,
-    token_unit,
-    zoom,
-)
+from mxref_training.report.drawing import label_ends, styled, svg, token_unit, zoom
+from mxref_training.report.palette import BAND, COLOURS, GOLD, GOLD_INK, GREY, INK, MUTED, PAPER, SLATE
 
-GREYS = (INK, "#8a94a1", "#b3bac3")
-CLAIM, CLAIM_INK = "#edc65f", "#8a6a13"
+GREYS = (INK, SLATE, GREY)
 
 
 def colours(arms: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -57,7 +47,7 @@ def curves_svg(results: dict[str, Any]) -> str:
         late = [0.0]
         for arm in results["arms"]:
             look = {"color": colour[arm["name"]], "zorder": 3}
-            text = {"color": colour[arm["name"]], "fontsize": 8.5}
+            text = {"color": INK, "fontsize": 8.5}
             for run in arm["runs"]:
                 points = _finite(run["curve"])
                 width = 1.8 if run["pair"] == 0 else 0.7
@@ -132,7 +122,7 @@ def overheads_svg(results: dict[str, Any]) -> str:
             _claim(axes, arm, y, high - low)
             _bar(axes, arm["overhead"], y, colour[arm["name"]], low, high)
             _cell(axes, 1.02, y, _measured(arm["overhead"]), INK)
-            _cell(axes, 1.175, y, arm["paper"]["overhead"] if arm["paper"] else "", CLAIM_INK)
+            _cell(axes, 1.175, y, arm["paper"]["overhead"] if arm["paper"] else "", GOLD_INK)
         axes.set_yticks(range(len(arms)), [names[arm["name"]] for arm in arms])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.xaxis.set_major_formatter(
@@ -164,14 +154,14 @@ def _claim(axes: Axes, arm: dict[str, Any], y: int, span: float) -> None:
     """Draw the paper's range as a wide mark behind the bar."""
     if arm["paper"] and arm["paper"]["range"]:
         left, right = arm["paper"]["range"]
-        axes.barh(y, max(right - left, 0.008 * span), left=left, height=0.86, color=CLAIM, zorder=1)
+        axes.barh(y, max(right - left, 0.008 * span), left=left, height=0.86, color=GOLD, zorder=1)
 
 
 def _bar(axes: Axes, found: dict[str, Any] | None, y: int, colour: str, low: float, high: float) -> None:
     if found is None:
         return
     if found["reach"] == "diverged":
-        axes.barh(y, high, height=0.46, color="white", edgecolor=colour, hatch="////", lw=1, zorder=3)
+        axes.barh(y, high, height=0.46, color=PAPER, edgecolor=colour, hatch="////", lw=1, zorder=3)
         return
     percent = min(max(found["percent"], low), high)
     axes.barh(y, percent, height=0.46, color=colour, zorder=3)

@@ -12,6 +12,7 @@ from mxref_training.report.probe import plots
 from mxref_training.report.probe.growth import growth_svg
 from mxref_training.report.probe.tables import headline, summary
 from mxref_training.report.table import markdown_table
+from mxref_training.report.templates import template
 from mxref_training.report.text import escaped, markdown_text
 
 HTML, MARKDOWN = "probe.html", "probe.md"
@@ -35,14 +36,8 @@ def write_page(results: Results, folder: Path) -> tuple[Path, Path]:
 
 def html(results: Results) -> str:
     """Return the page."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    loaders = [PackageLoader(f"mxref_training.{room}", ".") for room in ("report.probe", "report")]
-    environment = Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     shown = escaped(results, printable)
-    text = environment.get_template("probe.html.j2").render(
+    text = template("probe/probe.html.j2").render(
         title=title(shown),
         lead=lead(shown),
         headline=headline(shown),

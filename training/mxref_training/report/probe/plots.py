@@ -14,7 +14,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from mxref_training.probe.layer import Row
 from mxref_training.probe.results import Results, rows
 from mxref_training.probe.split import CAUSES
-from mxref_training.report.drawing import COLOURS, GRID, INK, MUTED, styled, svg
+from mxref_training.report.drawing import SMALLEST, styled, svg
+from mxref_training.report.palette import COLOURS, GOLD, GREY, GRID, INK, MUTED, PAPER
 from mxref_training.report.probe.tables import ROLES, SLOTS
 
 WIDTH = 11.2
@@ -31,7 +32,7 @@ _ROOM = 0.25
 """Room for the medians beside the dots."""
 
 CAUSE_TITLES = {"scale": "scale bias", "dead": "dead zone", "clip": "clipping", "grid": "grid noise"}
-_CAUSE_COLOURS = dict(zip(CAUSES, ("#d55e00", "#0072b2", "#f0c929", "#b9c2cc"), strict=True))
+_CAUSE_COLOURS = dict(zip(CAUSES, (COLOURS[3], COLOURS[0], GOLD, GREY), strict=True))
 """Told apart by lightness too, so that colour-blind readers and grey prints lose nothing."""
 TENSORS = {"x": "X", "w": "W", "dy": "dY"}
 
@@ -186,7 +187,7 @@ def _strip(key: str, form: str, scale: float = 1.0, signed: bool = False) -> Dra
             axes.plot([middle, middle], [y - 0.34, y + 0.34], color=INK, lw=1.6, zorder=3)
             axes.text(
                 1.0, y - 0.02, format(middle, form).replace("-", "−"), transform=axes.get_yaxis_transform(),
-                ha="right", va="center", fontsize=7.2, color=INK, zorder=4,
+                ha="right", va="center", fontsize=SMALLEST, color=INK, zorder=4,
             )  # fmt: skip
 
     return draw
@@ -215,7 +216,7 @@ def _pair(axes: Axes, panel: Panel, recipes: Sequence[str]) -> None:
         if source is not None and error is not None:
             axes.plot([source, error], [y, y], color=MUTED, lw=0.9, zorder=1)
         if source is not None:
-            axes.plot(source, y, "o", ms=4.6, mfc="white", mec=MUTED, mew=1.2, zorder=2)
+            axes.plot(source, y, "o", ms=4.6, mfc=PAPER, mec=MUTED, mew=1.2, zorder=2)
         if error is not None:
             axes.plot(error, y, "o", ms=4.6, color=COLOURS[3], zorder=3)
     axes.set_xlim(0, 100)
@@ -228,7 +229,7 @@ def _cause_legend(figure: Any) -> None:
 
 
 def _mean_legend(figure: Any) -> None:
-    hollow = {"marker": "o", "mfc": "white", "mec": MUTED, "color": MUTED}
+    hollow = {"marker": "o", "mfc": PAPER, "mec": MUTED, "color": MUTED}
     _legend(figure, [("of the operand", hollow), ("of its error", {"marker": "o", "color": COLOURS[3]})])
 
 

@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from mxref_training.report.drawing import SMALLEST
 from mxref_training.report.runs.grid import Grid
 from mxref_training.report.runs.metrics import Metric, value_of
 from mxref_training.report.runs.read import Line
@@ -24,10 +25,10 @@ def draw_panel(
     image = axes.imshow(
         np.ma.masked_invalid(values), cmap=metric.colours, norm=norm, aspect="auto", interpolation="nearest"
     )
-    axes.set_xticks(range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0, fontsize=7)
+    axes.set_xticks(range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0, fontsize=SMALLEST)
     step = max(1, math.ceil(len(grid.depths) / max(2, rows_height(grid) / 0.15)))
     ticks = range(0, len(grid.depths), step)
-    axes.set_yticks(ticks, [grid.depths[i] for i in ticks] if depths else [""] * len(ticks), fontsize=7)
+    axes.set_yticks(ticks, [grid.depths[i] for i in ticks] if depths else [""] * len(ticks), fontsize=SMALLEST)
     axes.tick_params(length=0, pad=2)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -44,7 +45,7 @@ def draw_scale(figure: Any, image: Any, panels: Any) -> None:
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(5)
     bar.update_ticks()
-    place.tick_params(labelsize=7.5, length=2)
+    place.tick_params(labelsize=SMALLEST, length=2)
 
 
 def colour_range(tables: Sequence[NDArray[np.float64]], metric: Metric) -> Normalize:

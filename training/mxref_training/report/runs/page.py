@@ -14,6 +14,7 @@ from mxref_training.report.runs import plots, tables
 from mxref_training.report.runs.metrics import METRICS
 from mxref_training.report.runs.read import Run
 from mxref_training.report.table import markdown_table, written
+from mxref_training.report.templates import template
 from mxref_training.report.text import markdown_text
 
 REPORT, COMPARISON = "report", "comparison"
@@ -92,18 +93,10 @@ def write_page(runs: Sequence[Run], folder: Path) -> tuple[Path, Path]:
 
 def html(runs: Sequence[Run]) -> str:
     """Return the page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("mxref_training.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
     measured = [run for run in runs if run.operands]
     alone = ["run"] if len(runs) == 1 else []
     config, recipe, machine = tables.settings(runs)
-    text = environment.get_template("runs/run.html.j2").render(
+    text = template("runs/run.html.j2").render(
         title=_title(runs),
         lead=_lead(runs),
         several=len(runs) > 1,

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mxref_training.report.drawing import COLOURS, INK, MUTED, label_ends, styled, svg, token_unit, zoom
+from mxref_training.report.drawing import label_ends, styled, svg, token_unit, zoom
+from mxref_training.report.palette import COLOURS, DEPTHS, INK, MUTED
 from mxref_training.report.runs.grid import layer_grid
 from mxref_training.report.runs.heat import (
     by_place,
@@ -249,7 +249,7 @@ def _draw_series(axes: Axes, run: Run, lines: Sequence[Line], metric: Metric, ru
     grid = layer_grid(list(series))
     depths = max(1, len(grid.depths) - 1)
     for name, points in series.items():
-        depth = mpl.colormaps["viridis"](0.9 * grid.place[name][0] / depths)
+        depth = DEPTHS[round((len(DEPTHS) - 1) * grid.place[name][0] / depths)]
         axes.plot(*_xy(points), lw=0.7, color=depth, alpha=0.75, zorder=2, **alone)
     axes.plot(*_xy(middle), lw=1.6, color=INK, zorder=3, **alone)
 
