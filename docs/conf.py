@@ -25,6 +25,7 @@ extensions = [
     "measured",
     "api_pages",
     "command_line",
+    "search_words",
     "shipped",
     "charts",
     "published",
