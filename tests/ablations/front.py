@@ -150,13 +150,23 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
             else:
                 names[-1] += f"   {cell.short}"
         axes.text(
-            1.02, y, line.claim, transform=axes.get_yaxis_transform(), color=MUTED, fontsize=SMALLEST, va="center"
+            1.02,
+            y,
+            line.claim,
+            transform=axes.get_yaxis_transform(),
+            color=MUTED,
+            fontsize=SMALLEST,
+            va="center",
         )
     axes.axvline(0, color=INK, linewidth=0.8)
     seeds = max(cell.reached[1] for line in shown if (cell := line.sizes.get(name)))
     axes.set_title(
-        (SIZES[name] + (", one seed" if seeds == 1 else "")).replace(", ", "\n" if width == WIDE else ", ", 1),
-        fontsize=9, fontweight="normal", loc="center",
+        (SIZES[name] + (", one seed" if seeds == 1 else "")).replace(
+            ", ", "\n" if width == WIDE else ", ", 1
+        ),
+        fontsize=9,
+        fontweight="normal",
+        loc="center",
     )
     axes.grid(axis="x")
     axes.set_axisbelow(True)

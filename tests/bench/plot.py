@@ -61,6 +61,8 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     label_below(axes, f"times the speed of np.copyto on the same {size} x {size} array, one thread", width)
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, handlelength=1.2, columnspacing=1)
+    axes.legend(
+        frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, handlelength=1.2, columnspacing=1
+    )
     axes.margins(x=0.1, y=0.01)
     return figure

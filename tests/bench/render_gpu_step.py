@@ -57,7 +57,8 @@ def section(record: Record, table: Any) -> str:
             for row in rows
         ),
     )  # fmt: skip
-    text += f"\n.. image:: /_measured/{PLOT}.svg\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
+    text += f"\n.. image:: /_measured/{PLOT}.svg\n"
+    text += "   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
     text += "Where the GPU's time goes, in milliseconds of a step:\n\n"
     text += table(
         ("recipe", *(LABELS[part] for part in (*PARTS, "optimizer", "rest")), "its longest kernels"),
@@ -104,9 +105,7 @@ def plot(record: Record, width: float = WIDE) -> Figure:
     for part, label in LABELS.items():
         widths = [_ms(row, part) for row in rows]
         edge = {"edgecolor": MUTED, "linewidth": 0.6} if part == "waiting" else {}
-        bars = axes.barh(
-            range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge
-        )
+        bars = axes.barh(range(len(rows)), widths, 0.62, left=left, color=colours[part], label=label, **edge)
         left = [start + ms for start, ms in zip(left, widths, strict=True)]
     axes.bar_label(bars, [f"{row['ms']:.0f}" for row in rows], padding=4, fontsize=SMALLEST, color=MUTED)
     axes.set_yticks(range(len(rows)), [_name(row).replace("`", "") for row in rows])

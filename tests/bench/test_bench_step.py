@@ -293,7 +293,10 @@ def test_a_record_is_kept_by_its_kind_and_the_page_made_from_it(tmp_path: Path) 
         render_gpu.keep(render_gpu.kind_of(json.loads(path.read_text())), path, records)
     assert newest("step_gpu", records).name == "step_gpu_nvidia-h200_2026-11-20.json"
     parts = render_gpu.parts(records)
-    assert set(parts) == {render_gpu.TABLES, *(f"{render_gpu_step.PLOT}{end}" for end in (".svg", ".narrow.svg"))}
+    assert set(parts) == {
+        render_gpu.TABLES,
+        *(f"{render_gpu_step.PLOT}{end}" for end in (".svg", ".narrow.svg")),
+    }
     assert "\nA training step\n---------------\n" in parts[render_gpu.TABLES]
     with pytest.raises(SystemExit, match="no record of"):
         render_gpu.kind_of({"machine": {}})

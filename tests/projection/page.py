@@ -72,9 +72,7 @@ def plot(projection: Projection, width: float = WIDE) -> Figure:
         if arm.key in published:
             where = projection.work.batch / published[arm.key] * 1e3
             label = None if any(t.get_label() == "published" for t in axes.lines) else "published"
-            axes.plot(
-                [where], [place - 0.36], marker="v", color=INK, linestyle="", markersize=7, label=label
-            )
+            axes.plot([where], [place - 0.36], marker="v", color=INK, linestyle="", markersize=7, label=label)
     axes.plot([], [], color=MUTED, linewidth=1, marker="|", label="all assumptions at one end")
     axes.set_yticks(range(len(ARMS)), [arm.label for arm in ARMS])
     axes.invert_yaxis()

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from mxref_training.report.palette import GRID, INK, MUTED, painted, variables
 
 LEGIBLE = 10
-"""The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it further."""
+"""The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it."""
 SMALLEST = 8
 """The least font size in a figure, in points."""
 
@@ -46,6 +46,7 @@ _STYLE: Any = {
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
 }
+
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
@@ -135,7 +136,9 @@ def svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
     text = painted(text.replace("'DejaVu Sans'", "system-ui"))
     style = f"stroke-linejoin: round; stroke-linecap: butt; {size_style(text, 4 / 3)}"
-    return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{style}">', text, count=1)
+    return re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" \1 style="{style}">', text, count=1
+    )
 
 
 def size_style(svg: str, unit: float = 1.0) -> str:
@@ -157,6 +160,6 @@ def standalone(svg: str) -> str:
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
     head = f'<svg {names} width="{width}pt" height="{height}pt" '
     used = set(re.findall(r"var\(--([\w-]+)\)", svg)) | {"paper"}
-    style = f"<style class=\"palette\">{variables('svg', used)}\nsvg {{ background: var(--paper); }}</style>"
+    style = f'<style class="palette">{variables("svg", used)}\nsvg {{ background: var(--paper); }}</style>'
     text = re.sub(r"(?<![\w:])href=", "xlink:href=", svg.replace("<svg ", head, 1))
     return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[0]}\n{style}", text, count=1)

@@ -25,10 +25,14 @@ def draw_panel(
     image = axes.imshow(
         np.ma.masked_invalid(values), cmap=metric.colours, norm=norm, aspect="auto", interpolation="nearest"
     )
-    axes.set_xticks(range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0, fontsize=SMALLEST)
+    axes.set_xticks(
+        range(len(grid.kinds)), grid.kinds, rotation=90 if len(grid.kinds) > 3 else 0, fontsize=SMALLEST
+    )
     step = max(1, math.ceil(len(grid.depths) / max(2, rows_height(grid) / 0.15)))
     ticks = range(0, len(grid.depths), step)
-    axes.set_yticks(ticks, [grid.depths[i] for i in ticks] if depths else [""] * len(ticks), fontsize=SMALLEST)
+    axes.set_yticks(
+        ticks, [grid.depths[i] for i in ticks] if depths else [""] * len(ticks), fontsize=SMALLEST
+    )
     axes.tick_params(length=0, pad=2)
     for spine in axes.spines.values():
         spine.set_visible(False)
