@@ -74,4 +74,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("build-finished", check_links, priority=900)
     if os.environ.get(VERSION):
         app.add_js_file("version-switch.js", loading_method="defer")
+        app.add_css_file("version-switch.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}
