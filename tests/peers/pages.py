@@ -179,19 +179,28 @@ def _separation(peer: Mapping[str, Any], case: Mapping[str, Any], record: Mappin
     treatments = list(dict.fromkeys(treatments or [_first_same(peer)]))
     link = explorer_address(block, treatments)
     commands = "".join(f"   $ {command(block, options)}\n" for options in treatments)
-    shown = cases.BLOCKS[block]
-    values = shown.shown.removesuffix(", ...")
-    zeros = 32 - len(shown.values)
-    sentence = f"The block is {values}, then {zeros} zeros.\n{_rst(case['why'])}\n"
+    sentence = f"{_block_in_words(block)}\n{_rst(case['why'])}\n"
     return "\n".join(
         [
             _from(case),
             sentence,
             list_table(["stored by", "scale byte", "first codes", "how it is known"], sides),
-            f"`Open the block in the explorer <{link}>`__, or explain it in a terminal:\n",
+            f"What mxref does with it, step by step: `in the explorer <{link}>`__, or in a terminal:\n",
             f".. code-block:: console\n\n{commands}",
         ]
     )
+
+
+def _block_in_words(block: str) -> str:
+    case = cases.BLOCKS[block]
+    if not any(case.values):
+        return "The block is 32 zeros."
+    words = f"The block is {case.shown}, then {32 - len(case.values)} zeros."
+    neighbours = {"+": "above", "-": "below"}
+    for sign, where in neighbours.items():
+        if match := re.search(rf"([\d.]+)\\ :sup:`\{sign}`", case.shown):
+            words += f" {match[0]} is the next float32 {where} {match[1]}."
+    return words
 
 
 def side(block: str, known: Mapping[str, str], record: Mapping[str, Any]) -> list[str]:

@@ -21,9 +21,7 @@ from peers.render import StaleNoteError
 
 PAGES = sorted(FOLDER.glob("*.rst"))
 INDEX = (FOLDER / "index.rst").read_text(encoding="utf-8")
-LINK = re.compile(
-    r"`Open the block in the explorer <\.\./\.\./explorer/index\.html#x=(\w+)&a=([^&>]+)(?:&b=([^>]+))?>`__"
-)
+LINK = re.compile(r"`in the explorer <\.\./\.\./explorer/index\.html#x=(\w+)&a=([^&>]+)(?:&b=([^>]+))?>`__")
 
 ROW = re.compile(r"   \* - .+\n     - ``(\w\w)``\n     - ``(\w+)``\n     - .*\bmxref (``.+)\n")
 

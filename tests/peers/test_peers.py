@@ -310,6 +310,17 @@ def test_the_table_shows_what_mxref_gives_now():
     assert render(RESULTS) in page
 
 
+def test_a_code_host_shows_the_tables():
+    """Such a host renders with docutils alone: without Sphinx, without included files, without errors in the text."""
+    core = pytest.importorskip("docutils.core")
+    settings = {"file_insertion_enabled": False, "report_level": 5}
+    page = (ROOT / "docs" / "explanation" / "peers.rst").read_text(encoding="utf-8")
+    shown = core.publish_doctree(page, settings_overrides=settings)
+    tables = list(shown.findall(lambda node: node.tagname == "table"))
+    assert len(tables) == 8
+    assert "7F:6012345" in tables[1].astext()
+
+
 def portable(results):
     """Leave out what is the machine's own: NaN and Inf as integers, and float32 log2 beside an integer."""
     results = deepcopy(results)
