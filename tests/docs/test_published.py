@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -122,6 +122,8 @@ def test_pages_have_the_switch_where_they_stand_beside_others(version, published
     added = []
 
     class App:
+        config = SimpleNamespace(html_baseurl="https://example.org/mxref")
+
         def connect(self, *args, **options):
             pass
 
@@ -134,3 +136,18 @@ def test_pages_have_the_switch_where_they_stand_beside_others(version, published
     published.setup(App())
     assert added == (["version-switch.js", "version-switch.css"] if version else [])
     assert all((ROOT / "docs" / "_static" / name).is_file() for name in added)
+
+
+@pytest.mark.parametrize("address", ["example.org", "/mxref/", "file:///site/", "https://", "https:// /"])
+def test_an_address_that_is_none_is_refused(address, published):
+    with pytest.raises(Exception, match="MXREF_DOCS_URL = .* is no address of a site") as caught:
+        published.setup(SimpleNamespace(config=SimpleNamespace(html_baseurl=address)))
+    assert type(caught.value).__name__ == "ExtensionError"
+
+
+def test_a_version_that_git_does_not_know_is_refused(versions, tmp_path, monkeypatch, capsys):
+    assert versions.is_commit("HEAD")
+    monkeypatch.setattr(sys, "argv", ["versions.py", str(tmp_path), "no-such-branch"])
+    with pytest.raises(SystemExit):
+        versions.main()
+    assert "no-such-branch is no branch or tag" in capsys.readouterr().err
