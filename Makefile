@@ -25,7 +25,7 @@ STAMP := .venv/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables release bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,7 +46,7 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
-test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
+test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, kernels for AVX2
 	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine
@@ -68,6 +68,9 @@ test-long: $(STAMP)  ## train on several ranks of this machine in many layouts, 
 	$(BIN)/pytest -s -m long tests
 test-explorer: $(STAMP)  ## try the explorer page in a headless browser (MXREF_BROWSER=chromium); screenshots in runs/explorer
 	MXREF_BROWSER=$(MXREF_BROWSER) $(BIN)/pytest tests/explorer
+
+test-pages: docs  ## open every page of the documentation in a headless browser: wide, narrow, light, dark; contact sheets in runs/pages
+	MXREF_BROWSER=$(MXREF_BROWSER) MXREF_PAGES=docs/_build/html $(BIN)/pytest tests/pages
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from mxref import __version__
@@ -25,6 +26,7 @@ extensions = [
     "measured",
     "api_pages",
     "command_line",
+    "search_words",
     "shipped",
     "charts",
     "published",
@@ -73,6 +75,14 @@ def magnitude_bars(app, what, name, obj, options, lines):
         lines[i] = "`".join(parts)
 
 
+def module_of_an_alias(app, modname, attribute):
+    """Keep an alias of a built-in type in the module that names it: `builtins` has no source to show."""
+    value = import_module(modname)
+    for name in attribute.split("."):
+        value = getattr(value, name, None)
+    return modname if getattr(value, "__module__", None) == "builtins" else None
+
+
 def copy_explorer(app, error):
     """Put the explorer page beside the built pages, as it is: it needs nothing of them."""
     if not error and app.builder.format == "html":
@@ -81,4 +91,5 @@ def copy_explorer(app, error):
 
 def setup(app):
     app.connect("autodoc-process-docstring", magnitude_bars)
+    app.connect("viewcode-follow-imported", module_of_an_alias)
     app.connect("build-finished", copy_explorer)

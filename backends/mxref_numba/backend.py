@@ -17,7 +17,7 @@ from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref_numba.compiled import running
 from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
-from mxref_numba.path import KernelPath, choose
+from mxref_numba.path import Choice, KernelPath, choose, chosen_by_environment
 from mxref_numba.scalar.dequantize import dequantize
 from mxref_numba.scalar.hadamard import hadamard
 from mxref_numba.scalar.quantize import quantize_planned
@@ -44,20 +44,21 @@ class NumbaBackend(Backend):
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )
 
-    def __init__(self, path: str = "auto") -> None:
-        """Choose the kernels: `auto` takes the fastest that the CPU can run.
+    def __init__(self, path: str | Choice = "auto") -> None:
+        """Choose the kernels by name: `auto` takes the fastest that the CPU can run.
 
         Raises:
             BackendError: a path that is unknown, or that the CPU cannot run.
         """
-        self.path = choose(path)
+        choice = choose(path) if isinstance(path, str) else path
+        self.path, self._why = choice.path, choice.why
         self._target = TARGETS.get(self.path)
-        if path == KernelPath.PORTABLE:
-            self.name = "numba-portable"
+        if isinstance(path, str) and path != "auto":
+            self.name = f"numba-{self.path}"
 
     def details(self) -> str:
-        """Return the kernels that run, how many threads they take, and where compiled ones are kept."""
-        return f"{self.path} kernels, {running()}"
+        """Return which kernels run and why, how many threads they take, and where compiled ones are kept."""
+        return f"{self.path} kernels ({self._why}), {running()}"
 
     def warm_up(self) -> Iterator[tuple[str, float]]:
         """Compile every kernel, or find it in the cache, by running every declared variant on small arrays."""
@@ -92,6 +93,11 @@ class NumbaBackend(Backend):
         return prepare(q, profile, self.path)
 
 
-backend = NumbaBackend()
-portable = NumbaBackend("portable")
+def avx2() -> NumbaBackend:
+    """Return the backend with vectors of 256 bits."""
+    return NumbaBackend(KernelPath.AVX2)
+
+
+backend = NumbaBackend(chosen_by_environment())
+portable = NumbaBackend(KernelPath.PORTABLE)
 """The same bits from plain Numba kernels, also where faster ones exist."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
 from numba.core.registry import cpu_target
 
-from mxref.errors import BackendError
+from mxref.errors import BackendError, SettingError
+
+VARIABLE = "MXREF_NUMBA_PATH"
+"""The environment variable that names a path."""
 
 
 class KernelPath(StrEnum):
@@ -30,25 +35,67 @@ REQUIRED = {
 
 
 @cache
+def missing(path: KernelPath) -> tuple[str, ...]:
+    """Return which features that the path needs are not among those for which Numba compiles."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return tuple(name for name in REQUIRED[path] if f"+{name}" not in features)
+
+
 def available() -> tuple[KernelPath, ...]:
     """Return the paths that the CPU which Numba compiles for can run, the fastest first."""
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    return tuple(path for path, needed in REQUIRED.items() if {f"+{name}" for name in needed} <= {*features})
+    return tuple(path for path in REQUIRED if not missing(path))
 
 
-def choose(path: str) -> KernelPath:
+@dataclass(frozen=True)
+class Choice:
+    """A path, and why it was chosen."""
+
+    path: KernelPath
+    why: str
+
+
+def choose(path: str) -> Choice:
     """Return the path of that name, or the fastest one for `auto`.
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
     """
     if path == "auto":
-        return available()[0]
+        return Choice(available()[0], _why_no_faster())
+    if problem := _problem(path):
+        raise BackendError(f"kernel path {problem}")
+    return Choice(KernelPath(path), "asked for by name")
+
+
+def chosen_by_environment() -> Choice:
+    """Return the path that the variable MXREF_NUMBA_PATH names, or the fastest one for `auto` or without it.
+
+    Raises:
+        SettingError: no path has the name, or the CPU cannot run it.
+    """
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked == "auto":
+        return choose(asked)
+    if problem := _problem(asked):
+        raise SettingError(f"{VARIABLE}={problem}")
+    return Choice(KernelPath(asked), f"{VARIABLE}={asked}")
+
+
+def _problem(path: str) -> str:
     if path not in list(KernelPath):
-        raise BackendError(f"kernel path {path!r} is not one of auto, {', '.join(KernelPath)}")
+        return f"{path!r} is not one of auto, {', '.join(KernelPath)}"
     if path not in available():
-        raise BackendError(
-            f"kernel path {path!r} needs a CPU with {', '.join(REQUIRED[KernelPath(path)])}; "
-            f"this one, as Numba sees it, can run {', '.join(available())}: pass one of these, or 'auto'"
+        return (
+            f"{path!r} needs a CPU with {', '.join(missing(KernelPath(path)))}, which Numba does not find here; "
+            f"use one of {', '.join(available())}, or auto"
         )
-    return KernelPath(path)
+    return ""
+
+
+def _why_no_faster() -> str:
+    best = available()[0]
+    faster = list(REQUIRED)[: list(REQUIRED).index(best)]
+    if not faster:
+        return "the fastest"
+    needs = (f"{path} needs {', '.join(missing(path))}" for path in faster)
+    return f"the fastest that this CPU can run: {'; '.join(needs)}"

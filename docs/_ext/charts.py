@@ -44,13 +44,15 @@ class InlineCharts(SphinxPostTransform):
             if path.suffix != ".svg":
                 continue
             narrow = path.with_suffix(".narrow.svg")
-            variants = {"wide" if narrow.exists() else "": path} | ({"narrow": narrow} if narrow.exists() else {})
+            variants = {"wide" if narrow.exists() else "": path} | (
+                {"narrow": narrow} if narrow.exists() else {}
+            )
             image.replace_self(
                 [
                     nodes.raw(
                         "",
                         f'<div class="chart {kind}" tabindex="0">'
-                        f'{inline(file.read_text(encoding="utf-8"), image.get("alt", ""))}</div>',
+                        f"{inline(file.read_text(encoding='utf-8'), image.get('alt', ''))}</div>",
                         format="html",
                     )
                     for kind, file in variants.items()

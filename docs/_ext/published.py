@@ -18,7 +18,8 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 VERSION = "MXREF_DOCS_VERSION"
-_LINK = re.compile(r'<(?!link rel="canonical")[^<>]*?\s(?:href|src)="([^"]*)"')
+_TAG = re.compile(r"""<(?!link rel="canonical")[a-z](?:[^"'>]|"[^"]*"|'[^']*')*>""", re.IGNORECASE)
+_LINK = re.compile(r"""\s(?:href|src)=(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
 _ELSEWHERE = re.compile(r"(?:https?|mailto|data|javascript):", re.IGNORECASE)
 _SHOWN = 10
 
@@ -31,7 +32,7 @@ def wrong_links(folder: Path) -> Iterator[str]:
     root = folder.resolve()
     known: dict[Path, bool] = {}
     for page in sorted(root.rglob("*.html")):
-        for link in dict.fromkeys(_LINK.findall(page.read_text(encoding="utf-8"))):
+        for link in dict.fromkeys(_links(page.read_text(encoding="utf-8"))):
             target = unquote(re.split(r"[?#]", link, maxsplit=1)[0])
             if _ELSEWHERE.match(link) or not target:
                 continue
@@ -40,6 +41,11 @@ def wrong_links(folder: Path) -> Iterator[str]:
                 known[file] = file.is_relative_to(root) and file.is_file()
             if re.match(r"/|[\w-]+:", target) or not known[file]:
                 yield f"{page.relative_to(root)}: {link}"
+
+
+def _links(html: str) -> Iterator[str]:
+    for tag in _TAG.findall(html):
+        yield from (double or single for double, single in _LINK.findall(tag))
 
 
 def check_links(app: Sphinx, error: Exception | None) -> None:

@@ -57,7 +57,8 @@ def section(record: Record, table: Any) -> str:
             for row in rows
         ),
     )  # fmt: skip
-    text += f"\n.. image:: /_measured/{PLOT}.svg\n   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
+    text += f"\n.. image:: /_measured/{PLOT}.svg\n"
+    text += "   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
     text += "Where the GPU's time goes, in milliseconds of a step:\n\n"
     text += table(
         ("recipe", *(LABELS[part] for part in (*PARTS, "optimizer", "rest")), "its longest kernels"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -134,10 +135,11 @@ class Tab:
         held = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
         self.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held)
 
-    def screenshot(self, path: Path) -> None:
-        """Write the whole page as a PNG."""
+    def screenshot(self, path: Path, tallest: float = math.inf) -> None:
+        """Write the page as a PNG, down to `tallest` pixels."""
         size = self.command("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        height = min(size["height"], tallest)
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height, "scale": 1}
         shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-_TALL = 2.4
-"""Height of a picture over its width, at most: the head of a long page stands for it."""
+TALL = 2.4
+"""Height of a picture over its width: the head of a long page stands for it."""
 _TITLE = 16
 
 
@@ -26,7 +26,7 @@ def write(
         down: rows of a sheet.
     """
     paths = []
-    height = round(_TALL * width)
+    height = round(TALL * width)
     for number, group in enumerate(_groups(list(shots), across * down), 1):
         sheet = Image.new("RGB", (across * (width + 8), down * (height + _TITLE + 8)), "#7f7f7f")
         draw = ImageDraw.Draw(sheet)
@@ -34,10 +34,8 @@ def write(
             x, y = i % across * (width + 8), i // across * (height + _TITLE + 8)
             draw.text((x + 2, y + 2), title, fill="white")
             with Image.open(path) as shot:
-                part = shot.convert("RGB").crop(
-                    (0, 0, shot.width, min(shot.height, round(_TALL * shot.width)))
-                )
-                sheet.paste(part.resize((width, round(part.height * width / part.width))), (x, y + _TITLE))
+                small = shot.convert("RGB").resize((width, round(shot.height * width / shot.width)))
+                sheet.paste(small, (x, y + _TITLE))
         paths.append(folder / f"{name}-{number}.png")
         sheet.save(paths[-1])
     return paths

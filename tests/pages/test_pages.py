@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 SITE = Path(os.environ.get("MXREF_PAGES", ".")).resolve()
 PAGES = sorted(SITE.rglob("*.html")) if "MXREF_PAGES" in os.environ else []
 SHEETS = ROOT / "runs" / "pages"
-WIDTHS = {1400: (350, 6, 2), 390: (195, 10, 2)}
+WIDTHS = {1400: (350, 6, 2), 390: (195, 10, 3)}
 """Widths of the window, and how its sheets are laid out: width of a picture, pictures across and down."""
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 CONTRAST = (TESTS / "explorer" / "contrast.js").read_text(encoding="utf-8")
@@ -65,9 +65,9 @@ def looked_at(tab: Tab, page: Path, name: str, shots: Shots, folder: Path) -> li
         for dark in (False, True):
             tab.colours(dark)
             where = f"{width}, {'dark' if dark else 'light'}"
-            if page.parent.name != "_modules" and "_modules" not in page.parts:
+            if "_modules" not in page.parts:
                 path = folder / f"{width}-{dark}.png"
-                tab.screenshot(path)
+                tab.screenshot(path, sheets.TALL * width)
                 shots[width, dark].append((name, path))
             wrong += [f"{where}: {what}" for what in (*tab.run(LOOK), *tab.run(CONTRAST), *tab.errors)]
         if width > 1000 and not tab.run(CONTENTS):
@@ -91,14 +91,13 @@ def test_a_report_fits_and_is_readable(tab: Tab, kind: str, shots: Shots, tmp_pa
 def test_drawings_follow_the_switch_of_the_theme(tab: Tab) -> None:
     tab.show((SITE / "explanation" / "performance.html").as_uri(), ready=LOADED)
     tab.colours(False)
-    colours = []
-    for theme in ("light", "dark", "auto"):
-        colours.append(
-            tab.run(
-                f"document.body.dataset.theme = '{theme}';"
-                "getComputedStyle(document.querySelector('.chart.wide text')).fill"
-            )
+    colours = [
+        tab.run(
+            f"document.body.dataset.theme = '{theme}';"
+            "getComputedStyle(document.querySelector('.chart.wide text')).fill"
         )
+        for theme in ("light", "dark", "auto")
+    ]
     assert colours[0] == colours[2] != colours[1]
 
 

@@ -1,11 +1,11 @@
-"""Exact dots of sixteen or more bytes in integers: what the instruction sets offer, and all that the GEMM asks of them.
+"""Exact block dots in integers: what instruction sets offer for them.
 
-A vector has a word of four bytes for each column. `add` adds the four products of each word of A (the same for all
-columns) with those of B. E2M1 values are held as 2P, at most 12, so that a block dot is at most 32 * 144 = 4608,
-and 9216 with the offset below; both fit int16.
+A vector has a word of four bytes for each column of C. A step adds the four products of a word of A, the same for
+all columns, with each column's word of B. E2M1 values are held as 2P, from -12 to 12, so a block dot is an integer of
+at most 32 * 144 = 4608.
 
-Some instructions take A's bytes unsigned. There A is held as 2P + 12 (0 to 24), and a dot starts from -12 times the
-sum of B's block.
+x86 multiplies unsigned bytes by signed ones. There A is held as 2P + 12 (0 to 24), and a dot starts from -12 times
+the sum of B's block. Partial sums are then at most 32 * 24 * 12 = 9216, which int16 holds too.
 """
 
 # Emitters work on IR values, which llvmlite does not annotate.
@@ -17,120 +17,116 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
-from mxref_numba.vector.lanes import I8, I16, I32, Lanes, constant
-
-
-def named(name: str, result: Any, builder: ir.IRBuilder, *operands: Any) -> Any:
-    """Return what an LLVM function of values of several types, or of the name's own, gives."""
-    kinds = [operand.type for operand in operands]
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, kinds), name)
-    return builder.call(function, operands)
-
-
-def _in_order(lanes: Lanes) -> Lanes:
-    """Return the same lanes, made to be computed after those for which this was emitted before.
-
-    LLVM would compute one dot after the other, with all words of A and B of a block in registers or on the stack.
-    """
-    kind = lanes.value.type
-    operands = [lanes.value]
-    return Lanes(
-        lanes.builder,
-        lanes.builder.asm(ir.FunctionType(kind, [kind]), "", "=x,0", operands, side_effect=True),
-    )
+from mxref_numba.vector.instructions import named
+from mxref_numba.vector.lanes import I8, I16, Lanes, constant
 
 
 class Dots(ABC):
     """How an instruction set adds up products of bytes."""
 
     offset = 12
-    """What is added to A's bytes so that they are not negative; 0 where they may be."""
+    """What is added to A's bytes to make them unsigned; 0 where they are signed."""
+
+    @abstractmethod
+    def entries(self, table: list[int], index: Lanes) -> Lanes:
+        """Return bytes of a table of sixteen, for indices below 16."""
 
     @abstractmethod
     def add(self, partial: Any, starts: Lanes, left: Lanes, right: Lanes) -> Any:
-        """Return partial dots plus four products each.
+        """Return partial dots plus the products of one step.
 
         Args:
-            partial: what this gave for the words before, or None.
+            partial: the result of the step before, or None in the first.
             starts: int32, where the dots start.
-            left: words of A.
+            left: one word of A in all lanes.
             right: words of B.
         """
 
     @abstractmethod
     def total(self, partial: Any, starts: Lanes) -> Lanes:
-        """Return the dots, int32, of what `add` gave for all words of a block."""
+        """Return the dots, int32, from the result of the last step."""
 
 
-class Vnni(Dots):
-    """VPDPBUSD adds four products of an unsigned and a signed byte to each int32."""
+class _X86(Dots):
+    def entries(self, table, index):
+        name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[index.count]
+        entries = constant(index.builder, I8, table * (index.count // 16))
+        return named(f"x86.{name}", index.value.type, entries, index.value)
+
+
+class Vnni(_X86):
+    """VPDPBUSD adds the four products of a word to an int32."""
 
     def add(self, partial, starts, left, right):
+        """Return int32."""
         sums = partial or starts
-        values = sums.value, left.value, right.value
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.count}"
-        return Lanes(sums.builder, named(name, values[0].type, sums.builder, *values))
+        return named(f"x86.avx512.vpdpbusd.{32 * sums.count}", sums.value.type, sums, left.value, right.value)
 
     def total(self, partial, starts):
+        """Return what is there."""
         return partial
 
 
-class BytePairs(Dots):
-    """VPMADDUBSW adds two products of an unsigned and a signed byte to an int16; VPMADDWD makes int32 of pairs."""
+class BytePairs(_X86):
+    """VPMADDUBSW adds two products to an int16; VPMADDWD makes int32 of pairs of these."""
 
     def add(self, partial, starts, left, right):
-        builder, bytes_each = right.builder, (left.cast(I8).value, right.cast(I8).value)
+        """Return int16, two for each column."""
         kind = ir.VectorType(I16, 2 * right.count)
-        products = Lanes(builder, named("llvm.x86.avx2.pmadd.ub.sw", kind, builder, *bytes_each))
+        products = named("x86.avx2.pmadd.ub.sw", kind, left.cast(I8), right.cast(I8).value)
         return _in_order(partial + products if partial else products)
 
     def total(self, partial, starts):
-        builder, ones = partial.builder, constant(partial.builder, I16, [1] * partial.count)
-        sums = named("llvm.x86.avx2.pmadd.wd", starts.value.type, builder, partial.value, ones.value)
-        return Lanes(builder, sums) + starts
+        """Return the sums of pairs, and the starts."""
+        ones = constant(partial.builder, I16, [1] * partial.count)
+        return named("x86.avx2.pmadd.wd", starts.value.type, partial, ones.value) + starts
 
 
-class SignedDot(Dots):
-    """SDOT adds four products of signed bytes to each int32."""
+def _in_order(lanes: Lanes) -> Lanes:
+    """Return the lanes, computed after all others for which this was emitted before.
 
+    LLVM would compute one dot after the other, and keep all words of a block on the stack for that.
+    """
+    kind = lanes.value.type
+    nothing = ir.FunctionType(kind, [kind])
+    in_a_register = lanes.builder.asm(nothing, "", "=x,0", [lanes.value], side_effect=True)
+    return Lanes(lanes.builder, in_a_register)
+
+
+class _Arm(Dots):
     offset = 0
 
+    def entries(self, table, index):
+        entries = constant(index.builder, I8, table)
+        return named("aarch64.neon.tbl1.v16i8", index.value.type, entries, index.value)
+
+
+class SignedDots(_Arm):
+    """SDOT, of Armv8.2 and later, adds the four products of a word to an int32."""
+
     def add(self, partial, starts, left, right):
-        builder, sums = right.builder, partial or starts
-        values = sums.value, left.cast(I8).value, right.cast(I8).value
-        return Lanes(builder, named("llvm.aarch64.neon.sdot.v4i32.v16i8", sums.value.type, builder, *values))
+        """Return int32."""
+        sums, (a, b) = partial or starts, (words.cast(I8).value for words in (left, right))
+        return named("aarch64.neon.sdot.v4i32.v16i8", sums.value.type, sums, a, b)
 
     def total(self, partial, starts):
+        """Return what is there."""
         return partial
 
 
-class SignedProducts(Dots):
-    """SMLAL adds products of signed bytes to int16; two words of a vector in one half, two in the other."""
-
-    offset = 0
+class SignedProducts(_Arm):
+    """SMLAL adds products to int16, of two columns at a time; SADDLP and ADDP make int32 of four of these."""
 
     def add(self, partial, starts, left, right):
-        factors = [words.cast(I8) for words in (left, right)]
-        halves = [[f.pick(half).convert("sext", I16) for f in factors] for half in (range(8), range(8, 16))]
-        products = [a * b for a, b in halves]
+        """Return int16, four for each of the first two columns and of the last two."""
+        a, b = (words.cast(I8) for words in (left, right))
+        first = a.pick(range(8)).convert("sext", I16)  # the word is the same in the other half
+        products = [first * b.pick(half).convert("sext", I16) for half in (range(8), range(8, 16))]
         return [p + q for p, q in zip(partial, products, strict=True)] if partial else products
 
     def total(self, partial, starts):
-        builder = starts.builder
-        pairs = [
-            named("llvm.aarch64.neon.saddlp.v4i32.v8i16", starts.value.type, builder, p.value) for p in partial
-        ]
-        return Lanes(builder, named("llvm.aarch64.neon.addp.v4i32", starts.value.type, builder, *pairs))
-
-
-def looked_up(table: Lanes, index: Lanes) -> Lanes:
-    """Return bytes of a table of sixteen, repeated as often as fits the vector, for indices below 16."""
-    count, arm = index.count, "aarch64" in index.builder.module.triple
-    names = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
-    name = "llvm.aarch64.neon.tbl1.v16i8" if arm else f"llvm.x86.{names[count]}"
-    return Lanes(index.builder, named(name, index.value.type, index.builder, table.value, index.value))
-
-
-__all__ = ["BytePairs", "Dots", "SignedDot", "SignedProducts", "Vnni", "looked_up", "named", "I32"]
+        """Return the sums of fours."""
+        kind = starts.value.type
+        low, high = (named("aarch64.neon.saddlp.v4i32.v8i16", kind, half) for half in partial)
+        return named("aarch64.neon.addp.v4i32", kind, low, high.value)

@@ -1,29 +1,28 @@
-"""Packing a row of A, or as many rows of B as a vector has lanes, in the layout of `tiling`."""
+"""Packing a row of A, or as many rows of B as a vector has lanes, in the layout of `layout`."""
 
 # Emitters work on IR values, which llvmlite does not annotate.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from mxref.formats import E8M0
-from mxref_numba.gemm.dots import looked_up
-from mxref_numba.gemm.tiling import LOWEST_SUM, TWICE, Tiling, after, repeat, same
-from mxref_numba.vector.lanes import I8, I32, I64, Lanes, constant, load
+from mxref_numba.gemm.dots import Dots
+from mxref_numba.gemm.layout import LOWEST_SUM, TWICE, Tiling, after, repeat, same
+from mxref_numba.vector.lanes import I8, I32, I64, Lanes, load
 
 _I1 = ir.IntType(1)
 _MAGNITUDES = 0x77
 """The bits of a packed byte that are not signs."""
 
 
-def _decoded(packed: Lanes, table: list[int]) -> tuple[Lanes, Lanes]:
+def _decoded(dots: Dots, packed: Lanes, table: list[int]) -> tuple[Lanes, Lanes]:
     """Return the entries of `table` for the low and for the high nibbles of packed bytes."""
-    entries = constant(packed.builder, I8, table * (packed.count // 16))
-    return looked_up(entries, packed & 15), looked_up(entries, packed >> 4)
+    return dots.entries(table, packed & 15), dots.entries(table, packed >> 4)
 
 
 def _live(scale: Lanes, zero: Lanes) -> tuple[Lanes, Lanes]:
@@ -66,28 +65,31 @@ def _pack(
         address = builder.add(address, pitch)
 
 
-def pack_left(tiling: Tiling, builder, codes, scales, blocks, record, row, found, found_pitch) -> None:
+def pack_left(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -> None:
     """Pack one row of A, all arguments being int64.
 
     Args:
         tiling: the layout.
         builder: where the code goes.
-        codes: address of the row's packed bytes.
-        scales: address of the row's scale codes.
-        blocks: how many, at least one.
-        record: address of the first record of the panel.
-        row: number of the row in its panel.
-        found: address of three bytes, `found_pitch` apart: the lowest and the highest scale code in use, and
-            whether any block is NaN.
-        found_pitch: bytes.
+        arguments: in order:
+
+            - codes: address of the row's packed bytes.
+            - scales: address of the row's scale codes.
+            - blocks: how many, at least one.
+            - record: address of the first record of the panel.
+            - row: number of the row in its panel.
+            - found: address of three bytes, `found_pitch` apart: the lowest and the highest scale code in use, and
+              whether any block is NaN.
+            - found_pitch: bytes.
     """
+    codes, scales, blocks, record, row, found, found_pitch = arguments
     values = builder.add(record, builder.mul(row, I64(32)))
     words = after(builder, builder.add(record, builder.mul(row, I64(4))), tiling.left_scales)
     table = [twice + tiling.dots.offset for twice in TWICE]
 
     def block(codes, scales, values, words):
         packed = load(builder, I8, 16, codes)
-        for i, half in enumerate(_decoded(packed, table)):
+        for i, half in enumerate(_decoded(tiling.dots, packed, table)):
             half.store(after(builder, values, 16 * i))
         zero = (packed & _MAGNITUDES).cast(ir.IntType(128)).compare("==", 0)
         live, nan = _live(load(builder, I8, 1, scales).convert("zext", I32), zero)
@@ -119,31 +121,32 @@ def _groups(rows: list[Lanes]) -> list[Lanes]:
     return [within(half, side) for half in halves for side in sides]
 
 
-def pack_right(
-    tiling: Tiling, builder, codes, code_pitch, scales, scale_pitch, last, blocks, record, found, found_pitch
-) -> None:
+def pack_right(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -> None:
     """Pack a vector's rows of B, all arguments being int64.
 
     Args:
         tiling: the layout.
         builder: where the code goes.
-        codes: address of the first row's packed bytes.
-        code_pitch: bytes from row to row.
-        scales: address of the first row's scale codes.
-        scale_pitch: bytes from row to row.
-        last: number of the last row that exists; further ones repeat it.
-        blocks: how many, at least one.
-        record: address of the first record of the panel, plus 4 bytes for each row of the panel before these.
-        found: address of a vector's bytes three times, `found_pitch` apart, with what `pack_left` writes per row.
-        found_pitch: bytes.
+        arguments: in order:
+
+            - codes: address of the first row's packed bytes.
+            - code_pitch: bytes from row to row.
+            - scales: address of the first row's scale codes.
+            - scale_pitch: bytes from row to row.
+            - last: number of the last row that exists; further ones repeat it.
+            - blocks: how many, at least one.
+            - record: address of the first record of the panel, plus 4 bytes for each row of the panel before these.
+            - found: address of a vector's bytes three times, `found_pitch` apart, with what `pack_left` writes per row.
+            - found_pitch: bytes.
     """
+    codes, code_pitch, scales, scale_pitch, last, blocks, record, found, found_pitch = arguments
     lanes, dots = tiling.lanes, tiling.dots
     rows = [builder.select(builder.icmp_unsigned("<", I64(r), last), I64(r), last) for r in range(lanes)]
     code_rows, scale_rows = ([builder.mul(row, pitch) for row in rows] for pitch in (code_pitch, scale_pitch))
 
     def block(codes, scales, record):
         groups = _groups([load(builder, I32, 4, builder.add(codes, row)) for row in code_rows])
-        decoded = [_decoded(group.cast(I8), TWICE) for group in groups]
+        decoded = [_decoded(dots, group.cast(I8), TWICE) for group in groups]
         offsets, none = (same(builder, I32, n, lanes) for n in (dots.offset * 0x01010101, 0))
         products = None
         for i, values in enumerate([*(low for low, _ in decoded), *(high for _, high in decoded)]):

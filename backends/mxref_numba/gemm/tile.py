@@ -1,4 +1,4 @@
-"""One tile of C from a panel of A and one of B, in the layout of `tiling`.
+"""One tile of C from a panel of A and one of B, in the layout of `layout`.
 
 The dots of a block stay in registers, and with enough of these the sums do over all blocks; each group of a row of
 A is broadcast from memory. The sum of the two scale words is the bits of 2^(eA + eB - 2), so that one fused
@@ -11,13 +11,13 @@ Where such a power is not a normal float32, float64 does the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 
-from mxref_numba.gemm.dots import named
-from mxref_numba.gemm.tiling import GROUPS, Tiling, after, repeat, same
+from mxref_numba.gemm.layout import GROUPS, Tiling, after, repeat, same
+from mxref_numba.vector.instructions import named
 from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, splat
 
 _F64 = ir.DoubleType()
@@ -116,31 +116,32 @@ def _store_part(tiling: Tiling, values: list[Lanes], out: Any, pitch: Any, heigh
         for v in range(tiling.vectors):
             place = after(builder, builder.add(out, builder.mul(pitch, I64(r))), v * lanes * item)
             pointer = builder.inttoptr(place, kind.as_pointer())
-            operands = values[r * tiling.vectors + v].value, pointer, I32(1), inside[v].value
-            named(f"llvm.masked.store.v{lanes}{name}.p0", ir.VoidType(), builder, *operands)
+            operands = values[r * tiling.vectors + v], pointer, I32(1), inside[v].value
+            named(f"masked.store.v{lanes}{name}.p0", ir.VoidType(), *operands)
     builder.branch(done)
     builder.position_at_end(done)
 
 
-def multiply(
-    tiling: Tiling, builder, left, right, blocks, fits, factor, out, pitch, height, width, narrow
-) -> None:
+def multiply(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) -> None:
     """Write one tile of C; integers are int64.
 
     Args:
         tiling: the layout.
         builder: where the code goes.
-        left: address of a panel of A.
-        right: address of a panel of B.
-        blocks: how many, at least one.
-        fits: whether all sums of two scale codes are in LOWEST_SUM .. HIGHEST_SUM.
-        factor: float32, by which the sums are multiplied at the end.
-        out: address of the tile's first element.
-        pitch: bytes from row to row of C.
-        height: rows of C from there on, if a part of a tile can be stored; else all of a tile is.
-        width: columns of C from there on, likewise.
-        narrow: whether C is bfloat16, not float32.
+        arguments: in order:
+
+            - left: address of a panel of A.
+            - right: address of a panel of B.
+            - blocks: how many, at least one.
+            - fits: whether all sums of two scale codes are in LOWEST_SUM .. HIGHEST_SUM.
+            - factor: float32, by which the sums are multiplied at the end.
+            - out: address of the tile's first element.
+            - pitch: bytes from row to row of C.
+            - height: rows of C from there on; a tiling without masks stores all rows of the tile.
+            - width: columns of C from there on, likewise.
+            - narrow: whether C is bfloat16, not float32.
     """
+    left, right, blocks, fits, factor, out, pitch, height, width, narrow = arguments
     ways = []
     with builder.if_else(fits) as branches:
         for branch, add in zip(branches, (_add_exactly, _add_any), strict=True):

@@ -168,5 +168,5 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int, target: Target) -> 
         unit = unit_of(flow, rotation.n, False)
         calls = fill_panel.on(target).address, stage_row.on(target).address, memory.aligned(panel)
         numbers = *calls, *m.layout, *place, flow, 0, *transform, *(0,) * 15, *unit
-        run_native(_hadamard_share.on(target), np.array(numbers, np.int64), m.rows * length)
+        run_native(_hadamard_share, np.array(numbers, np.int64), m.rows * length)
     return np.moveaxis(out, -1, axis)

@@ -49,17 +49,18 @@ class Native:
 
     def on(self, target: Target) -> Native:
         """Return the kernel for a target."""
-        return self._on.setdefault(target.path, Native(self._function, target))
+        found = self._on.get(target.path)
+        return found or self._on.setdefault(target.path, Native(self._function, target))
 
     @cached_property
     def compiled(self) -> Any:
         """What Numba makes of the kernel; the first use compiles it or finds it in the cache."""
         with _LOCK:
-            made = self._dispatcher
+            made = self.dispatcher()
         return made.get_compile_result(types.void(*self._types))
 
-    @cached_property
-    def _dispatcher(self) -> Any:
+    def dispatcher(self) -> Any:
+        """Return a new Numba dispatcher of the kernel, which has compiled nothing yet."""
         if self._target is None:
             return kernel(self._function)
         f, target = self._function, self._target

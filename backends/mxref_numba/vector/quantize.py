@@ -63,7 +63,7 @@ from mxref_numba.vector.native import (
     numbers_at,
     run_native,
 )
-from mxref_numba.vector.target import Target, step_length
+from mxref_numba.vector.target import Target
 from mxref_numba.vector.turn import fill_panel
 
 Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -80,7 +80,7 @@ _PANEL = _RUN_AT + 4 * _PART_SIDE
 run; a panel."""
 _LINES = 16
 """Rows that are quantized, and at once turned into columns, while the caches still hold them."""
-_HEADER = 12
+_HEADER = 13
 """Numbers of a share before its jobs: see `_run`."""
 
 
@@ -97,8 +97,8 @@ def _encode_last(source, half, rest, floor, packed, scales, group, job, room):
 @Native
 def _quantize_unit(calls, job, row, height, column, width, panel, scratch, filled):
     # `filled`: whether the panel holds the elements already.
-    numbers = carray(numbers_at(calls), (3,))
-    fill, stage, amax = numbers[0], numbers[1], numbers[2]
+    numbers = carray(numbers_at(calls), (4,))
+    fill, stage, amax, step_size = numbers[0], numbers[1], numbers[2], numbers[3]
     layout, (packed, scales, _, length), (flow, tile), (n, _, _), _, random, element, _ = read_job(job)
     encode, bits, _, _ = element
     address, row_step, column_step, _, kind = layout
@@ -115,7 +115,7 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
         source, step, source_kind = panel, pitch, FLOAT32
     half, floor, floor_step = int(source_kind == BFLOAT16), scratch + _ZEROS, 0
     if tile:
-        floor, floor_step = scratch + _FLOOR, step_length() // 2
+        floor, floor_step = scratch + _FLOOR, step_size // 2
         call_5(amax, panel, height, width, pitch, floor)
 
     row_indices, first_row, row_groups, first_column, per_call = random
@@ -126,7 +126,6 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
         length * bits // 8,
         length // 32,
     )
-    step_size = step_length()
     steps, rest = width // step_size, width % step_size
     once = 1 if row_indices else height  # rows whose groups are evenly apart
     for r in range(0, height, once):
@@ -201,7 +200,7 @@ def _quantize_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (_HEADER,))
     part_height, part_width, down, across = numbers[0], numbers[1], numbers[2], numbers[3]
     jobs, together, unit = numbers[4], numbers[5], numbers[8]
-    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 3)
+    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 4)
     carray(numbers_at(scratch + _ZEROS), (8,))[:] = 0
     first, second = arguments + 8 * _HEADER, arguments + 8 * (_HEADER + JOB_SIZE)
     turned = read_job(first)[2][0] == TURNED
@@ -266,7 +265,8 @@ def _run(
     size = _PANEL + panel_bytes
     scratch = np.empty(compiled.worker_count(rows * columns) * size + memory.LINE, np.uint8)
     parts = -(-rows // part[0]), -(-columns // part[1])
-    natives = (native.on(target) for native in (_quantize_unit, fill_panel, stage_row, tile_amax))
-    header = *part, *parts, len(jobs), together, memory.aligned(scratch), size, *(n.address for n in natives)
-    arguments = np.array([*header, *(number for job in jobs for number in job)], np.int64)
-    run_native(_quantize_share.on(target), arguments, rows * columns)
+    addresses = (native.on(target).address for native in (fill_panel, stage_row, tile_amax))
+    header = *part, *parts, len(jobs), together, memory.aligned(scratch), size
+    calls = _quantize_unit.address, *addresses, target.step
+    arguments = np.array([*header, *calls, *(number for job in jobs for number in job)], np.int64)
+    run_native(_quantize_share, arguments, rows * columns)

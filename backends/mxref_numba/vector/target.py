@@ -38,6 +38,8 @@ class Target:
     """What differs between targets beside the width."""
     cpu: str | None = None
     """LLVM's name of the CPU; None is the CPU that Numba compiles for."""
+    features: str = ""
+    """What else the CPU has beyond its name, as LLVM takes it: `+a,+b`."""
 
     @property
     def lanes(self) -> int:
@@ -51,24 +53,35 @@ class Target:
 
     def codegen(self) -> Any:
         """Return the Numba code generator of the target's CPU."""
-        return cpu_target.target_context.codegen() if self.cpu is None else _codegen_of(self.cpu)
+        return (
+            cpu_target.target_context.codegen() if self.cpu is None else _codegen_of(self.cpu, self.features)
+        )
+
+
+AVX_VNNI = "+avxvnni"
+"""VPDPBUSD of 256 bits, which newer CPUs without AVX-512 have."""
+
+
+def _if_found(feature: str) -> str:
+    """Return the feature if the CPU has it that Numba compiles for, else nothing."""
+    return feature if feature in cpu_target.target_context.codegen().magic_tuple()[2].split(",") else ""
 
 
 TARGETS = {
     KernelPath.AVX512: Target(KernelPath.AVX512, 512, Avx512()),
-    KernelPath.AVX2: Target(KernelPath.AVX2, 256, Avx2(), "x86-64-v3"),
+    KernelPath.AVX2: Target(KernelPath.AVX2, 256, Avx2(), "x86-64-v3", _if_found(AVX_VNNI)),
 }
 """The target of each path that has vector kernels."""
 
 
 @cache
-def _codegen_of(cpu: str) -> Any:
+def _codegen_of(cpu: str, features: str) -> Any:
     class Codegen(JITCPUCodegen):
         def _get_host_cpu_name(self):
             return cpu
 
         def _get_host_cpu_features(self):
-            return ""  # those of the CPU by name
+            return features  # and those of the CPU by name
 
     return Codegen(f"mxref.{cpu}")
 

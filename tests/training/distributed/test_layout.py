@@ -133,6 +133,8 @@ def test_the_memory_of_a_rank_is_its_part() -> None:
     assert alone.total - alone.tables == pytest.approx(8 * (eight.total - eight.tables - eight.gathered))
     assert eight.weights * 8 == alone.weights == 4 * parameter_count(config.model)
     assert memory(config, recipe, Axes(2, 4, 1)).weights == 2 * eight.weights
+    whole = memory(config, recipe, Axes(8, 1, 1))
+    assert (whole.weights, whole.gathered) == (alone.weights, 0)
     together = memory(config, recipe, Axes(1, 1, 8))
     outside = 2 * 128256 * 4096 + (2 * 32 + 1) * 4096
     assert together.weights == 4 * ((parameter_count(config.model) - outside) // 8 + outside)

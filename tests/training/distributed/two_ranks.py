@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from captured_pairs import captured, one_rank_alone
 from operands import assembled, kept
 from safetensors.torch import save_file
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -28,7 +29,6 @@ from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
 from mxref_training.parallel import Axes, ParallelConfig
-from mxref_training.run.shards import Parts
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
 UNCLIPPED = replace(CONFIG, optim=replace(CONFIG.optim, clip=0.0))
@@ -134,35 +134,6 @@ def resumed(ranks: Ranks, folder: Path) -> None:
     assert metrics(parts) == metrics(whole)
 
 
-def captured(ranks: Ranks, folder: Path) -> None:
-    """Steps that never wait have the numbers of others: split or whole, clipped, in micro-batches and in phases.
-
-    A run whose ranks each hold the whole model has the checkpoint of one whose ranks split it, and goes on from it.
-    """
-    optim = replace(CONFIG.optim, lr=2.0**-8, warmup=0, clip=0.125)  # a rate that float32 has
-    config = replace(change(WHOLE, micro_batch=2, eval_every=4), optim=optim)
-    layouts = {"split": ParallelConfig(), "replicas": ParallelConfig(replicate=2, shard=1)}
-    for name, parallel in layouts.items():
-        made = replace(config, parallel=parallel)
-        run(folder / name, PHASES, made, ranks=ranks)
-        run(folder / f"{name}-captured", PHASES, change(made, capture=True), ranks=ranks)
-        assert metrics(folder / f"{name}-captured") == metrics(folder / name)
-        assert all(line["grad_norm"] > optim.clip for line in lines(folder / name) if "grad_norm" in line)
-    made = change(replace(config, parallel=layouts["replicas"]), capture=True)
-    run(folder / "parts", PHASES, made, ranks=ranks, stop_after=2)
-    run(folder / "parts", PHASES, made, ranks=ranks)
-    assert metrics(folder / "parts") == metrics(folder / "replicas")
-    assert saved(folder / "replicas", 4) == saved(folder / "parts", 4)
-    assert saved(folder / "replicas", 4).keys() == saved(folder / "split", 4).keys()
-
-
-def saved(out: Path, step: int) -> dict[str, Any]:
-    """Return the tensors of a checkpoint, put together."""
-    files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    with Parts(files) as parts:
-        return {name: tensor.numpy().tobytes() for name, tensor in parts.whole().items()}
-
-
 def same_operands(ranks: Ranks, folder: Path) -> None:
     """In the first step all operands, put together, are those of one process that takes the whole batch at once."""
     config = change(WHOLE, steps=2, eval_every=2)
@@ -205,7 +176,8 @@ def main(folder: Path) -> None:
         weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
-        captured(ranks, folder / "captured")
+        captured(ranks, replace(WHOLE, optim=CONFIG.optim), PHASES, folder / "captured")
+        one_rank_alone(ranks)
         same_operands(ranks, folder)
         same_steps(ranks, folder, find_recipe("fp8"))
         same_steps(ranks, folder / "replicas", PHASES, replace(WHOLE, parallel=ParallelConfig(2, 1)))

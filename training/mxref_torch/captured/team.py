@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class Team:
         """Run a backward pass in the block; behind that of the last micro-batch each gradient is the sum over ranks."""
         yield
 
-    def survey(self, losses: Tensor, gradients: Sequence[Tensor], exceeded: Tensor) -> Survey:
+    def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
         """Return what the step came to.
 
         Args:

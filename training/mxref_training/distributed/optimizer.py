@@ -26,11 +26,11 @@ class SplitAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             states = [self._state_of(p) for p in held]
-            of_state = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-            lists = (held, [p.grad for p in held], *of_state)
             beta1, beta2 = group["betas"]
             adamw(
-                *([own_part(t) for t in tensors] for tensors in lists),
+                params=[own_part(p) for p in held], grads=[own_part(p.grad) for p in held],
+                exp_avgs=[own_part(state["exp_avg"]) for state in states],
+                exp_avg_sqs=[own_part(state["exp_avg_sq"]) for state in states],
                 max_exp_avg_sqs=[], state_steps=[state["step"] for state in states], fused=True, foreach=False,
                 capturable=group["capturable"], found_inf=getattr(self, "found_inf", None), amsgrad=False,
                 beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],

@@ -19,7 +19,9 @@ class Replicas:
         self._parameters = [p for p in parameters if p.requires_grad]
         device = self._parameters[0].device
         # Of high priority: every rank waits for these kernels, which take few multiprocessors.
-        self._stream: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:
@@ -33,8 +35,9 @@ class Replicas:
         stream = self._stream
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
-        hooks = [p.register_post_accumulate_grad_hook(self._add) for p in self._parameters]
+        hooks: list[Any] = []
         try:
+            hooks.extend(p.register_post_accumulate_grad_hook(self._add) for p in self._parameters)  # type: ignore[no-untyped-call]
             yield
         finally:
             for hook in hooks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -38,7 +38,7 @@ class RankTeam(Team):
         with self._replicas.adding(last):
             yield
 
-    def survey(self, losses: Tensor, gradients: Sequence[Tensor], exceeded: Tensor) -> Survey:
+    def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
         """Return what the step came to on all ranks, with the norm as `clip_split_gradients` computes it."""
         norms, square = own_norms(gradients, self._share.ranks)
         own = torch.cat(

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from mxref_training.report.palette import GRID, INK, MUTED, painted, variables
 
 LEGIBLE = 10
-"""The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it further."""
+"""The least height of letters on a screen, in pixels; a narrower screen scrolls a figure instead of shrinking it."""
 SMALLEST = 8
 """The least font size in a figure, in points."""
 

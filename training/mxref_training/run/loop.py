@@ -172,7 +172,8 @@ class _Run:
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.ranks, self.share = ranks, Share(ranks, check_layout(config, ranks.world))
         split = not self.share.axes.whole
-        self.model = Llama(config.model, run.seed, device="meta" if split else device)
+        # Weights are drawn only if nothing else gives them, which takes long at full size.
+        self.model = Llama(config.model, None, device="meta" if split else device)
         self.context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
         ).context
@@ -184,7 +185,7 @@ class _Run:
             from mxref_training.distributed import sharded
 
             sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
-            self.model.reset_parameters(run.seed)
+            self.model.model.rotary_emb.fill()
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = corpus.loader(run)
         self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
@@ -211,9 +212,13 @@ class _Run:
     def begin(self, step: int) -> None:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
-        self.marks = self._restore(step) if step else {}
-        if not step and self.config.run.init_from is not None:
+        self.marks: dict[str, Mark] = {}
+        if step:
+            self.marks = self._restore(step)
+        elif self.config.run.init_from is not None:
             load_pretrained(self.model, Path(self.config.run.init_from))
+        else:
+            self.model.reset_parameters(self.config.run.seed)
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store, self.ranks)
 
     @contextmanager

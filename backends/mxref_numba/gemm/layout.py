@@ -24,8 +24,10 @@ from typing import Any
 from llvmlite import ir
 
 from mxref.formats import E2M1
-from mxref_numba.gemm.dots import Dots
+from mxref_numba.gemm.dots import BytePairs, Dots, SignedDots, SignedProducts, Vnni
+from mxref_numba.path import KernelPath
 from mxref_numba.vector.lanes import I64, Lanes, constant
+from mxref_numba.vector.target import AVX_VNNI, Target
 
 LOWEST_SUM, HIGHEST_SUM = 130, 383
 """Sums of two scale codes for which 2^(eA + eB - 2) is a normal float32."""
@@ -77,6 +79,31 @@ class Tiling:
     def right_record(self) -> int:
         """Bytes of a right record."""
         return self.right_scales + self.columns * 4
+
+
+AVX512 = Tiling(lanes=16, rows=6, vectors=2, dots=Vnni(), masks=True)
+"""A tile's 12 vectors of sums and 12 of dots stay in registers over all blocks, together with two vectors of B.
+
+A block costs each vector eight VPDPBUSD and one FMA on the same units: the bound is 8/9 of the rate of VPDPBUSD.
+"""
+AVX2 = Tiling(lanes=8, rows=4, vectors=2, dots=BytePairs(), masks=False)
+"""Of 16 registers the dots take 8; sums are in memory between blocks.
+
+A block costs each vector eight VPMADDUBSW, one VPMADDWD and one FMA on the same units, and nine additions on any.
+"""
+AVX2_VNNI = Tiling(lanes=8, rows=6, vectors=2, dots=Vnni(), masks=False)
+"""For CPUs with VPDPBUSD of 256 bits (AVX-VNNI): the dots take 12 registers."""
+NEON = Tiling(lanes=4, rows=4, vectors=2, dots=SignedProducts(), masks=False)
+"""For any Arm of 64 bits: dots take two registers each, 16 of 32, and sums 8."""
+NEON_DOTS = Tiling(lanes=4, rows=4, vectors=3, dots=SignedDots(), masks=False)
+"""For Armv8.2 with SDOT, and later."""
+
+
+def tiling_of(target: Target) -> Tiling:
+    """Return the tiles that a target computes."""
+    if target.path is KernelPath.AVX512:
+        return AVX512
+    return AVX2_VNNI if AVX_VNNI in target.features else AVX2
 
 
 def after(builder: ir.IRBuilder, address: Any, offset: int) -> Any:
