@@ -14,6 +14,9 @@ OUT ?= runs/demo
 DATA ?= builtin
 VAL ?=
 TOKENIZER ?=
+URL ?=
+REFS ?= main
+VERSION ?=
 
 BIN := .venv/bin
 # Tests of one file share what they compile and train, so a file stays in one process. tests/conftest.py orders the files.
@@ -22,7 +25,7 @@ STAMP := .venv/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,7 +46,7 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 test: $(STAMP)  ## prove the bits, and everything around them
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
-test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, portable kernels
+test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, kernels for AVX2
 	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine
@@ -86,9 +89,18 @@ lint: $(STAMP)  ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(STAMP)  ## build the documentation into docs/_build/html
-	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
+docs: $(STAMP)  ## build the documentation into docs/_build/html (URL=https://...: with a sitemap)
+	MXREF_DOCS_URL='$(URL)' $(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet -b html docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+docs-versions: $(STAMP)  ## build the documentation of branches and tags into docs/_build/site (REFS='main v0.1.0', URL=https://...)
+	MXREF_DOCS_URL='$(URL)' $(BIN)/python docs/_ext/versions.py docs/_build/site $(REFS)
+
+release: $(STAMP)  ## build dist/ and try the wheel in an empty environment without a network (VERSION=0.1.0: ready to publish)
+	PYTHONPATH=tests $(BIN)/python -m release $(if $(VERSION),--version '$(VERSION)')
+
+tables: $(STAMP)  ## write the tables of measurements and peers into the pages that have them, from docs/records
+	PYTHONPATH=tests $(BIN)/python docs/_ext/committed.py
 
 bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a minute; RECORD=1: into docs/records)
 	PYTHONPATH=tests $(BIN)/python -m bench.bench_cpu --backend '$(MXREF_BACKEND)' $(if $(QUICK),--quick) $(if $(RECORD),--record)
@@ -104,7 +116,7 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-peers:  ## run other implementations of MXFP4, in .venv-peers, and record what they store in docs/records
+peers:  ## run other implementations of MXFP4, in .venv-peers, and record what they store in docs/records; then make tables
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[peers]'

@@ -1,5 +1,6 @@
 """Sphinx configuration; `make docs` builds with warnings as errors and without the network."""
 
+import os
 import shutil
 import sys
 from importlib import import_module
@@ -17,21 +18,35 @@ version = release = __version__
 
 extensions = [
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mxref_spec",
     "measured",
+    "api_pages",
+    "command_line",
+    "search_words",
+    "shipped",
     "charts",
+    "published",
 ]
+# The address of the published pages, as in https://example.org/mxref/. Without it there are no canonical links, and no
+# sitemap, whose links are absolute.
+html_baseurl = os.environ.get("MXREF_DOCS_URL", "")
+if html_baseurl:
+    extensions.append("sphinx_sitemap")
+    sitemap_url_scheme = "{link}"
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
 default_role = "code"
 smartquotes = False
 
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
+toc_object_entries = False  # a page of a hundred names lists its sections alone
 python_maximum_signature_line_length = 100
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -66,6 +66,9 @@ def candidates() -> list[Candidate]:
 def choose(name: str | None = None) -> tuple[str, str]:
     """Return the name of the backend to use and the reason for it: argument, environment, or default.
 
+    Raises:
+        SettingError: a variable of the default backend has a wrong value, which is no reason to take another backend.
+
     Implements: conformance.selection
     """
     if name:
@@ -75,7 +78,7 @@ def choose(name: str | None = None) -> tuple[str, str]:
     for preferred in PREFERENCE:
         try:
             get_backend(preferred)
-        except MxrefError:
+        except BackendError:
             continue
         return (
             preferred,

@@ -35,6 +35,10 @@ class LoadError(BackendError):
     """A backend whose code raised an exception, or tried to end the program, while it was loaded."""
 
 
+class SettingError(MxrefError, ValueError):
+    """An environment variable with a value that is unknown or cannot be used here."""
+
+
 class UnsupportedError(MxrefError, NotImplementedError):
     """A request that the backend does not declare in its capabilities. There is no fallback."""
 

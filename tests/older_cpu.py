@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m older_cpu pytest tests/docs/test_readme.py
 
-Sums of a BLAS, `exp` and `log` then differ in their last bits, and the Numba backend uses its portable kernels.
+Sums of a BLAS, `exp` and `log` then differ in their last bits, and the Numba backend uses its kernels for AVX2.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref_numba.compiled import running
 from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
-from mxref_numba.path import KernelPath, choose
+from mxref_numba.path import Choice, KernelPath, choose, chosen_by_environment
 from mxref_numba.scalar.dequantize import dequantize
 from mxref_numba.scalar.hadamard import hadamard
 from mxref_numba.scalar.quantize import quantize_planned
@@ -26,6 +26,7 @@ from mxref_numba.vector.hadamard import hadamard as hadamard_vector
 from mxref_numba.vector.quantize import Quantized
 from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
 from mxref_numba.vector.quantize import quantize_planned as quantize_vector
+from mxref_numba.vector.target import TARGETS
 from mxref_numba.warmup import warm_up
 
 # Not all that there are: another element of four bits needs a rounding of its own.
@@ -43,44 +44,46 @@ class NumbaBackend(Backend):
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )
 
-    def __init__(self, path: str = "auto") -> None:
-        """Choose the kernels: `auto` takes the fastest that the CPU can run.
+    def __init__(self, path: str | Choice = "auto") -> None:
+        """Choose the kernels by name: `auto` takes the fastest that the CPU can run.
 
         Raises:
             BackendError: a path that is unknown, or that the CPU cannot run.
         """
-        self.path = choose(path)
-        if path == KernelPath.PORTABLE:
-            self.name = "numba-portable"
+        choice = choose(path) if isinstance(path, str) else path
+        self.path, self._why = choice.path, choice.why
+        self._target = TARGETS.get(self.path)
+        if isinstance(path, str) and path != "auto":
+            self.name = f"numba-{self.path}"
 
     def details(self) -> str:
-        """Return the kernels that run, how many threads they take, and where compiled ones are kept."""
-        return f"{self.path} kernels, {running()}"
+        """Return which kernels run and why, how many threads they take, and where compiled ones are kept."""
+        return f"{self.path} kernels ({self._why}), {running()}"
 
     def warm_up(self) -> Iterator[tuple[str, float]]:
         """Compile every kernel, or find it in the cache, by running every declared variant on small arrays."""
         return warm_up(self)
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        if self.path is KernelPath.AVX512:
-            return quantize_vector(x, plan)
+        if self._target:
+            return quantize_vector(x, plan, self._target)
         return quantize_planned(x, plan)
 
     def _quantize_dual(
         self, x: NDArray[Any], row: QuantPlan, column: QuantPlan
     ) -> tuple[Quantized, Quantized]:
-        if self.path is KernelPath.AVX512:
-            return quantize_dual_vector(x, row, column)
+        if self._target:
+            return quantize_dual_vector(x, row, column, self._target)
         return super()._quantize_dual(x, row, column)
 
     def _dequantize(self, q: MXArray, dtype: str) -> NDArray[Any]:
-        if self.path is KernelPath.AVX512:
-            return dequantize_vector(q, dtype)
+        if self._target:
+            return dequantize_vector(q, dtype, self._target)
         return dequantize(q, dtype)
 
     def _hadamard(self, x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
-        if self.path is KernelPath.AVX512:
-            return hadamard_vector(x, rotation, axis)
+        if self._target:
+            return hadamard_vector(x, rotation, axis, self._target)
         return hadamard(x, rotation, axis)
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> NDArray[Any]:
@@ -90,6 +93,11 @@ class NumbaBackend(Backend):
         return prepare(q, profile, self.path)
 
 
-backend = NumbaBackend()
-portable = NumbaBackend("portable")
+def avx2() -> NumbaBackend:
+    """Return the backend with vectors of 256 bits."""
+    return NumbaBackend(KernelPath.AVX2)
+
+
+backend = NumbaBackend(chosen_by_environment())
+portable = NumbaBackend(KernelPath.PORTABLE)
 """The same bits from plain Numba kernels, also where faster ones exist."""

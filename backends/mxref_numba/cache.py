@@ -152,18 +152,23 @@ class KernelCache(FunctionCache):
 
     _impl_class = _Implementation
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, codegen: Any = None) -> None:
+        """Take the function's folder; kernels of a `codegen` are found by its CPU, all others by Numba's."""
         super().__init__(function)
+        self._codegen = codegen
         folder = Path(self.cache_path).resolve()
         if reason := why_untrusted(folder):  # NUMBA_CACHE_LOCATOR_CLASSES replaces the ways above
             raise UntrustedFolder(reason)
         self._cache_file: Any = _KernelFiles(folder, self._impl.filename_base)
 
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return super()._index_key(sig, self._codegen or codegen)
 
-def kernel_cache(function: Any) -> Any:
+
+def kernel_cache(function: Any, codegen: Any = None) -> Any:
     """Return the cache of a kernel, or one that keeps nothing, with a warning, where no folder can be written."""
     try:
-        return KernelCache(function)
+        return KernelCache(function, codegen)
     except UntrustedFolder as err:
         _warn_uncached(str(err))
     except RuntimeError as err:

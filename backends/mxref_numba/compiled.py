@@ -39,10 +39,11 @@ _GRAIN = 1 << 15
 """Elements that are worth waking another thread."""
 
 
-def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
-        dispatcher._cache = kernel_cache(function)  # what cache=True does, with Numba's own class of cache
+        # What cache=True does, with Numba's own class of cache.
+        dispatcher._cache = kernel_cache(function, codegen)
         KERNELS.append(dispatcher)
         return dispatcher
 
@@ -50,7 +51,10 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Compile a function that is called from kernels; `options` are those of `numba.njit`."""
+    """Compile a function that is called from kernels.
+
+    `options` are those of `numba.njit`, and `codegen`, the code generator that stands in the key of the cache.
+    """
     return _compiled(**options)(function) if function else _compiled(**options)
 
 

@@ -1,48 +1,101 @@
-"""Which of two sets of kernels runs: the portable ones, or those written for vectors of 512 bits."""
+"""Which set of kernels runs: the portable ones, or those written for vectors of 512 or 256 bits."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
 from numba.core.registry import cpu_target
 
-from mxref.errors import BackendError
+from mxref.errors import BackendError, SettingError
 
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512vnni")
+VARIABLE = "MXREF_NUMBA_PATH"
+"""The environment variable that names a path."""
 
 
 class KernelPath(StrEnum):
-    """A set of kernels; both give the same bits."""
+    """A set of kernels; all give the same bits."""
 
     PORTABLE = "portable"
     """Plain Numba, on any CPU."""
     AVX512 = "avx512"
-    """LLVM vector code, on CPUs of the generation of Ice Lake or Zen 4 and later."""
+    """LLVM vector code of 512 bits, on CPUs of the generation of Ice Lake or Zen 4 and later."""
+    AVX2 = "avx2"
+    """LLVM vector code of 256 bits, on CPUs of the generation of Haswell or Zen and later."""
+
+
+REQUIRED = {
+    KernelPath.AVX512: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512vnni"),
+    KernelPath.AVX2: ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
+    KernelPath.PORTABLE: (),
+}
+"""The CPU features that a path needs, by LLVM's names; the fastest path first."""
 
 
 @cache
+def missing(path: KernelPath) -> tuple[str, ...]:
+    """Return which features that the path needs are not among those for which Numba compiles."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return tuple(name for name in REQUIRED[path] if f"+{name}" not in features)
+
+
 def available() -> tuple[KernelPath, ...]:
     """Return the paths that the CPU which Numba compiles for can run, the fastest first."""
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    if all(f"+{feature}" in features for feature in _AVX512):
-        return KernelPath.AVX512, KernelPath.PORTABLE
-    return (KernelPath.PORTABLE,)
+    return tuple(path for path in REQUIRED if not missing(path))
 
 
-def choose(path: str) -> KernelPath:
+@dataclass(frozen=True)
+class Choice:
+    """A path, and why it was chosen."""
+
+    path: KernelPath
+    why: str
+
+
+def choose(path: str) -> Choice:
     """Return the path of that name, or the fastest one for `auto`.
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
     """
     if path == "auto":
-        return available()[0]
+        return Choice(available()[0], _why_no_faster())
+    if problem := _problem(path):
+        raise BackendError(f"kernel path {problem}")
+    return Choice(KernelPath(path), "asked for by name")
+
+
+def chosen_by_environment() -> Choice:
+    """Return the path that the variable MXREF_NUMBA_PATH names, or the fastest one for `auto` or without it.
+
+    Raises:
+        SettingError: no path has the name, or the CPU cannot run it.
+    """
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked == "auto":
+        return choose(asked)
+    if problem := _problem(asked):
+        raise SettingError(f"{VARIABLE}={problem}")
+    return Choice(KernelPath(asked), f"{VARIABLE}={asked}")
+
+
+def _problem(path: str) -> str:
     if path not in list(KernelPath):
-        raise BackendError(f"kernel path {path!r} is not one of auto, {', '.join(KernelPath)}")
+        return f"{path!r} is not one of auto, {', '.join(KernelPath)}"
     if path not in available():
-        raise BackendError(
-            f"kernel path {path!r} needs a CPU with {', '.join(_AVX512)}; "
-            f"this one, as Numba sees it, can run {', '.join(available())}: pass one of these, or 'auto'"
+        return (
+            f"{path!r} needs a CPU with {', '.join(missing(KernelPath(path)))}, which Numba does not find here; "
+            f"use one of {', '.join(available())}, or auto"
         )
-    return KernelPath(path)
+    return ""
+
+
+def _why_no_faster() -> str:
+    best = available()[0]
+    faster = list(REQUIRED)[: list(REQUIRED).index(best)]
+    if not faster:
+        return "the fastest"
+    needs = (f"{path} needs {', '.join(missing(path))}" for path in faster)
+    return f"the fastest that this CPU can run: {'; '.join(needs)}"

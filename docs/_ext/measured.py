@@ -1,6 +1,7 @@
-"""Sphinx extension: tables and plots of measurements, written from docs/records when the documentation is built.
+"""Sphinx extension: plots of measurements, written from docs/records when the documentation is built.
 
-A page includes `/_measured/NAME`. The folder is not in git: a number is stored once, as data in docs/records.
+A page shows `/_measured/NAME`. The folder is not in git: a number is stored once, as data in docs/records.
+Tables stand in the pages themselves: see `committed`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 FOLDER = "_measured"
+TABLE = ".inc"
 STUDIES = (
     "bench.render",
     "bench.render_gpu",
@@ -18,6 +20,7 @@ STUDIES = (
     "bench.render_aot",
     "projection.page",
     "peers.render",
+    "peers.pages",
     "exhaustive.table",
     "ablations.page",
 )
@@ -25,11 +28,13 @@ STUDIES = (
 
 
 def write(app: Sphinx) -> None:
-    """Write every part whose text changed. An equal one keeps its time, so that Sphinx does not read its page again."""
+    """Write every plot whose text changed. An equal one keeps its time, so that Sphinx does not read its page again."""
     folder = Path(app.srcdir) / FOLDER
     folder.mkdir(exist_ok=True)
     for study in STUDIES:
         for name, text in import_module(study).parts().items():
+            if name.endswith(TABLE):
+                continue
             path = folder / name
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 path.write_text(text, encoding="utf-8")

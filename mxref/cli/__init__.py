@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from mxref import __version__
+from mxref.cli.ranks import refuse_ranks
 from mxref.errors import BackendError, MxrefError
 from mxref.printable import printable
 from mxref.raised import raised_text
@@ -41,6 +43,7 @@ _OWN = {
     "compare": "mxref.cli.compare:compare",
     "vectors": "mxref.cli.vectors:vectors",
     "recipes": "mxref.cli.recipes:recipes",
+    "completion": "mxref.cli.completion:completion",
 }
 
 
@@ -74,11 +77,41 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` name; an unknown name is a usage error that suggests the nearest one."""
+        """Return the command that `args` name; an unknown name is a usage error that suggests the nearest one.
+
+        Of several ranks, none gets a command for one process, except to show its help.
+        """
         name, known = args[0], self.points()
+        if ctx.resilient_parsing:
+            return self._completed(ctx, args)
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"no command {name!r}{nearest(name, known)}", ctx)
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if found[1] is not None and not set(args) & set(ctx.help_option_names):
+            refuse_ranks(name, found[1])
+        return found
+
+    def _completed(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that a shell completes; none, without an error, if it is unknown or cannot be loaded."""
+        try:
+            return super().resolve_command(ctx, args)
+        except MxrefError:
+            return None, None, []
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the commands and options that begin so, with the commands' first sentences read from source files."""
+        items = click.Command.shell_complete(self, ctx, incomplete)
+        points = self.points().items()
+        return [
+            *items,
+            *(
+                CompletionItem(name, help=summary(point))
+                for name, point in points
+                if name.startswith(incomplete)
+            ),
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their first sentences, read from source files instead of imported."""
@@ -137,7 +170,8 @@ def _print_error(text: str) -> None:
     if _wants_traceback():
         for line in traceback.format_exc().splitlines():
             click.echo(printable(line), err=True)
-    click.echo(f"{_ERROR} {printable(text)}", err=True)
+    color = False if os.environ.get("NO_COLOR") else None  # rich heeds the variable, click does not
+    click.echo(f"{_ERROR} {printable(text)}", err=True, color=color)
 
 
 def _drop_output() -> None:

@@ -21,7 +21,13 @@ def backends(as_json: bool) -> None:
     """List the backends, what each declares, and which is chosen.
 
     MXREF_BACKEND=NAME, module:object or path/to/file.py:object chooses another one.
-    """
+
+    \b
+    Examples:
+      mxref backends
+      mxref backends --json
+      MXREF_BACKEND=reference mxref backends
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     chosen, why = choose()
     found = candidates()
     if chosen not in {c.name for c in found}:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mxref.cli import known
 from mxref.cli.explain import OPERAND_IDS, read_array, refuse_key
 from mxref.dialects import DIALECTS
 from mxref.errors import FileFormatError
@@ -32,6 +33,7 @@ _PARTS = ("x", "codes", "scales")
     default="ocp",
     show_default=True,
     metavar="NAME",
+    shell_complete=known.dialects,
     help=f"The treatment: {', '.join(DIALECTS)}, or an operand of a recipe, as in mxfp4_h16:wgrad.dy.",
 )
 @click.option("--axis", type=int, default=-1, show_default=True, help="Block axis of x.")
@@ -68,10 +70,11 @@ def compare(
     treatments with random bits.
 
     \b
-    mxref compare x.npy codes.npy scales.npy --dialect amd
-    mxref compare dump.safetensors --layout nvidia_128x4 --layout high_first
-    mxref compare x.npy codes.npy scales.npy --axis 0 --layout any
-    mxref compare dump.npz --key act --key fp4 --key sf
+    Examples:
+      mxref compare x.npy codes.npy scales.npy --dialect amd
+      mxref compare dump.safetensors --layout nvidia_128x4 --layout high_first
+      mxref compare x.npy codes.npy scales.npy --axis 0 --layout any
+      mxref compare dump.npz --key act --key fp4 --key sf
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.check import compare as compared
 

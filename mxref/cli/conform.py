@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from mxref.cli import known
 from mxref.cli.conform_text import show
 from mxref.cli.jobs import jobs_option
 from mxref.conformance.model import Failure, Level, Op, Report
@@ -31,6 +32,7 @@ _INTERVAL = 30.0
     "--backend",
     "name",
     metavar="NAME",
+    shell_complete=known.backends,
     help="A name, module:object or path/to/file.py:object; default as elsewhere.",
 )
 @click.option(
@@ -41,6 +43,7 @@ _INTERVAL = 30.0
     "dialects",
     multiple=True,
     metavar="NAME",
+    shell_complete=known.dialects,
     help=f"Only the treatment of this dialect: {', '.join(DIALECTS)}.",
 )
 @click.option(
@@ -50,7 +53,14 @@ _INTERVAL = 30.0
     type=click.Choice(list(BLOCK_FORMATS)),
     help="Only this block format, and what is the same for every format.",
 )
-@click.option("--clause", "clauses", multiple=True, metavar="ID", help="Only this clause.")
+@click.option(
+    "--clause",
+    "clauses",
+    multiple=True,
+    metavar="ID",
+    shell_complete=known.clauses,
+    help="Only this clause.",
+)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random values."
 )
@@ -75,7 +85,12 @@ _INTERVAL = 30.0
     help="Run the checks in this process, for a debugger. There is no time limit, and a crash ends the command.",
 )
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Print every clause, and the failure of each that failed."
+    "-v",
+    "--verbose",
+    "--all",
+    "verbose",
+    is_flag=True,
+    help="Print every clause, and the failure of each that failed; otherwise one screen is printed.",
 )
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the result as JUnit XML.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON.")
@@ -111,11 +126,12 @@ def conform(
     takes too long, the check fails, and the other checks continue.
 
     \b
-    mxref conform --backend path/to/mine.py:backend --quick
-    mxref conform --backend numba --op gemm --junit conformance.xml
-    mxref conform --backend numba --format mxfp8_e4m3
-    mxref conform --backend triton --jobs 16           compile kernels in parallel
-    mxref conform --backend numba --replay runs/demo/shadow.npz
+    Examples:
+      mxref conform --backend path/to/mine.py:backend --quick
+      mxref conform --backend numba --op gemm --junit conformance.xml
+      mxref conform --backend numba --format mxfp8_e4m3
+      mxref conform --backend triton --jobs 16      compile kernels in parallel
+      mxref conform --backend numba --replay runs/demo/shadow.npz
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.conformance import check
     from mxref.conformance.report import check_writable, to_json, to_junit, write

@@ -1,34 +1,140 @@
-"""The output of `mxref conform`: a line per chapter and the first failure, or every clause and all failures."""
+"""The output of `mxref conform`: one screen, or every clause and the failure of each that failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from mxref.conformance.model import ClauseResult, Report
+from mxref.conformance.model import ClauseResult, Failure, Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 _COUNTS = ("passed", "failed", "skipped")
+SCREEN = 24
+"""Most lines that a report takes on a terminal of 80 columns, unless the user asks for everything."""
+_INTRODUCTION = 2
+"""Lines of `SCREEN` for the name of the backend, which the command prints before the checks."""
+_HEADER = 2
+"""Lines of a table before its first row."""
+_BRIEF, _COMMAND = 150, 450
+"""Most characters of a line of a brief failure, and of its command: one for 32 numbers fits."""
 
 
 def show(report: Report, verbose: bool) -> None:
-    """Print a report; with `verbose`, a line per clause and the failure of each clause that failed."""
-    from rich.text import Text
-
-    from mxref.conformance.outcome import failure_text, totals, verdict
+    """Print a report on one screen; with `verbose`, a line per clause and the failure of each clause that failed."""
     from mxref.terminal import console
 
     out = console()
-    results = report.clauses if verbose else tuple(_chapters(report))
-    _table(results, "clause" if verbose else "chapter", verbose)
-    for failure in report.failures if verbose else report.failures[:1]:
-        head, _, body = failure_text(failure).partition("\n")
-        out.print(Text(f"\n{head}", "bold red"))
+    if verbose:
+        _table(out, report.clauses, "clause", True)
+        _failures(out, [_whole(report, i) for i in range(len(report.failures))])
+        _end(out, report)
+    elif report.failures:
+        _failing(out, report)
+    else:
+        _table(out, tuple(_chapters(report)), "chapter", False)
+        _end(out, report)
+
+
+def _failing(out: Console, report: Report) -> None:
+    """Print the chapters that failed and the first failures, as far as a screen has room.
+
+    The first failure is always shown. A single one is shown whole if it fits.
+    """
+    shown = [_whole(report, 0)]
+    room = SCREEN - _INTRODUCTION - _height(out, _ends(report, len(report.failures)))
+    if len(report.failures) > 1 or _height(out, shown) > room:
+        shown = [_brief(report.failures[0])]
+    room -= _height(out, shown)
+    chapters = [c for c in _chapters(report) if c.failed][: max(0, room - _HEADER)]
+    room -= len(chapters) + _HEADER
+    for failure in report.failures[1:]:
+        text = _brief(failure)
+        if (needed := _height(out, [text])) > room:
+            break
+        shown.append(text)
+        room -= needed
+    if chapters:
+        _table(out, tuple(chapters), "chapter", False)
+    _failures(out, shown)
+    _end(out, report, len(report.failures) - len(shown))
+
+
+def _whole(report: Report, place: int) -> str:
+    from mxref.conformance.outcome import failure_text
+
+    return failure_text(report.failures[place])
+
+
+def _brief(failure: Failure) -> str:
+    """Return a failure as few lines: clause and check, what differs, both answers, and the command or the request."""
+    from mxref.conformance.outcome import failure_text
+
+    command = failure.command
+    told = replace(failure, inputs={}, differing=(), request={} if command else failure.request, command=None)
+    lines = [
+        line if len(line) <= _BRIEF else f"{line[:_BRIEF]}..." for line in failure_text(told).split("\n")
+    ]
+    if command and len(command) <= _COMMAND:
+        lines.append(f"  explain   {command}")
+    elif command:
+        lines.append(f"  explain   by a command of {len(command):,} characters, which --all prints")
+    return "\n".join(lines)
+
+
+def _failures(out: Console, texts: list[str]) -> None:
+    from rich.text import Text
+
+    for text in texts:
+        head, _, body = text.partition("\n")
+        out.print(Text(f"\n{head}", "bold red"), soft_wrap=True)
         out.print(Text(body), soft_wrap=True)
+
+
+def _end(out: Console, report: Report, more: int = 0) -> None:
+    from rich.text import Text
+
+    out.print(Text())
+    for line in _ends(report, more):
+        out.print(line)
+
+
+def _ends(report: Report, more: int) -> list[Text]:
+    """Return the last lines: the verdict, the clauses that failed, and how to see the failures that are not shown."""
+    from rich.text import Text
+
+    from mxref.conformance.outcome import totals, verdict
+
     title = (f"{report.backend} {verdict(report)}", "bold green" if report.ok else "bold red")
-    out.print(Text.assemble("\n", title, f" ({report.level.value}, seed {report.seed}): {totals(report)}"))
+    lines = [Text.assemble(title, f" ({report.level.value}, seed {report.seed}): {totals(report)}")]
     if report.failing:
-        out.print(Text(f"broken, likely causes first: {', '.join(report.failing)}"))
-    if not verbose and len(report.failures) > 1:
-        out.print(Text(f"-v prints the other {len(report.failures) - 1} failures; --json writes them"))
+        lines.append(Text(_broken(report.failing)))
+    if more:
+        failures = "failure" if more == 1 else "failures"
+        lines.append(Text(f"and {more} more {failures}: --all prints them, --json FILE writes them"))
+    return lines
+
+
+def _broken(clauses: tuple[str, ...], few: int = 6) -> str:
+    text = f"broken, likely causes first: {', '.join(clauses[:few])}"
+    return f"{text} and {len(clauses) - few} more clauses" if len(clauses) > few else text
+
+
+def _height(out: Console, parts: list[Text] | list[str]) -> int:
+    """Return the lines that failures take, each after an empty one, or last lines, which are wrapped at words."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    lines = 0
+    for part in parts:
+        if isinstance(part, Text):
+            lines += len(part.wrap(out, out.width))
+        else:
+            lines += 1 + sum(max(1, -(-cell_len(line) // out.width)) for line in part.split("\n"))
+    return lines + any(isinstance(part, Text) for part in parts)
 
 
 def _chapters(report: Report) -> Iterator[ClauseResult]:
@@ -42,12 +148,12 @@ def _chapters(report: Report) -> Iterator[ClauseResult]:
     yield from chapters.values()
 
 
-def _table(results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> None:
+def _table(out: Console, results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from mxref.conformance.report import reasons_text
-    from mxref.terminal import BOX, HEAD, QUIET, console
+    from mxref.terminal import BOX, HEAD, QUIET
 
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column(heading, no_wrap=True)
@@ -62,4 +168,4 @@ def _table(results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> No
         counts = (str(n) if n else "" for n in (c.passed, c.failed, c.skipped))
         last = [Text(reasons_text(c))] if reasons else []
         table.add_row(Text(c.clause, "bold red" if c.failed else ""), outcome, *counts, *last)
-    console().print(table)
+    out.print(table)

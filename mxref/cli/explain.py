@@ -16,6 +16,7 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
+from mxref.cli import known
 from mxref.dialects import DIALECTS, dialect
 from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
@@ -47,7 +48,12 @@ _SETTINGS = {"ignore_unknown_options": True}
 )
 @click.option("--axis", type=int, default=-1, show_default=True, help="Block axis of the array.")
 @click.option(
-    "--dialect", "name", default="ocp", show_default=True, help=f"Start from {', '.join(DIALECTS)}."
+    "--dialect",
+    "name",
+    default="ocp",
+    show_default=True,
+    shell_complete=known.dialects,
+    help=f"Start from {', '.join(DIALECTS)}.",
 )
 @click.option("--format", type=click.Choice(list(BLOCK_FORMATS)), help="Block format.")
 @click.option(
@@ -109,10 +115,11 @@ def explain(
     bits such as 0x7fc00000. Alternatively, name a --file and a --block.
 
     \b
-    mxref explain 1 -2 0.5 7
-    mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
-    mxref explain --file weights.npy --block 17 --dialect tseng --operand wgrad.x
-    mxref explain 1 -2 0.5 7 --dialect amd --link
+    Examples:
+      mxref explain 1 -2 0.5 7
+      mxref explain --scale-rule rceil --rounding sr 0.1 0x7f7fffff
+      mxref explain --file weights.npy --block 17 --dialect tseng
+      mxref explain 1 -2 0.5 7 --dialect amd --link
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     if bool(numbers) == bool(file):
         raise click.UsageError("give either numbers or --file, as in: mxref explain 1 -2 0.5")

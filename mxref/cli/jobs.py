@@ -7,12 +7,15 @@ from typing import Any
 
 import click
 
+from mxref.cli.known import one_of
+
 
 def jobs_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the option `jobs`: a number of processes, or None for `auto`."""
     return click.option(
-        "--jobs", default="1", show_default=True, metavar="N|auto", callback=_parsed, help=help
-    )
+        "--jobs", default="1", show_default=True, metavar="N|auto", callback=_parsed, help=help,
+        shell_complete=one_of(lambda: ["auto"]),
+    )  # fmt: skip
 
 
 def _parsed(ctx: click.Context, param: click.Parameter, value: str) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mxref.cli import known
 from mxref.errors import RecipeError
 from mxref.recipe_files import load_recipe, shipped_recipes
 from mxref.terminal import echo
@@ -14,7 +15,7 @@ from mxref.tomlio import nearest
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=known.recipes)
 def recipes(name: str | None) -> None:
     """List the shipped recipes, or print one as a file to start from.
 

@@ -28,14 +28,26 @@ _FORMAT = click.option(
 
 @click.group()
 def vectors() -> None:
-    """List, verify or generate the golden vectors."""
+    """List, verify or generate the golden vectors.
+
+    \b
+    Examples:
+      mxref vectors list
+      mxref vectors verify
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
 
 
 @vectors.command("list")
 @_DIRECTORY
 @_FORMAT
 def list_(directory: Path | None, made: str | None) -> None:
-    """Show the content of each file and the sources of its results."""
+    """Show the content of each file and the sources of its results.
+
+    \b
+    Examples:
+      mxref vectors list
+      mxref vectors list --format mxfp8_e4m3
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from rich.table import Table
     from rich.text import Text
 
@@ -66,7 +78,12 @@ def verify(directory: Path | None, made: str | None) -> None:
     """Recompute every vector with the reference and compare.
 
     The exit code is 1 if a result differs, 2 if a file is missing or damaged.
-    """
+
+    \b
+    Examples:
+      mxref vectors verify
+      mxref vectors verify --format mxfp4
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.terminal import echo
     from mxref.vectors import chapters_of, vectors_directory
     from mxref.vectors.run import verify_vectors
@@ -95,7 +112,13 @@ def verify(directory: Path | None, made: str | None) -> None:
 )
 @_FORMAT
 def generate(directory: Path | None, tests: Path | None, made: str | None) -> None:
-    """Write all files, in a checkout: results come from the scalar oracle, and the reference must agree."""
+    """Write all files, in a checkout: results come from the scalar oracle, and the reference must agree.
+
+    \b
+    Examples:
+      mxref vectors generate
+      mxref vectors generate --format mxfp8_e5m2
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from mxref.terminal import echo
     from mxref.vectors import chapters_of, vectors_directory
     from mxref.vectors.make import default_tests, write_vectors

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
+from mxref.cli import known
 from mxref.discovery import choose, get_backend
 
 
@@ -14,6 +15,7 @@ from mxref.discovery import choose, get_backend
     "--backend",
     "name",
     metavar="NAME",
+    shell_complete=known.backends,
     help="A name, module:object or path/to/file.py:object; default as elsewhere.",
 )
 def warm_up(name: str | None) -> None:
@@ -21,7 +23,12 @@ def warm_up(name: str | None) -> None:
 
     Compiled kernels are stored on disk. Later processes reuse them until the sources, the compiler or the CPU
     change; `mxref backends` prints the folder.
-    """
+
+    \b
+    Examples:
+      mxref warm-up
+      mxref warm-up --backend numba
+    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     from rich.table import Table
     from rich.text import Text
 

@@ -103,7 +103,8 @@ def record(records: Path = RECORDS) -> Results | None:
 
 
 def figures(results: Results) -> dict[str, str]:
-    """Return the figures by name, as files that stand alone."""
+    """Return the figures of the last checkpoint by name, as files that stand alone."""
+    results = {**results, "moments": results["moments"][-1:]}
     drawn = {
         "snr": plots.snr_svg, "bias": plots.bias_svg, "split": plots.split_svg, "mean": plots.mean_svg,
     }  # fmt: skip

@@ -8,16 +8,17 @@ import math
 import re
 from itertools import permutations
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
 
-from ablations import curves, front, ladders, page
+from ablations import branches, curves, front, ladders, page, probes
 from ablations.__main__ import FOLDER, drawn
 from ablations.ladders import results_of as results
 from mxref_training.lab.distributions import student_point
 from mxref_training.lab.statistics import late_loss
+from mxref_training.probe.results import rows
 from mxref_training.report.ladder.last import gaps
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
@@ -277,3 +278,111 @@ def test_the_curves_end_in_the_mean_of_the_last_differences() -> None:
     for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr"):
         found = [nats for at, nats in curves.difference(shown, name) if at >= tokens / 2]
         assert found[-1] == max(found) > found[0] + 0.02
+
+
+def test_what_the_text_says_of_the_branches() -> None:
+    (moment,) = branches.branches_of("readings")["moments"]
+    arms = {arm["name"]: arm for arm in moment["arms"]}
+    assert (len(arms), sum(len(arm["runs"]) for arm in arms.values())) == (28, 84)
+    assert "All 84 branches" in TEXT
+
+    def told(name: str) -> str:
+        end = arms[name]["validation_last"]
+        ends = (end["mean"], end["mean"] - end["half_width"], end["mean"] + end["half_width"])
+        return "{} ({} to {})".format(*(f"{value:+.3f}".replace("-", "−") for value in ends))
+
+    for name in (
+        "fprop", "fprop-dgrad", "all", "wgrad", "all-h16", "all-h32", "all-h16-wgrad", "all-sr", "fprop-sr",
+        "all-sr-dy", "all-rht16-fixed", "all-rht16-step",
+    ):  # fmt: skip
+        assert told(name) in TEXT, (name, told(name))
+    last = {name: fmean(branches.after(moment, name, 200)) for name in arms}
+    on_top = (last["fprop-dgrad"] - last["fprop"], last["all"] - last["fprop-dgrad"])
+    assert "on top of Fprop change the loss by −0.002 and +0.001." in TEXT
+    assert [round(one, 3) for one in on_top] == [-0.002, 0.001]
+    early = fmean(branches.after(moment, "all", 50))
+    assert (
+        f"After 50 updates plain rounding in all three is {early:+.3f}, after 200 {last['all']:+.3f}." in TEXT
+    )
+    for pair, folder in enumerate(("fp8", "fp8.seed1", "fp8.seed2")):
+        file = branches.FOLDER / "readings" / "step-2600" / folder / "result.json"
+        branch = dict(map(tuple, json.loads(file.read_text())["record"]["losses"]))
+        run = dict(map(tuple, _runs(results("readings"), "fp8")[pair]["curve"]))
+        tokens = 2800 * 16384
+        assert branch[2800] == run[tokens]
+
+
+def test_what_the_text_says_of_the_probe() -> None:
+    record = probes.record()
+    assert record is not None
+    assert [moment["step"] for moment in record["moments"]] == [368, 1472, 2576]
+    assert f"compared {len(record['recipes'])} recipes" in TEXT
+    medians = {
+        (row["moment"], row["recipe"], row["role"]): row
+        for row in rows(record, "products")
+        if row["layer"] == probes.QUARTILES[1]
+    }
+    last = record["moments"][-1]["name"]
+
+    def snr(recipe: str, moment: str = last) -> list[float]:
+        return [medians[moment, recipe, role]["snr"] for role in ("fprop", "dgrad", "wgrad")]
+
+    def listed(values: list[float]) -> str:
+        return "{:.1f}, {:.1f} and {:.1f}".format(*values)
+
+    plain = snr("all")
+    assert f"Plain MXFP4 has {listed(plain)} dB in Fprop, Dgrad and Wgrad, FP8 {listed(snr('fp8'))}." in TEXT
+    given = [h16 - one for h16, one in zip(snr("all-h16"), plain, strict=True)]
+    taken = [one - sr for sr, one in zip(snr("all-sr"), plain, strict=True)]
+    assert f"H16 gives {listed(given)} dB. SR of every operand takes {listed(taken)} dB." in TEXT
+    assert (
+        f"H16 takes {given[0]:.1f} dB of error off Fprop's products, SR of every operand adds {taken[0]:.1f} dB"
+        in TEXT
+    )
+    (moment,) = branches.branches_of("readings")["moments"]
+    order = ("all-h32", "all-h16", "all", "all-rceil", "all-sr", "all-sr-prescale")
+    losses = [fmean(branches.after(moment, name, 200)) for name in order]
+    errors = [snr(name)[0] for name in order]
+    assert losses == sorted(losses)
+    assert errors == sorted(errors, reverse=True)
+    assert f"FLOOR is the exception: {snr('all-floor')[0]:.1f} dB" in TEXT
+    assert "dead zone: {:.1f} % of its energy without, {:.1f} % with".format(
+        *(100 * _operand(record, name, "fprop", "x")["noise"] for name in ("all", "all-h16"))
+    ) in TEXT  # fmt: skip
+    shares = [
+        100 * _operand(record, name, "wgrad", "x")["dc_noise"]
+        for name in ("all-h16", "all", "all-h16-even-signs")
+    ]
+    assert [round(share) for share in shares] == [24, 7, 7]
+    assert "{:.1f} dB where H16 has {:.1f}".format(snr("all-h16-even-signs")[2], snr("all-h16")[2]) in TEXT
+    trend = [snr("all", one["name"])[2] for one in record["moments"]]
+    assert f"plain rounding in Wgrad has {listed(trend)} dB at the three moments" in TEXT
+    bias = {name: [100 * medians[last, name, role]["bias"] for role in ("fprop", "dgrad", "wgrad")]
+            for name in ("all", "all-floor", "all-sr", "all-sr-prescale")}  # fmt: skip
+    assert all(-2.5 < one < -2 for one in bias["all"])
+    assert [round(one) for one in bias["all-floor"]] == [-5, -4, -6]
+    assert [round(one) for one in bias["all-sr"]] == [-1, -1, -1]
+    assert all(abs(one) < 0.1 for one in bias["all-sr-prescale"])
+    more = [a - b for a, b in zip(snr("all-sr"), snr("all-sr-prescale"), strict=True)]
+    assert f"at the price of {min(more):.1f} to {max(more):.1f} dB more noise" in TEXT
+
+
+def _operand(record: dict[str, Any], recipe: str, role: str, operand: str) -> dict[str, Any]:
+    return next(
+        row
+        for row in rows(record, "operands")
+        if (row["moment"], row["recipe"], row["role"], row["operand"])
+        == (record["moments"][-1]["name"], recipe, role, operand)
+    )
+
+
+def test_what_the_text_says_of_the_theorem() -> None:
+    record = probes.record()
+    assert record is not None
+    growth = rows(record, "growth")
+    least = {key: min(row[f"{key}_bound"] / row[key] for row in growth) for key in ("plain", "rotated")}
+    assert (
+        f"of at least {least['rotated']:.0f} with RHT64 and of at least {least['plain']:.0f} without" in TEXT
+    )
+    share = median(row["rotated"] / row["plain"] for row in growth)
+    assert f"RHT64 multiplies the measured variance by {share:.2f}," in TEXT

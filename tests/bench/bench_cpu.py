@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 PORTABLE = "mxref_numba.backend:portable"
 PORTABLE_GEMM_SIZE = 2048
 """Largest GEMM of the portable kernels, which take seconds."""
+SHORT = 0.1
+"""Seconds a row below which nothing is repeated: such a run is a trial of the benchmark itself."""
 COMPARED_SIZE = 4096
 """Size at which peers and the portable kernels are timed, or the largest one below."""
 
@@ -149,16 +151,16 @@ def _work(
 
         yield from _tagged("peer", packages.measure(backend, compared, seconds, threads))
     if threads == 1:
-        yield from _calls(name, backend)
+        yield from _calls(name, backend, processes=5 if seconds >= SHORT else 1)
 
 
-def _calls(name: str, backend: mxref.Backend) -> Iterator[dict[str, Any]]:
+def _calls(name: str, backend: mxref.Backend, processes: int) -> Iterator[dict[str, Any]]:
     from bench import calls
 
     for label, microseconds in calls.overheads(backend).items():
         yield {"kind": "overhead", "operation": label, "microseconds": microseconds}
     if name == "numba":
-        for label, milliseconds in calls.first_calls(name, processes=5).items():
+        for label, milliseconds in calls.first_calls(name, processes).items():
             yield {"kind": "first call", "operation": label, "milliseconds": milliseconds}
 
 

@@ -1,10 +1,12 @@
 """Time whole optimizer steps on many GPUs, and record their losses.
 
     PYTHONPATH=.:backends:training:tests torchrun --nproc-per-node 2 -m bench.bench_gpu_ranks --model llama-1b \
-        --recipe bf16@block --recipe mxfp4_h16:ordered@none [--sequences 8] [--batch 16] [--json FILE]
+        --recipe bf16@block --recipe fp8@block+captured+replicas [--sequences 8] [--batch 16] [--json FILE]
 
 Each row trains a model with random weights on random tokens as `mxref train` trains it, with deterministic kernels:
-one process alone if `torchrun` did not start it, else ranks that split weights and batches by FSDP2.
+one process alone if `torchrun` did not start it, else ranks that split weights and batches by FSDP2, or with
+`+replicas` each hold the whole model. With `+captured` a step is one CUDA graph, and steps are not waited for.
+One more step runs under the profiler. It tells how long only NCCL's kernels ran, and how long none did.
 Every rank has `--sequences` sequences in each forward pass, so without `--batch` the work of a rank is always the same.
 With `--batch` the work of all ranks is, and losses can be compared; `--drawn` gives weights that do not depend on the
 ranks. `--json` adds the rows to those that the file has.
@@ -29,6 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 import mxref
 import mxref_torch
 from bench.bench_gpu_step import find, gpu_time, machine, wait
+from bench.spans import kernels_of, shares
 from bench.step import config_of, with_run
 from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.distributed import sharded
@@ -45,9 +48,12 @@ from mxref_training.run.loss import compiled_loss
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.repeatable import deterministic
 from mxref_training.run.silent import SilentObserver
+from mxref_training.run.stepping import CapturedTraining, Taken
 
 WARM_UP = 2
 """Steps that compile, and fill caches, before any is timed."""
+CAPTURES = 2
+"""Steps more where a graph is made, of which the first captures it."""
 
 Row = dict[str, Any]
 
@@ -61,20 +67,30 @@ class Training:
     ) -> None:  # fmt: skip
         self.config, self.device, self.ranks = config, device, ranks
         self.share = Share(ranks, check_layout(config, ranks.world))
-        self.model = Llama(config.model, config.run.seed, device="meta" if ranks.several else device)
+        split = not self.share.axes.whole
+        self.model = Llama(config.model, device="meta")
+        if not split:
+            self.model.to_empty(device=device)
+            self.model.tie()
         context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps
         ).context
         self.model.model.recompute = config.run.recompute
         torch._dynamo.reset()
         compiled = compiled_loss(self.model, config.run.compile)
-        if ranks.several:
+        if split:
             sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
-            self._fill(drawn)
+        self._fill(drawn)
         self.optimizer = make_optimizer(self.model, config.optim)
         first = FirstStep(self.model, self.optimizer, context, recipe, config)
         self.eager = EagerTraining(self.model, context, self.optimizer, config, first, compiled, self.share)
+        self.captured: CapturedTraining | None = None
+        if config.run.capture:
+            self.captured = CapturedTraining(
+                self.model, context, self.optimizer, config, compiled, self.share
+            )
         self.generator = torch.Generator().manual_seed(0)
+        self.number = 0
         self.losses: list[float] = []
         self.repeated = 0
 
@@ -84,29 +100,57 @@ class Training:
             self.model.reset_parameters(self.config.run.seed)
             return
         self.model.model.rotary_emb.fill()
-        generator = torch.Generator(self.device).manual_seed(self.ranks.rank)
+        seed = 0 if self.share.axes.whole else self.ranks.rank
+        generator = torch.Generator(self.device).manual_seed(seed)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 own = own_part(parameter)
                 own.normal_(0, 0.02, generator=generator) if parameter.ndim > 1 else own.fill_(1)
 
-    def step(self) -> float:
-        """Take a step; return its milliseconds on this rank."""
-        run, number = self.config.run, len(self.losses)
+    def start(self) -> None:
+        """Take a step, or start one and look at the one before it."""
+        run, number = self.config.run, self.number
         tokens = torch.randint(
             self.config.model.vocab, (run.batch, run.seq_len + 1), generator=self.generator
         )
-        batch = tuple(np.ascontiguousarray(side.numpy()) for side in (tokens[:, :-1], tokens[:, 1:]))
+        inputs, targets = (np.ascontiguousarray(s.numpy()) for s in (tokens[:, :-1], tokens[:, 1:]))
         set_learning_rate(self.optimizer, lr := learning_rate(self.config.optim, number, run.steps))
+        self.number += 1
+        if self.captured is None:
+            self._note(self.eager.take((inputs, targets), number, lr, SilentObserver()))
+        else:
+            self._note(self.captured.start((inputs, targets), number, lr))
+
+    def finish(self) -> None:
+        """Wait for all steps that were started."""
+        if self.captured is not None:
+            self._note(self.captured.finish())
         wait(self.device)
-        began = time.perf_counter()
-        taken = self.eager.take((batch[0], batch[1]), number, lr, SilentObserver())
-        wait(self.device)
+
+    def _note(self, taken: Taken | None) -> None:
+        if taken is None:
+            return
         if taken.problem:
-            raise DivergedError(f"step {number}: {taken.problem}")
+            raise DivergedError(f"step {taken.step}: {taken.problem}")
         self.losses.append(taken.loss)
         self.repeated += taken.widened
-        return 1e3 * (time.perf_counter() - began)
+
+    def timed(self, count: int) -> list[float]:
+        """Return the milliseconds of so many steps: of each, or where none is waited for the mean alone."""
+        times = []
+        for steps in [count] if self.captured is not None else [1] * count:
+            self.finish()
+            began = time.perf_counter()
+            for _ in range(steps):
+                self.start()
+            self.finish()
+            times.append(1e3 * (time.perf_counter() - began) / steps)
+        return times
+
+    def close(self) -> None:
+        """Free the graph: NCCL ends no connection that a graph uses."""
+        if self.captured is not None:
+            self.captured.close()
 
     def weights(self) -> str:
         """Return the SHA-256 of all weights; collective."""
@@ -121,13 +165,18 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
     """Return the medians of so many steps after the warm-up; those of the slowest rank and the fullest memory."""
     ranks, run, on_gpu = training.ranks, training.config.run, training.device.type == "cuda"
     began = time.perf_counter()
-    for _ in range(WARM_UP):
-        training.step()
+    for _ in range(WARM_UP + CAPTURES * run.capture):
+        training.start()
+    training.finish()
     warm_up = time.perf_counter() - began
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(training.device)
-    times = [training.step() for _ in range(count)]
-    peak = torch.cuda.max_memory_allocated(training.device) / 2**30 if on_gpu else 0.0
+    times = training.timed(count)
+    peak = 0.0
+    if on_gpu:
+        # What a graph uses is reserved, and PyTorch counts none of it as allocated.
+        used = torch.cuda.max_memory_reserved if run.capture else torch.cuda.max_memory_allocated
+        peak = used(training.device) / 2**30
     found = ranks.gather_numbers([statistics.median(times), min(times), peak, warm_up])
     ms, fastest, peak, warm_up = (max(column) for column in zip(*found, strict=True))
     rate = 1e3 * run.step_tokens / ms
@@ -136,6 +185,7 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
         "layout": training.share.axes._asdict(),
         "compile": run.compile.value,
         "recompute": run.recompute.value,
+        "captured": run.capture,
     }
     row |= {
         "batch": run.batch,
@@ -148,10 +198,11 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
     row |= {"repeated": training.repeated, "losses": training.losses}
     if on_gpu:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            training.step()
+            training.timed(1)
         work = gpu_time(profiler.key_averages())
         row |= {key: work[key] for key in ("kernel_ms", "launches", "kernels")}
         row["nccl_ms"] = sum(kernel["ms"] for kernel in work["kernels"] if "nccl" in kernel["name"].lower())
+        row |= {f"{name}_ms": ms for name, ms in shares(kernels_of(profiler.events())).items()}
     if hashed:
         row["weights"] = training.weights()
     return row
@@ -159,21 +210,47 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
 
 def text_of(row: Row) -> str:
     """Return a row in one line."""
-    return (
-        f"{row['recipe']} {row['compile']} x {row['ranks']}: {row['ms']:.1f} ms, {row['tokens_per_s_per_gpu']:,.0f} "
+    text = (
+        f"{row['recipe']} {way_of(row)} x {row['ranks']}: {row['ms']:.1f} ms, {row['tokens_per_s_per_gpu']:,.0f} "
         f"tokens/s per GPU, {row['tflops_per_gpu']:.0f} TFLOP/s, {row['peak_gib']:.1f} GiB, warm-up "
         f"{row['warm_up_s']:.0f} s, last loss {row['losses'][-1]!r} {row.get('weights', '')[:12]}"
-        + (
-            f", kernels {row['kernel_ms']:.0f} ms, of these NCCL {row['nccl_ms']:.0f} ms"
-            if "nccl_ms" in row
-            else ""
-        )
     )
+    if "nccl_ms" in row:
+        text += (
+            f"\n    {row['launches']} kernels of {row['kernel_ms']:.0f} ms, of these NCCL {row['nccl_ms']:.0f} ms; "
+            f"NCCL alone {row['nccl_alone_ms']:.1f} ms, none {row['idle_ms']:.1f} ms: {diagnosis(row)}"
+        )
+    return text
+
+
+def way_of(row: Row) -> str:
+    """Return how a row's steps were run, as the command names it."""
+    layout = row["layout"]
+    replicas = row["ranks"] > 1 and layout["shard"] == layout["tensor"] == 1
+    return "+".join([row["compile"], *["captured"] * row.get("captured", False), *["replicas"] * replicas])
+
+
+def diagnosis(row: Row) -> str:
+    """Return what a step lost most time to, other than to its own kernels."""
+    lost = {
+        "the GPU waits for Python": row["idle_ms"],
+        "communication that nothing hides": row["nccl_alone_ms"],
+    }
+    longest = max(lost, key=lambda what: lost[what])
+    if lost[longest] < 0.02 * row["ms"]:
+        return "the GPU computes"
+    return f"{longest} for {lost[longest] / row['ms']:.0%} of the step"
 
 
 @click.command(help=__doc__)
 @click.option("--model", default="llama-1b", show_default=True, help="As for bench_gpu_step, or a preset.")
-@click.option("--recipe", "recipes", multiple=True, default=("bf16@block",), help="NAME[:PROFILE][@COMPILE]")
+@click.option(
+    "--recipe",
+    "recipes",
+    multiple=True,
+    default=("bf16@block",),
+    help="NAME[:PROFILE][@COMPILE[+captured][+replicas]]",
+)
 @click.option("--layers", type=click.IntRange(1), help="Layers of the model.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a sequence.")
 @click.option("--sequences", default=1, type=click.IntRange(1), help="Of each rank and forward pass.")
@@ -211,10 +288,16 @@ def main(
     rows: list[Row] = []
     with connected(ranks), ranks.one_error(), deterministic(device, threads=0):
         for text in recipes:
-            name, _, mode = text.partition("@")
-            chosen = with_run(config, compile=Compile(mode or "none"))
+            name, _, ways = text.partition("@")
+            compiled, *more = ways.split("+")
+            if unknown := set(more) - {"captured", "replicas"}:
+                raise click.BadParameter(f"{text}: {min(unknown)} is neither captured nor replicas")
+            chosen = with_run(config, compile=Compile(compiled or "none"), capture="captured" in more)
+            if "replicas" in more:
+                chosen = replace(chosen, parallel=ParallelConfig(ranks.world, shard=1))
             training = Training(chosen, find(name), backend, device, ranks, drawn)
             row = {"label": label, "model": model, "recipe": name} | row_of(training, steps, drawn)
+            training.close()
             row["shape"] = shape_of(chosen)
             rows.append(row)
             del training

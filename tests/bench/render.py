@@ -77,7 +77,7 @@ def _headline(results: dict[str, Any]) -> str:
 
 
 def keep(results: dict[str, Any], records: Path = RECORDS) -> Path:
-    """Write the numbers that the page shows from then on, and return the file.
+    """Write the numbers from which `make tables` writes the page, and return the file.
 
     Raises:
         SystemExit: numbers that lack something that the page shows.

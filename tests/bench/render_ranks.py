@@ -43,15 +43,24 @@ def text_of(record: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"`{row['recipe']}`" + (", compiled by block" if row["compile"] == "block" else "")
+    ways = [*["compiled by block"] * (row["compile"] == "block"), *["captured"] * row.get("captured", False)]
+    return ", ".join([f"`{row['recipe']}`", *ways])
+
+
+def _form(row: Row) -> str:
+    """Return how the ranks of a row hold the model."""
+    layout = row["layout"]
+    if row["ranks"] == 1:
+        return "one GPU"
+    return "whole" if layout["shard"] == layout["tensor"] == 1 else "split"
 
 
 def _groups(rows: list[Row]) -> list[list[Row]]:
-    """Return the rows of each recipe and way, by their number of ranks."""
-    groups: dict[str, dict[int, Row]] = {}
+    """Return the rows of each recipe and way, by their number of ranks; the last of those that are measured twice."""
+    groups: dict[str, dict[tuple[int, str], Row]] = {}
     for row in rows:
-        groups.setdefault(_name(row), {})[row["ranks"]] = row
-    return [[by_ranks[n] for n in sorted(by_ranks)] for by_ranks in groups.values()]
+        groups.setdefault(_name(row), {})[row["ranks"], _form(row)] = row
+    return [[held[key] for key in sorted(held)] for held in groups.values()]
 
 
 def _losses(rows: list[Row]) -> str:
@@ -62,53 +71,72 @@ def _losses(rows: list[Row]) -> str:
             same = [a == b for a, b in zip(row["losses"], alone["losses"], strict=True)]
             first = "none" if all(same) else f"step {same.index(False) + 1}"
             weights = "equal" if row["weights"] == alone["weights"] else "not equal"
-            lines.append((_name(row), str(row["ranks"]), f"{sum(same)} of {len(same)}", first, weights))
+            lines.append(
+                (_name(row), str(row["ranks"]), _form(row), f"{sum(same)} of {len(same)}", first, weights)
+            )
     return (
         "Losses of each step and all weights after the last, compared bit for bit with those of one GPU that takes the "
-        "parts of a batch in turns:\n\n"
-        + table(("recipe", "GPUs", "losses equal", "first difference", "weights"), lines)
+        "parts of a batch in turns, without clipping:\n\n"
+        + table(("recipe", "GPUs", "model", "losses equal", "first difference", "weights"), lines)
     )
+
+
+def _lost(row: Row) -> tuple[str, str]:
+    """Return the milliseconds in which only NCCL's kernels ran, and those in which none did."""
+    return tuple(f"{row[key]:.1f}" if key in row else "" for key in ("nccl_alone_ms", "idle_ms"))  # type: ignore[return-value]
 
 
 def _weak(rows: list[Row]) -> str:
     lines = []
     for group in _groups(rows):
-        base = group[0]["tokens_per_s_per_gpu"]
+        alone = [row for row in rows if row["ranks"] == 1 and row["recipe"] == group[0]["recipe"]]
+        base = group[0] if group[0]["ranks"] == 1 else next(iter(alone), group[0])
         lines += [
             (
-                _name(row), str(row["ranks"]), f"{row['ms']:.0f}", f"{row['tokens_per_s_per_gpu']:,.0f}",
-                f"{row['tokens_per_s_per_gpu'] / base:.3f}", f"{row['peak_gib']:.1f}",
+                _name(row), str(row["ranks"]), _form(row), f"{row['ms']:.1f}", f"{row['tokens_per_s_per_gpu']:,.0f}",
+                f"{row['tokens_per_s_per_gpu'] / base['tokens_per_s_per_gpu']:.3f}", f"{row['peak_gib']:.1f}",
+                *_lost(row),
             )
             for row in group
         ]  # fmt: skip
     shape = rows[0]["shape"]
     return (
         f"Weak scaling of a Llama of {shape['parameters'] / 1e9:.2f} billion parameters, "
-        f"{rows[0]['sequences'] * shape['seq_len']:,} tokens on each GPU and step; one GPU splits nothing:\n\n"
-        + table(("recipe", "GPUs", "ms", "tokens/s per GPU", "of one GPU", "peak, GiB"), lines)
-    )
+        f"{rows[0]['sequences'] * shape['seq_len']:,} tokens on each GPU and step. The last two "
+        "columns are of one step under the profiler: the time in which only NCCL's kernels ran, and in which none "
+        "did:\n\n"
+        + table(
+            (
+                "recipe", "GPUs", "model", "ms", "tokens/s per GPU", "of one GPU", "peak, GiB", "NCCL alone, ms",
+                "idle, ms",
+            ),
+            lines,
+        )
+    )  # fmt: skip
 
 
 def _full(rows: list[Row]) -> str:
     base = next((row["tokens_per_s"] for row in rows if row["recipe"] == "bf16"), None)
     lines = [
         (
-            _name(row), str(row["ranks"]), f"{row['ms']:,.0f}", f"{row['tokens_per_s_per_gpu']:,.0f}",
-            f"{row['tokens_per_s'] / base:.2f}" if base else "", f"{row['tflops_per_gpu']:.0f}",
-            f"{row['peak_gib']:.1f}",
+            _name(row), str(row["ranks"]), f"`{row.get('recompute', 'none')}`", f"{row['ms']:,.0f}",
+            f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['tokens_per_s'] / base:.2f}" if base else "",
+            f"{row['tflops_per_gpu']:.0f}", f"{row['peak_gib']:.1f}", *_lost(row),
         )
         for row in rows
     ]  # fmt: skip
     shape = rows[0]["shape"]
     return (
-        f"Llama 3.1 8B: all {shape['layers']} layers, {shape['parameters']:,} parameters, sequences of "
-        f"{shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step, `run.recompute = "
-        f"{rows[0].get('recompute', 'none')}`:\n\n"
+        f"Llama 3.1 8B: all {shape['layers']} layers, {shape['parameters']:,} parameters, split over the GPUs, "
+        f"sequences of {shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step:\n\n"
         + table(
-            ("recipe", "GPUs", "ms", "tokens/s per GPU", "of `bf16`", "model TFLOP/s per GPU", "peak, GiB"),
+            (
+                "recipe", "GPUs", "`run.recompute`", "ms", "tokens/s per GPU", "of `bf16`", "model TFLOP/s per GPU",
+                "peak, GiB", "NCCL alone, ms", "idle, ms",
+            ),
             lines,
         )
-    )
+    )  # fmt: skip
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:

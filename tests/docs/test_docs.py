@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from dataclasses import fields
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +48,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_print_what_is_written(page, monkeypatch):
-    if ">>> import torch" in text(page):
+    if ">>> import torch" in text(page) or ">>> from mxref_training" in text(page):
         pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("MXREF_BACKEND", raising=False)
     result = doctest.testfile(str(DOCS / page), module_relative=False, encoding="utf-8")
     assert result.failed == 0
-    assert result.attempted or Path(page).stem not in ("quickstart", "recipes", "backends")
+    assert result.attempted or Path(page).stem not in ("quickstart", "recipe", "backends")
 
 
 def test_explained_block_is_what_the_command_prints():
@@ -86,8 +87,8 @@ def test_the_clause_that_the_recipes_page_quotes_names_every_key_and_value():
         assert f".. clause:: dialect.{name}" in page
 
 
-def test_toml_of_the_recipes_page_is_valid():
-    recipes = [recipe_from_table(tomllib.loads(block)) for block in blocks("reference/recipes.rst", "toml")]
+def test_toml_of_the_page_that_writes_a_recipe_is_valid():
+    recipes = [recipe_from_table(tomllib.loads(block)) for block in blocks("how-to/recipe.rst", "toml")]
     assert len(recipes) == 2
     assert recipes[0].dgrad.dy.rounding.value == "sr"
     assert [str(f) for f in recipes[1].formats(mxref.GemmRole.FPROP)] == ["bf16", "bf16"]
@@ -129,22 +130,41 @@ def test_figure_names_modules_that_exist():
         assert (ROOT / "mxref" / name).is_file() or (ROOT / "training" / name).is_file(), name
 
 
-def test_every_measurement_that_a_page_includes_is_rendered_and_every_rendered_one_is_included():
+def test_every_rendered_measurement_is_on_a_page_and_the_tables_of_the_pages_are_current(monkeypatch):
+    """Where a table is out of date: `make tables`."""
     for package in ("torch", "triton", "numba", "matplotlib"):
         pytest.importorskip(package)
-    from ablations import page as ablations
-    from bench import render, render_aot, render_gpu, render_ranks
-    from exhaustive import table
-    from peers import render as peers
-    from projection import page as projection
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from committed import filled, names, pages
+    from measured import STUDIES
 
-    studies = (render, render_gpu, render_aot, render_ranks, projection, peers, table, ablations)
-    rendered = {name: text for study in studies for name, text in study.parts().items()}
+    rendered = {name: text for study in STUDIES for name, text in import_module(study).parts().items()}
     assert all(len(text) > 1000 for text in rendered.values())
-    included = set(re.findall(r"/_measured/([\w.]+)", "".join([*map(text, PAGES), *rendered.values()])))
-    drawn = {name for name in rendered if not name.endswith(".narrow.svg")}
-    assert included == drawn
-    assert {name.replace(".svg", ".narrow.svg") for name in drawn if name.endswith(".svg")} <= set(rendered)
+    shown = {path: path.read_text(encoding="utf-8") for path in pages()}
+    plots = re.findall(r"/_measured/([\w.]+)", "".join(shown.values()))
+    assert [name for name in plots if name.endswith(".inc")] == []
+    # A narrow variant takes the place of its plot by itself.
+    expected = [
+        name for name in rendered if name.replace(".narrow.svg", ".svg") not in set(rendered) - {name}
+    ]
+    assert sorted([*plots, *(name for page in shown.values() for name in names(page))]) == sorted(expected)
+    assert [str(path) for path, page in shown.items() if page != filled(page, rendered)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        (".. begin b.inc, made by `make tables`\n.. end of b.inc\n", "no study has"),
+        (".. begin a.inc, made by `make tables`\n.. end of b.inc\n", "does not close"),
+    ],
+)
+def test_a_table_that_no_study_has_and_one_that_is_not_closed_are_refused(page, problem, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from committed import RegionError, filled
+
+    with pytest.raises(RegionError, match=problem):
+        filled(page, {"a.inc": "1\n"})
+    assert filled(page.replace("b.inc", "a.inc"), {"a.inc": "1\n"}).count("\n1\n") == 1
 
 
 def test_links_of_the_backends_readme_exist():

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from bench.records import RECORDS, newest, read
 
 COLUMNS = ("part", "function", "domain", "cases", "faults", "seconds")
+DIRECTIVE = """\
+.. csv-table::
+   :header-rows: 1
+   :widths: 4 20 46 13 7 10
+   :class: exhaustive
+
+"""
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -21,16 +29,21 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def as_csv(rows: list[dict[str, Any]]) -> str:
-    """The table as the documentation includes it."""
+    """The table as comma-separated values."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([COLUMNS, *map(cells, rows)])
     return out.getvalue()
 
 
+def as_page(rows: list[dict[str, Any]]) -> str:
+    """The table as the documentation has it."""
+    return DIRECTIVE + textwrap.indent(as_csv(rows), "   ")
+
+
 def parts(records: Path = RECORDS) -> dict[str, str]:
-    """Return the table of each family's newest record by the name under which the page includes it."""
+    """Return the table of each family's newest record by the name under which the page has it."""
     families = sorted({path.stem.split("_")[1] for path in records.glob("exhaustive_*_*.json")})
     return {
-        f"exhaustive_{family}.csv": as_csv(read(newest(f"exhaustive_{family}", records))["rows"])
+        f"exhaustive_{family}.inc": as_page(read(newest(f"exhaustive_{family}", records))["rows"])
         for family in families
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
 pytest.importorskip("numba")
 
 from bench.records import RECORDS, newest, read
-from exhaustive import scales, table
+from exhaustive import scales
 from exhaustive.__main__ import PARTS, all_sweeps, finished_rows, label, main
 from exhaustive.families import FAMILIES, element_of
 from exhaustive.steps import code_steps, largest_amax, scale_steps
@@ -149,9 +150,8 @@ def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without
     assert record["every"] == 1
     want = [(s.part, s.function, s.domain, s.cases, 0) for s in all_sweeps(family=family)]
     assert [tuple(row[c] for c in COLUMNS[:-1]) for row in record["rows"]] == want
-    assert table.parts()[f"exhaustive_{family}.csv"] == as_csv(record["rows"])
     page = (ROOT / "docs" / "explanation" / "exhaustive.rst").read_text(encoding="utf-8")
-    assert f":file: ../_measured/exhaustive_{family}.csv" in page
+    assert textwrap.indent(as_csv(record["rows"]), "   ") in page
     shown = (
         record["date"],
         record["machine"],

@@ -30,7 +30,6 @@ from mxref_training.config import (
     config_from_table,
     find_recipe,
     load_config,
-    parse_override,
 )
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Arm, Claim, Ladder, Target, TrainOverlay, load_ladder
@@ -228,7 +227,7 @@ def test_settings_of_the_command_line(key: str, text: str) -> None:
 )
 def test_settings_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config("tiny", [parse_override(text)])
+        load_config("tiny", [text])
     assert len(str(caught.value)) < 300
 
 

@@ -24,7 +24,7 @@ def measure_all() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the record that docs/explanation/peers.rst shows from then on, then check that the notes fit it."""
+    """Write the record from which `make tables` writes the pages, then check that the notes fit it."""
     results = measure_all()
     path = RECORDS / f"peers_{results['date']}.json"
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

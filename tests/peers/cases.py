@@ -55,7 +55,7 @@ BLOCKS = {
         (after(6.0), 0.5, 2.0, 3.0), "6\\ :sup:`+`, 0.5, 2, 3", "RCEIL goes up here: amax / 6 is 1 + 2\\ :sup:`-23`."
     ),
     "above 6, large": Case(
-        (after(6.0) * 2.0**80, 2.0**79, 2.0**81, 3 * 2.0**80), "2\\ :sup:`80` times the block above",
+        (after(6.0) * 2.0**80, 2.0**79, 2.0**81, 3 * 2.0**80), "6\\ :sup:`+`, 0.5, 2 and 3, each times 2\\ :sup:`80`",
         "The same, where a float32 log2 of amax / 6 rounds to 80.",
     ),
     "below 7": Case(

@@ -90,8 +90,8 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def _block_list() -> str:
-    rows = [[_raised(name), case.shown, case.catches] for name, case in cases.BLOCKS.items()]
-    return _table(["block", "starts with; zeros follow", "what it catches"], rows, (16, 32, 52))
+    rows = [[raised(name), case.shown, case.catches] for name, case in cases.BLOCKS.items()]
+    return list_table(["block", "starts with; zeros follow", "what it catches"], rows, (16, 32, 52))
 
 
 def _block_table(
@@ -114,10 +114,10 @@ def _block_table(
                 if not mark:
                     agreeing[row].append(title)
     rows = [
-        [_raised(row), *(column[i] for column in columns.values()), _who(agreeing[row], peers)]
+        [raised(row), *(column[i] for column in columns.values()), _who(agreeing[row], peers)]
         for i, row in enumerate(cases.BLOCKS)
     ]
-    return _table(["block", *columns, "same bits"], rows) + "\n" + explained.explanations()
+    return list_table(["block", *columns, "same bits"], rows) + "\n" + explained.explanations()
 
 
 def _of_rule(results: Mapping[str, Any], rule: ScaleRule) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -162,7 +162,7 @@ def _who(names: Sequence[str], everyone: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _raised(name: str) -> str:
+def raised(name: str) -> str:
     """Return the name of a row or a column, its power of two as one; a hyphen would let it break."""
     return re.sub(r"\^(-?\d+)", lambda match: f"\\ :sup:`{match[1].replace('-', '−')}`", name)
 
@@ -190,7 +190,7 @@ def _element_table(results: Mapping[str, Any]) -> str:
             mark = "" if code == want else DIFFERS if (code | want) & 7 else SAME_VALUES
             cells.append(explained.cell(title, name, f"``{code:X}``", mark))
         rows.append([title, *cells])
-    return f"{_ELEMENTS}\n{_table(['value', *cases.ELEMENTS], rows)}\n{explained.explanations()}"
+    return f"{_ELEMENTS}\n{list_table(['value', *cases.ELEMENTS], rows)}\n{explained.explanations()}"
 
 
 def _decoder_table(results: Mapping[str, Any]) -> str:
@@ -209,7 +209,7 @@ def _decoder_table(results: Mapping[str, Any]) -> str:
             for name, v, want in zip(bytes_, values, ours[decoder["dtype"]], strict=True)
         ]
         rows.append([f"{title}, {decoder['dtype']}", *cells])
-    return f"{_DECODING}\n{_table(['scale byte', *bytes_], rows)}\n{explained.explanations()}"
+    return f"{_DECODING}\n{list_table(['scale byte', *bytes_], rows)}\n{explained.explanations()}"
 
 
 def _cast_table(results: Mapping[str, Any]) -> str:
@@ -224,7 +224,7 @@ def _cast_table(results: Mapping[str, Any]) -> str:
             mark = "!" if shown == f"{code:02X}" else ""
             cells.append(explained.cell(title, name, f"``{code:02X}``", mark))
         rows.append([title, *cells])
-    return f"{_CASTING}\n{_table(['value', *map(_raised, cases.CASTS)], rows)}\n{explained.explanations()}"
+    return f"{_CASTING}\n{list_table(['value', *map(raised, cases.CASTS)], rows)}\n{explained.explanations()}"
 
 
 def _all(results: Mapping[str, Any], kind: str) -> Iterable[tuple[str, Any]]:
@@ -245,7 +245,7 @@ def _normal(results: Mapping[str, Any]) -> str:
     for pair, share in normal["bytes"].items():
         a, b = pair.split()
         rows.append([f"`{a}`, `{b}`", f"{share:.1%}", f"{normal['values'][pair]:.1%}"])
-    table = _table(["rules", "blocks whose scale byte differs", "elements whose value differs"], rows)
+    table = list_table(["rules", "blocks whose scale byte differs", "elements whose value differs"], rows)
     same = {title: measured["normal"] for rule in ScaleRule for title, measured in _of_rule(results, rule)}
     fewer = [f"{title} in {count:,}" for title, count in same.items() if count < PEER_NORMAL_BLOCKS]
     exceptions = f", but {', '.join(fewer)}" if fewer else ""
@@ -256,13 +256,15 @@ def _normal(results: Mapping[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> str:
-    """Return a list-table."""
-    lines = [".. list-table::", "   :header-rows: 1"]
+def list_table(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int] = ()) -> str:
+    """Return a list-table; without a head, its first row is a row like the others."""
+    lines = [".. list-table::"]
+    if head:
+        lines.append("   :header-rows: 1")
     if widths:
         lines.append(f"   :widths: {' '.join(map(str, widths))}")
     lines.append("")
-    for row in (head, *rows):
+    for row in (head, *rows) if head else rows:
         for i, cell in enumerate(row):
             lines.append(f"   {'*' if i == 0 else ' '} - {cell}")
     return "\n".join(lines) + "\n"

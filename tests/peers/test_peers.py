@@ -36,8 +36,11 @@ from mxref.placement import Placement
 from mxref.steps.random import random_integers
 from mxref.steps.rounding import round_magnitude
 from mxref.steps.scale import MAGNITUDE_MASK, scale_value
+from peers import cases
 from peers.measure import normal_results, peer_results
+from peers.pages import sources
 from peers.render import StaleNoteError, parts, render
+from places import ROOT
 from strategies import FLT_MAX, crafted_blocks, crafted_names, finite_blocks
 
 RESULTS = read(newest("peers"))
@@ -294,6 +297,7 @@ def test_ml_dtypes_and_torch_decode_to_the_same_values():
 def test_ml_dtypes_casts_to_e8m0_are_still_no_way_to_make_a_scale():
     cast = np.float32([0, -1, 1.5]).astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
     assert cast.tolist() == [255, 255, 128]
+    assert np.float32([np.nan, np.inf]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8).tolist() == [8, 7]
 
 
 # ---- the table of differences in the documentation: all peers, measured by `make peers` ----
@@ -302,6 +306,19 @@ def test_ml_dtypes_casts_to_e8m0_are_still_no_way_to_make_a_scale():
 def test_the_table_shows_what_mxref_gives_now():
     """Its mxref columns, marks, agreements and notes come from this version of mxref and from the stored results."""
     assert parts() == {"peers.inc": render(RESULTS)}
+    page = (ROOT / "docs" / "explanation" / "peers.rst").read_text(encoding="utf-8")
+    assert render(RESULTS) in page
+
+
+def test_a_code_host_shows_the_tables():
+    """Such a host renders with docutils alone: without Sphinx, without included files, without errors in the text."""
+    core = pytest.importorskip("docutils.core")
+    settings = {"file_insertion_enabled": False, "report_level": 5}
+    page = (ROOT / "docs" / "explanation" / "peers.rst").read_text(encoding="utf-8")
+    shown = core.publish_doctree(page, settings_overrides=settings)
+    tables = list(shown.findall(lambda node: node.tagname == "table"))
+    assert len(tables) == 8
+    assert "7F:6012345" in tables[1].astext()
 
 
 def portable(results):
@@ -317,6 +334,33 @@ def portable(results):
 def test_the_table_shows_what_the_installed_peers_give_now(name):
     """Where this fails on a new version: `make peers`."""
     assert portable(peer_results(import_module(f"peers.{name}").PEER)) == portable(RESULTS["peers"][name])
+
+
+@pytest.mark.parametrize("name", ["torchao", "gfloat", "compressed_tensors"])
+def test_the_pages_show_what_the_installed_peers_store_now(name):
+    """The separating blocks of the pages, but for those whose bytes the record says are the machine's own."""
+    quantizers = import_module(f"peers.{name}").PEER.quantizers
+    shown = {
+        (side["recorded"], case["block"])
+        for peer in sources()
+        for case in peer.get("separates", ())
+        for side in (case["theirs"], case["other"])
+        if side.get("recorded") in quantizers and side["recorded"] != "gfloat float32"
+    }
+    assert len(shown) >= 3
+    for column, block in shown:
+        (measured,) = (p["blocks"][column] for p in RESULTS["peers"].values() if column in p["blocks"])
+        x = cases.block_array()[[list(cases.BLOCKS).index(block)]]
+        (scale,), (codes,) = quantizers[column].run(x)
+        assert f"{scale:02X} {''.join(f'{code:X}' for code in codes)}" == measured["stored"][block]
+
+
+def test_transformers_decodes_as_its_page_says():
+    (recorded,) = RESULTS["peers"]["transformers"]["decoders"].values()
+    values = (
+        import_module("peers.transformers").PEER.decoders["transformers"].run(np.uint8(cases.SCALE_BYTES))
+    )
+    assert [str(float(value)) for value in values] == recorded["values"]
 
 
 def test_the_table_has_the_shares_of_differing_blocks():

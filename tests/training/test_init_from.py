@@ -17,7 +17,7 @@ from mxref.errors import MxrefError
 from mxref.tomlio import dumps, shown, to_table
 from mxref_training.config import ModelConfig, load_config
 from mxref_training.data import Loader
-from mxref_training.errors import CheckpointError, ConfigError, HuggingFaceError
+from mxref_training.errors import CheckpointError, ConfigError, HuggingFaceError, RunError
 from mxref_training.huggingface.config_json import model_table, require_same_shape
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import Llama
@@ -69,6 +69,23 @@ def test_weights_come_back_as_they_went_out(folder: Path, tmp_path: Path) -> Non
     for name, tensor in weights(tied).items():
         assert found[name].dtype is torch.float32
         assert torch.equal(found[name], tensor.to(torch.bfloat16).float()), name
+
+
+def test_weights_that_are_read_are_not_drawn_before(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of a folder nor those of a checkpoint; drawing takes long at full size."""
+    plain = short(SCALED, steps=2, checkpoint_every=1)
+    run(tmp_path / "plain", "bf16", plain, stop_after=1)
+
+    def drawn(model: Llama, seed: int) -> None:
+        raise AssertionError("weights were drawn")
+
+    monkeypatch.setattr(Llama, "reset_parameters", drawn)
+    with pytest.raises(RunError, match="weights were drawn"):
+        run(tmp_path / "other", "bf16", plain)
+    run(tmp_path / "plain", "bf16", plain)
+    run(tmp_path / "begun", "bf16", short(SCALED, steps=1, init_from=str(folder)))
 
 
 def test_a_run_begins_with_them_resumes_and_refuses_others(folder: Path, copy: Path, tmp_path: Path) -> None:

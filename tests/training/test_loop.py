@@ -31,7 +31,8 @@ from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import evaluate
 from mxref_training.run.loop import MAX_SKIPPED
-from mxref_training.run.progress import BarProgress, PlainProgress, clock, default_progress
+from mxref_training.run.progress import BarProgress, PlainProgress, default_progress
+from mxref_training.wording import clock
 from training_setup import (
     CONFIG,
     CORPUS,

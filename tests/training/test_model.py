@@ -278,10 +278,18 @@ def test_clipping() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("run.stesp=3", "unknown key 'stesp' .did you mean 'steps'"),
+        ("run.stesp=3", r"^--set 'run.stesp=3': unknown key 'stesp' in \[run\] \(did you mean 'steps'\?\)$"),
+        ("run.lr=3", r"^--set 'run.lr=3': unknown key 'lr' in \[run\] \(did you mean 'optim.lr'\?\)$"),
+        ("steps=3", r"^--set 'steps=3' does not read section.key=value \(did you mean 'run.steps'\?\)$"),
+        ("run.steps=many", r"^--set 'run.steps=many': run.steps: expected int, got 'many' \(str\)$"),
+        (
+            "optim.schedule=linear",
+            r"^--set 'optim.schedule=linear': optim.schedule = 'linear' is not one of constant",
+        ),
+        ("model.rope_scaling.facto=2", r"in \[model.rope_scaling\] \(did you mean 'factor'\?\)$"),
+        ("model.rope_scaling={facto=2}", r"in \[model.rope_scaling\] \(did you mean 'factor'\?\)$"),
         ("runs.steps=3", "unknown section 'runs' .did you mean 'run'"),
         ("run.steps", "does not read section.key=value"),
-        ("run.steps=many", "expected int"),
         ("run.steps=0", "run.steps = 0 is below 1"),
         ("run.micro_batch=3", "run.batch = 8 is not a multiple of run.micro_batch = 3"),
         ("run.seq_len=128", "run.seq_len = 128 is above model.max_seq = 64"),
@@ -290,7 +298,6 @@ def test_clipping() -> None:
         ("model.width=100", "model.width = 100 is not a multiple of 2 \\* model.heads"),
         ("model.rope_scaling.low_freq_factor=9.0", "must be positive and below high_freq_factor"),
         ("optim.lr=-1", "optim.lr = -1.0 is no positive number"),
-        ("optim.schedule=linear", "'linear' is not one of constant, cosine"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(change: str, message: str) -> None:

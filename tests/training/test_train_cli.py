@@ -167,7 +167,7 @@ def test_training_data_as_validation_data_is_refused(corpus: Path, tmp_path: Pat
         (["tini"], "unknown preset 'tini' (did you mean 'tiny'?)"),
         (["tiny", "--recipe", "mxfp4_h61"], "unknown recipe 'mxfp4_h61' (did you mean 'mxfp4_h16'?)"),
         (["tiny", "--backend", "numbra"], "unknown backend 'numbra'"),
-        (["tiny", "--set", "run.stesp=1"], "unknown key 'stesp' (did you mean 'steps'?)"),
+        (["tiny", "--set", "run.stesp=1"], "--set 'run.stesp=1': unknown key 'stesp' in [run] (did you"),
         (["missing/file.toml"], "cannot read missing/file.toml: No such file or directory"),
         (["tiny", "--data", "missing.jsonl"], "no such data file: missing.jsonl"),
     ],

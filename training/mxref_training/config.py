@@ -6,7 +6,7 @@ Every table goes through `mxref.tomlio`, so an unknown key names the nearest val
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 from mxref.errors import RecipeError
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
-from mxref.tomlio import MAX_DEPTH, build, merge, nearest, parse_toml, read_toml, shown, to_table
+from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
 from mxref_training import limits
 from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import completed, require_same_shape
 from mxref_training.limits import check, require
+from mxref_training.overrides import parse_override
 from mxref_training.parallel import ParallelConfig
 
 PRESETS = Path(__file__).parent / "presets"
@@ -351,7 +352,7 @@ def load_config(source: str | Path, overrides: Sequence[str | Mapping[str, Any]]
     path = _find(source, PRESETS, "preset")
     table = read_toml(path)
     for override in overrides:
-        table = merge(table, parse_override(override) if isinstance(override, str) else override)
+        table = merge(table, parse_override(override, TrainConfig) if isinstance(override, str) else override)
     config = config_from_table(completed(table), path.name)
     if config.run.init_from is not None:
         require_same_shape(to_table(config.model), Path(config.run.init_from))
@@ -380,23 +381,3 @@ def _find(source: str | Path, folder: Path, kind: str) -> Path:
         hint = nearest(str(source), known)
         raise ConfigError(f"unknown {kind} {shown(str(source))}{hint}; a file's name must end in .toml")
     return folder / f"{source}.toml"
-
-
-def parse_override(text: str) -> dict[str, Any]:
-    """Return `section.key=value` as a nested table; ConfigError unless it has that form."""
-    key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    sections = [f.name for f in fields(TrainConfig)]
-    if not equals or not 2 <= len(parts) <= MAX_DEPTH or not all(parts):
-        raise ConfigError(f"{shown(text)} does not read section.key=value, as in run.steps=100")
-    if parts[0] not in sections:
-        raise ConfigError(f"{shown(text)}: unknown section {shown(parts[0])}{nearest(parts[0], sections)}")
-    parsed: Any
-    try:
-        parsed = parse_toml(f"value = {value}")["value"]
-    except ValueError:
-        parsed = value.strip()
-    for part in reversed(parts):
-        parsed = {part: parsed}
-    table: dict[str, Any] = parsed
-    return table

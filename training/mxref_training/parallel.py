@@ -27,6 +27,11 @@ class Axes(NamedTuple):
         return self.replicate * self.shard
 
     @property
+    def whole(self) -> bool:
+        """Whether each rank holds the whole model."""
+        return self.shard == self.tensor == 1
+
+    @property
     def ranks(self) -> int:
         """All ranks."""
         return prod(self)
@@ -37,7 +42,8 @@ class ParallelConfig:
     """Ranks along the three axes of the mesh; 0 or -1 on one axis takes the ranks that the others leave."""
 
     replicate: int = 1
-    """Groups of ranks that each hold all weights; gradients are added over them (HSDP)."""
+    """Groups of ranks that each hold all weights; gradients are added over them. With `shard` and `tensor` 1 a group is
+    one rank, whose weights are never gathered; else the groups are those of HSDP."""
     shard: int = 0
     """Ranks over which each layer's weights, gradients and moments are split (FSDP)."""
     tensor: int = 1

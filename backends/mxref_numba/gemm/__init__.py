@@ -1,1 +1,1 @@
-"""Scaled products: `product.py` chooses the kernels, `portable.py` runs on any CPU, `avx512.py` needs VNNI."""
+"""Scaled products: `product.py` chooses the kernels; `portable.py` and `wide.py` are plain Numba, `vector.py` LLVM."""

@@ -1,8 +1,8 @@
 """Scaled GEMM from packed operands: which kernels answer which profile and formats, and what they all share.
 
 Where an operand has elements of eight bits, `wide` multiplies, on any CPU. All else here is for MXFP4.
-`ordered` has one result and two sets of kernels, `avx512` and `portable`. A result of `ordered` is
-one of `bounded` too, so `bounded` is what is fastest: `ordered` with AVX-512, float32 values and BLAS without.
+`ordered` has one result and two sets of kernels, `vector` and `portable`. A result of `ordered` is
+one of `bounded` too, so `bounded` is what is fastest: `ordered` of `vector`, or float32 values and BLAS.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_numba import memory
-from mxref_numba.gemm import avx512, portable, wide
+from mxref_numba.gemm import portable, vector, wide
 from mxref_numba.path import KernelPath
 from mxref_numba.scalar.dequantize import dequantize
+from mxref_numba.vector.target import TARGETS
 
 MAX_BOUNDED_SCALE = 252
 """Largest scale code at which every element fits float32: 6 * 2^125."""
@@ -63,12 +64,12 @@ def scaled_gemm(
         _mark_nan(out, _nan_rows(a), _nan_rows(b))
         return out
     layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
-    if path is KernelPath.AVX512:
-        left, right = avx512.packed(a, is_right=False), layout[0]
-        avx512.multiply_packed(left, right, a.scales.shape[1], factor, out)
+    if (target := TARGETS.get(path)) is not None:
+        left, right = vector.packed(target, a, is_right=False), layout[0]
+        vector.multiply_packed(target, left, right, a.scales.shape[1], factor, out)
         nan_a, nan_b = (
-            avx512.nan_rows(left, m, is_right=False),
-            avx512.nan_rows(right, n, is_right=True),
+            vector.nan_rows(target, left, m, is_right=False),
+            vector.nan_rows(target, right, n, is_right=True),
         )
         _mark_nan(out, nan_a, nan_b)
         return out
@@ -93,8 +94,8 @@ def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray
         return ()
     if q.format is not MXFP4:
         return tuple(wide.decoded_operand(q, turn=True))
-    if path is KernelPath.AVX512:
-        return (avx512.packed(q, is_right=True),)
+    if (target := TARGETS.get(path)) is not None:
+        return (vector.packed(target, q, is_right=True),)
     return tuple(portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
 
 

@@ -1,4 +1,4 @@
-"""Dequantization, on vectors of 512 bits: a table of sixteen values, and one multiplication by the scale.
+"""Dequantization, on vectors: a table of sixteen values, and one multiplication by the scale.
 
 A code of eight bits has no table: its digits, moved, are those of a float16, which an instruction converts.
 
@@ -26,7 +26,7 @@ from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
 from mxref_numba.elements import HALF_SHIFT, HALF_UNIT, LAST_NUMBER, MAGNITUDE_CODE, decoding_numbers
 from mxref_numba.scalar.dequantize import code_rows
-from mxref_numba.vector.encode import STEP
+from mxref_numba.vector.encode import LONGEST_STEP
 from mxref_numba.vector.jobs import address_of
 from mxref_numba.vector.lanes import (
     F16,
@@ -42,34 +42,37 @@ from mxref_numba.vector.lanes import (
     vector_code,
 )
 from mxref_numba.vector.native import Native, copy_bytes, numbers_at, run_native
+from mxref_numba.vector.target import Target, lanes_of, step_length
 
 _SUBNORMAL_SCALE = 1 << 22
 """Bits of 2^-127."""
 _STREAMED_FROM = 8 << 20
 """Bytes of a result that the caches would not keep anyway."""
-_ROOM = 192 + 4 * STEP
+_ROOM = 192 + 4 * LONGEST_STEP
 """Bytes of a worker: codes and scales of a step, and its values."""
+_VECTORS = 8
+"""Vectors of float32 that a step gives."""
 
 
 def _scales(builder: ir.IRBuilder, address: Any) -> Lanes:
-    """Return the scales of four blocks, float32 [4]."""
-    code = load(builder, I8, 4, address).convert("zext", I32)
-    bits = code.compare("==", 0).choose(constant(builder, I32, [_SUBNORMAL_SCALE] * 4), code << 23)
+    """Return the scales of a step's blocks, float32."""
+    blocks = lanes_of(builder) // 4
+    code = load(builder, I8, blocks, address).convert("zext", I32)
+    bits = code.compare("==", 0).choose(constant(builder, I32, [_SUBNORMAL_SCALE] * blocks), code << 23)
     nan = code.compare("==", E8M0.nan_code)
-    return nan.choose(constant(builder, I32, [CANONICAL_NAN] * 4), bits).cast(F32)
+    return nan.choose(constant(builder, I32, [CANONICAL_NAN] * blocks), bits).cast(F32)
 
 
 def _decode(half: bool, streaming: bool) -> Any:
     @vector_code(*(types.int64,) * 3)
     def decode(builder, packed, scales, out):
-        table, scale = constant(builder, F32, E2M1.values), _scales(builder, scales)
+        scale, lanes = _scales(builder, scales), lanes_of(builder)
         vectors = []
-        for j in range(STEP // 16):
-            pairs = load(builder, I8, 8, packed, 8 * j).convert("zext", I64)
+        for j in range(_VECTORS):
+            pairs = load(builder, I8, lanes // 2, packed, lanes // 2 * j).convert("zext", I64)
             # A table lookup sees the low four bits of a 32-bit lane: the even element's, then the odd one's.
             codes = (pairs | (pairs << 28)).cast(I32)
-            value = table.look_up(codes)
-            vectors.append(value * scale.pick([j // 2] * 16))
+            vectors.append(codes.look_up(E2M1.values) * scale.pick([j * lanes // 32] * lanes))
         _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
 
     return decode
@@ -77,35 +80,34 @@ def _decode(half: bool, streaming: bool) -> Any:
 
 def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
     """Return bfloat16 vectors from twice as many of float32."""
-    upper = range(1, 64, 2)  # of the 16-bit halves of two vectors
+    upper = range(1, 4 * vectors[0].count, 2)  # of the 16-bit halves of two vectors
     return [a.cast(I16).pick(upper, b.cast(I16)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
 def _store(builder: ir.IRBuilder, vectors: list[Lanes], out: Any, streaming: bool) -> None:
     for j, vector in enumerate(vectors):
-        vector.store(builder.add(out, ir.Constant(I64, 64 * j)), streaming=streaming)
+        vector.store(builder.add(out, ir.Constant(I64, 4 * lanes_of(builder) * j)), streaming=streaming)
 
 
 def _decode_bytes(half: bool, streaming: bool) -> Any:
     @vector_code(*(types.int64,) * 4)
     def decode(builder, codes, scales, out, element):
-        scale = _scales(builder, scales)
+        scale, lanes = _scales(builder, scales), lanes_of(builder)
         shift, unit, last = (
-            broadcast(builder, I32, 16, element, 4 * i) for i in (HALF_SHIFT, HALF_UNIT, LAST_NUMBER)
+            broadcast(builder, I32, lanes, element, 4 * i) for i in (HALF_SHIFT, HALF_UNIT, LAST_NUMBER)
         )
         vectors = []
-        for j in range(STEP // 16):
-            code = load(builder, I8, 16, codes, 16 * j).convert("zext", I32)
+        for j in range(_VECTORS):
+            code, block = load(builder, I8, lanes, codes, lanes * j).convert("zext", I32), j * lanes // 32
             magnitude = code & MAGNITUDE_CODE
             digits = (magnitude << shift) | ((code ^ magnitude) << 8)
             value = digits.convert("trunc", I16).cast(F16).convert("fpext", F32) * unit.cast(F32)
-            bits = (value * scale.pick([j // 2] * 16)).cast(I32)
+            bits = (value * scale.pick([block] * lanes)).cast(I32)
             if half:  # to nearest, ties to even, and Inf to itself
                 bits = bits + ((bits >> 16) & 1) + 0x7FFF
-            nan = magnitude.compare(">", last) | scale.cast(I32).pick([j // 2] * 16).compare(
-                "==", CANONICAL_NAN
-            )
-            vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * 16), bits))
+            spoiled = scale.cast(I32).pick([block] * lanes).compare("==", CANONICAL_NAN)
+            nan = magnitude.compare(">", last) | spoiled
+            vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * lanes), bits))
         _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
 
     return decode
@@ -121,53 +123,55 @@ _bytes_bfloat16, _stream_bytes_bfloat16 = (_decode_bytes(half=True, streaming=s)
 
 @kernel(inline="always")
 def _decode_byte_steps(codes, scales, out, steps, half, streaming, element):
+    step, blocks = step_length(), step_length() // 32
     if half and streaming:
         for i in range(steps):
-            _stream_bytes_bfloat16(codes + STEP * i, scales + 4 * i, out + 2 * STEP * i, element)
+            _stream_bytes_bfloat16(codes + step * i, scales + blocks * i, out + 2 * step * i, element)
     elif half:
         for i in range(steps):
-            _bytes_bfloat16(codes + STEP * i, scales + 4 * i, out + 2 * STEP * i, element)
+            _bytes_bfloat16(codes + step * i, scales + blocks * i, out + 2 * step * i, element)
     elif streaming:
         for i in range(steps):
-            _stream_bytes_float32(codes + STEP * i, scales + 4 * i, out + 4 * STEP * i, element)
+            _stream_bytes_float32(codes + step * i, scales + blocks * i, out + 4 * step * i, element)
     else:
         for i in range(steps):
-            _bytes_float32(codes + STEP * i, scales + 4 * i, out + 4 * STEP * i, element)
+            _bytes_float32(codes + step * i, scales + blocks * i, out + 4 * step * i, element)
 
 
 @kernel(inline="always")
 def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, room, bits, element):
     """Decode `columns` of `length` elements of each row; rows of results follow each other."""
     size = 2 if half else 4
-    steps, rest = columns // STEP, columns % STEP
-    blocks = -(-rest // 32)
+    step = step_length()
+    steps, rest = columns // step, columns % step
+    width, blocks = step // 2, step // 32
     for r in range(rows):
         p, s, o = packed + length * bits // 8 * r, scales + length // 32 * r, out + size * columns * r
         if bits == 8:
             _decode_byte_steps(p, s, o, steps, half, streaming, element)
         elif half and streaming:
             for i in range(steps):
-                _stream_bfloat16(p + 64 * i, s + 4 * i, o + 2 * STEP * i)
+                _stream_bfloat16(p + width * i, s + blocks * i, o + 2 * step * i)
         elif half:
             for i in range(steps):
-                _decode_bfloat16(p + 64 * i, s + 4 * i, o + 2 * STEP * i)
+                _decode_bfloat16(p + width * i, s + blocks * i, o + 2 * step * i)
         elif streaming:
             for i in range(steps):
-                _stream_float32(p + 64 * i, s + 4 * i, o + 4 * STEP * i)
+                _stream_float32(p + width * i, s + blocks * i, o + 4 * step * i)
         else:
             for i in range(steps):
-                _decode_float32(p + 64 * i, s + 4 * i, o + 4 * STEP * i)
-        if rest:  # a step reads the codes of 128 elements and writes these: the last ones borrow the space
-            codes, values = room + 64, room + 64 + STEP
-            copy_bytes(s + 4 * steps, room, blocks)
-            copy_bytes(p + STEP * bits // 8 * steps, codes, 4 * bits * blocks)
+                _decode_float32(p + width * i, s + blocks * i, o + 4 * step * i)
+        if rest:  # a step reads and writes whole vectors: the last elements borrow the space
+            codes, values, blocks_left = room + 64, room + 64 + LONGEST_STEP, -(-rest // 32)
+            copy_bytes(s + blocks * steps, room, blocks_left)
+            copy_bytes(p + step * bits // 8 * steps, codes, 4 * bits * blocks_left)
             if bits == 8:
                 _decode_byte_steps(codes, room, values, 1, half, 0, element)
             elif half:
                 _decode_bfloat16(codes, room, values)
             else:
                 _decode_float32(codes, room, values)
-            copy_bytes(values, o + size * STEP * steps, size * rest)
+            copy_bytes(values, o + size * step * steps, size * rest)
 
 
 @Native
@@ -184,8 +188,9 @@ def _dequantize_share(arguments, worker, workers):
         columns_here, rows_here, first = columns, end - begin, begin * length
         out += begin * columns * size
     else:
-        begin, end = share(-(-columns // STEP), worker, workers)
-        columns_here, rows_here, first = min(end * STEP, columns) - begin * STEP, 1, begin * STEP
+        step = step_length()
+        begin, end = share(-(-columns // step), worker, workers)
+        columns_here, rows_here, first = min(end * step, columns) - begin * step, 1, begin * step
         out += first * size
     _decode_rows(
         packed + first * bits // 8, scales + first // 32, out, rows_here, columns_here, length, half, streaming,
@@ -193,12 +198,13 @@ def _dequantize_share(arguments, worker, workers):
     )  # fmt: skip
 
 
-def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
+def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
     """Return the values of an MXArray, in its own shape.
 
     Args:
         q: codes and scales of any strides.
         dtype: `float32` or `bfloat16`, to which values beyond its range are rounded.
+        target: whose instructions run.
 
     Returns:
         `dtype`, in the shape `q.shape`; in memory the block axis is the last.
@@ -223,5 +229,5 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
             q.format.element.bits,
             address_of(decoding_numbers(q.format.element)),
         )
-        run_native(_dequantize_share, np.array(numbers, np.int64), out.size)
+        run_native(_dequantize_share.on(target), np.array(numbers, np.int64), out.size)
     return np.moveaxis(out, -1, q.axis)

@@ -1,9 +1,10 @@
-"""The inner step of quantization: 128 consecutive elements to four scale codes and 64 bytes of element codes.
+"""The inner step of quantization: eight vectors of consecutive elements to their scale codes and element codes.
 
 `encode_bytes.py` has the same step for codes of eight bits, made of the same halves.
 
-Four blocks go together because then every part fits one vector of 512 bits: their amax and scales
-(four lanes each, which is also where their 16 bytes end up), and their packed codes.
+With 512 bits these are 128 elements, four blocks; with 256 bits 64, and with 128 bits 32. As many blocks go together
+because then every part fits one vector: their amax and scales (four lanes each, which is also where their 16 bytes
+end up), and their packed codes.
 
 A step has two halves, *scales* and *codes*, and scales run one step ahead. Each half waits for itself, first on
 a chain of shuffles, then on a chain of roundings; side by side they keep the CPU busy, at the price of reading
@@ -45,90 +46,106 @@ from mxref_numba.vector.native import Native, numbers_at
 from mxref_numba.vector.philox import random_vectors
 from mxref_numba.vector.rounding import TOP_VALUE, round_by, round_even
 from mxref_numba.vector.scale import MAGNITUDE, largest, scale_codes, store_codes
+from mxref_numba.vector.target import lanes_of, step_length, target_of
 
-STEP = 128
-"""Elements of a step."""
+LONGEST_STEP = 128
+"""Elements of the longest step."""
 
 _AHEAD = 2048
 """Bytes from a step to the elements that it asks for meanwhile."""
 
-_VECTORS = range(STEP // 16)
-_HALF = 128
-"""Bytes between the halves of a step: its factors, and all ones in the lanes of finite blocks."""
+_VECTORS = range(8)
+_LONGEST_HALF = 128
+"""Bytes between the halves of the longest step: its factors, and all ones in the lanes of finite blocks."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """How elements of a type come and go; a block's are two neighbouring vectors of 16."""
+    """How elements of a type come and go; a block's are in neighbouring vectors."""
 
     bits: Callable[[ir.IRBuilder, Any], list[Lanes]]
-    """Load 128 elements as the bits of float32."""
+    """Load a step as the bits of float32."""
     pack: Callable[[list[Lanes]], Lanes]
-    """Make 64 bytes, in order, from such vectors of four bits."""
-    pack_block: Callable[[Lanes, Lanes], Lanes]
-    """Make 32 bytes, in order, from the low bytes of two such vectors, which are a block."""
+    """Make the packed bytes, in order, from such vectors of four bits."""
+    pack_bytes: Callable[[list[Lanes]], list[Lanes]]
+    """Make two vectors of bytes, in order, from the low bytes of such vectors."""
     size: int
-    """Bytes of 128 elements."""
+    """Bytes of an element."""
 
 
 def _float32_bits(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
-    return [load(builder, I32, 16, source, 64 * j) for j in _VECTORS]
+    lanes = lanes_of(builder)
+    return [load(builder, I32, lanes, source, 4 * lanes * j) for j in _VECTORS]
 
 
 def _bfloat16_bits(builder: ir.IRBuilder, source: Any) -> list[Lanes]:
     # A word is an even element and its odd neighbour: two vectors without a conversion.
-    words = [load(builder, I32, 16, source, 64 * block) for block in range(4)]
+    lanes = lanes_of(builder)
+    words = [load(builder, I32, lanes, source, 4 * lanes * j) for j in range(len(_VECTORS) // 2)]
     return [half for word in words for half in (word << 16, word & 0xFFFF0000)]
 
 
 def _pack_consecutive(nibbles: list[Lanes]) -> Lanes:
-    """Pack eight vectors of 16 consecutive elements."""
+    """Pack eight vectors of consecutive elements."""
     # Instructions narrow two vectors within quarters: a quarter gets four elements of each of four vectors.
     bytes_ = [
         a.narrowed(b, I16).narrowed(c.narrowed(d, I16), I8) for a, b, c, d in (nibbles[:4], nibbles[4:])
     ]
     low, high = (b.pairs_summed((1, 16)) for b in bytes_)
     words = low.narrowed(high, I8).cast(I16)
-    return words.pick([8 * quarter + j for j in _VECTORS for quarter in range(4)])
+    return words.pick([8 * quarter + j for j in _VECTORS for quarter in range(words.count // 8)])
 
 
 def _pack_alternating(nibbles: list[Lanes]) -> Lanes:
-    """Pack the even and the odd elements of four blocks: a lane holds a pair of each block, in four bytes."""
+    """Pack the even and the odd elements of four vectors of words: a lane holds a pair of each, in four bytes."""
     pairs = nibbles[0]
     for j, nibble in enumerate(nibbles[1:], 1):
         pairs = pairs | (nibble << 4 * j)
-    return pairs.cast(I8).pick([4 * pair + block for block in range(4) for pair in range(16)])
+    return pairs.cast(I8).pick([4 * pair + word for word in range(4) for pair in range(pairs.count)])
 
 
-def _low_bytes_consecutive(first: Lanes, second: Lanes) -> Lanes:
-    return first.cast(I8).pick([*range(0, 128, 4)], second.cast(I8))
+def _joined(vectors: list[Lanes], order: Callable[[int], list[int]]) -> list[Lanes]:
+    """Return two vectors of bytes from eight of words: those of each two in an order, and these side by side."""
+    bytes_ = [vector.cast(I8) for vector in vectors]
+    parts = [a.pick(order(a.count), b) for a, b in zip(bytes_[::2], bytes_[1::2], strict=True)]
+    while len(parts) > 2:
+        parts = [a.pick(range(2 * a.count), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts
 
 
-def _low_bytes_alternating(even: Lanes, odd: Lanes) -> Lanes:
-    return even.cast(I8).pick([byte for i in range(0, 64, 4) for byte in (i, 64 + i)], odd.cast(I8))
+def _low_bytes_consecutive(vectors: list[Lanes]) -> list[Lanes]:
+    return _joined(vectors, lambda size: [*range(0, 2 * size, 4)])
 
 
-FLOAT32 = Source(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4 * STEP)
-BFLOAT16 = Source(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2 * STEP)
+def _low_bytes_alternating(vectors: list[Lanes]) -> list[Lanes]:
+    return _joined(vectors, lambda size: [byte for i in range(0, size, 4) for byte in (i, size + i)])
+
+
+FLOAT32 = Source(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
+BFLOAT16 = Source(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
 
 _POLICY = (types.int32, types.int32, types.float32, types.int32)
 
 
 def _scales(kind: Source) -> Any:
-    """Return code for the first half: addresses of source, amax floor (int32 [16]), scale codes (4), and a half."""
+    """Return code for the first half: addresses of source, amax floor (a vector of int32), scale codes, and a half."""
 
     @vector_code(*(types.int64,) * 4, *_POLICY)
     def scales(builder, source, floor, codes, half, round_up, zero_scale, prescale, max_exponent):
-        for line in range(0, kind.size, 64):  # SR is too slow to keep the CPU's own prefetcher going
+        target = target_of(builder)
+        lanes = target.lanes
+        for line in range(
+            0, kind.size * target.step, 64
+        ):  # SR is too slow to keep the CPU's own prefetcher going
             prefetch(builder, builder.add(source, ir.Constant(I64, _AHEAD + line)))
         magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
-        amax = largest(magnitudes).call("umax", load(builder, I32, 16, floor))
+        amax = largest(magnitudes).call("umax", load(builder, I32, lanes, floor))
         stored, inverse, finite = scale_codes(amax, round_up, zero_scale, max_exponent)
         store_codes(stored, codes)
         # The prescale times 2^-e is exact, so that one rounding gives fl32(prescale * (|x| * 2^-e)).
-        (inverse * splat(builder, prescale, 16)).store(half)
-        ones = finite.choose(constant(builder, I32, [-1] * 16), constant(builder, I32, [0] * 16))
-        ones.store(builder.add(half, ir.Constant(I64, 64)))
+        (inverse * splat(builder, prescale, lanes)).store(half)
+        ones = finite.choose(constant(builder, I32, [-1] * lanes), constant(builder, I32, [0] * lanes))
+        ones.store(builder.add(half, ir.Constant(I64, 4 * lanes)))
 
     return scales
 
@@ -140,15 +157,16 @@ CODES = (*(types.int64,) * 6, types.int32)
 def load_scaled(
     builder: ir.IRBuilder, kind: Source, source: Any, half: Any, top: float | Lanes
 ) -> tuple[list[Lanes], list[Lanes]]:
-    """Return the bits of 128 elements and their scaled magnitudes, those above `top` as `top`."""
-    bits = kind.bits(builder, source)
-    factors = [broadcast(builder, F32, 16, half, 16 * block) for block in range(4)]
-    return bits, [(x.cast(F32) * factors[j // 2]).at_most(top) for j, x in enumerate(bits)]
+    """Return the bits of a step and its scaled magnitudes, those above `top` as `top`."""
+    bits, lanes = kind.bits(builder, source), lanes_of(builder)
+    factors = [broadcast(builder, F32, lanes, half, 16 * block) for block in range(lanes // 4)]
+    return bits, [(x.cast(F32) * factors[j * lanes // 32]).at_most(top) for j, x in enumerate(bits)]
 
 
 def load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
     """Return all ones in the lanes of finite blocks, four lanes for each."""
-    return load(builder, I32, 16, half, 64)
+    lanes = lanes_of(builder)
+    return load(builder, I32, lanes, half, 4 * lanes)
 
 
 def roundings(
@@ -157,12 +175,12 @@ def roundings(
     """Return how scaled magnitudes are rounded, by kind: `even` rounds to nearest, `by` by an integer."""
 
     def by_constant(builder, scaled, group, key, integer):
-        same = splat(builder, integer, 16)
+        same = splat(builder, integer, lanes_of(builder))
         return [by(v, same) for v in scaled]
 
     def randomly(per_call: int) -> Callable[..., list[Lanes]]:
         def rounded(builder, scaled, group, key, integer):
-            random = random_vectors(builder, group, key, integer, STEP, per_call)
+            random = random_vectors(builder, group, key, integer, target_of(builder).step, per_call)
             return [by(v, r) for v, r in zip(scaled, random, strict=True)]
 
         return rounded
@@ -179,7 +197,7 @@ _ROUNDED = roundings(round_even, round_by)
 
 
 def _codes(kind: Source, rounding: int) -> Any:
-    """Return code for the second half, which stores 64 bytes.
+    """Return code for the second half, which stores a vector.
 
     What rounds gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer.
     """
@@ -202,7 +220,7 @@ def _on_stack(typingctx):
     """Return the address of two halves of a step on the stack, on a cache line."""
 
     def generate(context, builder, *_):
-        room = cgutils.alloca_once(builder, ir.ArrayType(I8, 2 * _HALF))
+        room = cgutils.alloca_once(builder, ir.ArrayType(I8, 2 * _LONGEST_HALF))
         room.align = 64
         return builder.ptrtoint(room, I64)
 
@@ -212,27 +230,30 @@ def _on_stack(typingctx):
 _halves: Any = intrinsic(_on_stack)
 
 
-def _encoder(kind: Source, groups: int, scales: Any, codes: Any, width: int = STEP // 2) -> Any:
-    """Return a kernel that encodes the steps of a row, of which there is one at least, each to `width` bytes."""
-    size = kind.size
+def _encoder(kind: Source, per_group: int, scales: Any, codes: Any, bits: int = 4) -> Any:
+    """Return a kernel that encodes the steps of a row, of which there is one at least, to codes of so many bits."""
+    item = kind.size
 
     @kernel(inline="always")
     def encode(source, steps, floor, floor_step, packed, stored, element, group, policy, key, integer, room):
         round_up, zero_scale, prescale, max_exponent = policy
+        step = step_length()
+        size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group
+        half = 2 * step // 2  # two vectors
         scales(source, floor, stored, room, round_up, zero_scale, prescale, max_exponent)
         for i in range(1, steps):
             scales(
-                source + size * i, floor + floor_step * i, stored + 4 * i, room + _HALF * (i & 1),
+                source + size * i, floor + floor_step * i, stored + blocks * i, room + half * (i & 1),
                 round_up, zero_scale, prescale, max_exponent,
             )  # fmt: skip
             last = i - 1
             codes(
-                source + size * last, room + _HALF * (last & 1), packed + width * last, element,
+                source + size * last, room + half * (last & 1), packed + width * last, element,
                 group + groups * last, key, integer,
             )  # fmt: skip
         last = steps - 1
         codes(
-            source + size * last, room + _HALF * (last & 1), packed + width * last, element,
+            source + size * last, room + half * (last & 1), packed + width * last, element,
             group + groups * last, key, integer,
         )  # fmt: skip
 
@@ -242,19 +263,19 @@ def _encoder(kind: Source, groups: int, scales: Any, codes: Any, width: int = ST
 @vector_code(types.int64, types.int64)
 def _raise_amax(builder, source, floor):
     top = largest([x & MAGNITUDE for x in FLOAT32.bits(builder, source)])
-    top.call("umax", load(builder, I32, 16, floor)).store(floor)
+    top.call("umax", load(builder, I32, top.count, floor)).store(floor)
 
 
-def rows_encoder(codes: Callable[..., Any], width: int) -> Any:
-    """Return a kernel with the arguments of `encode_rows`; a step has `width` bytes of codes.
+def rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
+    """Return a kernel with the arguments of `encode_rows`, to codes of so many bits.
 
     `codes` gives the second half from a source and a rounding.
     """
-    row_even = _encoder(FLOAT32, 0, _scales_float32, codes(FLOAT32, EVEN), width)
-    row_even_bfloat16 = _encoder(BFLOAT16, 0, _scales_bfloat16, codes(BFLOAT16, EVEN), width)
-    row_by_constant = _encoder(FLOAT32, 0, _scales_float32, codes(FLOAT32, CONSTANT), width)
-    row_random_16 = _encoder(FLOAT32, STEP // 8, _scales_float32, codes(FLOAT32, RANDOM_16), width)
-    row_random_32 = _encoder(FLOAT32, STEP // 4, _scales_float32, codes(FLOAT32, RANDOM_32), width)
+    row_even = _encoder(FLOAT32, 1, _scales_float32, codes(FLOAT32, EVEN), bits)
+    row_even_bfloat16 = _encoder(BFLOAT16, 1, _scales_bfloat16, codes(BFLOAT16, EVEN), bits)
+    row_by_constant = _encoder(FLOAT32, 1, _scales_float32, codes(FLOAT32, CONSTANT), bits)
+    row_random_16 = _encoder(FLOAT32, 8, _scales_float32, codes(FLOAT32, RANDOM_16), bits)
+    row_random_32 = _encoder(FLOAT32, 4, _scales_float32, codes(FLOAT32, RANDOM_32), bits)
 
     @kernel(inline="always")
     def encode(
@@ -285,7 +306,7 @@ def rows_encoder(codes: Callable[..., Any], width: int) -> Any:
     return encode
 
 
-_encode = rows_encoder(_codes, STEP // 2)
+_encode = rows_encoder(_codes, 4)
 
 
 @Native
@@ -293,11 +314,11 @@ def encode_rows(
     source, source_step, half, rows, steps,
     floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
 ):  # fmt: skip
-    """Encode `steps` times 128 elements of each row: float32, or bfloat16 if `half`, under RNE.
+    """Encode so many steps of each row: float32, or bfloat16 if `half`, under RNE.
 
     A name and its step are the address of the first row's elements, codes or scales, and the bytes to the next;
-    for `group`, the random group of the first element and the groups to the next row; for `floor`, int32 [16],
-    which raise the amax of a step's blocks, and the bytes to those of the next step.
+    for `group`, the random group of the first element and the groups to the next row; for `floor`, a vector
+    of int32, which raise the amax of a step's blocks, and the bytes to those of the next step.
     """
     _encode(
         source, source_step, half, rows, steps,
@@ -309,6 +330,7 @@ def encode_rows(
 def tile_amax(panel, height, width, pitch, floor):
     """Set the amax floors of a panel's steps to the amax of whole tiles; rows are `pitch` bytes apart."""
     carray(numbers_at(floor), (16,))[:] = 0
+    step = step_length()
     for r in range(height):
-        for i in range(-(-width // STEP)):
-            _raise_amax(panel + pitch * r + 4 * STEP * i, floor + 64 * i)
+        for i in range(-(-width // step)):
+            _raise_amax(panel + pitch * r + 4 * step * i, floor + step // 2 * i)

@@ -1,4 +1,4 @@
-"""The inner step of quantization to codes of eight bits: 128 consecutive elements to four scale codes and 128 bytes.
+"""The inner step of quantization to codes of eight bits, one byte for each.
 
 The halves and their order are those of `encode.py`. The element format comes as numbers (`elements.py`), which each
 step reads from the first-level cache: all formats of eight bits share this code, which waits for memory anyway.
@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from mxref_numba.vector.encode import CODES, STEP, Source, load_finite, load_scaled, roundings, rows_encoder
+from mxref_numba.vector.encode import CODES, Source, load_finite, load_scaled, roundings, rows_encoder
 from mxref_numba.vector.lanes import I32, I64, vector_code
 from mxref_numba.vector.native import Native
 from mxref_numba.vector.rounding import Grid
@@ -22,7 +22,7 @@ _SIGN = 0x80
 
 
 def _codes(kind: Source, rounding: int) -> Any:
-    """Return code for the second half, which stores 128 bytes.
+    """Return code for the second half, which stores two vectors.
 
     A rounding gives codes in the low seven bits, under other bits. It takes the builder, magnitudes, and what SR needs:
     first group, key, and an integer.
@@ -35,16 +35,17 @@ def _codes(kind: Source, rounding: int) -> Any:
         rounded = roundings(grid.round_even, grid.round_by)[rounding]
         magnitudes = rounded(builder, scaled, group, key, integer)
         signed = [((b >> 24) & _SIGN) | (code & ~_SIGN) for b, code in zip(bits, magnitudes, strict=True)]
-        blocks = [kind.pack_block(*signed[i : i + 2]) for i in range(0, len(signed), 2)]
-        for i, pair in enumerate((blocks[:2], blocks[2:])):
-            lanes = [lane for block in (2 * i, 2 * i + 1) for lane in [4 * block] * 8]
-            stored = pair[0].pick(range(64), pair[1]).cast(I32) & finite.pick(lanes)
-            stored.store(builder.add(packed, ir.Constant(I64, 64 * i)))
+        for i, bytes_ in enumerate(kind.pack_bytes(signed)):
+            words = bytes_.cast(I32)
+            blocks = [(words.count * i + word) // 8 for word in range(words.count)]
+            (words & finite.pick([4 * block for block in blocks])).store(
+                builder.add(packed, ir.Constant(I64, bytes_.count * i))
+            )
 
     return codes
 
 
-_encode = rows_encoder(_codes, STEP)
+_encode = rows_encoder(_codes, 8)
 
 
 @Native

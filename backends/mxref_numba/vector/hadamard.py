@@ -1,7 +1,8 @@
-"""The Hadamard transform of runs: sizes up to 16 inside vectors, the stages beyond between vectors.
+"""The Hadamard transform of runs: sizes up to 16 in registers, the stages beyond in memory.
 
 At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, where h is set in i, y[i ^ h] - y[i]: a
 shuffle and a fused multiply-add by +1 or -1, whose product is exact, so that it rounds as the sum does.
+Where h is a number of whole vectors, these are added and subtracted.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -35,30 +36,46 @@ from mxref_numba.vector.jobs import (
 from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, splat, vector_code
 from mxref_numba.vector.native import Native, call_5, call_7, copy_bytes, numbers_at, run_native
 from mxref_numba.vector.sources import Source, bfloat16, float16, float32
+from mxref_numba.vector.target import Target, lanes_of
 from mxref_numba.vector.turn import fill_panel
 
 _HEADER = 3
+_GROUP = 16
+"""Elements that are transformed in registers."""
 _INSIDE = (1, 2, 4, 8, 16)
 
 
-def _inside(y: Lanes, n: int) -> Lanes:
+def _inside(vectors: list[Lanes], n: int) -> list[Lanes]:
+    builder, lanes = vectors[0].builder, vectors[0].count
     h = 1
-    while h < n:
-        signs = constant(y.builder, F32, [-1.0 if lane & h else 1.0 for lane in range(16)])
-        y = y.call("fma", signs, y.pick([lane ^ h for lane in range(16)]))
+    while h < min(n, lanes):
+        signs = constant(builder, F32, [-1.0 if lane & h else 1.0 for lane in range(lanes)])
+        vectors = [y.call("fma", signs, y.pick([lane ^ h for lane in range(lanes)])) for y in vectors]
         h *= 2
-    return y
+    while h < n:
+        vectors = [_butterfly(vectors, i, h // lanes) for i in range(len(vectors))]
+        h *= 2
+    return vectors
+
+
+def _butterfly(vectors: list[Lanes], i: int, distance: int) -> Lanes:
+    other = vectors[i ^ distance]
+    return other - vectors[i] if i & distance else vectors[i] + other
 
 
 def _stage(source: Source) -> Any:
     @vector_code(types.int64, types.int64, types.int64, types.int64, types.float32)
     def stage(builder, address, target, n, signs, factor):
-        d = load(builder, F32, 16, signs)
-        x = source(builder, address).cast(F32)
+        lanes = lanes_of(builder)
+        firsts = range(0, _GROUP, lanes)
+        d = [load(builder, F32, lanes, signs, 4 * first) for first in firsts]
+        x = [source(builder, address, first).cast(F32) for first in firsts]
         for size in _INSIDE:
             with builder.if_then(builder.icmp_signed("==", n, ir.Constant(I64, size))):
-                y = x if size == 1 else _inside(x * d, size) * splat(builder, factor, 16)
-                y.store(target)
+                signed = [v * sign for v, sign in zip(x, d, strict=True)]
+                y = x if size == 1 else [v * splat(builder, factor, lanes) for v in _inside(signed, size)]
+                for first, v in zip(firsts, y, strict=True):
+                    v.store(builder.add(target, ir.Constant(I64, 4 * first)))
 
     return stage
 
@@ -68,10 +85,12 @@ _stage_float32, _stage_bfloat16, _stage_float16 = map(_stage, (float32, bfloat16
 
 @vector_code(types.int64, types.int64, types.float32)
 def _across(builder, first, second, factor):
-    s, t = (load(builder, F32, 16, address) for address in (first, second))
-    norm = splat(builder, factor, 16)
-    ((s + t) * norm).store(first)
-    ((s - t) * norm).store(second)
+    lanes = lanes_of(builder)
+    norm = splat(builder, factor, lanes)
+    for offset in range(0, 4 * _GROUP, 4 * lanes):
+        s, t = (load(builder, F32, lanes, address, offset) for address in (first, second))
+        ((s + t) * norm).store(builder.add(first, ir.Constant(I64, offset)))
+        ((s - t) * norm).store(builder.add(second, ir.Constant(I64, offset)))
 
 
 @Native
@@ -125,13 +144,14 @@ def _hadamard_share(arguments, worker, workers):
                 copy_bytes(panel + pitch * r, target, 4 * width)
 
 
-def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
+def hadamard(x: NDArray[Any], rotation: Rotation, axis: int, target: Target) -> NDArray[np.float32]:
     """Return x with each group of n elements along `axis` multiplied by d and H_n.
 
     Args:
         x: float32, bfloat16 or float16, any shape and strides; the axis length is a multiple of n.
         rotation: size and signs.
         axis: not negative.
+        target: whose instructions run.
 
     Returns:
         float32 in the shape of x; in memory the transformed axis is the last.
@@ -146,7 +166,7 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float
         panel = np.empty(compiled.worker_count(m.rows * length) * PANEL_BYTES + memory.LINE, np.uint8)
         place = address_of(out) + 4 * m.first_row * length, 0, m.rows, length
         unit = unit_of(flow, rotation.n, False)
-        calls = fill_panel.address, stage_row.address, memory.aligned(panel)
+        calls = fill_panel.on(target).address, stage_row.on(target).address, memory.aligned(panel)
         numbers = *calls, *m.layout, *place, flow, 0, *transform, *(0,) * 15, *unit
         run_native(_hadamard_share, np.array(numbers, np.int64), m.rows * length)
     return np.moveaxis(out, -1, axis)

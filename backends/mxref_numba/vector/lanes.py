@@ -9,6 +9,7 @@ float32 operation is rounded once, in the order in which it is written.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
@@ -21,7 +22,6 @@ I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
 _NAMES = {F16: "f16", F32: "f32"}
-_CACHE_LINE = 64
 
 
 class Lanes:
@@ -118,46 +118,59 @@ class Lanes:
         index = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         return self._of(self.builder.shuffle_vector(self.value, second, index))
 
-    def _call_x86(self, name: str, result: Any, *values: Any) -> Lanes:
-        """Return what an instruction gives that LLVM knows by its x86 name."""
-        function = cgutils.get_or_insert_function(
-            self.builder.module,
-            ir.FunctionType(result, [value.type for value in values]),
-            f"llvm.x86.avx512.{name}.512",
-        )
-        return self._of(self.builder.call(function, values))
+    def like(self, values: Sequence[float]) -> Lanes:
+        """Return constant float32 lanes beside these."""
+        return self._of(ir.Constant(ir.VectorType(F32, len(values)), list(values)))
 
     def at_most(self, limit: float | Lanes) -> Lanes:
         """Return float32 magnitudes, those above `limit` as `limit`."""
-        lanes = self.value.type
-        smaller_magnitude_without_sign, all_lanes, as_rounded = 0b1010, 0xFFFF, 4
-        return self._call_x86(
-            "mask.range.ps", lanes, self.value, self._operand(limit),
-            ir.Constant(I32, smaller_magnitude_without_sign), ir.Constant(lanes, ir.Undefined),
-            ir.Constant(I16, all_lanes), ir.Constant(I32, as_rounded),
-        )  # fmt: skip
+        return self._instructions.at_most(self, self._of(self._operand(limit)))
 
     def narrowed(self, other: Lanes, element: Any) -> Lanes:
-        """Return lanes of half the width, four or eight of these and of `other` in turns; they must fit unsigned."""
-        name = {I16: "packusdw", I8: "packuswb"}[element]
-        return self._call_x86(name, ir.VectorType(element, 2 * self.count), self.value, other.value)
+        """Return lanes of half the width, 16 bytes' worth of these and of `other` in turns; they must fit unsigned."""
+        return self._instructions.narrowed(self, other, element)
 
     def pairs_summed(self, weights: tuple[int, int]) -> Lanes:
         """Return, of each pair of bytes, the sum of both times their weights: int16."""
-        pairs = ir.Constant(self.value.type, list(weights) * (self.count // 2))
-        return self._call_x86("pmaddubs.w", ir.VectorType(I16, self.count // 2), self.value, pairs)
+        return self._instructions.pairs_summed(self, weights)
 
-    def look_up(self, index: Lanes) -> Lanes:
-        """Return, for each int32 index modulo 16, one of these sixteen float32."""
-        return self._call_x86("permvar.sf", self.value.type, self.value, index.value)
+    def look_up(self, table: Sequence[float]) -> Lanes:
+        """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
+        return self._instructions.look_up(tuple(table), self)
+
+    @property
+    def _instructions(self) -> Instructions:
+        found: Instructions = self.builder.module.mxref_target.instructions
+        return found
 
     def store(self, address: Any, *, streaming: bool = False) -> None:
-        """Store all lanes at an address, int64; `streaming` past the caches, which needs a multiple of 64."""
+        """Store all lanes at an address, int64; `streaming` past the caches, to a multiple of the vector's bytes."""
         pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
-        instruction = self.builder.store(self.value, pointer, align=_CACHE_LINE if streaming else 1)
+        size = self.count * _width(self.element) // 8
+        instruction = self.builder.store(self.value, pointer, align=size if streaming else 1)
         if streaming:
             one = self.builder.module.add_metadata([ir.Constant(I32, 1)])
             instruction.set_metadata("nontemporal", one)
+
+
+class Instructions(ABC):
+    """The instructions in which targets differ (`instructions.py`); a quarter is 16 bytes of a vector."""
+
+    @abstractmethod
+    def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
+        """Return float32 magnitudes, those above `limit` as `limit`; NaN gives anything but NaN."""
+
+    @abstractmethod
+    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
+        """Return lanes of half the width, of each quarter of `a` and of `b` in turns; they must fit unsigned."""
+
+    @abstractmethod
+    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
+        """Return, of each pair of bytes, the sum of both times their weights: int16."""
+
+    @abstractmethod
+    def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
+        """Return, for each int32 modulo 16, one of sixteen float32, of which the last eight are minus the first."""
 
 
 def _width(element: Any) -> int:

@@ -13,6 +13,8 @@ import ctypes
 from collections.abc import Callable
 from functools import cached_property
 from inspect import signature
+from threading import Lock
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -24,8 +26,12 @@ from numpy.typing import NDArray
 
 from mxref_numba import compiled
 from mxref_numba.compiled import kernel, parallel_kernel
+from mxref_numba.path import KernelPath
 from mxref_numba.scalar.panels import pointer_to
 from mxref_numba.vector.lanes import I64, vector_code
+from mxref_numba.vector.target import Target, compiler_for
+
+_LOCK = Lock()
 
 numbers_at, bytes_at, floats_at = (
     pointer_to(element) for element in (types.int64, types.uint8, types.float32)
@@ -35,16 +41,41 @@ numbers_at, bytes_at, floats_at = (
 class Native:
     """A kernel of int64 arguments that gives nothing, and allocates nothing: it has no way to fail."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._kernel = kernel(function)
+    def __init__(self, function: Callable[..., None], target: Target | None = None) -> None:
+        """Wrap a function; without a target it is compiled as Numba compiles anything, and may not use vectors."""
+        self._function, self._target = function, target
         self._types = (types.int64,) * len(signature(function).parameters)
+        self._on: dict[KernelPath, Native] = {}
+
+    def on(self, target: Target) -> Native:
+        """Return the kernel for a target."""
+        found = self._on.get(target.path)
+        return found or self._on.setdefault(target.path, Native(self._function, target))
+
+    @cached_property
+    def compiled(self) -> Any:
+        """What Numba makes of the kernel; the first use compiles it or finds it in the cache."""
+        with _LOCK:
+            made = self.dispatcher()
+        return made.get_compile_result(types.void(*self._types))
+
+    def dispatcher(self) -> Any:
+        """Return a new Numba dispatcher of the kernel, which has compiled nothing yet."""
+        if self._target is None:
+            return kernel(self._function)
+        f, target = self._function, self._target
+        # A name of its own: names of machine code and of files in the cache are made of it.
+        own = FunctionType(
+            f.__code__, f.__globals__, f"{f.__name__}_{target.path}", f.__defaults__, f.__closure__
+        )
+        own.__qualname__, own.__module__ = f"{f.__qualname__}_{target.path}", f.__module__
+        return kernel(pipeline_class=compiler_for(target, own.__name__), codegen=target.codegen())(own)
 
     @cached_property
     def address(self) -> int:
-        """Where its C function lies; the first use compiles it or finds it in the cache."""
-        made = self._kernel.get_compile_result(types.void(*self._types))
-        name = made.fndesc.llvm_cfunc_wrapper_name
-        address: int = made.library.get_pointer_to_function(name)
+        """Where its C function lies."""
+        name = self.compiled.fndesc.llvm_cfunc_wrapper_name
+        address: int = self.compiled.library.get_pointer_to_function(name)
         return address
 
     @cached_property

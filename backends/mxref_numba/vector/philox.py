@@ -1,4 +1,6 @@
-"""Philox4x32-10 on eight counters at a time, and the random integers of consecutive elements.
+"""Philox4x32-10 on vectors of counters, and the random integers of consecutive elements.
+
+A vector has half as many counters as float32.
 
 A counter's words live in 64-bit lanes, whose upper halves hold leftovers: the multiplication reads lower
 halves only, so a product is at once the new low word and, shifted, the new high one.
@@ -16,14 +18,12 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from mxref_numba.vector.lanes import I16, I32, I64, Lanes, broadcast, constant, splat
+from mxref_numba.vector.target import lanes_of
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
-_COUNTERS = 8
-_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Group in each lane, so that interleaving two words at a time gives groups in order."""
 
 
 def round_table(key: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -49,7 +49,7 @@ def _philox(group: Lanes, table: list[Lanes]) -> list[Lanes]:
 def random_vectors(
     builder: ir.IRBuilder, first: Any, key: Any, mask: Any, count: int, per_call: int
 ) -> list[Lanes]:
-    """Return what `round_by` adds to consecutive elements: int32 vectors of 16.
+    """Return what `round_by` adds to consecutive elements: int32 vectors.
 
     Args:
         builder: where the code goes.
@@ -59,20 +59,24 @@ def random_vectors(
         count: elements, a multiple of what eight calls give.
         per_call: elements that share a Philox call: 8 (16 bits each) or 4 (32 bits each).
     """
-    table = [broadcast(builder, I64, _COUNTERS, key, 8 * i) for i in range(2 + 2 * _ROUNDS)]
-    kept = splat(builder, mask, 16)
+    lanes = lanes_of(builder)
+    counters = lanes // 2
+    # Group in each lane, so that interleaving two words at a time gives groups in order.
+    order = [group for pair in range(counters // 2) for group in (pair, pair + counters // 2)]
+    table = [broadcast(builder, I64, counters, key, 8 * i) for i in range(2 + 2 * _ROUNDS)]
+    kept = splat(builder, mask, lanes)
     vectors = []
-    for start in range(0, count // per_call, _COUNTERS):
-        offsets = constant(builder, I64, [start + group for group in _ORDER])
-        w0, w1, w2, w3 = _philox(splat(builder, first, _COUNTERS) + offsets, table)
+    for start in range(0, count // per_call, counters):
+        offsets = constant(builder, I64, [start + group for group in order])
+        w0, w1, w2, w3 = _philox(splat(builder, first, counters) + offsets, table)
         low, high = ((a & _LOW) | (b << 32) for a, b in ((w0, w1), (w2, w3)))
         for lane in (0, 1):
-            pairs = [i for even in range(lane, _COUNTERS, 2) for i in (even, even + _COUNTERS)]
-            integers = low.pick(pairs, high)  # four groups, in order
+            pairs = [i for even in range(lane, counters, 2) for i in (even, even + counters)]
+            integers = low.pick(pairs, high)  # half of the groups, in order
             if per_call == 4:
                 vectors.append((integers.cast(I32) >> 10) & kept)
                 continue
             halves = integers.cast(I16)
-            parts = (halves.pick(range(part, part + 16)).convert("zext", I32) for part in (0, 16))
+            parts = (halves.pick(range(part, part + lanes)).convert("zext", I32) for part in (0, lanes))
             vectors.extend((part << 6) & kept for part in parts)
     return vectors

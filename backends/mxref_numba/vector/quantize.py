@@ -1,7 +1,7 @@
-"""Quantization in one pass, on vectors of 512 bits.
+"""Quantization in one pass, on vectors.
 
-The inner step, in `encode.py` or, for codes of eight bits, in `encode_bytes.py`, takes 128 consecutive elements to
-their codes and four scale codes without leaving registers. Everything else here brings elements to it, so that one
+The inner step, in `encode.py` or, for codes of eight bits, in `encode_bytes.py`, takes a step of eight vectors to
+their codes and scale codes without leaving registers. Everything else here brings elements to it, so that one
 step serves every layout:
 
     float32 or bfloat16 rows, as they are  ------------------------------------->  encode steps
@@ -20,7 +20,7 @@ by address, so that each is compiled once (`native.py`).
 
 Files, in the order of the work: `sources.py` (types), `turn.py`, `hadamard.py`, `scale.py`, `philox.py`,
 `rounding.py`, `encode.py` and `encode_bytes.py` (the step), this file (units, threads). `lanes.py` is the notation
-they share.
+they share, and `target.py` and `instructions.py` are what depends on the CPU.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -39,7 +39,7 @@ from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
-from mxref_numba.vector.encode import STEP, encode_rows, tile_amax
+from mxref_numba.vector.encode import LONGEST_STEP, encode_rows, tile_amax
 from mxref_numba.vector.encode_bytes import encode_byte_rows
 from mxref_numba.vector.hadamard import stage_row
 from mxref_numba.vector.jobs import (
@@ -63,25 +63,30 @@ from mxref_numba.vector.native import (
     numbers_at,
     run_native,
 )
-from mxref_numba.vector.turn import SIDE, fill_panel
+from mxref_numba.vector.target import Target
+from mxref_numba.vector.turn import fill_panel
 
 Quantized = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 _PART = (256, 512)
 """Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
+_PART_SIDE = 128
+"""Rows and columns of a matrix that are quantized along both axes together."""
 _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
-    4 * STEP + n for n in (0, STEP, STEP + 64, STEP + 192, STEP + 256)
+    4 * LONGEST_STEP + n for n in (0, LONGEST_STEP, LONGEST_STEP + 64, LONGEST_STEP + 192, LONGEST_STEP + 256)
 )
-_PANEL = _RUN_AT + 4 * STEP
-"""Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of two steps; zeros; a run;
-a panel."""
-_HEADER = 12
+_PANEL = _RUN_AT + 4 * _PART_SIDE
+"""Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of a tile's steps; zeros; a
+run; a panel."""
+_LINES = 16
+"""Rows that are quantized, and at once turned into columns, while the caches still hold them."""
+_HEADER = 13
 """Numbers of a share before its jobs: see `_run`."""
 
 
 @kernel(inline="always")
 def _encode_last(source, half, rest, floor, packed, scales, group, job, room):
-    # A step reads 128 elements and writes their codes: the last blocks of a row borrow the space.
+    # A step reads and writes whole vectors: the last blocks of a row borrow the space.
     encode, bits, _, _ = read_job(job)[6]
     copy_bytes(source, room, (2 if half else 4) * rest)
     call_14(encode, room, 0, half, 1, 1, floor, 0, room + _CODES, 0, room + _SCALES, 0, group, 0, job)
@@ -92,8 +97,8 @@ def _encode_last(source, half, rest, floor, packed, scales, group, job, room):
 @Native
 def _quantize_unit(calls, job, row, height, column, width, panel, scratch, filled):
     # `filled`: whether the panel holds the elements already.
-    numbers = carray(numbers_at(calls), (3,))
-    fill, stage, amax = numbers[0], numbers[1], numbers[2]
+    numbers = carray(numbers_at(calls), (4,))
+    fill, stage, amax, step_size = numbers[0], numbers[1], numbers[2], numbers[3]
     layout, (packed, scales, _, length), (flow, tile), (n, _, _), _, random, element, _ = read_job(job)
     encode, bits, _, _ = element
     address, row_step, column_step, _, kind = layout
@@ -110,7 +115,7 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
         source, step, source_kind = panel, pitch, FLOAT32
     half, floor, floor_step = int(source_kind == BFLOAT16), scratch + _ZEROS, 0
     if tile:
-        floor, floor_step = scratch + _FLOOR, 64
+        floor, floor_step = scratch + _FLOOR, step_size // 2
         call_5(amax, panel, height, width, pitch, floor)
 
     row_indices, first_row, row_groups, first_column, per_call = random
@@ -121,7 +126,7 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
         length * bits // 8,
         length // 32,
     )
-    steps, rest = width // STEP, width % STEP
+    steps, rest = width // step_size, width % step_size
     once = 1 if row_indices else height  # rows whose groups are evenly apart
     for r in range(0, height, once):
         index = (
@@ -135,10 +140,11 @@ def _quantize_unit(calls, job, row, height, column, width, panel, scratch, fille
         if rest:
             for last in range(r, r + once):
                 _encode_last(
-                    source + step * last + (2 if half else 4) * steps * STEP, half, rest,
+                    source + step * last + (2 if half else 4) * steps * step_size, half, rest,
                     floor + floor_step * steps,
-                    packed + packed_step * last + steps * STEP * bits // 8, scales + scales_step * last + 4 * steps,
-                    group + row_groups * (last - r) + steps * STEP // per_call, job, scratch,
+                    packed + packed_step * last + steps * step_size * bits // 8,
+                    scales + scales_step * last + steps * step_size // 32,
+                    group + row_groups * (last - r) + steps * step_size // per_call, job, scratch,
                 )  # fmt: skip
 
 
@@ -179,13 +185,13 @@ def _quantize_both(calls, unit, fill, by_row, by_column, top, left, scratch):
     _, (_, _, rows, _), (flow, _), _, _, _, _, _ = read_job(by_row)
     layout, (_, _, columns, length), _, _, _, _, _, (height, width) = read_job(by_column)
     height, width = min(height, columns - left), min(width, length - top)
-    panel, at_once = scratch + _PANEL, SIDE if flow == DIRECT else 1
-    for line in range(0, width, SIDE):
-        for r in range(top + line, min(top + line + SIDE, rows), at_once):
+    panel, at_once = scratch + _PANEL, _LINES if flow == DIRECT else 1
+    for line in range(0, width, _LINES):
+        for r in range(top + line, min(top + line + _LINES, rows), at_once):
             count = min(at_once, rows - r)
             call_9(unit, calls, by_row, r, count, left, height, scratch + _RUN_AT, scratch, 0)
-        ahead = SIDE * layout[2]
-        call_7(fill, by_column, left, top + line, height, min(SIDE, width - line), panel + 4 * line, ahead)
+        ahead = _LINES * layout[2]
+        call_7(fill, by_column, left, top + line, height, min(_LINES, width - line), panel + 4 * line, ahead)
     call_9(unit, calls, by_column, left, height, top, width, panel, scratch, 1)
 
 
@@ -194,7 +200,7 @@ def _quantize_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (_HEADER,))
     part_height, part_width, down, across = numbers[0], numbers[1], numbers[2], numbers[3]
     jobs, together, unit = numbers[4], numbers[5], numbers[8]
-    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 3)
+    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 4)
     carray(numbers_at(scratch + _ZEROS), (8,))[:] = 0
     first, second = arguments + 8 * _HEADER, arguments + 8 * (_HEADER + JOB_SIZE)
     turned = read_job(first)[2][0] == TURNED
@@ -213,38 +219,41 @@ def _quantize_share(arguments, worker, workers):
                 _quantize_part(calls, unit, first, top, bottom, left, right, scratch)
 
 
-def _result(plan: QuantPlan) -> Result:
+def _result(plan: QuantPlan, target: Target) -> Result:
     encode = encode_rows if plan.format.element.bits == 4 else encode_byte_rows
-    return Result(plan, encode.address)
+    return Result(plan, encode.on(target).address)
 
 
-def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> Quantized:
+def quantize_planned(x: NDArray[Any], plan: QuantPlan, target: Target) -> Quantized:
     """Return packed codes [rows..., K * bits / 8] and scale codes [rows..., K / 32] of a planned quantization."""
-    result = _result(plan)
+    result = _result(plan, target)
     for job in result.jobs(x):
-        _run((job,), job[7], job[8], job[-2:], PANEL_BYTES)
+        _run(target, (job,), job[7], job[8], job[-2:], PANEL_BYTES)
     return result.packed, result.scales
 
 
-def quantize_dual(x: NDArray[Any], row: QuantPlan, column: QuantPlan) -> tuple[Quantized, Quantized]:
+def quantize_dual(
+    x: NDArray[Any], row: QuantPlan, column: QuantPlan, target: Target
+) -> tuple[Quantized, Quantized]:
     """Return what `quantize_planned` returns for both axes of a matrix, reading it once.
 
     The usual case, rows as they are and columns turned, goes sixteen lines at a time. Any other goes by parts
     of the matrix, which are quantized along one axis, then along the other.
     """
-    by_row, by_column = _result(row), _result(column)
+    by_row, by_column = _result(row, target), _result(column, target)
     for first, second in zip(by_row.jobs(x, whole=False), by_column.jobs(x, whole=False), strict=True):
         rows, columns = max(row.rows, column.length), max(row.length, column.rows)
         plain = row.spec.block is column.spec.block is BlockShape.ROW
-        if plain and first[9] <= STAGED and second[9] == TURNED and max(row.unit, column.unit) <= STEP:
-            jobs = first, (*second[:-2], STEP, STEP)
-            _run(jobs, rows, columns, (STEP, STEP), 2 * PANEL_BYTES, together=True)
+        if plain and first[9] <= STAGED and second[9] == TURNED and max(row.unit, column.unit) <= _PART_SIDE:
+            side = _PART_SIDE, _PART_SIDE
+            _run(target, (first, (*second[:-2], *side)), rows, columns, side, 2 * PANEL_BYTES, together=True)
         else:
-            _run((first, second), rows, columns, _PART, PANEL_BYTES)
+            _run(target, (first, second), rows, columns, _PART, PANEL_BYTES)
     return (by_row.packed, by_row.scales), (by_column.packed, by_column.scales)
 
 
 def _run(
+    target: Target,
     jobs: tuple[tuple[int, ...], ...],
     rows: int,
     columns: int,
@@ -256,7 +265,8 @@ def _run(
     size = _PANEL + panel_bytes
     scratch = np.empty(compiled.worker_count(rows * columns) * size + memory.LINE, np.uint8)
     parts = -(-rows // part[0]), -(-columns // part[1])
-    natives = _quantize_unit, fill_panel, stage_row, tile_amax
-    header = *part, *parts, len(jobs), together, memory.aligned(scratch), size, *(n.address for n in natives)
-    arguments = np.array([*header, *(number for job in jobs for number in job)], np.int64)
+    addresses = (native.on(target).address for native in (fill_panel, stage_row, tile_amax))
+    header = *part, *parts, len(jobs), together, memory.aligned(scratch), size
+    calls = _quantize_unit.address, *addresses, target.step
+    arguments = np.array([*header, *calls, *(number for job in jobs for number in job)], np.int64)
     run_native(_quantize_share, arguments, rows * columns)

@@ -22,6 +22,7 @@ from mxref_numba.elements import (
     TOP,
 )
 from mxref_numba.vector.lanes import F32, I32, Lanes, broadcast
+from mxref_numba.vector.target import lanes_of
 
 TOP_VALUE = 6.0
 """The largest value of an element."""
@@ -61,7 +62,7 @@ class Grid:
         """The largest magnitude."""
 
     def _number(self, index: int) -> Lanes:
-        return broadcast(self._builder, I32, 16, self._address, 4 * index)
+        return broadcast(self._builder, I32, lanes_of(self._builder), self._address, 4 * index)
 
     def round_even(self, v: Lanes) -> Lanes:
         """Return codes of magnitudes up to the largest one, float32, under RNE."""

@@ -1,11 +1,12 @@
-"""Shared scales of four blocks at once: the integer operations of the reference on lanes."""
+"""Shared scales of the blocks of a step, four lanes for each: the integer operations of the reference."""
 
 # Emitters work on IR values, which llvmlite does not annotate.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -18,19 +19,34 @@ _NAN_CODE = 255
 
 
 def largest(halves: Sequence[Lanes]) -> Lanes:
-    """Return the largest magnitude bits of four blocks, one block per group of four lanes.
+    """Return the largest magnitude bits of a step's blocks, one block per group of four lanes.
 
     Args:
-        halves: a block's 32 magnitudes are two neighbouring vectors of 16.
+        halves: eight vectors; a block's 32 magnitudes are neighbours.
     """
-    tops = [a.call("umax", b) for a, b in zip(halves[::2], halves[1::2], strict=True)]
-    low, high = (a.pick([*range(8), *range(16, 24)], b).call("umax", a.pick([*range(8, 16), *range(24, 32)], b))
-                 for a, b in (tops[:2], tops[2:]))  # fmt: skip
-    quarters = [lane + quarter for quarter in (0, 8, 16, 24) for lane in range(4)]
-    top = low.pick(quarters, high).call("umax", low.pick([lane + 4 for lane in quarters], high))
+    lanes, tops = halves[0].count, list(halves)
+    while len(tops) > lanes // 4:  # two neighbours are of one block
+        tops = _pairs_of(tops, lambda a, b: a.call("umax", b))
+    distance = lanes // 2
+    while (
+        distance >= 4
+    ):  # two neighbours are of two blocks, or of two halves: each keeps its lanes side by side
+        low = [2 * distance * group + lane for group in range(lanes // distance) for lane in range(distance)]
+        high = [lane + distance for lane in low]
+        tops = _pairs_of(tops, partial(_larger_of, low, high))
+        distance //= 2
+    (top,) = tops
     for distance in (2, 1):
-        top = top.call("umax", top.pick([lane ^ distance for lane in range(16)]))
+        top = top.call("umax", top.pick([lane ^ distance for lane in range(lanes)]))
     return top
+
+
+def _larger_of(low: list[int], high: list[int], a: Lanes, b: Lanes) -> Lanes:
+    return a.pick(low, b).call("umax", a.pick(high, b))
+
+
+def _pairs_of(vectors: Sequence[Lanes], join: Callable[[Lanes, Lanes], Lanes]) -> list[Lanes]:
+    return [join(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
 def scale_codes(amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any) -> tuple[Lanes, Lanes, Lanes]:
@@ -54,6 +70,5 @@ def scale_codes(amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any) 
 
 
 def store_codes(codes: Lanes, address: Any) -> None:
-    """Store the four scale codes that `scale_codes` gives for four blocks, as bytes."""
-    word = codes.cast(I8).pick([0, 16, 32, 48]).cast(I32)
-    word.store(address)
+    """Store the scale codes that `scale_codes` gives for groups of four lanes, as bytes."""
+    codes.cast(I8).pick([16 * block for block in range(codes.count // 4)]).store(address)

@@ -1,4 +1,4 @@
-"""Squares of 16 by 16 elements, read along their memory lines and stored as rows of the other axis."""
+"""Squares as wide as a vector, read along their memory lines and stored as rows of the other axis."""
 
 # Emitters work on IR values, which llvmlite does not annotate.
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -16,23 +16,12 @@ from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
 from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
 from mxref_numba.vector.native import Native, floats_at
 from mxref_numba.vector.sources import Source, bfloat16, float16, float32
-
-SIDE = 16
-
-
-# A turn in four stages, each of which is one instruction per vector. Two work within the quarters of vectors:
-# lanes of two neighbours side by side, then pairs of lanes. Two more move whole quarters.
-_QUARTERS = range(0, SIDE, 4)
-_LOW_LANES = [lane for q in _QUARTERS for lane in (q, q + 16, q + 1, q + 17)]
-_HIGH_LANES = [lane + 2 for lane in _LOW_LANES]
-_LOW_PAIRS = [lane for q in _QUARTERS for lane in (q, q + 1, q + 16, q + 17)]
-_HIGH_PAIRS = [lane + 2 for lane in _LOW_PAIRS]
-_EVEN_QUARTERS = [start + lane for start in (0, 8, 16, 24) for lane in range(4)]
-_ODD_QUARTERS = [lane + 4 for lane in _EVEN_QUARTERS]
+from mxref_numba.vector.target import lanes_of, step_length
 
 
-def _crossed(vectors: list[Lanes], distance: int, low: list[int], high: list[int]) -> list[Lanes]:
-    """Replace vectors `distance` apart by two choices from both."""
+def _crossed(vectors: list[Lanes], distance: int, low: list[int], further: int) -> list[Lanes]:
+    """Replace vectors `distance` apart by two choices from both: `low` lanes, and those `further` on."""
+    high = [lane + further for lane in low]
     out = list(vectors)
     for i, a in enumerate(vectors):
         if not i & distance:
@@ -42,20 +31,28 @@ def _crossed(vectors: list[Lanes], distance: int, low: list[int], high: list[int
 
 
 def _transposed(lines: list[Lanes]) -> list[Lanes]:
-    """Return the columns of 16 vectors of 16 as vectors."""
-    lines = _crossed(lines, 1, _LOW_LANES, _HIGH_LANES)
-    lines = _crossed(lines, 2, _LOW_PAIRS, _HIGH_PAIRS)
-    lines = _crossed(lines, 4, _EVEN_QUARTERS, _ODD_QUARTERS)
-    lines = _crossed(lines, 8, _EVEN_QUARTERS, _ODD_QUARTERS)
+    """Return the columns of as many vectors as they have lanes, as vectors."""
+    # Each stage is one instruction per vector. Two work within the quarters of vectors: lanes of two neighbours side
+    # by side, then pairs of lanes. The others move whole quarters.
+    side = len(lines)
+    quarters = range(0, side, 4)
+    low_lanes = [lane for q in quarters for lane in (q, q + side, q + 1, q + side + 1)]
+    low_pairs = [lane for q in quarters for lane in (q, q + 1, q + side, q + side + 1)]
+    lines = _crossed(_crossed(lines, 1, low_lanes, 2), 2, low_pairs, 2)
+    distance = 4
+    while distance < side:
+        even_quarters = [start + lane for start in range(0, 2 * side, 8) for lane in range(4)]
+        lines = _crossed(lines, distance, even_quarters, 4)
+        distance *= 2
     # The first two stages leave the two low bits of a column in each other's place.
-    return [lines[column & 12 | (column & 1) << 1 | (column & 2) >> 1] for column in range(SIDE)]
+    return [lines[column & ~3 | (column & 1) << 1 | (column & 2) >> 1] for column in range(side)]
 
 
 def _turn(source: Source) -> Any:
     @vector_code(*(types.int64,) * 5)
     def turn(builder, address, step, target, pitch, ahead):
         lines = []
-        for i in range(SIDE):
+        for i in range(lanes_of(builder)):
             line = builder.add(address, builder.mul(step, ir.Constant(I64, i)))
             lines.append(source(builder, line))
             prefetch(builder, builder.add(line, ahead))
@@ -76,13 +73,13 @@ def fill_panel(job, row, column, height, width, panel, ahead):
     """
     layout, _, (flow, _), _, _, _, _, _ = read_job(job)
     address, row_step, column_step, columns, kind = layout
-    pitch = panel_pitch(job)
-    if flow != TURNED or height % SIDE or width % SIDE or column + width > columns:
+    pitch, side = panel_pitch(job), step_length() // 8
+    if flow != TURNED or height % side or width % side or column + width > columns:
         load_panel(layout, row, column, height, width, carray(floats_at(panel), (height, pitch // 4)))
         return
     start = address + row * row_step + column * column_step
-    for c in range(0, width, SIDE):
-        for r in range(0, height, SIDE):
+    for c in range(0, width, side):
+        for r in range(0, height, side):
             source, square = start + c * column_step + r * row_step, panel + r * pitch + 4 * c
             if kind == FLOAT32:
                 _turn_float32(source, column_step, square, pitch, ahead)

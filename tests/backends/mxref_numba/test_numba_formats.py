@@ -1,4 +1,4 @@
-"""Elements of eight bits on both sets of Numba kernels, quantized and decoded with the bits of the reference."""
+"""Elements of eight bits on every set of Numba kernels, quantized and decoded with the bits of the reference."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from mxref.placement import Placement
 
 pytest.importorskip("numba")
 
-from mxref_numba import path
-from mxref_numba.backend import NumbaBackend
+from every_path import EveryPath
 
 REFERENCE = get_backend("reference")
-BACKENDS = [NumbaBackend(p) for p in path.available()]
 FORMATS = [each for each in BLOCK_FORMATS.values() if each is not MXFP4]
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16)
 PLACE = Placement(Stream(seed=0xFEDCBA9876543210, step=3, layer=9, operand=2))
@@ -31,10 +29,9 @@ TURNS = (0, 1, 0x3FFFFF, 0x5FFFFF, 0x600000, 0x600001, 0x6FFFFF, 0x700000, 0x77F
 """Mantissas of amax at which a scale rule turns, and their neighbours."""
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda b: b.path.value)
-def kernels(request: pytest.FixtureRequest) -> NumbaBackend:
-    chosen: NumbaBackend = request.param
-    return chosen
+@pytest.fixture(scope="module")
+def kernels() -> EveryPath:
+    return EveryPath()
 
 
 @pytest.fixture(params=FORMATS, ids=str)
@@ -81,7 +78,7 @@ def values(*shape: int, dtype: Any = np.float32) -> NDArray[Any]:
     return x.astype(dtype)
 
 
-def check(kernels: NumbaBackend, x: NDArray[Any], spec: OperandSpec, **request: Any) -> MXArray:
+def check(kernels: EveryPath, x: NDArray[Any], spec: OperandSpec, **request: Any) -> MXArray:
     got, expected = (b.quantize(x, spec, **{"placement": PLACE, **request}) for b in (kernels, REFERENCE))
     element = got.format.element
     assert_same_blocks(
@@ -98,7 +95,7 @@ def check(kernels: NumbaBackend, x: NDArray[Any], spec: OperandSpec, **request: 
 @pytest.mark.parametrize("rounding", Rounding)
 @pytest.mark.parametrize("rule", ScaleRule)
 def test_every_rule_and_rounding(
-    kernels: NumbaBackend, block_format: BlockFormat, rule: ScaleRule, rounding: Rounding
+    kernels: EveryPath, block_format: BlockFormat, rule: ScaleRule, rounding: Rounding
 ) -> None:
     x = blocks(block_format)
     for prescale, block in itertools.product((False, True), BlockShape):
@@ -121,7 +118,7 @@ def test_every_rule_and_rounding(
 
 @pytest.mark.clause("rounding.sr")
 @pytest.mark.parametrize("bits", [1, 8, 16, 17, 22])
-def test_random_bits(kernels: NumbaBackend, block_format: BlockFormat, bits: int) -> None:
+def test_random_bits(kernels: EveryPath, block_format: BlockFormat, bits: int) -> None:
     x = blocks(block_format)[: 32 * K].reshape(-1, 2 * K)
     spec = OperandSpec(format=block_format, rounding=Rounding.SR, sr_bits=bits)
     check(kernels, x, spec)
@@ -131,7 +128,7 @@ def test_random_bits(kernels: NumbaBackend, block_format: BlockFormat, bits: int
 
 @pytest.mark.parametrize("rounding", [Rounding.RNE, Rounding.SR])
 @pytest.mark.parametrize("n", [0, 16, 256])
-def test_layouts(kernels: NumbaBackend, block_format: BlockFormat, n: int, rounding: Rounding) -> None:
+def test_layouts(kernels: EveryPath, block_format: BlockFormat, n: int, rounding: Rounding) -> None:
     """Whole steps of 128 elements and what is left over, columns, strides, padding and tiles, in every type."""
     signs = SignPolicy.PER_STEP if n else SignPolicy.NONE
     spec = OperandSpec(format=block_format, hadamard=n, signs=signs, rounding=rounding)
@@ -153,7 +150,7 @@ def test_layouts(kernels: NumbaBackend, block_format: BlockFormat, n: int, round
 
 @pytest.mark.clause("conformance.dual")
 @pytest.mark.parametrize("other", BLOCK_FORMATS.values(), ids=str)
-def test_both_axes_at_once(kernels: NumbaBackend, block_format: BlockFormat, other: BlockFormat) -> None:
+def test_both_axes_at_once(kernels: EveryPath, block_format: BlockFormat, other: BlockFormat) -> None:
     for shape, dtype in (((192, 320), np.float32), ((128, 256), ml_dtypes.bfloat16)):
         x = values(*shape, dtype=dtype)
         for n, rounding in ((0, Rounding.RNE), (16, Rounding.SR)):
@@ -168,7 +165,7 @@ def test_both_axes_at_once(kernels: NumbaBackend, block_format: BlockFormat, oth
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_threads_change_nothing(
-    kernels: NumbaBackend, block_format: BlockFormat, workers: int, monkeypatch: pytest.MonkeyPatch
+    kernels: EveryPath, block_format: BlockFormat, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mxref_numba.compiled.worker_count", lambda elements: workers)
     spec = OperandSpec(format=block_format, rounding=Rounding.SR)
@@ -190,7 +187,7 @@ def same_bits(got: NDArray[Any], want: NDArray[Any]) -> None:
 
 @pytest.mark.clause("dequantize.value", "dequantize.nan", "dequantize.overflow")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_code_at_every_scale(kernels: NumbaBackend, block_format: BlockFormat, dtype: str) -> None:
+def test_every_code_at_every_scale(kernels: EveryPath, block_format: BlockFormat, dtype: str) -> None:
     codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
     for shape, axis in (((256, 256), 1), ((256, 251), 1), ((256, 256), 0), ((4, 64, 256), 2)):
@@ -199,7 +196,7 @@ def test_every_code_at_every_scale(kernels: NumbaBackend, block_format: BlockFor
         same_bits(kernels.dequantize(q, dtype), REFERENCE.dequantize(q, dtype))
 
 
-def test_values_after_quantization(kernels: NumbaBackend, block_format: BlockFormat) -> None:
+def test_values_after_quantization(kernels: EveryPath, block_format: BlockFormat) -> None:
     x, spec = values(70, 160), OperandSpec(format=block_format, rounding=Rounding.SR)
     for dtype in ("float32", "bfloat16"):
         got, want = (b.fake_quantize(x, spec, dtype=dtype, placement=PLACE) for b in (kernels, REFERENCE))

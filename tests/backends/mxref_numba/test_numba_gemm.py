@@ -23,23 +23,24 @@ from strategies import Block, K, gemm_operands
 pytest.importorskip("numba")
 
 from mxref_numba.backend import NumbaBackend
-from mxref_numba.gemm import avx512
+from mxref_numba.gemm import vector
+from mxref_numba.gemm.layout import tiling_of
 from mxref_numba.path import KernelPath, available
+from mxref_numba.vector.target import TARGETS
 
 BACKENDS = {path: NumbaBackend(path) for path in available()}
 SIZES = (1, 5, 6, 7, 31, 32, 33, 65)
 
 Bits = NDArray[Any]
 
-vectors_only = pytest.mark.skipif(
-    KernelPath.AVX512 not in BACKENDS, reason="the CPU, as Numba sees it, has no AVX-512 VNNI"
-)
+VECTORS = [path for path in BACKENDS if path in TARGETS]
+on_vectors = pytest.mark.parametrize("path", VECTORS)
 
 
 @pytest.fixture(params=list(KernelPath))
 def backend(request: pytest.FixtureRequest) -> NumbaBackend:
     if request.param not in BACKENDS:
-        pytest.skip("the CPU, as Numba sees it, has no AVX-512 VNNI")
+        pytest.skip(f"the CPU, as Numba sees it, has no {request.param}")
     return BACKENDS[request.param]
 
 
@@ -213,24 +214,26 @@ def test_operands_of_any_strides(backend: NumbaBackend) -> None:
     check(backend, a, b)
 
 
-@vectors_only
-def test_rows_far_apart_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_vectors
+def test_rows_far_apart_are_read_where_they_lie(path: KernelPath, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = operand(64, 128, 100, 140, seed=17)
     q = MXArray(whole.codes[::3], whole.scales[::3], (22, 128), 1)
     expected = REFERENCE.scaled_gemm(q, q)
     monkeypatch.delattr(np, "ascontiguousarray")
-    np.testing.assert_array_equal(bits(BACKENDS[KernelPath.AVX512].scaled_gemm(q, q)), bits(expected))
+    np.testing.assert_array_equal(bits(BACKENDS[path].scaled_gemm(q, q)), bits(expected))
 
 
-@vectors_only
+@on_vectors
 @pytest.mark.parametrize("records", [(1, 1), (2, 1), (1, 2), (3, 2)])
-def test_parts_that_caches_hold(records: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_caches_hold(
+    path: KernelPath, records: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Groups and ranges of few panels, the last ones cut off."""
     a, b = operand(45, 96, 0, 255, seed=18), operand(170, 96, 100, 140, seed=19)
-    group, reach = records
-    monkeypatch.setattr(avx512, "_GROUP_BYTES", group * 3 * avx512.LEFT_RECORD)
-    monkeypatch.setattr(avx512, "_RANGE_BYTES", reach * 3 * avx512.RIGHT_RECORD)
-    check(BACKENDS[KernelPath.AVX512], a, b)
+    (group, reach), tiling = records, tiling_of(TARGETS[path])
+    monkeypatch.setattr(vector, "_GROUP_BYTES", group * 3 * tiling.left_record)
+    monkeypatch.setattr(vector, "_RANGE_BYTES", reach * 3 * tiling.right_record)
+    check(BACKENDS[path], a, b)
 
 
 # ---- prepared operands ----

@@ -1,25 +1,25 @@
-"""Both sets of Numba kernels on many axes, carries of the counter, many rows, and results of many megabytes."""
+"""Every set of Numba kernels on many axes, carries of the counter, many rows, and results of many megabytes."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+from every_path import EveryPath
+
 from differential import assert_same_blocks, oracle_quantize_array
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, get_backend
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack
 from mxref.placement import Placement
-from mxref_numba import path
-from mxref_numba.backend import NumbaBackend
 
 REFERENCE = get_backend("reference")
 STREAM = Stream(seed=0xFEDCBA9876543210, step=3, layer=9, operand=2)
 
 
-@pytest.fixture(params=path.available(), ids=lambda p: p.value)
-def kernels(request):
-    return NumbaBackend(request.param)
+@pytest.fixture(scope="module")
+def kernels():
+    return EveryPath()
 
 
 def drawn(shape, axis, length, scales=(100, 150), seed=0):

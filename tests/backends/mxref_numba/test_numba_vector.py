@@ -1,4 +1,4 @@
-"""Both sets of Numba kernels against the reference, where their ways of moving elements differ."""
+"""Every set of Numba kernels against the reference, where their ways of moving elements differ."""
 
 import gc
 import itertools
@@ -10,17 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, SignPolicy, Stream, get_backend
-from mxref.errors import BackendError
 
 pytest.importorskip("numba")
 
+from every_path import EveryPath
+
 from mxref.placement import Placement
-from mxref_numba import memory, path
-from mxref_numba.backend import NumbaBackend, backend, portable
-from mxref_numba.path import KernelPath
+from mxref_numba import memory
 
 REFERENCE = get_backend("reference")
-BACKENDS = [NumbaBackend(p) for p in path.available()]
 STREAM = Stream(seed=0xFEDCBA9876543210, step=3, layer=9, operand=2)
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16)
 
@@ -54,40 +52,17 @@ def same(got: MXArray, expected: MXArray) -> None:
     assert got == expected
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda b: b.path.value)
-def kernels(request: pytest.FixtureRequest) -> NumbaBackend:
-    chosen: NumbaBackend = request.param
-    return chosen
+@pytest.fixture(scope="module")
+def kernels() -> EveryPath:
+    return EveryPath()
 
 
-# ---- which kernels ----
-
-
-def test_paths() -> None:
-    assert portable.path is KernelPath.PORTABLE
-    assert backend.path is path.available()[0]
-    assert (backend.name, portable.name) == ("numba", "numba-portable")
-    assert get_backend("mxref_numba.backend:portable") is portable
-
-
-def test_an_unknown_path_is_refused() -> None:
-    with pytest.raises(BackendError, match="'sse9' is not one of auto, portable, avx512"):
-        NumbaBackend("sse9")
-
-
-def test_a_path_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path, "available", lambda: (KernelPath.PORTABLE,))
-    assert NumbaBackend().path is KernelPath.PORTABLE
-    with pytest.raises(BackendError, match=r"'avx512' needs a CPU with avx512f, .* can run portable"):
-        NumbaBackend("avx512")
-
-
-# ---- lengths: whole steps of 128 elements, units, and what is left over ----
+# ---- lengths: whole steps of up to 128 elements, units, and what is left over ----
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("length", [64, 192, 448, 2112, 4160])
-def test_lengths(kernels: NumbaBackend, length: int, spec: OperandSpec) -> None:
+def test_lengths(kernels: EveryPath, length: int, spec: OperandSpec) -> None:
     for dtype, rows in itertools.product(DTYPES, (1, 3)):
         x = values(rows, length, dtype=dtype)
         wide = np.zeros((rows, length + 8), dtype)
@@ -101,7 +76,7 @@ def test_lengths(kernels: NumbaBackend, length: int, spec: OperandSpec) -> None:
 
 @pytest.mark.parametrize("spec", [*SPECS, TILE], ids=str)
 @pytest.mark.parametrize("shape", [(256, 64), (128, 96), (64, 160), (320, 65), (576, 17)])
-def test_columns(kernels: NumbaBackend, shape: tuple[int, int], spec: OperandSpec) -> None:
+def test_columns(kernels: EveryPath, shape: tuple[int, int], spec: OperandSpec) -> None:
     if spec.block is BlockShape.TILE and shape[1] % 32:
         shape = (shape[0], 32)
     for dtype in DTYPES:
@@ -112,7 +87,7 @@ def test_columns(kernels: NumbaBackend, shape: tuple[int, int], spec: OperandSpe
 
 
 @pytest.mark.parametrize("bits", [16, 22])
-def test_random_bits_of_scattered_rows(kernels: NumbaBackend, bits: int) -> None:
+def test_random_bits_of_scattered_rows(kernels: EveryPath, bits: int) -> None:
     x = values(3, 4, 128)
     spec = OperandSpec(rounding=Rounding.SR, sr_bits=bits)
     for place in (
@@ -128,7 +103,7 @@ def test_random_bits_of_scattered_rows(kernels: NumbaBackend, bits: int) -> None
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 1216), (320, 128), (512, 256)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dual(kernels: NumbaBackend, dtype: Any, shape: tuple[int, int]) -> None:
+def test_dual(kernels: EveryPath, dtype: Any, shape: tuple[int, int]) -> None:
     x = values(*shape, dtype=dtype)
     wide = np.concatenate([x, x], axis=1)
     pairs = [(PLAIN, PLAIN), (SPECS[4], SPECS[2]), (SPECS[6], PLAIN), (TILE, SPECS[5]), (SPECS[1], TILE)]
@@ -143,7 +118,7 @@ def test_dual(kernels: NumbaBackend, dtype: Any, shape: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("shape", [(33, 250), (130, 1), (1, 31)])
-def test_dual_padded(kernels: NumbaBackend, shape: tuple[int, int]) -> None:
+def test_dual_padded(kernels: EveryPath, shape: tuple[int, int]) -> None:
     x = values(*shape)
     got = kernels.quantize_dual(
         x, (SPECS[6], SPECS[4]), placements=(Placement(STREAM), Placement(STREAM)), pads=(True, True)
@@ -152,7 +127,7 @@ def test_dual_padded(kernels: NumbaBackend, shape: tuple[int, int]) -> None:
         same(q, REFERENCE.quantize(x, spec, axis=axis, placement=Placement(STREAM), pad=True))
 
 
-def test_dual_of_nothing(kernels: NumbaBackend) -> None:
+def test_dual_of_nothing(kernels: EveryPath) -> None:
     for shape in ((0, 64), (64, 0)):
         for q, axis in zip(
             kernels.quantize_dual(np.empty(shape, np.float32), (PLAIN, PLAIN)), (1, 0), strict=True
@@ -165,7 +140,7 @@ def test_dual_of_nothing(kernels: NumbaBackend) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(1, 32), (5, 96), (7, 100), (3, 1000), (2048, 2080)])
-def test_dequantize(kernels: NumbaBackend, shape: tuple[int, int], dtype: str) -> None:
+def test_dequantize(kernels: EveryPath, shape: tuple[int, int], dtype: str) -> None:
     rng = np.random.default_rng(1)
     length = -(-shape[1] // 32) * 32
     codes = rng.integers(0, 256, (shape[0], length // 2), np.uint8)
@@ -176,7 +151,7 @@ def test_dequantize(kernels: NumbaBackend, shape: tuple[int, int], dtype: str) -
 
 
 @pytest.mark.parametrize("n", [2, 16, 32, 256])
-def test_hadamard_rows_and_columns(kernels: NumbaBackend, n: int) -> None:
+def test_hadamard_rows_and_columns(kernels: EveryPath, n: int) -> None:
     signs = 0x5A & ((1 << n) - 1)
     for length, dtype in itertools.product((n, 3 * n, 18 * n), DTYPES):
         x = np.nan_to_num(values(67, length, dtype=dtype).astype(np.float32)).astype(dtype)
@@ -215,7 +190,7 @@ def test_memory_that_waits_is_bounded() -> None:
     assert sum(buffer.size for buffer in memory._waiting) <= memory.KEPT_BYTES
 
 
-def test_results_do_not_share_memory(kernels: NumbaBackend) -> None:
+def test_results_do_not_share_memory(kernels: EveryPath) -> None:
     x = values(2048, 2048)
     kept = kernels.quantize(x, PLAIN)
     before = kept.codes.copy()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,3 +268,52 @@ def test_sequential_batches_refuse() -> None:
     ):
         with pytest.raises(DataError, match=message):
             list(sequential_batches(tokens, *arguments))
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> np.memmap[Any, Any]:
+    """Twenty thousand tokens in a file."""
+    np.save(tmp_path / "tokens.npy", np.arange(20_000, dtype=np.uint16))
+    return np.load(tmp_path / "tokens.npy", mmap_mode="r")  # type: ignore[no-any-return]
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def rewrite(path: Path) -> None:
+    """Change a byte in place; the time of the change differs from that of the first writing."""
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"x")
+    os.utime(path, ns=(0, 1))
+
+
+@pytest.mark.parametrize("spoil", [cut, rewrite])
+def test_a_mapped_file_that_is_changed_is_an_error_and_no_dead_process(
+    spoil: Callable[[Path], None], mapped: np.memmap[Any, Any], tmp_path: Path
+) -> None:
+    """To read behind the end of a file that was cut is fatal: SIGBUS."""
+    loader, evaluation = Loader(mapped, 100), sequential_batches(mapped, 100, 2)
+    loader.next_batch(2)
+    next(evaluation)
+    spoil(tmp_path / "tokens.npy")
+    said = "tokens.npy was changed while a run read it: it had 40,128 bytes, and has .*: delete the folder"
+    with pytest.raises(DataError, match=said):
+        loader.next_batch(2)
+    with pytest.raises(DataError, match=said):
+        next(evaluation)
+    if spoil is cut:
+        with pytest.raises(DataError, match="it had 40,128 bytes, and has 4,096"):
+            Loader(mapped, 100)
+
+
+def test_a_mapped_file_that_is_deleted_or_replaced_is_read_on(
+    mapped: np.memmap[Any, Any], tmp_path: Path
+) -> None:
+    path, loader = tmp_path / "tokens.npy", Loader(mapped, 100)
+    path.unlink()
+    assert loader.next_batch(200)[0].max() > 10_000
+    np.save(path, np.zeros(3, np.uint16))
+    assert loader.next_batch(200)[0].max() > 10_000
+    assert Loader(mapped, 100).next_batch(200)[0].max() > 10_000

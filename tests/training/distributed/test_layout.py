@@ -67,7 +67,6 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="run.batch = 8 sequences do not split over 3 ranks"):
         check_layout(whole, 3)
     for change, message in (
-        ({"capture": True}, "run.capture = true is for one process, and there are 2 ranks"),
         ({"compile": Compile.MODEL}, "run.compile = 'block'"),
         ({"shadow": 0.5}, "run.shadow is for one process"),
         ({"telemetry_every": 2}, "run.telemetry_every is for one process"),
@@ -76,6 +75,12 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
         assert check_layout(wanted, 1).ranks == 1
         with pytest.raises(ConfigError, match=message):
             check_layout(wanted, 2)
+    captured = replace(config, run=replace(config.run, capture=True))
+    assert check_layout(captured, 2).shard == 2
+    with pytest.raises(
+        ConfigError, match="run.capture = true goes with no parallel.tensor, and parallel.tensor = 2"
+    ):
+        check_layout(replace(captured, parallel=ParallelConfig(tensor=2)), 2)
 
 
 def test_the_shares_of_all_ranks_are_the_batch() -> None:
@@ -128,6 +133,8 @@ def test_the_memory_of_a_rank_is_its_part() -> None:
     assert alone.total - alone.tables == pytest.approx(8 * (eight.total - eight.tables - eight.gathered))
     assert eight.weights * 8 == alone.weights == 4 * parameter_count(config.model)
     assert memory(config, recipe, Axes(2, 4, 1)).weights == 2 * eight.weights
+    whole = memory(config, recipe, Axes(8, 1, 1))
+    assert (whole.weights, whole.gathered) == (alone.weights, 0)
     together = memory(config, recipe, Axes(1, 1, 8))
     outside = 2 * 128256 * 4096 + (2 * 32 + 1) * 4096
     assert together.weights == 4 * ((parameter_count(config.model) - outside) // 8 + outside)

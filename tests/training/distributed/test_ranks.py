@@ -48,7 +48,7 @@ def test_one_process_talks_to_itself_and_needs_no_process_group() -> None:
         assert (ranks.any(False), ranks.any(True)) == (False, True)
         ranks.agree("run.seed", 1)
         entered = []
-        with ranks.first_alone():
+        with ranks.first_alone("counts"):
             entered.append(1)
         assert entered == [1]
 

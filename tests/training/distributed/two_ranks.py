@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from captured_pairs import captured, one_rank_alone
 from operands import assembled, kept
 from safetensors.torch import save_file
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -22,11 +23,12 @@ from mxref_torch import LayerError, convert
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import PeerStopped, Ranks, connected, started_ranks
+from mxref_training.distributed.share import check_layout
 from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama
 from mxref_training.model.pretrained import load_pretrained
-from mxref_training.parallel import Axes
+from mxref_training.parallel import Axes, ParallelConfig
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
 UNCLIPPED = replace(CONFIG, optim=replace(CONFIG.optim, clip=0.0))
@@ -110,12 +112,15 @@ def same_steps(ranks: Ranks, folder: Path, recipe: Recipe | str, config: TrainCo
     both, alone = folder / f"{name}-2", folder / f"{name}-1"
     run(both, recipe, config, ranks=ranks)
     if ranks.first:
-        run(alone, recipe, change(config, micro_batch=config.run.sequences // 2))
+        run(alone, recipe, replace(change(config, micro_batch=config.run.sequences // 2), parallel=None))
         assert without_norm(both) == without_norm(alone)
         for mine, other in zip(lines(both), lines(alone), strict=True):
             norms = [line.get("grad_norm", 1.0) for line in (mine, other)]
             assert abs(norms[0] / norms[1] - 1) < 1e-5
-        assert json.loads((both / "run.json").read_text())["identity"]["parallel"]["shard"] == 2
+        assert (
+            json.loads((both / "run.json").read_text())["identity"]["parallel"]
+            == check_layout(config, 2)._asdict()
+        )
     ranks.barrier()
 
 
@@ -171,8 +176,11 @@ def main(folder: Path) -> None:
         weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
+        captured(ranks, replace(WHOLE, optim=CONFIG.optim), PHASES, folder / "captured")
+        one_rank_alone(ranks)
         same_operands(ranks, folder)
         same_steps(ranks, folder, find_recipe("fp8"))
+        same_steps(ranks, folder / "replicas", PHASES, replace(WHOLE, parallel=ParallelConfig(2, 1)))
         one_error(ranks)
 
 

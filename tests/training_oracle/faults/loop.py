@@ -29,7 +29,8 @@ DATA_SEED, RUN_SEED, MICRO_BATCHES = 11, 3, 2
 
 
 def weights_of_the_data_seed(patch: Patch) -> None:
-    patch.setattr(loop, "Llama", lambda config, seed, **rest: Llama(config, DATA_SEED, **rest))
+    reset = Llama.reset_parameters
+    patch.setattr(Llama, "reset_parameters", lambda self, seed: reset(self, DATA_SEED))
 
 
 def wide_outputs(patch: Patch) -> None:

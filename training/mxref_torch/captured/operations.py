@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mxref_torch.captured.outcome import StepOutcome
+from mxref_torch.captured.team import ALONE, Team
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
 from mxref_torch.layer.gradient import sole_uses
@@ -38,6 +39,7 @@ class StepOperations:
         tokens: int,
         parts: int,
         clip: float,
+        team: Team = ALONE,
     ) -> None:
         """Prepare the memory of a step; arguments as of `CapturedStep`.
 
@@ -46,7 +48,7 @@ class StepOperations:
         """
         self.model, self.context = model, context
         self._optimizer, self._loss = optimizer, loss
-        self._tokens, self._parts, self._clip = tokens, parts, clip
+        self._tokens, self._parts, self._clip, self._team = tokens, parts, clip, team
         self.layers = [module for module in model.modules() if isinstance(module, MXLinear)]
         trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
         devices = {p.device for _, p in trained}
@@ -57,8 +59,8 @@ class StepOperations:
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Number of the step, as kernels read it."""
         self.held = torch.zeros((), dtype=torch.bool, device=self.device)
-        self.outcome = torch.zeros(parts + 3, device=self.device)
-        """Losses, norm, index of the first gradient that is not finite, and whether the range was left."""
+        self.outcome = torch.zeros(parts * team.parts + 3, device=self.device)
+        """Losses of all parts, norm, index of the first gradient that is not finite, and whether the range was left."""
         self.inputs: tuple[Tensor, ...] = ()
         self._graded: list[int] = []  # parameters that have a gradient
 
@@ -77,17 +79,19 @@ class StepOperations:
 
     def run(self) -> None:
         """Run all of a step; nothing in it waits for the device."""
-        losses = []
+        losses, team = [], self._team
+        own = self._tokens // self._parts // team.parts  # tokens of this rank's part of a micro-batch
         if self._parts > 1:
             for layer in self.layers:
                 layer.hold_weights(self.context.place)
         for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self.inputs), strict=True)):
-            self.context.token_origin = number * (self._tokens // self._parts)
-            loss = self._loss(self.model, *micro_batch) / self._parts
+            self.context.token_origin = (number * team.parts + team.index) * own
+            loss = self._loss(self.model, *micro_batch) / (self._parts * team.parts)
             losses.append(loss.detach().float())
             # The first micro-batch makes the gradients.
             self.context.sole_uses = sole_uses(loss) if number else {}
-            loss.backward()  # type: ignore[no-untyped-call]
+            with team.adding(last=number == self._parts - 1):
+                loss.backward()  # type: ignore[no-untyped-call]
             self.context.sole_uses = {}
         with torch.no_grad():
             self._update(torch.stack(losses))
@@ -96,19 +100,19 @@ class StepOperations:
     def _update(self, losses: Tensor) -> None:
         """Clip the gradients, update the weights unless something forbids it, and store the outcome."""
         self._graded = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        gradients = [self.parameters[i].grad for i in self._graded]
-        norms = torch.stack(torch._foreach_norm(gradients))
-        norm = torch.linalg.vector_norm(norms)
-        finite = torch.isfinite(losses).all() & torch.isfinite(norm)
+        team = self._team
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         exceeded = torch.zeros_like(self.held)
         for word in self.context.backend.range_words():
             exceeded |= (word != 0).any()
             word.zero_()
+        losses, norm, last, exceeded = team.survey(losses, gradients, exceeded)
+        finite = torch.isfinite(losses).all() & torch.isfinite(norm)
         self.held |= exceeded
         if self._clip > 0:
             # As torch.nn.utils.clip_grads_with_norm_ has it; a norm that is not finite scales nothing.
             factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
-            torch._foreach_mul_(gradients, torch.where(finite, factor, 1.0))
+            torch._foreach_mul_([team.own(g) for g in gradients], torch.where(finite, factor, 1.0).float())
         self._optimizer.found_inf = (~finite | self.held).float()  # type: ignore[attr-defined]
         try:
             self._optimizer.step()
@@ -116,11 +120,10 @@ class StepOperations:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
         for layer in self.layers:
             layer.drop_operands()
+        team.share_scales(self.model)
         advance_scales(
             (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held
         )
-        places = torch.arange(len(gradients), device=self.device)
-        last = torch.where(torch.isfinite(norms), -1, places).max()
         self.outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
 
     def read(self, step: int, host: Tensor) -> tuple[StepOutcome, bool]:

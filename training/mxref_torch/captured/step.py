@@ -19,6 +19,7 @@ from mxref.errors import ShapeError, UnsupportedError
 from mxref_torch.captured.operations import LossFunction, StepOperations
 from mxref_torch.captured.outcome import StepOutcome
 from mxref_torch.captured.runner import StepRunner
+from mxref_torch.captured.team import ALONE, Team
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.optimizer_step.end import restart
@@ -61,6 +62,7 @@ class CapturedStep:
         micro_batches: int = 1,
         clip: float = 0.0,
         capture: bool | None = None,
+        team: Team = ALONE,
     ) -> None:
         """Prepare to take steps.
 
@@ -73,6 +75,7 @@ class CapturedStep:
             micro_batches: equal parts, along axis 0, into which each batch is split.
             clip: largest global norm of the gradient; 0 switches clipping off.
             capture: whether to capture a CUDA graph; None: where the model lies on a GPU.
+            team: the ranks that take the steps together. Each passes its own part of a batch; `tokens` counts all.
 
         Raises:
             UnsupportedError: the recipe draws random bits, and the backend cannot read the step from the device.
@@ -90,7 +93,7 @@ class CapturedStep:
         self.model, self.optimizer = model, optimizer
         self._tokens, self._parts = tokens, micro_batches
         self._operations = StepOperations(
-            model, self.context, loss, optimizer, tokens=tokens, parts=micro_batches, clip=clip
+            model, self.context, loss, optimizer, tokens=tokens, parts=micro_batches, clip=clip, team=team
         )
         self._device = self._operations.device
         on_gpu = self._device.type == "cuda"
@@ -183,6 +186,14 @@ class CapturedStep:
         if last is None:
             return None
         return self._settled(last)
+
+    def close(self) -> None:
+        """Free the CUDA graph; the outcome of a step that has not been read is lost.
+
+        Ranks call it before they part: NCCL ends no connection that a graph uses.
+        """
+        self._pending = None
+        self._runner.forget_graph()
 
     def _check_batch(self, batch: Sequence[Tensor]) -> None:
         for tensor in batch:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli.jobs import jobs_option
+from mxref.cli.known import files, recipes_or_files
+from mxref.cli.ranks import OneProcess
 from mxref.cores import wait_passively
+from mxref_training.cli import known
 from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
@@ -36,13 +39,23 @@ EXIT_INTERRUPTED = 130
 MAX_SEEDS = 1000
 
 
-@click.command()
+@click.command(
+    cls=OneProcess,
+    instead="--devices all --jobs N trains N runs of the ladder on each GPU, and `mxref train` under torchrun one "
+    "model on all of them",
+)
 @click.pass_context
-@click.argument("ladder")
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
+@click.argument("ladder", shell_complete=known.ladders)
+@click.argument(
+    "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path), shell_complete=known.runs
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the ladder.  [default: runs/NAME]")
 @click.option(
-    "--config", "preset", metavar="NAME|FILE", help="A preset or TOML file in place of the ladder's preset."
+    "--config",
+    "preset",
+    metavar="NAME|FILE",
+    shell_complete=known.presets,
+    help="A preset or TOML file in place of the ladder's preset.",
 )
 @DATA
 @VAL
@@ -53,8 +66,12 @@ MAX_SEEDS = 1000
     type=click.IntRange(1, MAX_SEEDS),
     help="Repetitions of every arm; a verdict needs 3.  [default: `seeds` of each arm, or 1]",
 )
-@click.option("--arms", help="Comma-separated names: run these and the reference.")
-@click.option("--without", help="Comma-separated names: leave these out.")
+@click.option("--arms", shell_complete=known.arms, help="Comma-separated names: run these and the reference.")
+@click.option(
+    "--without",
+    shell_complete=known.arms,
+    help="Comma-separated names: leave these out, such as mxfp8 on a GPU, whose backend has no `ordered` GEMM of it.",
+)
 @SET
 @SHADOW
 @TELEMETRY
@@ -72,6 +89,7 @@ MAX_SEEDS = 1000
 @click.option(
     "--keep-checkpoints",
     metavar="ARMS|none",
+    shell_complete=known.arms,
     help="Comma-separated names: delete the checkpoints of all other arms when they are finished.  [default: keep all]",
 )
 @click.option(
@@ -79,6 +97,7 @@ MAX_SEEDS = 1000
     "last_val",
     multiple=True,
     metavar="PATH",
+    shell_complete=files,
     help="JSONL on which each run's last checkpoint is evaluated too, by the field `source` of its documents.",
 )
 @click.option(
@@ -86,6 +105,7 @@ MAX_SEEDS = 1000
     "last_recipes",
     multiple=True,
     metavar="NAME|FILE",
+    shell_complete=recipes_or_files,
     help="A recipe with whose Fprop each run's last checkpoint is evaluated too.",
 )
 @click.option(
@@ -167,17 +187,17 @@ def ablate(
 
     \b
     Examples:
-      mxref ablate paper --list                           the arms, nothing trained
+      mxref ablate paper --list                         the arms, nothing trained
       mxref ablate paper --seeds 3 --out runs/ladder
       mxref ablate paper --config mine.toml --data text.jsonl --val held_out.jsonl
-      mxref ablate paper --jobs auto                      a run on every core
-      mxref ablate paper --devices all --jobs 4           four runs on each GPU
-      mxref ablate paper --collect one two --out all      the results of two machines
-      mxref ablate paper --estimate --calibrate           what the runs will cost
+      mxref ablate paper --jobs auto                    a run on every core
+      mxref ablate paper --devices all --jobs 4         four runs on each GPU
+      mxref ablate paper --collect one two --out all    results of two machines
+      mxref ablate paper --estimate --calibrate         what the runs will cost
       mxref ablate paper --branch --moments 50% --updates 200
-      mxref ablate paper --max-minutes 9                  as many runs as end in time; the next call goes on
-      mxref ablate paper --arms all,all-h16 --steps 400   two arms and the reference
-      mxref ablate paper --without mxfp8                  for a GPU, whose backend has no `ordered` GEMM of MXFP8
+      mxref ablate paper --max-minutes 9                the runs that end in time
+      mxref ablate paper --arms all,all-h16 --steps 400   two arms, and FP8
+      mxref ablate paper --without mxfp8                as on a GPU
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
     if (moments or updates) and not branches:
@@ -214,10 +234,9 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
-    from mxref_training.run.estimate import on_device, preflight
     from mxref_training.run.interrupt import Interrupted
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.run.preflight import on_device, preflight
+    from mxref_training.wording import clock, counted
 
     given = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry

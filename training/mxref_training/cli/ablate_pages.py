@@ -11,8 +11,7 @@ from mxref_training.lab.forecast import Forecast
 from mxref_training.report.branches import branch_screen, branch_tables
 from mxref_training.report.table import write_csv
 from mxref_training.run.estimate import si
-from mxref_training.run.progress import clock
-from mxref_training.wording import counted
+from mxref_training.wording import clock, counted
 
 
 def show_branches(results: dict[str, Any], folder: Path) -> None:

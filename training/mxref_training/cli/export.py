@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mxref.cli.known import backends, dialects, files, recipes_or_files
+from mxref_training.cli import known
 from mxref_training.cli.report import require
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ class _Size(click.ParamType[int]):
 
 
 @click.command()
-@click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
+@click.argument(
+    "source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path), shell_complete=known.runs
+)
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--dtype",
@@ -45,14 +49,21 @@ class _Size(click.ParamType[int]):
 @click.option(
     "--recipe",
     metavar="NAME|FILE",
+    shell_complete=recipes_or_files,
     help="With --packed: quantize the weights as Fprop reads them under this recipe.  [default: the run's]",
 )
 @click.option(
     "--dialect",
     metavar="NAME",
+    shell_complete=dialects,
     help="With --packed: quantize the weights in MXFP4 under this dialect, as in ocp or amd.",
 )
-@click.option("--tokenizer", metavar="FILE", help="The tokenizer.json, if it is not where the run had it.")
+@click.option(
+    "--tokenizer",
+    metavar="FILE",
+    shell_complete=files,
+    help="The tokenizer.json, if it is not where the run had it.",
+)
 @click.option("--no-tokenizer", is_flag=True, help="Write no tokenizer.")
 @click.option(
     "--max-shard-size",
@@ -61,7 +72,12 @@ class _Size(click.ParamType[int]):
     show_default=True,
     help="Largest file of weights; beyond it there are several, with an index.",
 )
-@click.option("--backend", metavar="NAME", help="Backend that quantizes the weights under --packed.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=backends,
+    help="Backend that quantizes the weights under --packed.",
+)
 def export(
     source: Path,
     out: Path,

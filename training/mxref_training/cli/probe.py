@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mxref.cli.known import backends, files, recipes_or_files
 from mxref.printable import printable
+from mxref_training.cli import known
 from mxref_training.cli.report import require
 
 if TYPE_CHECKING:
@@ -27,13 +29,19 @@ CPU_TOKENS = 512
 
 @click.command()
 @click.argument(
-    "checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=click.Path(path_type=Path)
+    "checkpoints",
+    nargs=-1,
+    required=True,
+    metavar="CHECKPOINT...",
+    type=click.Path(path_type=Path),
+    shell_complete=known.runs,
 )
 @click.option(
     "--recipe",
     "recipes",
     multiple=True,
     metavar="NAME|FILE",
+    shell_complete=recipes_or_files,
     help="A recipe to probe; may be given several times.  [default: all shipped recipes]",
 )
 @click.option(
@@ -41,6 +49,7 @@ CPU_TOKENS = 512
     "ladders",
     multiple=True,
     metavar="NAME|FILE",
+    shell_complete=known.ladders,
     help="Probe all recipes of a ladder, as in paper.",
 )
 @click.option("--without", multiple=True, metavar="NAME", help="Leave out a recipe of this name.")
@@ -76,13 +85,27 @@ CPU_TOKENS = 512
     show_default=True,
     help="Folder of probe.json, probe.csv, probe.html and probe.md.",
 )
-@click.option("--data", metavar="PATH", help="Training text, if it is not where the run had it.")
-@click.option("--val", metavar="PATH", help="Validation text, if it is not where the run had it.")
-@click.option("--tokenizer", metavar="FILE", help="The tokenizer, if it is not where the run had it.")
+@click.option(
+    "--data",
+    metavar="PATH",
+    shell_complete=known.texts,
+    help="Training text, if it is not where the run had it.",
+)
+@click.option(
+    "--val", metavar="PATH", shell_complete=files, help="Validation text, if it is not where the run had it."
+)
+@click.option(
+    "--tokenizer",
+    metavar="FILE",
+    shell_complete=files,
+    help="The tokenizer, if it is not where the run had it.",
+)
 @click.option(
     "--device", metavar="NAME", help="As run.device: auto, cpu, cuda or cuda:N.  [default: the run's]"
 )
-@click.option("--backend", metavar="NAME", help="Backend that computes the block formats.")
+@click.option(
+    "--backend", metavar="NAME", shell_complete=backends, help="Backend that computes the block formats."
+)
 def probe(
     checkpoints: tuple[Path, ...],
     recipes: tuple[str, ...],
@@ -112,7 +135,7 @@ def probe(
       mxref probe runs/fp8                                  all shipped recipes
       mxref probe runs/fp8 --ladder paper --out runs/probe  the arms of a ladder
       mxref probe runs/fp8/checkpoints/step-* --recipe mxfp4 --recipe mxfp4_h16
-      mxref probe runs/fp8 --recipe tseng --draws 64        with variances over 64 draws
+      mxref probe runs/fp8 --recipe tseng --draws 64        with variances
       mxref probe runs/fp8 --layers '*.down_proj' --side train --batch 2
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     require("probe", "torch", "tokenizers", "matplotlib", "jinja2")

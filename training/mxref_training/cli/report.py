@@ -7,11 +7,19 @@ from typing import Any
 
 import click
 
+from mxref_training.cli import known
 from mxref_training.errors import ConfigError
 
 
 @click.command()
-@click.argument("folders", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="RUN...",
+    type=click.Path(path_type=Path),
+    shell_complete=known.runs,
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -33,10 +41,10 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
 
     \b
     Examples:
-      mxref report runs/demo-mxfp4_h16                  the page of one run, in its folder
+      mxref report runs/demo-mxfp4_h16                  the page of one run
       mxref report runs/fp8 runs/mxfp4 --out compared   two runs side by side
       mxref report runs/mxfp4 --csv tables              every table as CSV too
-      mxref report runs/ladder                          the results of `mxref ablate`
+      mxref report runs/ladder                          the page of a ladder
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     require("report", "torch", "matplotlib", "jinja2")
     from mxref.terminal import echo

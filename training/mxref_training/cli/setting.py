@@ -7,22 +7,35 @@ from typing import Any
 
 import click
 
+from mxref.cli.known import backends, files
+from mxref_training.cli import known
+
 DATA = click.option(
     "--data",
     metavar="PATH",
+    shell_complete=known.texts,
     help="Training text: JSONL file, folder or pattern; `builtin`, `c4` or hf:NAME; or Megatron's token files.",
 )
 VAL = click.option(
-    "--val", metavar="PATH", help="Validation text. Default: the source's own, or 2 % of the documents."
+    "--val",
+    metavar="PATH",
+    shell_complete=files,
+    help="Validation text. Default: the source's own, or 2 % of the documents.",
 )
 TOKENIZER = click.option(
-    "--tokenizer", metavar="FILE", help="A tokenizer.json. Default: a BPE trained on the training text."
+    "--tokenizer",
+    metavar="FILE",
+    shell_complete=files,
+    help="A tokenizer.json. Default: a BPE trained on the training text.",
 )
 STEPS = click.option(
     "--steps", type=click.IntRange(min=1), help="Optimizer steps; the same as --set run.steps=N."
 )
 BACKEND = click.option(
-    "--backend", metavar="NAME", help="Default: see `mxref backends`. Also module:object or file.py:object."
+    "--backend",
+    metavar="NAME",
+    shell_complete=backends,
+    help="Default: see `mxref backends`. Also module:object or file.py:object.",
 )
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key, as in run.batch=16."

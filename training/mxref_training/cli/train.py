@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxref.cli import EXIT_ERROR
+from mxref.cli.known import files, recipes_or_files
+from mxref.cli.ranks import ForRanks
 from mxref.cores import wait_passively
+from mxref_training.cli import known
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
@@ -33,18 +36,18 @@ if TYPE_CHECKING:
 
 _LET_IT_SPEAK = 5
 """Seconds that a rank stays after another one has failed, if nobody ends it sooner."""
-_SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
-@click.command()
-@click.argument("config", default="demo")
+@click.command(cls=ForRanks)
+@click.argument("config", default="demo", shell_complete=known.presets)
 @click.option(
     "--recipe",
     default="mxfp4_h16",
     show_default=True,
     metavar="NAME|FILE",
-    help=f"Treatment of the linear layers: a TOML file, or one of {', '.join(_SHIPPED)}; `mxref recipes` describes "
-    "them. A file may give layers and steps other recipes.",
+    shell_complete=recipes_or_files,
+    help=f"Treatment of the linear layers: a TOML file, or one of {', '.join(known.shipped('recipes'))}; "
+    "`mxref recipes` describes them. A file may give layers and steps other recipes.",
 )
 @DATA
 @VAL
@@ -59,6 +62,7 @@ _SHIPPED = sorted(file.stem for file in (Path(__file__).parents[1] / "recipes").
 @click.option(
     "--init-from",
     metavar="FOLDER",
+    shell_complete=files,
     help="Begin with the weights of a Llama in Hugging Face's layout; the same as --set run.init_from=FOLDER.",
 )
 @click.option(
@@ -128,14 +132,14 @@ def train(
 
     \b
     Examples:
-      mxref train                                a small Llama in MXFP4 + H16
-      mxref train demo --recipe fp8 --steps 200  the FP8 baseline, shorter
+      mxref train                                 a small Llama in MXFP4 + H16
+      mxref train demo --recipe fp8 --steps 200   the FP8 baseline, shorter
       mxref train demo --data text.jsonl --val held_out.jsonl --out runs/mine
       mxref train demo --recipe mine.toml --dry-run    each layer and phase
       mxref train demo --set model.layers=6 --set optim.lr=5e-4 --dry-run
       mxref train mine.toml --init-from Llama-3.2-1B   weights of Hugging Face
-      mxref train demo --telemetry 50            what `mxref report` then shows
-      mxref train demo --profile 10:13           with a trace of four steps
+      mxref train demo --telemetry 50             what `mxref report` then shows
+      mxref train demo --profile 10:13            with a trace of four steps
 
     \b
     On eight GPUs, plan a run, and train:
@@ -205,13 +209,12 @@ def _train(
     """Train, print what it came to, and return the exit code."""
     from mxref.terminal import echo
     from mxref_training.run import loop
-    from mxref_training.run.estimate import preflight
-    from mxref_training.run.progress import clock
-    from mxref_training.wording import counted
+    from mxref_training.run.preflight import preflight
+    from mxref_training.wording import clock, counted
 
     observe.require(config)
     preflight(config, recipe, backend, ranks=ranks)
-    with ranks.first_alone():
+    with ranks.first_alone("prepares the data"):
         corpus = loop.prepare_corpus(config)
     if ranks.first:
         echo(corpus.report, err=True)

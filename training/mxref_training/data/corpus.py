@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from mxref_training.config import RunConfig, TrainConfig
+from mxref_training.config import DataConfig, RunConfig, TrainConfig
 from mxref_training.data import (
     Documents,
     Loader,
@@ -106,6 +106,23 @@ def _from_text(config: TrainConfig) -> TokenCorpus:
 def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> TokenCorpus:
     """Return a corpus of Megatron's token files."""
     data = config.data
+    train, val = require_indexed_sides(data, train, val)
+    train_tokens, val_tokens = open_tokens(train), open_tokens(val)
+    note = require_apart(train_tokens, val_tokens)
+    ids = TokenIds(1 + max(train_tokens.largest, val_tokens.largest))
+    tokenizer = load_tokenizer(data.tokenizer) if data.tokenizer else ids
+    if ids.vocab_size > tokenizer.vocab_size:
+        raise DataError(
+            f"the data has the token id {ids.vocab_size - 1}, the tokenizer {data.tokenizer} only "
+            f"{counted(tokenizer.vocab_size, 'token')}: give the tokenizer that made the data"
+        )
+    tokenizer.check_vocab(config.model.vocab)
+    report = "; ".join([f"train {train_tokens}; validation {val_tokens}", *([note] if note else [])])
+    return TokenCorpus(train_tokens, val_tokens, tokenizer, report, data.order_samples)
+
+
+def require_indexed_sides(data: DataConfig, train: Parts | None, val: Parts | None) -> tuple[Parts, Parts]:
+    """Return the token files of both sides; ConfigError unless both have some, and validation a single one."""
     if train is None or val is None:
         side, other = ("val", "train") if val is None else ("train", "val")
         given = getattr(data, side)
@@ -121,18 +138,7 @@ def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> Tok
         raise ConfigError(
             f"data.max_documents = {data.max_documents} limits text, but data.train names token files: set it to 0"
         )
-    train_tokens, val_tokens = open_tokens(train), open_tokens(val)
-    note = require_apart(train_tokens, val_tokens)
-    ids = TokenIds(1 + max(train_tokens.largest, val_tokens.largest))
-    tokenizer = load_tokenizer(data.tokenizer) if data.tokenizer else ids
-    if ids.vocab_size > tokenizer.vocab_size:
-        raise DataError(
-            f"the data has the token id {ids.vocab_size - 1}, the tokenizer {data.tokenizer} only "
-            f"{counted(tokenizer.vocab_size, 'token')}: give the tokenizer that made the data"
-        )
-    tokenizer.check_vocab(config.model.vocab)
-    report = "; ".join([f"train {train_tokens}; validation {val_tokens}", *([note] if note else [])])
-    return TokenCorpus(train_tokens, val_tokens, tokenizer, report, data.order_samples)
+    return train, val
 
 
 def check_lengths(config: TrainConfig, corpus: TokenCorpus) -> None:

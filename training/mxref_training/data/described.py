@@ -26,4 +26,6 @@ def described(data: DataConfig, vocab: int) -> tuple[str, str]:
     else:
         own = "documents held out of it"
     made = "none: the data is token ids" if indexed else f"BPE of {vocab:,} tokens, trained on the data"
-    return f"{data.train}, validated on {data.val or own}", data.tokenizer or made
+    fetched = any(parse_stream(side) for side in (data.train, data.val) if side)
+    later = "; fetched when the run begins" if fetched else ""
+    return f"{data.train}, validated on {data.val or own}{later}", data.tokenizer or made

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mxref_training.data.mapped import MappedFile
 from mxref_training.data.samples import SampleLoader
 from mxref_training.data.tokens import token_hash
 from mxref_training.errors import DataError
@@ -51,7 +52,8 @@ class Loader(SampleLoader):
         sample: number of samples given out so far, over all ranks and epochs.
 
     Raises:
-        DataError: there are fewer tokens than one window, or the length or seed is out of range.
+        DataError: there are fewer tokens than one window, the length or seed is out of range, or the file of the tokens
+            is cut short.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Loader(SampleLoader):
         _check(tokens, seq_len)
         if not 0 <= seed < 1 << 64:
             raise DataError(f"the data seed {seed} is out of range: choose one from 0 to 2^64 - 1")
-        self._tokens = tokens
+        self._tokens, self._file = tokens, MappedFile.of(tokens)
         self.seq_len = seq_len
         self.seed = seed
         self.fingerprint = fingerprint or token_hash(tokens)
@@ -78,7 +80,13 @@ class Loader(SampleLoader):
         return self._cached[1]
 
     def take(self, samples: list[int]) -> Pair:
-        """Return inputs and targets of samples that are numbered from the start of the run."""
+        """Return inputs and targets of samples that are numbered from the start of the run.
+
+        Raises:
+            DataError: the file of the tokens was changed since the loader was made.
+        """
+        if self._file is not None:
+            self._file.require_unchanged()
         starts = [int(self._starts(i // self.windows)[i % self.windows]) for i in samples]
         return _gather(self._tokens, starts, self.seq_len)
 
@@ -103,7 +111,8 @@ def sequential_batches(
         Inputs and targets, each `[at most batch, seq_len]` int64.
 
     Raises:
-        DataError: there are fewer tokens than one window, or the limit is below one window.
+        DataError: there are fewer tokens than one window, the limit is below one window, or the file of the tokens was
+            changed meanwhile.
     """
     _check(tokens, seq_len)
     if batch < 1:
@@ -115,6 +124,9 @@ def sequential_batches(
             raise DataError(
                 f"a limit of {counted(limit_tokens, 'token')} is below one window of {seq_len}: raise the limit"
             )
+    file = MappedFile.of(tokens)
     for first in range(0, windows, batch):
+        if file is not None:
+            file.require_unchanged()
         starts = [index * seq_len for index in range(first, min(first + batch, windows))]
         yield _gather(tokens, starts, seq_len)

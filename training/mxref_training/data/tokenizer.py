@@ -145,6 +145,12 @@ def _train(documents: Iterable[str], vocab_size: int) -> HuggingFaceTokenizer:
     return inner
 
 
+def require_vocab_to_train(vocab_size: int) -> None:
+    """Raise DataError unless a tokenizer of this size can be trained: it needs a token for every byte."""
+    if vocab_size < MIN_VOCAB:
+        raise DataError(f"a vocabulary of {vocab_size} cannot hold all bytes: choose at least {MIN_VOCAB}")
+
+
 def train_tokenizer(documents: Documents, vocab_size: int) -> Tokenizer:
     """Return a byte-level BPE tokenizer trained on documents (Sennrich et al. 2016), from the cache if it is there.
 
@@ -160,8 +166,7 @@ def train_tokenizer(documents: Documents, vocab_size: int) -> Tokenizer:
     """
     import tokenizers
 
-    if vocab_size < MIN_VOCAB:
-        raise DataError(f"a vocabulary of {vocab_size} cannot hold all bytes: choose at least {MIN_VOCAB}")
+    require_vocab_to_train(vocab_size)
 
     def build(folder: Path) -> None:
         inner = _train(documents, vocab_size)

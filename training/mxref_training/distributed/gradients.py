@@ -1,18 +1,30 @@
-"""The norm of a gradient that is split over ranks, and its clipping."""
+"""The norm of a gradient that lies on several ranks, and its clipping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mxref_training.distributed.ranks import Ranks
+from mxref_training.distributed.share import added
 from mxref_training.distributed.tensors import copies, own_part
 
 _STABILIZER = 1e-6
 """What `torch.nn.utils.clip_grads_with_norm_` adds to the norm."""
+
+
+def own_norms(gradients: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Return the norms of this rank's parts, and its share of the square of the norm over all ranks: both float64.
+
+    What several ranks hold counts once. Nothing here waits for the device.
+    """
+    norms = torch._foreach_norm([own_part(g) for g in gradients], 2, dtype=torch.float64)
+    squares = torch._foreach_mul(norms, norms)
+    torch._foreach_div_(squares, [float(copies(g, ranks.world)) for g in gradients])
+    return torch.stack(norms), torch.stack(squares).sum()
 
 
 def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
@@ -21,13 +33,9 @@ def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
     Squares are added in float64 and the norm is rounded to float32, so that it depends on the layout of ranks no more
     than float64 does. One process adds in float32 (`mxref_training.run.optim.clip_gradients`).
     """
-    squares = 0.0
-    held = [(own_part(g), copies(g, ranks.world)) for g in gradients]
-    filled = [(g, times) for g, times in held if g.numel()]
-    norms = torch._foreach_norm([g for g, _ in filled], 2, dtype=torch.float64) if filled else []
-    for norm, (_, times) in zip(torch.stack(list(norms)).tolist() if norms else [], filled, strict=True):
-        squares += norm * norm / times
-    total = math.sqrt(math.fsum(row[0] for row in ranks.gather_numbers([squares])))
+    held = list(gradients)
+    squares = own_norms(held, ranks)[1].item() if held else 0.0
+    total = math.sqrt(added(row[0] for row in ranks.gather_numbers([squares])))
     return float(torch.tensor(total, dtype=torch.float64).to(torch.float32))
 
 

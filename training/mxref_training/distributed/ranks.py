@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -18,14 +19,20 @@ import torch.distributed as dist
 
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
+from mxref.terminal import echo
+from mxref_training.distributed.attempt import of_this_attempt
+from mxref_training.distributed.waiting import wait_for
 from mxref_training.errors import AgreedStop, ConfigError, RunError
+from mxref_training.wording import clock
 
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=1)
-"""How long a rank waits for another one. The first rank may read and tokenize data meanwhile."""
+"""How long a rank waits for another one in a collective. `first_alone` has no limit."""
 
 _PATIENCE = timedelta(seconds=1)
+_TURNS = count()
+"""Numbers the blocks of `first_alone`, which all ranks reach in the same order."""
 _FAILED = "mxref/failed"
 """The key under which the first rank that fails puts its number."""
 
@@ -115,16 +122,40 @@ class Ranks:
                 )
 
     @contextmanager
-    def first_alone(self) -> Iterator[None]:
+    def first_alone(self, doing: str) -> Iterator[None]:
         """Run the block on the first rank, and then on all others at the same time, which find its files.
 
-        If the first rank raises, `one_error` around the block stops the others.
+        However long the block takes, no time limit ends the wait for it; a rank that waits long says so. If the first
+        rank raises, `one_error` around the block stops the others.
+
+        Args:
+            doing: what the block does, as in `prepares the data`.
+
+        Raises:
+            PeerStopped: another rank has failed meanwhile.
         """
+        if not self.several:
+            yield
+            return
+        turn = f"mxref/turn-{next(_TURNS)}"
         if not self.first:
-            self.barrier()
+            self._wait_for([f"{turn}/0"], f"rank 0, which {doing}")
         yield
-        if self.first:
-            self.barrier()
+        _store().set(f"{turn}/{self.rank}", "done")
+        self._wait_for([f"{turn}/{rank}" for rank in range(self.world)], f"the other ranks: each {doing}")
+
+    def _wait_for(self, keys: Sequence[str], whom: str) -> None:
+        """Wait until all keys are in the store; one rank of those that wait says so."""
+
+        def failed() -> None:
+            if _store().check([_FAILED]):
+                raise PeerStopped(f"rank {_store().get(_FAILED).decode()} has failed")
+
+        def say(seconds: float) -> None:
+            if self.rank <= 1:
+                echo(f"rank {self.rank} has waited {clock(seconds)} for {whom}", err=True)
+
+        wait_for(_store(), keys, failed, say)
 
     @contextmanager
     def one_error(self) -> Iterator[None]:
@@ -171,7 +202,7 @@ class Ranks:
     def _claim_failure(self, err: Exception) -> int:
         """Return the number of the rank that failed first, which is this one if none did before."""
         # Not a collective: other ranks may be in another one, or gone.
-        store = dist.distributed_c10d._get_default_store()
+        store = _store()
         if isinstance(err, MxrefError) and not self.first:
             # What is wrong everywhere, as a setting is, the first rank says.
             with suppress(RuntimeError):
@@ -180,6 +211,12 @@ class Ranks:
             return int(store.compare_set(_FAILED, "", str(self.rank)))
         except (RuntimeError, ValueError):
             return self.rank  # the process that holds the store has ended
+
+
+def _store() -> dist.Store:
+    """Return the store of all connected ranks."""
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def _first_difference(what: str, first: Any, other: Any) -> tuple[str, Any, Any]:
@@ -261,8 +298,11 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
         return
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as err:
+        store, rank, world = next(dist.rendezvous("env://", ranks.rank, ranks.world, timeout=TIMEOUT))
+        own = of_this_attempt(store, rank, world, TIMEOUT)
+        backends = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)
+    except (RuntimeError, ValueError, TimeoutError) as err:
         raise ConfigError(f"the ranks cannot connect to each other: {raised_text(err)}") from err
     try:
         yield ranks

@@ -86,8 +86,12 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 f"model.{key} = {size} does not split over parallel.tensor = {axes.tensor} ranks: take a divisor of "
                 f"{math.gcd(config.model.kv_heads, config.model.ffn)}"
             )
+    if run.capture and axes.tensor > 1:
+        raise ConfigError(
+            f"run.capture = true goes with no parallel.tensor, and parallel.tensor = {axes.tensor}: set run.capture = "
+            "false, or parallel.tensor = 1"
+        )
     for key, wanted in (
-        ("run.capture = true", run.capture),
         ("run.compile = 'model'", run.compile is Compile.MODEL),
         ("run.shadow", bool(run.shadow)),
         ("run.telemetry_every", bool(run.telemetry_every)),

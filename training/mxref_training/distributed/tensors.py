@@ -57,9 +57,9 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
 
 def copies(tensor: Tensor, ranks: int) -> int:
-    """Return how many of so many ranks hold each element of a tensor: one for a tensor that is not split."""
+    """Return how many of so many ranks hold each element of a tensor: all of them where it is not split."""
     if not is_split(tensor):
-        return 1
+        return ranks
     mesh = tensor.device_mesh
     found: int = ranks // mesh.size()
     for axis, placement in enumerate(tensor.placements):

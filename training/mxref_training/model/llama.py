@@ -61,6 +61,7 @@ class RotaryTable(nn.Module):
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.empty(config.max_seq, config.head_dim), persistent=False)
 
+    @torch.no_grad()
     def fill(self) -> None:
         """Compute the table, in float64 and rounded once, on the device where it lies."""
         config = self.config
@@ -169,6 +170,7 @@ class Llama(nn.Module):
         config: the shape.
         seed: of the initial weights: normal with `init_std`, `o_proj` and `down_proj` narrower (see
             `ModelConfig.scale_output_init`), norms one. The same seed gives the same weights under every recipe.
+            None draws none: the weights have memory and no values, for a caller that gives them all.
         compute_dtype: what enters a linear layer.
         device: where the weights lie; on `meta` they have shapes and no values.
     """
@@ -176,7 +178,7 @@ class Llama(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        seed: int = 0,
+        seed: int | None = 0,
         compute_dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -188,7 +190,11 @@ class Llama(nn.Module):
             self.lm_head = nn.Linear(config.width, config.vocab, bias=False)
         self.to_empty(device=device)
         self.tie()
-        if torch.device(device).type != "meta":
+        if torch.device(device).type == "meta":
+            return
+        if seed is None:
+            self.model.rotary_emb.fill()
+        else:
             self.reset_parameters(seed)
 
     def tie(self) -> None:

@@ -19,6 +19,28 @@ _UNUSED = ".rotary_emb.inv_freq"
 """Old checkpoints hold the rotary frequencies, which follow from the configuration."""
 
 
+def require_fitting(model: Llama, folder: Path) -> list[str]:
+    """Return the names of the tensors that a folder has for a model; nothing but headers is read.
+
+    Raises:
+        HuggingFaceError: config.json differs from the model's configuration, or a tensor is missing, unknown, or of
+            another shape or type.
+    """
+    require_same_shape(to_table(model.config), folder)
+    weights = Weights.open(folder)
+    parameters = dict(model.named_parameters())
+    names = [name for name in weights.files if not name.endswith(_UNUSED)]
+    if model.config.tie_embeddings and _LM_HEAD in names:
+        names.remove(_LM_HEAD)
+    _require_none(set(parameters) - set(names), f"{folder} lacks")
+    _require_none(set(names) - set(parameters), f"{folder} holds more than the model:")
+    for name in names:
+        shape, wanted = weights.shape(name), tuple(parameters[name].shape)
+        if shape != wanted:
+            raise HuggingFaceError(f"{folder}: {name} has shape {shape}, and the model has {wanted}")
+    return names
+
+
 @torch.no_grad()
 def load_pretrained(model: Llama, folder: Path) -> None:
     """Give a model the weights of a folder in Hugging Face's layout.
@@ -34,23 +56,17 @@ def load_pretrained(model: Llama, folder: Path) -> None:
         HuggingFaceError: config.json differs from the model's configuration, a tensor is missing, unknown, or of
             another shape or type, or a file is damaged.
     """
-    require_same_shape(to_table(model.config), folder)
-    weights = Weights.open(folder)
+    names, weights = require_fitting(model, folder), Weights.open(folder)
+    if (
+        model.config.tie_embeddings
+        and {_LM_HEAD, _EMBEDDING} <= set(weights.files)
+        and not torch.equal(weights.tensor(_LM_HEAD), weights.tensor(_EMBEDDING))
+    ):
+        raise HuggingFaceError(
+            f"{folder}: config.json has tie_word_embeddings = true, but {_LM_HEAD} is not {_EMBEDDING}: one of "
+            "the two files is wrong"
+        )
     parameters = dict(model.named_parameters())
-    names = [name for name in weights.files if not name.endswith(_UNUSED)]
-    if model.config.tie_embeddings and _LM_HEAD in names:
-        if _EMBEDDING in names and not torch.equal(weights.tensor(_LM_HEAD), weights.tensor(_EMBEDDING)):
-            raise HuggingFaceError(
-                f"{folder}: config.json has tie_word_embeddings = true, but {_LM_HEAD} is not {_EMBEDDING}: one of "
-                "the two files is wrong"
-            )
-        names.remove(_LM_HEAD)
-    _require_none(set(parameters) - set(names), f"{folder} lacks")
-    _require_none(set(names) - set(parameters), f"{folder} holds more than the model:")
-    for name in names:
-        shape, wanted = weights.shape(name), tuple(parameters[name].shape)
-        if shape != wanted:
-            raise HuggingFaceError(f"{folder}: {name} has shape {shape}, and the model has {wanted}")
     for name in names:
         put(parameters[name], weights.tensor(name))
 

@@ -12,6 +12,7 @@ from mxref_training.config import TrainConfig
 from mxref_training.distributed.amax import share_amax
 from mxref_training.distributed.gradients import clip_split_gradients
 from mxref_training.distributed.share import ALONE, Share
+from mxref_training.distributed.team import team_of
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy, first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.run.first_step import FirstStep
@@ -35,7 +36,7 @@ class EagerTraining:
         loss: CompiledLoss | None,
         share: Share = ALONE,
     ) -> None:
-        self._share, self._ranks = share, share.ranks
+        self._share, self._ranks, self._team = share, share.ranks, team_of(share, model)
         self._model, self._context, self._optimizer = model, context, optimizer
         self._config, self._first, self._compiled = config, first, loss
         self._device = next(model.parameters()).device
@@ -87,9 +88,10 @@ class EagerTraining:
                 where = first_nonfinite_output(self._model, self._context, inputs, self._ranks)
                 return total, math.nan, f"loss {total} from {where}"
             # The first micro-batch makes the gradients. A split weight has none of its own to add to.
-            alone = number and not self._ranks.several
-            self._context.sole_uses = mxref_torch.sole_uses(loss) if alone else {}
-            loss.backward()  # type: ignore[no-untyped-call]
+            adds = number and (share.axes.whole or not self._ranks.several)
+            self._context.sole_uses = mxref_torch.sole_uses(loss) if adds else {}
+            with self._team.adding(last=number == run.micro_batches - 1):
+                loss.backward()  # type: ignore[no-untyped-call]
             self._context.sole_uses = {}
         norm = self._clipped()
         if not math.isfinite(norm):
@@ -102,7 +104,7 @@ class EagerTraining:
 
     def free(self) -> None:
         """Free the split weights that forward passes without a backward pass have left gathered."""
-        if self._ranks.several:
+        if self._ranks.several and not self._share.axes.whole:
             from mxref_training.distributed import sharded
 
             sharded.free(self._model)

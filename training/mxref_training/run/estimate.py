@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import torch
-
 import mxref_torch
 from mxref.backend import Backend
 from mxref.formats import BF16
@@ -17,14 +15,14 @@ from mxref_torch.operators import Census
 from mxref_training import limits
 from mxref_training.config import Compile, ModelConfig, Recompute, TrainConfig
 from mxref_training.data.described import described
-from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.data.readable import require_readable
 from mxref_training.distributed.share import ONE, check_layout
 from mxref_training.errors import ConfigError
 from mxref_training.limits import require
 from mxref_training.model.llama import Llama, flops_per_token, layer_matmul_parameters, parameter_count
 from mxref_training.parallel import Axes
-from mxref_training.run.device import choose_device, device_name, memory_limit
 from mxref_training.run.optim import learning_rate
+from mxref_training.run.shape import converted_shape
 from mxref_training.run.treatment import describe
 from mxref_training.wording import counted
 
@@ -104,7 +102,7 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
         weights=4 * parameters,
         gradients=4 * parameters,
         optimizer=8 * parameters,
-        gathered=8 * (2 * block + rest) if axes.ranks > 1 else 0,
+        gathered=0 if axes.whole else 8 * (2 * block + rest),
         activations=round(tokens * _activations(config, layer + kept / m.layers, axes.tensor)),
         logits=tokens * m.vocab * _bytes_of_logit(config.run.compile),
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
@@ -203,31 +201,6 @@ def require_memory(
     )
 
 
-def preflight(
-    config: TrainConfig, recipe: Recipe, backend: Backend, runs: int = 1, ranks: Ranks = SOLE
-) -> torch.device:
-    """Return a run's device after checking that it exists and that the run fits into its memory.
-
-    Commands call this before they read data. `runs` runs share the device at the same time.
-
-    Raises:
-        ConfigError: no such device, the backend does not compute on it, too little memory, or ranks that cannot
-            share the run as the configuration says.
-    """
-    device = choose_device(config.run.device, backend, ranks)
-    axes = check_layout(config, ranks.world)
-    available = memory_limit(device)
-    if device.type == "cpu":
-        available //= ranks.local_world
-    require_memory(config, recipe, available, runs, axes)
-    return device
-
-
-def on_device(config: TrainConfig, backend: Backend) -> str:
-    """Return the name of the device on which a run computes; ConfigError if there is none."""
-    return device_name(choose_device(config.run.device, backend))
-
-
 def dry_run(
     config: TrainConfig, recipe: Recipe, backend: Backend, why: str, mesh: Mesh = ONE_RANK
 ) -> list[Section]:
@@ -241,19 +214,16 @@ def dry_run(
         mesh: the ranks that it is made for, none of which needs to exist.
 
     Raises:
-        ConfigError: the ranks cannot share the run, the recipe does not fit the model's widths, or its stochastic
-            rounding does not work.
-        LayerError: a rank would not get whole blocks and whole Hadamard groups of a layer.
+        ConfigError: the ranks cannot share the run, its stochastic rounding does not work, or as of
+            `converted_shape`.
+        LayerError, HuggingFaceError: as of `converted_shape`.
+        DataError: as of `require_readable`.
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
     axes = check_layout(config, mesh.ranks)
+    model = converted_shape(config, recipe, backend, axes)
+    require_readable(config.data, config.model.vocab)
     mxref_torch.check_stochastic_rounding(backend, recipe)
-    model = Llama(config.model, device="meta")
-    mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
-    if axes.tensor > 1:
-        from mxref_training.distributed.sharded import check_layers
-
-        check_layers(model, axes.tensor)
     spans = recipe.spans(config.run.steps)
     m, run, need = config.model, config.run, memory(config, recipe, axes)
     flops = flops_per_token(m, run.seq_len)
@@ -327,7 +297,10 @@ def _time(config: TrainConfig, axes: Axes, mesh: Mesh) -> Section:
     if mesh.ranks > 1:
         layout = ", ".join(f"{name} {count}" for name, count in axes._asdict().items())
         own_sequences = run.sequences // axes.data
-        moved = run.micro_batches * 3 * 4 * parameter_count(config.model, axes.tensor) * (1 - 1 / axes.shard)
+        size = 4 * parameter_count(config.model, axes.tensor)
+        moved = run.micro_batches * 3 * size * (1 - 1 / axes.shard)
+        if axes.whole:
+            moved = 2 * size * (1 - 1 / axes.replicate)
         lines = [
             ("ranks", f"{mesh.ranks}: {layout}"),
             ("each rank", f"{counted(own_sequences, 'sequence')} of every micro-batch"),

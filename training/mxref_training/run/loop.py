@@ -25,7 +25,6 @@ from mxref_training.run.begun import begun_run
 from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
 from mxref_training.run.eager import EagerTraining
-from mxref_training.run.estimate import preflight
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
@@ -38,6 +37,7 @@ from mxref_training.run.metrics_log import Mark
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
+from mxref_training.run.preflight import preflight
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
 from mxref_training.run.saving import Saver
@@ -171,7 +171,9 @@ class _Run:
         self.backend, self.device = backend, device
         self.corpus, self.identity, self.sink = corpus, identity, sink
         self.ranks, self.share = ranks, Share(ranks, check_layout(config, ranks.world))
-        self.model = Llama(config.model, run.seed, device="meta" if ranks.several else device)
+        split = not self.share.axes.whole
+        # Weights are drawn only if nothing else gives them, which takes long at full size.
+        self.model = Llama(config.model, None, device="meta" if split else device)
         self.context = mxref_torch.convert(
             self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
         ).context
@@ -179,11 +181,11 @@ class _Run:
         self.schedule = self.context.schedule
         self.model.model.recompute = run.recompute
         self.compiled = compiled_loss(self.model, run.compile)
-        if ranks.several:
+        if split:
             from mxref_training.distributed import sharded
 
             sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
-            self.model.reset_parameters(run.seed)
+            self.model.model.rotary_emb.fill()
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = corpus.loader(run)
         self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
@@ -194,25 +196,29 @@ class _Run:
         )
         self.captured: CapturedTraining | None = None
         if run.capture:
-            self.captured = CapturedTraining(self.model, self.context, self.optimizer, config, self.compiled)
+            self.captured = CapturedTraining(
+                self.model, self.context, self.optimizer, config, self.compiled, self.share
+            )
         self.evaluated: dict[str, Any] = {
             "seq_len": run.seq_len, "batch": self.share.sequences(run), "limit": run.eval_tokens,
-            "loss_sum": self.compiled and self.compiled.total,
+            "loss_sum": self.compiled and self.compiled.total, "share": self.share,
         }  # fmt: skip
-        if ranks.several:
-            self.evaluated["share"] = self.share
         self.captured_evaluation: CapturedEvaluation | None = None
         if run.capture and device.type == "cuda":
             watched = self.model, self.context, corpus.val.ids
-            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated)
+            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated, free=self.eager.free)
         self.step = self.skipped_in_a_row = 0
 
     def begin(self, step: int) -> None:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
         torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
-        self.marks = self._restore(step) if step else {}
-        if not step and self.config.run.init_from is not None:
+        self.marks: dict[str, Mark] = {}
+        if step:
+            self.marks = self._restore(step)
+        elif self.config.run.init_from is not None:
             load_pretrained(self.model, Path(self.config.run.init_from))
+        else:
+            self.model.reset_parameters(self.config.run.seed)
         require_finite_start(self.state.tensors(), step, self.config, self.folder.store, self.ranks)
 
     @contextmanager
@@ -265,6 +271,9 @@ class _Run:
                             "the same command goes on from there"
                         )
         finally:
+            for graph in (self.captured, self.captured_evaluation):
+                if graph is not None:
+                    graph.close()
             self.journal.close()
             self.observer.close()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mxref_training.config import OptimConfig, Schedule
-from mxref_training.distributed.tensors import by_mesh
+from mxref_training.distributed.tensors import by_mesh, is_split
 from mxref_training.errors import CheckpointError, ConfigError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -55,13 +55,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Return fused AdamW over float32 master weights.
+    """Return fused AdamW over float32 master weights, which may be split over ranks.
 
     Raises:
         ConfigError: a parameter is not float32, and would lose small updates.
     """
     require_float32(model)
-    return torch.optim.AdamW(
+    kind = torch.optim.AdamW
+    if any(map(is_split, model.parameters())):
+        from mxref_training.distributed.optimizer import SplitAdamW
+
+        kind = SplitAdamW
+    return kind(
         parameter_groups(model, config.weight_decay),
         lr=config.lr,
         betas=(config.beta1, config.beta2),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from mxref.printable import printable
+from mxref_training.wording import clock
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -182,10 +183,3 @@ def reporting(sink: ProgressSink) -> Iterator[ProgressSink]:
         yield sink
     finally:
         sink.stop()
-
-
-def clock(seconds: float) -> str:
-    """Return seconds as h:mm:ss, or m:ss below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

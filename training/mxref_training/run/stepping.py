@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from mxref_torch import CapturedStep, StepContext, StepOutcome
 from mxref_training.config import TrainConfig
+from mxref_training.distributed.share import ALONE, Share
+from mxref_training.distributed.team import team_of
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy
 from mxref_training.run.loss import CompiledLoss
@@ -50,8 +52,9 @@ class CapturedTraining:
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         loss: CompiledLoss | None,
+        share: Share = ALONE,
     ) -> None:
-        """Prepare to take steps, with the loss as it is compiled if it is.
+        """Prepare to take steps, with the loss as it is compiled if it is, and this rank's share of each batch.
 
         Raises:
             MxrefError: as of `mxref_torch.CapturedStep`.
@@ -60,19 +63,33 @@ class CapturedTraining:
         self._take = CapturedStep(
             model, context, _loss if loss is None else lambda _, *batch: loss(*batch), optimizer,
             tokens=run.step_tokens, micro_batches=run.micro_batches, clip=config.optim.clip,
+            team=team_of(share, model),
         )  # fmt: skip
-        self._model = model
+        self._model, self._run, self._share = model, run, share
         self._rates: dict[int, float] = {}
 
     def start(self, batch: Batch, step: int, lr: float) -> Taken | None:
         """Start a step under the learning rate that the optimizer has; return the step before, if there is one."""
         self._model.train()
         self._rates[step] = lr
-        return self._taken(self._take(*map(torch.from_numpy, batch), step=step))
+        return self._taken(self._take(*map(self._own, batch), step=step))
+
+    def _own(self, side: NDArray[np.int64]) -> Tensor:
+        """Return this rank's sequences of all micro-batches, one after the other."""
+        run, share = self._run, self._share
+        if share.parts == 1:
+            return torch.from_numpy(side)
+        return torch.from_numpy(
+            np.concatenate([side[share.rows(run, number)] for number in range(run.micro_batches)])
+        )
 
     def finish(self) -> Taken | None:
         """Wait for the last step and return it, unless it was returned already."""
         return self._taken(self._take.finish())
+
+    def close(self) -> None:
+        """Free the graph, before the ranks part."""
+        self._take.close()
 
     def _taken(self, outcome: StepOutcome | None) -> Taken | None:
         if outcome is None:

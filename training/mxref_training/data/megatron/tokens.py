@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_OVERLAP = 0.01  # share of validation sequences found in training from which the data is refused
+_APART = "give validation data that is not in the training data"
 
 
 @dataclass(frozen=True)
@@ -118,25 +119,27 @@ def open_tokens(parts: Sequence[tuple[float, Path]]) -> IndexedTokens:
     return IndexedTokens(tuple(weight for weight, _ in parts), files, tuple(map(read_facts, files)))
 
 
+def holds_validation(train: Path, val: Path) -> DataError:
+    """Return the error for a training file that has the tokens of the validation file."""
+    return DataError(f"{train} holds the tokens of the validation data {val}: {_APART}")
+
+
 def require_apart(train: IndexedTokens, val: IndexedTokens) -> str:
     """Return a note on the sequences that both sides have, if there are few; empty if there are none.
 
     Raises:
         DataError: the files are the same, or 1 % or more of the validation sequences are in the training data.
     """
-    way_out = "give validation data that is not in the training data"
     for file, facts in zip(train.files, train.facts, strict=True):
         if facts.sha256 == val.facts[0].sha256:
-            raise DataError(
-                f"{file.prefix} holds the tokens of the validation data {val.files[0].prefix}: {way_out}"
-            )
+            raise holds_validation(file.prefix, val.files[0].prefix)
     pairs = zip(train.files, train.facts, strict=True)
     common = len({n for file, facts in pairs for n in cached_common(file, facts, val.files[0], val.facts[0])})
     total = int(np.count_nonzero(val.files[0].lengths))
     if common and common >= MAX_OVERLAP * total:
         raise DataError(
             f"{common:,} of {counted(total, 'validation sequence')} {'are' if common > 1 else 'is'} in the training "
-            f"data too: {way_out}"
+            f"data too: {_APART}"
         )
     if common:
         return f"{counted(common, 'validation sequence')} stayed in the training data, because its order counts them"

@@ -23,6 +23,8 @@ _SERIES = {
     "plain_bound": ("bound of SR", COLOURS[0], "--"),
     "rotated_bound": ("bound of SR + RHT64", COLOURS[3], "--"),
 }
+_TICKS = 5
+"""Lengths that a panel has room for."""
 
 
 def growth_svg(results: Results) -> str:
@@ -56,13 +58,18 @@ def _draw(axes: Axes, found: Sequence[Row]) -> list[tuple[float, float, str, str
         if points:
             ends.append((ys[-1], xs[-1], label, colour))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    shown = lengths[:: 1 + len(lengths) // (_TICKS + 1)]
+    axes.set_xticks(shown, [f"{length:,}" for length in shown])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{float(f'1e{round(value)}'):,.6g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _decade(round(value))))
     axes.set_xlabel("contraction length b")
     axes.grid(axis="y")
     return ends
+
+
+def _decade(exponent: int) -> str:
+    return f"{10**exponent:,}" if exponent >= 0 else f"{float(f'1e{exponent}'):g}"
 
 
 def _middle(found: Sequence[Row], key: str, length: int) -> float | None:

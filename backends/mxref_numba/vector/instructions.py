@@ -1,0 +1,82 @@
+"""The instructions in which targets differ, beside the number of lanes: all else is LLVM's own.
+
+"Quarters" are the 16 bytes within which x86 narrows: a vector of 512 bits has four, one of 256 bits two.
+"""
+
+# Emitters work on IR values, which llvmlite does not annotate.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from mxref_numba.vector.lanes import I8, I16, I32, Instructions, Lanes
+
+_MAGNITUDE = 0x7FFFFFFF
+
+
+def named(name: str, result: Any, lanes: Lanes, *values: Any) -> Lanes:
+    """Return what an LLVM function gives for lanes and further IR values; `result` is its type."""
+    operands = [lanes.value, *values]
+    function = cgutils.get_or_insert_function(
+        lanes.builder.module, ir.FunctionType(result, [value.type for value in operands]), f"llvm.{name}"
+    )
+    return Lanes(lanes.builder, lanes.builder.call(function, operands))
+
+
+class Avx512(Instructions):
+    """AVX-512: F, BW, DQ, VL and VBMI."""
+
+    def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
+        """Return the smaller magnitude, in one instruction."""
+        lanes = v.value.type
+        smaller_magnitude_without_sign, all_lanes, as_rounded = 0b1010, 0xFFFF, 4
+        return named(
+            "x86.avx512.mask.range.ps.512", lanes, v, limit.value,
+            ir.Constant(I32, smaller_magnitude_without_sign), ir.Constant(lanes, ir.Undefined),
+            ir.Constant(I16, all_lanes), ir.Constant(I32, as_rounded),
+        )  # fmt: skip
+
+    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
+        """Return both saturated."""
+        name = {I16: "packusdw", I8: "packuswb"}[element]
+        return named(f"x86.avx512.{name}.512", ir.VectorType(element, 2 * a.count), a, b.value)
+
+    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
+        """Return the sums of products."""
+        pairs = ir.Constant(v.value.type, list(weights) * (v.count // 2))
+        return named("x86.avx512.pmaddubs.w.512", ir.VectorType(I16, v.count // 2), v, pairs)
+
+    def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
+        """Return lanes of one vector that holds the whole table."""
+        values = codes.like(table)
+        return named("x86.avx512.permvar.sf.512", values.value.type, values, codes.value)
+
+
+class Avx2(Instructions):
+    """AVX2, FMA and F16C: the level x86-64-v3."""
+
+    def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
+        """Return the smaller of limit and magnitude; the instruction gives its second operand for NaN."""
+        magnitude = (v.cast(I32) & _MAGNITUDE).cast(v.element)
+        smaller = magnitude.builder.fcmp_ordered("<", magnitude.value, limit.value)
+        return Lanes(v.builder, smaller).choose(magnitude, limit)
+
+    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
+        """Return both saturated."""
+        name = {I16: "packusdw", I8: "packuswb"}[element]
+        return named(f"x86.avx2.{name}", ir.VectorType(element, 2 * a.count), a, b.value)
+
+    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
+        """Return the sums of products."""
+        pairs = ir.Constant(v.value.type, list(weights) * (v.count // 2))
+        return named("x86.avx2.pmadd.ub.sw", ir.VectorType(I16, v.count // 2), v, pairs)
+
+    def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
+        """Return lanes of a vector that holds the first half of the table, with bit 3 of the code as the sign."""
+        values = codes.like(table[:8])
+        magnitude = named("x86.avx2.permps", values.value.type, values, codes.value)
+        return (magnitude.cast(I32) | ((codes << 28) & ~_MAGNITUDE)).cast(magnitude.element)

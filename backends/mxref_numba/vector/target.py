@@ -1,0 +1,142 @@
+"""What vector kernels are compiled for: the width of a vector, the CPU, and the instructions that LLVM has no name for.
+
+The source of a kernel is the same for every target. Numba translates it to LLVM, as for any function, and keeps the
+module in a code library. A library of ours knows its target: emitters read it from the module, and LLVM compiles the
+module for the target's CPU. So kernels for AVX2 have no other instructions, also where the machine has more.
+"""
+
+# Numba's compiler has no annotations.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+from numba.core.compiler import Compiler
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from mxref_numba.path import KernelPath
+from mxref_numba.vector.instructions import Avx2, Avx512
+from mxref_numba.vector.lanes import Instructions
+
+
+@dataclass(frozen=True)
+class Target:
+    """A set of vector instructions."""
+
+    path: KernelPath
+    """The kernels that are compiled for it."""
+    bits: int
+    """Width of a vector."""
+    instructions: Instructions
+    """What differs between targets beside the width."""
+    cpu: str | None = None
+    """LLVM's name of the CPU; None is the CPU that Numba compiles for."""
+    features: str = ""
+    """What else the CPU has beyond its name, as LLVM takes it: `+a,+b`."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many float32 a vector has."""
+        return self.bits // 32
+
+    @property
+    def step(self) -> int:
+        """Return how many elements the inner loops take at once: eight vectors, whose four-bit codes fill one."""
+        return 8 * self.lanes
+
+    def codegen(self) -> Any:
+        """Return the Numba code generator of the target's CPU."""
+        return (
+            cpu_target.target_context.codegen() if self.cpu is None else _codegen_of(self.cpu, self.features)
+        )
+
+
+AVX_VNNI = "+avxvnni"
+"""VPDPBUSD of 256 bits, which newer CPUs without AVX-512 have."""
+
+
+def _if_found(feature: str) -> str:
+    """Return the feature if the CPU has it that Numba compiles for, else nothing."""
+    return feature if feature in cpu_target.target_context.codegen().magic_tuple()[2].split(",") else ""
+
+
+TARGETS = {
+    KernelPath.AVX512: Target(KernelPath.AVX512, 512, Avx512()),
+    KernelPath.AVX2: Target(KernelPath.AVX2, 256, Avx2(), "x86-64-v3", _if_found(AVX_VNNI)),
+}
+"""The target of each path that has vector kernels."""
+
+
+@cache
+def _codegen_of(cpu: str, features: str) -> Any:
+    class Codegen(JITCPUCodegen):
+        def _get_host_cpu_name(self):
+            return cpu
+
+        def _get_host_cpu_features(self):
+            return features  # and those of the CPU by name
+
+    return Codegen(f"mxref.{cpu}")
+
+
+class _Library(JITCodeLibrary):
+    """A code library whose modules have the attribute `mxref_target`."""
+
+    def __init__(self, target: Target, name: str) -> None:
+        super().__init__(target.codegen(), name)
+        self._target = target
+        self.enable_object_caching()
+
+    def create_ir_module(self, name):
+        module = super().create_ir_module(name)
+        module.mxref_target = self._target
+        return module
+
+
+def compiler_for(target: Target, name: str) -> type[Any]:
+    """Return the Numba compiler of a kernel of that name, for a target."""
+
+    class TargetCompiler(Compiler):
+        def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals_):
+            own = _Library(target, name)
+            super().__init__(typingctx, targetctx, own, args, return_type, flags, locals_)
+
+    return TargetCompiler
+
+
+def target_of(builder: Any) -> Target:
+    """Return the target of the kernel that a builder builds.
+
+    Raises:
+        TypeError: the kernel has none: only a `Native` on a target, and what is inlined in it, may use vectors.
+    """
+    target = getattr(builder.module, "mxref_target", None)
+    if target is None:
+        raise TypeError(
+            f"{builder.module.name} uses vectors, but was compiled without a target: see Native.on"
+        )
+    return target  # type: ignore[no-any-return]
+
+
+def lanes_of(builder: Any) -> int:
+    """Return how many float32 a vector of the kernel has that a builder builds."""
+    return target_of(builder).lanes
+
+
+def _step(typingctx):
+    """Return how many elements a step of the kernel has, which is known when it is compiled."""
+
+    def generate(context, builder, *_):
+        return ir.Constant(ir.IntType(64), target_of(builder).step)
+
+    return types.int64(), generate
+
+
+step_length: Any = intrinsic(_step)

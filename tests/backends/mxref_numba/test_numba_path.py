@@ -1,0 +1,106 @@
+"""Which Numba kernels run, and why; and that those for narrow vectors use no other instructions."""
+
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("numba")
+
+from numba.core import types
+from numba.core.caching import NullCache
+
+from mxref import discovery, get_backend
+from mxref.errors import BackendError, SettingError
+from mxref_numba import path
+from mxref_numba.backend import NumbaBackend, backend, portable
+from mxref_numba.path import KernelPath
+from mxref_numba.vector.encode import encode_rows
+from mxref_numba.vector.target import TARGETS
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, *paths: KernelPath) -> None:
+    """Let these paths need what no CPU has."""
+    for lacked in paths:
+        monkeypatch.setitem(path.REQUIRED, lacked, (f"feature-of-{lacked}",))
+    path.missing.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MXREF_NUMBA_PATH", raising=False)
+    yield
+    monkeypatch.undo()
+    path.missing.cache_clear()
+
+
+def test_names() -> None:
+    assert portable.path is KernelPath.PORTABLE
+    assert (backend.name, portable.name) == ("numba", "numba-portable")
+    assert get_backend("mxref_numba.backend:portable") is portable
+    for each in path.available():
+        assert NumbaBackend(each).path is each
+        assert NumbaBackend(each).name == f"numba-{each}"
+    assert NumbaBackend().path is path.available()[0]
+    assert NumbaBackend().name == "numba"
+
+
+def test_an_unknown_path_is_refused() -> None:
+    with pytest.raises(BackendError, match="'sse9' is not one of auto, portable, avx512, avx2"):
+        NumbaBackend("sse9")
+
+
+def test_a_path_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking(monkeypatch, KernelPath.AVX512, KernelPath.AVX2)
+    assert NumbaBackend().path is KernelPath.PORTABLE
+    with pytest.raises(BackendError, match=r"'avx2' needs a CPU with feature-of-avx2, .* portable, or auto"):
+        NumbaBackend("avx2")
+
+
+def test_the_reason_names_what_a_faster_path_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest = path.available()[0]
+    assert NumbaBackend().details().startswith(f"{fastest} kernels (the fastest")
+    assert NumbaBackend("portable").details().startswith("portable kernels (asked for by name)")
+    lacking(monkeypatch, KernelPath.AVX512, KernelPath.AVX2)
+    why = "the fastest that this CPU can run: avx512 needs feature-of-avx512; avx2 needs feature-of-avx2"
+    assert NumbaBackend().details().startswith(f"portable kernels ({why}), ")
+
+
+@pytest.mark.parametrize("asked", path.available())
+def test_the_variable_chooses_a_path(asked: KernelPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXREF_NUMBA_PATH", asked)
+    chosen = NumbaBackend(path.chosen_by_environment())
+    assert (chosen.path, chosen.name) == (asked, "numba")
+    assert chosen.details().startswith(f"{asked} kernels (MXREF_NUMBA_PATH={asked}), ")
+
+
+@pytest.mark.parametrize("unset", ["", "auto"])
+def test_without_the_variable_the_fastest_path_runs(unset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXREF_NUMBA_PATH", unset)
+    assert path.chosen_by_environment() == path.choose("auto")
+
+
+def test_a_wrong_variable_is_an_error_and_no_reason_for_another_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "_registry", discovery._Registry())
+    monkeypatch.delitem(sys.modules, "mxref_numba.backend")
+    monkeypatch.delenv("MXREF_BACKEND", raising=False)
+    monkeypatch.setenv("MXREF_NUMBA_PATH", "mmx")
+    message = r"^MXREF_NUMBA_PATH='mmx' is not one of auto, portable, avx512, avx2$"
+    for ask in (get_backend, discovery.choose, lambda: get_backend("numba")):
+        with pytest.raises(SettingError, match=message):
+            ask()
+    lacking(monkeypatch, KernelPath.AVX2)
+    monkeypatch.setenv("MXREF_NUMBA_PATH", "avx2")
+    with pytest.raises(SettingError, match="^MXREF_NUMBA_PATH='avx2' needs a CPU with feature-of-avx2, "):
+        get_backend()
+
+
+@pytest.mark.skipif(KernelPath.AVX2 not in path.available(), reason="no AVX2 here, as Numba sees it")
+def test_code_for_avx2_has_no_instruction_of_avx512() -> None:
+    dispatcher = encode_rows.on(TARGETS[KernelPath.AVX2]).dispatcher()
+    dispatcher._cache = NullCache()  # code from the cache cannot be read
+    code = dispatcher.get_compile_result(types.void(*(types.int64,) * 14)).library.get_asm_str()
+    assert "%ymm" in code
+    assert not re.search(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]", code)

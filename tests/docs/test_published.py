@@ -1,0 +1,124 @@
+"""The pages work wherever they are copied to, and know the versions beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from places import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+import published
+import versions
+
+
+def page(folder: Path, name: str, body: str) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"<html><head></head><body>{body}</body></html>")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("link", "wrong"),
+    [
+        ("a/b.html", False), ("a/b.html#part", False), ("a/b.html?x=1#part", False), ("#part", False), ("", False),
+        ("a%20b.html", False), ("https://example.org/x", False), ("mailto:x", False), ("data:image/png,x", False),
+        ("/a/b.html", True), ("/", True), ("file:///a/b.html", True), ("FILE:a/b.html", True), ("../out.html", True),
+        ("a/", True), ("a", True), ("absent.html", True), ("//example.org/x", True), ("C:/x.html", True),
+    ],
+)  # fmt: skip
+def test_a_link_is_relative_and_leads_to_a_file(link, wrong, tmp_path):
+    site = tmp_path / "site"
+    page(site, "a/b.html", '<a href="../index.html">up</a>')
+    page(site, "a b.html", "")
+    page(tmp_path, "out.html", "")
+    for tag in ('<a class="x" href="{}">', '<img alt="x > y" src="{}">', '<script defer="defer"\nsrc="{}">'):
+        page(site, "index.html", tag.format(link))
+        assert list(published.wrong_links(site)) == ([f"index.html: {link}"] if wrong else [])
+
+
+def test_code_that_is_shown_is_no_link(tmp_path):
+    page(
+        tmp_path, "index.html", '<pre>&lt;a href="/x"&gt; and href="/y"</pre><link rel="canonical" href="/z">'
+    )
+    assert list(published.wrong_links(tmp_path)) == []
+
+
+def test_the_list_of_versions_begins_with_branches_and_the_newest_release(tmp_path):
+    for name in ("main", "0.9.0", "0.10.0", "0.10.0rc1", "next"):
+        page(tmp_path, f"{name}/index.html", "")
+        page(tmp_path, f"{name}/spec/scale.html", "")
+        page(tmp_path, f"{name}/_modules/x.html", "")
+        (tmp_path / name / "objects.inv").touch()
+    (tmp_path / "no-version").mkdir()
+    names = versions.write_list(tmp_path)
+    assert names[:2] == ["main", "next"]
+    assert names.index("0.10.0") < names.index("0.9.0")
+    table = json.loads((tmp_path / "versions.json").read_text())
+    assert [v["folder"] for v in table["versions"]] == names
+    assert table["versions"][0]["pages"] == ["index.html", "spec/scale.html"]
+    script = (tmp_path / "versions.js").read_text()
+    assert json.loads(re.fullmatch(r"window\.mxrefVersions = (.*);\n", script)[1]) == table
+    assert "url=0.10.0" in (tmp_path / "index.html").read_text()
+
+
+def test_a_release_comes_before_its_candidates(tmp_path):
+    for name in ("1.0.0", "1.0.0rc1", "0.9"):
+        page(tmp_path, f"{name}/index.html", "")
+        (tmp_path / name / "objects.inv").touch()
+    assert versions.write_list(tmp_path) == ["1.0.0", "1.0.0rc1", "0.9"]
+
+
+@pytest.mark.parametrize(
+    ("ref", "folder"), [("main", "main"), ("v0.1.0", "0.1.0"), ("a/b", "a-b"), ("vnext", "vnext")]
+)
+def test_the_folder_of_a_version(ref, folder):
+    assert versions.folder_of(ref) == folder
+
+
+CONF = """
+import sys
+sys.path.insert(0, {ext!r})
+extensions = ["published"]
+html_theme = "basic"
+html_static_path = [{static!r}]
+"""
+
+
+def test_a_wrong_link_fails_the_build(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    ext, static = str(ROOT / "docs" / "_ext"), str(ROOT / "docs" / "_static")
+    (source / "conf.py").write_text(CONF.format(ext=ext, static=static))
+    (source / "index.rst").write_text("Title\n=====\n\n.. raw:: html\n\n   <a href='/x'>x</a>\n")
+    monkeypatch.setenv("MXREF_DOCS_VERSION", "main")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "--quiet", "-b", "html", source, tmp_path / "site"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "index.html: /x\n" in done.stderr
+    assert 'src="_static/version-switch.js' in (tmp_path / "site" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("version", ["", "main"])
+def test_pages_have_the_switch_where_they_stand_beside_others(version, monkeypatch):
+    added = []
+
+    class App:
+        def connect(self, *args, **options):
+            pass
+
+        def add_js_file(self, name, **options):
+            added.append(name)
+
+    monkeypatch.setenv("MXREF_DOCS_VERSION", version)
+    published.setup(App())
+    assert added == (["version-switch.js"] if version else [])
+    assert (ROOT / "docs" / "_static" / "version-switch.js").is_file()

@@ -1,0 +1,117 @@
+"""The pages "which bits does X store?": their bytes are what mxref gives, and their commands and links show them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.records import newest, read
+from mxref.cli import main
+from mxref.formats import E2M1
+from mxref.layouts.foreign import LAYOUTS
+from mxref.layouts.packed import unpack
+from peers import cases
+from peers.pages import FOLDER, index_table, page_text, pages, side, sources
+from peers.render import StaleNoteError
+
+PAGES = sorted(FOLDER.glob("*.rst"))
+INDEX = (FOLDER / "index.rst").read_text(encoding="utf-8")
+LINK = re.compile(r"`in the explorer <\.\./\.\./explorer/index\.html#x=(\w+)&a=([^&>]+)(?:&b=([^>]+))?>`__")
+
+ROW = re.compile(r"   \* - .+\n     - ``(\w\w)``\n     - ``(\w+)``\n     - .*\bmxref (``.+)\n")
+
+
+@cache
+def stored(command: str) -> tuple[str, str]:
+    """Return the scale byte and the codes that a command prints, in hexadecimal."""
+    result = CliRunner().invoke(main, shlex.split(command)[1:], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    ((byte, packed),) = re.findall(r"^ +scale (\w\w)  codes ((?: ?\w\w)+)", result.stdout, re.MULTILINE)
+    codes = unpack(np.frombuffer(bytes.fromhex(packed), np.uint8), E2M1)
+    return byte.upper(), "".join(f"{code:X}" for code in codes)
+
+
+def commands(text: str) -> list[str]:
+    return re.findall(r"^   \$ (mxref .*)$", text, re.MULTILINE)
+
+
+def test_the_pages_are_made_from_what_is_known_and_what_mxref_gives_now():
+    """Where this fails: `make tables`."""
+    made = pages()
+    assert {path.name for path in PAGES} == {"index.rst", *made}
+    assert [name for name, text in made.items() if (FOLDER / name).read_text(encoding="utf-8") != text] == []
+    assert index_table() in INDEX
+    listed = re.findall(r"^   (\S.*) <([\w-]+)>$", INDEX, re.MULTILINE)
+    assert listed == [(peer["title"], peer["page"]) for peer in sources()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_commands_of_a_page_print_the_bytes_of_its_tables(path):
+    text = path.read_text(encoding="utf-8")
+    shown = commands(text)
+    for section in text.split("\n~~~")[1:]:
+        rows = ROW.findall(section)
+        assert len(rows) == section.count("mxref ``")
+        for byte, codes, options in rows:
+            (command,) = (c for c in commands(section) if c.endswith(options.replace("``", "").strip()))
+            shown.remove(command)
+            printed_byte, printed_codes = stored(command)
+            assert (printed_byte, printed_codes[: len(codes)]) == (byte, codes)
+            assert not printed_codes[len(codes) :].strip("0")
+    # What remains shows the nearest treatment beside two other implementations, or a link.
+    for command in shown:
+        assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_links_of_a_page_hold_the_block_and_the_treatments_of_its_commands(path):
+    text = path.read_text(encoding="utf-8")
+    links = LINK.findall(text)
+    assert len(links) == text.count("explorer/index.html")
+    sections = [s for s in text.split("\n~~~")[1:] if "explorer/index.html" in s]
+    for (words, *treatments), section in zip(links, sections, strict=True):
+        found = [
+            CliRunner().invoke(main, [*shlex.split(command)[1:], "--link"]).stdout.strip().partition("#x=")[2]
+            for command in commands(section)
+        ]
+        assert found == [f"{words}&a={treatment}" for treatment in treatments if treatment]
+
+
+def test_every_layout_that_a_page_names_exists():
+    named = re.findall(r"layouts? ((?:``\w+``(?:, | and )?)+)", "".join(pages().values()))
+    assert len(named) >= 6
+    assert set(re.findall(r"\w+", " ".join(named))) - {"and"} <= set(LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"name": "X", "mxref": "--dialect amd", "stated": "7F"}, "seen or read"),
+        ({"name": "X", "mxref": "--dialect amd", "stated": "80 6133"}, "seen or read"),
+        ({"name": "X", "mxref": "--dialect amd", "recorded": "torchao FLOOR"}, "run"),
+        ({"name": "X", "mxref": "--dialect amdd"}, "unknown dialect"),
+    ],
+)
+def test_a_byte_that_mxref_does_not_give_is_refused(known, message):
+    with pytest.raises(StaleNoteError, match=message):
+        side("7", known, read(newest("peers")))
+
+
+def test_a_block_that_separates_nothing_is_refused():
+    peer = dict(sources()[0])
+    both = {"name": "X", "mxref": "--dialect ocp"}
+    peer["separates"] = [{"from": "itself", "block": "7", "why": "", "theirs": both, "other": both}]
+    with pytest.raises(StaleNoteError, match="does not separate"):
+        page_text(peer, read(newest("peers")))
+
+
+def test_every_page_separates_its_implementation_by_whole_blocks_or_values():
+    for peer in sources():
+        blocks = [case["block"] for case in peer.get("separates", ())]
+        assert len(blocks) >= 2 or peer.get("casts") or peer.get("decodes"), peer["page"]
+        assert set(blocks) <= set(cases.BLOCKS)

@@ -1,0 +1,130 @@
+"""What two ranks do in steps that never wait, as in `run.capture`: on a CPU without the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mxref.recipe import Recipe
+from mxref.recipe_files import recipe_from_table
+from mxref.reference import ReferenceBackend
+from mxref_torch import CapturedStep, StepOutcome, convert
+from mxref_training.config import TrainConfig
+from mxref_training.distributed.ranks import Ranks
+from mxref_training.distributed.share import Share
+from mxref_training.distributed.team import team_of
+from mxref_training.parallel import Axes, ParallelConfig
+from mxref_training.run.shards import Parts
+from training_setup import change, lines, metrics, run
+
+
+def captured(ranks: Ranks, config: TrainConfig, recipe: Recipe, folder: Path) -> None:
+    """Steps that never wait have the numbers of others: split or whole, clipped, in micro-batches and in phases.
+
+    A run whose ranks each hold the whole model goes on from the checkpoint of one whose ranks split it.
+    """
+    optim = replace(config.optim, lr=2.0**-8, warmup=0, clip=0.125)  # a rate that float32 has
+    config = replace(change(config, micro_batch=2, eval_every=4), optim=optim)
+    layouts = {"split": ParallelConfig(), "replicas": ParallelConfig(replicate=2, shard=1)}
+    for name, parallel in layouts.items():
+        made = replace(config, parallel=parallel)
+        run(folder / name, recipe, made, ranks=ranks)
+        run(folder / f"{name}-captured", recipe, change(made, capture=True), ranks=ranks)
+        assert metrics(folder / f"{name}-captured") == metrics(folder / name)
+        assert all(line["grad_norm"] > optim.clip for line in lines(folder / name) if "grad_norm" in line)
+    made = change(replace(config, parallel=layouts["replicas"]), capture=True)
+    run(folder / "parts", recipe, made, ranks=ranks, stop_after=2)
+    run(folder / "parts", recipe, made, ranks=ranks)
+    assert metrics(folder / "parts") == metrics(folder / "replicas")
+    assert saved(folder / "replicas", 4) == saved(folder / "parts", 4)
+    run(folder / "moved", recipe, change(config, capture=True), ranks=ranks, stop_after=2)
+    run(folder / "moved", recipe, made, ranks=ranks)
+    assert lines(folder / "moved")[:2] == lines(folder / "split")[:2]
+    assert saved(folder / "moved", 4).keys() == saved(folder / "split", 4).keys()
+
+
+def saved(out: Path, step: int) -> dict[str, Any]:
+    """Return the tensors of a checkpoint, put together."""
+    files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
+    with Parts(files) as parts:
+        return {name: tensor.numpy().tobytes() for name, tensor in parts.whole().items()}
+
+
+class Ranged(ReferenceBackend):
+    """Leaves its range at one step, with a wrong product, unless it is widened."""
+
+    context: Any = None
+
+    def __init__(self, at: int) -> None:
+        self.at, self.wide, self.word = at, False, torch.zeros(1, dtype=torch.int32)
+
+    def range_words(self) -> tuple[Tensor, ...]:
+        return (self.word,)
+
+    @contextmanager
+    def widened(self) -> Iterator[None]:
+        self.wide = True
+        yield
+        self.wide = False
+
+    def scaled_gemm(self, a: Any, b: Any, **how: Any) -> Any:
+        out = super().scaled_gemm(a, b, **how)
+        if self.context.step == self.at and not self.wide:
+            self.word.fill_(1)
+            return out * 0 + 1
+        return out
+
+
+def outcomes(ranks: Ranks, exceeds: int = -1, spoiled: int = -1) -> tuple[list[StepOutcome], Tensor]:
+    """Return what five steps of whole replicas came to, and the weights after them.
+
+    Args:
+        ranks: of which each has half of the batch.
+        exceeds: the step in which an operand leaves the range on the last rank alone.
+        spoiled: the step in which a gradient is not finite on the last rank alone, and the loss is.
+    """
+    torch.manual_seed(0)
+    last = ranks.rank == 1
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    backend = Ranged(exceeds if last else -1)
+    recipe = recipe_from_table(
+        {"gemm": "ordered", "keep_bf16": [], "all": {"hadamard": 16, "signs": "per_step"}}
+    )
+    context = backend.context = convert(model, recipe, backend=backend, seed=3).context
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2.0**-8, fused=True)
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        if last and context.step == spoiled:
+            y.register_hook(lambda gradient: gradient * torch.inf)
+        return y.square().mean()
+
+    share = Share(ranks, Axes(2, 1, 1))
+    take = CapturedStep(
+        model, context, loss_of, optimizer, tokens=128, clip=0.125, capture=False, team=team_of(share, model)
+    )  # fmt: skip
+    batches = torch.randn(5, 2, 64, 64, generator=torch.Generator().manual_seed(1))
+    found = [take(batch[ranks.rank]) for batch in batches][1:]
+    return [*(outcome for outcome in found if outcome), *filter(None, [take.finish()])], model[
+        0
+    ].weight.detach()
+
+
+def one_rank_alone(ranks: Ranks) -> None:
+    """What happens to one rank, all ranks act upon: they repeat a step together, or leave its update out together."""
+    plain, weights = outcomes(ranks)
+    assert ranks.gather(plain) == [plain, plain]
+    widened, again = outcomes(ranks, exceeds=2)
+    assert [outcome.widened for outcome in widened] == [False, False, True, False, False]
+    assert torch.equal(again, weights)
+    skipped, _ = outcomes(ranks, spoiled=2)
+    assert [outcome.updated for outcome in skipped] == [True, True, False, True, True]
+    assert skipped[2].nonfinite == "1.weight"
+    assert skipped[3].loss != plain[3].loss
+    assert ranks.gather(repr(skipped)) == [repr(skipped)] * 2  # NaN is not equal to itself

@@ -1,0 +1,27 @@
+"""Two ranks with a collective timeout of a second: the first has a block to itself for longer than that, then fails."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from mxref_training.distributed import ranks as module
+from mxref_training.distributed import waiting
+
+module.TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other
+waiting.FIRST_WORD = 1.0
+
+with module.connected(module.started_ranks()) as ranks:
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+    try:
+        with ranks.one_error():
+            with ranks.first_alone("sleeps"):
+                time.sleep(3 if ranks.first else 0)
+                print(f"rank {ranks.rank} was there", flush=True)
+            with ranks.first_alone("fails"):
+                raise ZeroDivisionError("planted")
+    finally:
+        if ranks.first:  # its process holds the store, in which the other one reads of the failure
+            time.sleep(1)

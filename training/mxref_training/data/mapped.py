@@ -1,0 +1,63 @@
+"""Watches a file that is mapped into memory: to read behind the end of one that was cut kills the process (SIGBUS)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mxref_training.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Mark = tuple[int, int, int]
+"""Device, inode, and time of the last change in ns."""
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """The file of an array, as it was when this was made."""
+
+    path: Path
+    memory: mmap.mmap
+    size: int
+    mark: Mark | None
+    """None: the path names no file any more; its content stays mapped."""
+
+    @classmethod
+    def of(cls, ids: NDArray[Any]) -> MappedFile | None:
+        """Return the file of an array, None if it lies in memory alone; DataError if the file is too short for it."""
+        if not isinstance(ids, np.memmap) or ids.filename is None:
+            return None
+        memory: Any = ids
+        while isinstance(memory, np.ndarray):
+            memory = memory.base
+        path = Path(ids.filename)
+        file = cls(path, memory, ids.offset + ids.nbytes, _mark(path))
+        file.require_unchanged()
+        return file
+
+    def require_unchanged(self) -> None:
+        """Raise DataError if the file was cut or changed in place; one that was deleted or replaced is read on."""
+        found, mark = self.memory.size(), _mark(self.path)
+        changed = (
+            mark is not None and self.mark is not None and mark[:2] == self.mark[:2] and mark != self.mark
+        )
+        if found < self.size or changed:
+            raise DataError(
+                f"{self.path} was changed while a run read it: it had {self.size:,} bytes, and has {found:,}: delete "
+                f"the folder {self.path.parent}, and give the same command, which goes on from the newest checkpoint"
+            )
+
+
+def _mark(path: Path) -> Mark | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns

@@ -1,0 +1,77 @@
+"""Single keys of a configuration, as `--set section.key=value` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from mxref.errors import RecipeError
+from mxref.tomlio import MAX_DEPTH, convert, nearest, parse_toml, shown, suggestion
+from mxref_training.errors import ConfigError
+
+
+def parse_override(text: str, into: type) -> dict[str, Any]:
+    """Return `section.key=value` as a nested table.
+
+    Args:
+        text: the key, `=` and the value, which is TOML, or a string where it does not parse as TOML.
+        into: the configuration's dataclass.
+
+    Raises:
+        ConfigError: another form, an unknown key, or a value of another type than the key's; the message quotes the
+            text and offers the nearest key.
+    """
+    said = f"--set {shown(text)}"
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not 2 <= len(parts) <= MAX_DEPTH or not all(parts):
+        near = _elsewhere(into, parts[-1]) or ", as in run.steps=100"
+        raise ConfigError(f"{said} does not read section.key=value{near}")
+    parsed: Any
+    try:
+        parsed = parse_toml(f"value = {value}")["value"]
+    except ValueError:
+        parsed = value.strip()
+    for part in reversed(parts):
+        parsed = {part: parsed}
+    table: dict[str, Any] = parsed
+    try:
+        _require_known(into, into, table, "")
+    except (ConfigError, RecipeError) as err:
+        raise ConfigError(f"{said}: {err}") from err
+    return table
+
+
+def _require_known(whole: type, cls: type, table: Mapping[str, Any], where: str) -> None:
+    hints = get_type_hints(cls)
+    for key, value in table.items():
+        if key not in hints:
+            what = f"unknown key {shown(key)} in [{where}]" if where else f"unknown section {shown(key)}"
+            near = suggestion(key, hints) or _elsewhere(whole, key) or nearest(key, hints)
+            raise ConfigError(what + near)
+        inner, name = _dataclass(hints[key]), f"{where}.{key}".lstrip(".")
+        if inner is not None and isinstance(value, Mapping):
+            _require_known(whole, inner, value, name)
+        else:
+            convert(hints[key], value, name)
+
+
+def _dataclass(hint: Any) -> type | None:
+    """Return the dataclass that a field holds, also where it may be None."""
+    return next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)  # type: ignore[return-value]
+
+
+def _elsewhere(whole: type, key: str) -> str:
+    """Return ` (did you mean 'run.steps'?)` for a key that a section has; empty if none has it."""
+    found = [name for name in _keys(whole) if name.rpartition(".")[2] == key]
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _keys(cls: type, where: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(cls).items():
+        inner = _dataclass(hint)
+        if inner is None:
+            yield f"{where}{name}"
+        else:
+            yield from _keys(inner, f"{where}{name}.")
