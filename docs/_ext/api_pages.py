@@ -89,10 +89,23 @@ def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.E
     return None
 
 
+def add_targets(app: Sphinx, doctree: nodes.document) -> None:
+    """Let links by the defining module arrive too: those of the source pages are of this kind."""
+    definitions = {name: definition for definition, name in public_names().items()}
+    for signature in doctree.findall(addnodes.desc_signature):
+        for target in list(signature["ids"]):
+            head, _, last = target.rpartition(".")
+            for name, rest in ((target, ""), (head, f".{last}")):
+                other = definitions.get(name, name) + rest
+                if other != target and other not in doctree.ids:
+                    signature["ids"].append(other)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the handlers."""
     app.connect("autodoc-process-docstring", document_members)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)
+    app.connect("doctree-read", add_targets)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
