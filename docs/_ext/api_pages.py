@@ -90,15 +90,21 @@ def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.E
 
 
 def add_targets(app: Sphinx, doctree: nodes.document) -> None:
-    """Let links by the defining module arrive too: those of the source pages are of this kind."""
+    """Let links by the defining module, or by a package above it, arrive too: pages of sources link in these ways."""
     definitions = {name: definition for definition, name in public_names().items()}
+    taken = set(doctree.ids)
     for signature in doctree.findall(addnodes.desc_signature):
-        for target in list(signature["ids"]):
-            head, _, last = target.rpartition(".")
-            for name, rest in ((target, ""), (head, f".{last}")):
-                other = definitions.get(name, name) + rest
-                if other != target and other not in doctree.ids:
-                    signature["ids"].append(other)
+        if not signature.get("module"):
+            continue
+        first, _, rest = signature["fullname"].partition(".")
+        name = f"{signature['module']}.{first}"
+        module, _, last = definitions.get(name, name).rpartition(".")
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            other = ".".join([*parts[:end], last, *filter(None, [rest])])
+            if other not in taken:
+                taken.add(other)
+                signature["ids"].append(other)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
