@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from mxref import __version__
@@ -23,6 +22,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mxref_spec",
+    "clause_contents",
     "measured",
     "api_pages",
     "command_line",
@@ -77,7 +77,7 @@ def magnitude_bars(app, what, name, obj, options, lines):
 
 def module_of_an_alias(app, modname, attribute):
     """Keep an alias of a built-in type in the module that names it: `builtins` has no source to show."""
-    value = import_module(modname)
+    value = sys.modules.get(modname)
     for name in attribute.split("."):
         value = getattr(value, name, None)
     return modname if getattr(value, "__module__", None) == "builtins" else None
