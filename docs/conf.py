@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from mxref import __version__
@@ -22,7 +23,6 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mxref_spec",
-    "clause_contents",
     "measured",
     "api_pages",
     "command_line",
@@ -77,7 +77,9 @@ def magnitude_bars(app, what, name, obj, options, lines):
 
 def module_of_an_alias(app, modname, attribute):
     """Keep an alias of a built-in type in the module that names it: `builtins` has no source to show."""
-    value = sys.modules.get(modname)
+    if not modname:  # an object that a page describes outside of any module
+        return None
+    value = import_module(modname)
     for name in attribute.split("."):
         value = getattr(value, name, None)
     return modname if getattr(value, "__module__", None) == "builtins" else None

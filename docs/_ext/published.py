@@ -1,6 +1,7 @@
 """What makes the built pages a site to publish: links that work from any folder, and a switch between versions.
 
     MXREF_DOCS_VERSION  the name of this version, where the pages are built into a folder beside those of others
+    MXREF_DOCS_URL      the address under which the pages are published, for the sitemap and canonical links
 
 `versions.py` builds several versions. The switch reads `versions.js` in the folder above, so it knows versions
 that were built later, and needs no server.
@@ -17,7 +18,7 @@ from urllib.parse import unquote
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-VERSION = "MXREF_DOCS_VERSION"
+VERSION, URL = "MXREF_DOCS_VERSION", "MXREF_DOCS_URL"
 _TAG = re.compile(r"""<(?!link rel="canonical")[a-z](?:[^"'>]|"[^"]*"|'[^']*')*>""", re.IGNORECASE)
 _LINK = re.compile(r"""\s(?:href|src)=(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
 _ELSEWHERE = re.compile(r"(?:https?|mailto|data|javascript):", re.IGNORECASE)
@@ -69,9 +70,13 @@ def forget_unread_modules(app: Sphinx) -> list[tuple[str, dict[str, object], str
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the check, and the switch where there may be other versions."""
+    """Register the check, and the switch where there may be other versions; ExtensionError if the address is none."""
+    address = app.config.html_baseurl
+    if address and not re.match(r"https?://[^/\s]+/?", address):
+        raise ExtensionError(f"{URL} = {address!r} is no address of a site, as in https://example.org/mxref/")
     app.connect("html-collect-pages", forget_unread_modules, priority=100)
     app.connect("build-finished", check_links, priority=900)
     if os.environ.get(VERSION):
         app.add_js_file("version-switch.js", loading_method="defer")
+        app.add_css_file("version-switch.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

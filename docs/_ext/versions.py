@@ -22,10 +22,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from published import VERSION
+from published import URL, VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
-URL = "MXREF_DOCS_URL"
 _PACKAGES = (".", "backends", "training")
 _INDEX = """<!doctype html>
 <html lang="en">
@@ -74,6 +73,12 @@ def build(out: Path, ref: str) -> Path:
     return folder
 
 
+def is_commit(ref: str) -> bool:
+    """Return whether git knows a branch, a tag or a commit of this name."""
+    words = ["git", "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True).returncode == 0
+
+
 def folder_of(ref: str) -> str:
     """Return the name of the folder of a branch or tag: a tag `v0.1.0` is version 0.1.0."""
     return re.sub(r"^v(?=\d)", "", ref).replace("/", "-")
@@ -111,6 +116,9 @@ def main() -> None:
     parser.add_argument("refs", nargs="+", metavar="REF")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    for ref in given.refs:
+        if not is_commit(ref):
+            parser.error(f"{ref} is no branch or tag of this repository")
     for ref in given.refs:
         print(build(given.out.resolve(), ref))
     print(given.out / "index.html", *write_list(given.out))

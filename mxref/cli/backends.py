@@ -26,7 +26,6 @@ def backends(as_json: bool) -> None:
     Examples:
       mxref backends
       mxref backends --json
-      MXREF_BACKEND=reference mxref backends
     """  # noqa: D301 - the character \\b tells click to keep the lines that follow
     chosen, why = choose()
     found = candidates()

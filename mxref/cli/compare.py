@@ -63,11 +63,11 @@ def compare(
     layer: int,
     operand: str,
 ) -> None:
-    """Compare the codes and scales that a kernel wrote with the reference, byte by byte.
+    """Compare the codes and scales of a kernel with the reference.
 
-    The files are .npy, .npz, .safetensors or .pt. One file with arrays named x, codes and scales is enough. The exit
-    code is 0 if all bytes are equal, 1 if some differ, 2 on bad usage. --seed, --step, --layer and --operand are for
-    treatments with random bits.
+    Every byte is compared. The files are .npy, .npz, .safetensors or .pt. One file with arrays named x, codes and
+    scales is enough. The exit code is 0 if all bytes are equal, 1 if some differ, 2 on bad usage. --seed, --step,
+    --layer and --operand are for treatments with random bits.
 
     \b
     Examples:

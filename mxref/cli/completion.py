@@ -13,10 +13,10 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print the script by which a SHELL completes commands, options and values.
+    """Print the script by which a SHELL completes what you type.
 
-    Dialects, recipes, presets, ladders, backends, clauses and the folders of runs are completed. Bash must be 4.4 or
-    newer.
+    Commands, options, dialects, recipes, presets, ladders, backends, clauses and the folders of runs are completed.
+    Bash must be 4.4 or newer.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ from mxref.tomlio import nearest
 @click.command()
 @click.argument("name", required=False, shell_complete=known.recipes)
 def recipes(name: str | None) -> None:
-    """List the shipped recipes, or print one as a file to start from.
+    """List the shipped recipes, or print one to start from.
 
     \b
     Examples:

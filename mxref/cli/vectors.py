@@ -112,7 +112,9 @@ def verify(directory: Path | None, made: str | None) -> None:
 )
 @_FORMAT
 def generate(directory: Path | None, tests: Path | None, made: str | None) -> None:
-    """Write all files, in a checkout: results come from the scalar oracle, and the reference must agree.
+    """Write all files from the scalar oracle, in a checkout.
+
+    The reference must agree with every result.
 
     \b
     Examples:

@@ -6,15 +6,25 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from places import ROOT
 
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-import published
-import versions
+
+@pytest.fixture
+def published(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return import_module("published")
+
+
+@pytest.fixture
+def versions(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return import_module("versions")
 
 
 def page(folder: Path, name: str, body: str) -> Path:
@@ -33,7 +43,7 @@ def page(folder: Path, name: str, body: str) -> Path:
         ("a/", True), ("a", True), ("absent.html", True), ("//example.org/x", True), ("C:/x.html", True),
     ],
 )  # fmt: skip
-def test_a_link_is_relative_and_leads_to_a_file(link, wrong, tmp_path):
+def test_a_link_is_relative_and_leads_to_a_file(link, wrong, published, tmp_path):
     site = tmp_path / "site"
     page(site, "a/b.html", '<a href="../index.html">up</a>')
     page(site, "a b.html", "")
@@ -43,14 +53,14 @@ def test_a_link_is_relative_and_leads_to_a_file(link, wrong, tmp_path):
         assert list(published.wrong_links(site)) == ([f"index.html: {link}"] if wrong else [])
 
 
-def test_code_that_is_shown_is_no_link(tmp_path):
+def test_code_that_is_shown_is_no_link(published, tmp_path):
     page(
         tmp_path, "index.html", '<pre>&lt;a href="/x"&gt; and href="/y"</pre><link rel="canonical" href="/z">'
     )
     assert list(published.wrong_links(tmp_path)) == []
 
 
-def test_the_list_of_versions_begins_with_branches_and_the_newest_release(tmp_path):
+def test_the_list_of_versions_begins_with_branches_and_the_newest_release(versions, tmp_path):
     for name in ("main", "0.9.0", "0.10.0", "0.10.0rc1", "next"):
         page(tmp_path, f"{name}/index.html", "")
         page(tmp_path, f"{name}/spec/scale.html", "")
@@ -68,7 +78,7 @@ def test_the_list_of_versions_begins_with_branches_and_the_newest_release(tmp_pa
     assert "url=0.10.0" in (tmp_path / "index.html").read_text()
 
 
-def test_a_release_comes_before_its_candidates(tmp_path):
+def test_a_release_comes_before_its_candidates(versions, tmp_path):
     for name in ("1.0.0", "1.0.0rc1", "0.9"):
         page(tmp_path, f"{name}/index.html", "")
         (tmp_path / name / "objects.inv").touch()
@@ -78,13 +88,11 @@ def test_a_release_comes_before_its_candidates(tmp_path):
 @pytest.mark.parametrize(
     ("ref", "folder"), [("main", "main"), ("v0.1.0", "0.1.0"), ("a/b", "a-b"), ("vnext", "vnext")]
 )
-def test_the_folder_of_a_version(ref, folder):
+def test_the_folder_of_a_version(ref, folder, versions):
     assert versions.folder_of(ref) == folder
 
 
 CONF = """
-import sys
-sys.path.insert(0, {ext!r})
 extensions = ["published"]
 html_theme = "basic"
 html_static_path = [{static!r}]
@@ -94,10 +102,10 @@ html_static_path = [{static!r}]
 def test_a_wrong_link_fails_the_build(tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()
-    ext, static = str(ROOT / "docs" / "_ext"), str(ROOT / "docs" / "_static")
-    (source / "conf.py").write_text(CONF.format(ext=ext, static=static))
+    (source / "conf.py").write_text(CONF.format(static=str(ROOT / "docs" / "_static")))
     (source / "index.rst").write_text("Title\n=====\n\n.. raw:: html\n\n   <a href='/x'>x</a>\n")
     monkeypatch.setenv("MXREF_DOCS_VERSION", "main")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "docs" / "_ext"))
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "--quiet", "-b", "html", source, tmp_path / "site"],
         capture_output=True, text=True, timeout=120,
@@ -108,17 +116,36 @@ def test_a_wrong_link_fails_the_build(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("version", ["", "main"])
-def test_pages_have_the_switch_where_they_stand_beside_others(version, monkeypatch):
+def test_pages_have_the_switch_where_they_stand_beside_others(version, published, monkeypatch):
     added = []
 
     class App:
+        config = SimpleNamespace(html_baseurl="https://example.org/mxref")
+
         def connect(self, *args, **options):
             pass
 
         def add_js_file(self, name, **options):
             added.append(name)
 
+        add_css_file = add_js_file
+
     monkeypatch.setenv("MXREF_DOCS_VERSION", version)
     published.setup(App())
-    assert added == (["version-switch.js"] if version else [])
-    assert (ROOT / "docs" / "_static" / "version-switch.js").is_file()
+    assert added == (["version-switch.js", "version-switch.css"] if version else [])
+    assert all((ROOT / "docs" / "_static" / name).is_file() for name in added)
+
+
+@pytest.mark.parametrize("address", ["example.org", "/mxref/", "file:///site/", "https://", "https:// /"])
+def test_an_address_that_is_none_is_refused(address, published):
+    with pytest.raises(Exception, match="MXREF_DOCS_URL = .* is no address of a site") as caught:
+        published.setup(SimpleNamespace(config=SimpleNamespace(html_baseurl=address)))
+    assert type(caught.value).__name__ == "ExtensionError"
+
+
+def test_a_version_that_git_does_not_know_is_refused(versions, tmp_path, monkeypatch, capsys):
+    assert versions.is_commit("HEAD")
+    monkeypatch.setattr(sys, "argv", ["versions.py", str(tmp_path), "no-such-branch"])
+    with pytest.raises(SystemExit):
+        versions.main()
+    assert "no-such-branch is no branch or tag" in capsys.readouterr().err

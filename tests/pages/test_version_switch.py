@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from explorer.browser import LOADED, Tab, executable, opened
 from places import ROOT
-
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-import versions
 
 pytestmark = pytest.mark.skipif(
     not executable(), reason="needs a browser, which MXREF_BROWSER names: make test-pages"
@@ -36,6 +34,12 @@ def version(site: Path, name: str, *pages: str) -> None:
     (folder / "_static").mkdir()
     shutil.copy(ROOT / "docs" / "_static" / "version-switch.js", folder / "_static")
     (folder / "objects.inv").touch()
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return import_module("versions")
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def arrived(tab: Tab, then: str) -> str:
 
 
 def test_the_switch_leads_to_the_same_page_of_another_version_or_to_its_first(
-    tab: Tab, tmp_path: Path
+    versions: ModuleType, tab: Tab, tmp_path: Path
 ) -> None:
     site = tmp_path / "a site"
     version(site, "main", "spec/scale.html", "spec/new.html")
@@ -77,7 +81,7 @@ def test_the_switch_leads_to_the_same_page_of_another_version_or_to_its_first(
     assert tab.errors == []
 
 
-def test_one_version_has_no_switch(tab: Tab, tmp_path: Path) -> None:
+def test_one_version_has_no_switch(versions: ModuleType, tab: Tab, tmp_path: Path) -> None:
     version(tmp_path / "site", "main")
     versions.write_list(tmp_path / "site")
     tab.show((tmp_path / "site" / "main" / "index.html").as_uri(), ready=READY)
@@ -92,7 +96,9 @@ def test_without_a_list_there_is_no_switch_and_the_page_works(tab: Tab, tmp_path
     assert "ERR_FILE_NOT_FOUND" in "".join(tab.errors)
 
 
-def test_the_first_page_of_the_site_leads_to_a_version(tab: Tab, tmp_path: Path) -> None:
+def test_the_first_page_of_the_site_leads_to_a_version(
+    versions: ModuleType, tab: Tab, tmp_path: Path
+) -> None:
     site = tmp_path / "site"
     version(site, "main")
     versions.write_list(site)

@@ -63,7 +63,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, package
 def test_help_of_a_command_comes_from_its_source(tmp_path, monkeypatch):
     source = 'raise SystemExit("imported")\ndef go():\n    """Go far. And back."""\n'
     plugin(tmp_path, monkeypatch, source, "plug_far")
-    assert "  go        Go far.\n" in run("--help").output
+    assert "  go          Go far.\n" in run("--help").output
 
 
 def test_help_follows_an_import_and_falls_back_to_the_origin(tmp_path, monkeypatch):

@@ -71,6 +71,7 @@ def test_the_list_of_commands_fits_every_width():
     for width in (NARROWEST, 80, 120):
         lines = help_of((), width).splitlines()
         assert max(map(len, lines)) <= width
+        assert width < 80 or not any(line.endswith("...") for line in lines[1:])
         for name in main.list_commands(None):
             assert sum(line.startswith(f"  {name} ") for line in lines) == 1
 

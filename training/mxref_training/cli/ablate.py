@@ -178,12 +178,12 @@ def ablate(
     calibrates: bool,
     list_arms: bool,
 ) -> None:
-    """Train the arms of a LADDER and compare them: a TOML file, or the name of one that is shipped: paper, readings,
-    paper_50m, paper_8b or tseng.
+    """Train the arms of a LADDER and compare them.
 
-    Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in
-    report.html and report.md of the directory, every number in results.json. The results of several machines are
-    brought together by --collect; the ladder then goes on with the runs that are missing.
+    LADDER is a TOML file, or the name of one that is shipped: paper, readings, paper_50m, paper_8b or tseng.
+    Finished arms are kept, and the same command goes on with an interrupted ladder. The report is in report.html and
+    report.md of the directory, every number in results.json. The results of several machines are brought together by
+    --collect; the ladder then goes on with the runs that are missing.
 
     \b
     Examples:

@@ -90,10 +90,10 @@ def export(
     max_shard_size: int,
     backend: str | None,
 ) -> None:
-    """Write a run's model into the new folder OUT, which Hugging Face Transformers loads.
+    """Write a run's model into a folder that Transformers loads.
 
-    The first argument is the folder of a run, for its newest checkpoint, or RUN/checkpoints/step-N. OUT has
-    model.safetensors, config.json and the run's tokenizer. It appears when all of it is on the disk.
+    The first argument is the folder of a run, for its newest checkpoint, or RUN/checkpoints/step-N. The
+    new folder OUT has model.safetensors, config.json and the run's tokenizer. It appears when all of it is on the disk.
 
     \b
     Examples:

@@ -124,11 +124,12 @@ def probe(
     device: str | None,
     backend: str | None,
 ) -> None:
-    """Compare the operands and GEMMs of recipes on each CHECKPOINT with exact ones; no weight is updated.
+    """Compare the GEMMs of recipes on a CHECKPOINT with exact ones.
 
-    A CHECKPOINT is RUN/checkpoints/step-N of an `mxref train`, or the folder RUN for its newest one. One batch goes
-    forward and backward in BF16. Every recipe's three GEMMs then run on what each linear layer read, so no error of one
-    layer or step reaches another. Several checkpoints of one model are shown side by side.
+    Their operands are compared too; no weight is updated. A CHECKPOINT is RUN/checkpoints/step-N of an `mxref train`,
+    or the folder RUN for its newest one. One batch goes forward and backward in BF16. Every recipe's three GEMMs then
+    run on what each linear layer read, so no error of one layer or step reaches another. Several checkpoints of one
+    model are shown side by side.
 
     \b
     Examples:

@@ -32,12 +32,12 @@ from mxref_training.errors import ConfigError
     help="Write every table as a CSV file into this folder.",
 )
 def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None) -> None:
-    """Write the page of a RUN, the --out of `mxref train`; several RUNs are compared with the first.
+    """Write the page of a RUN, or of several side by side.
 
-    One run has report.html and report.md: curves, telemetry by layer and GEMM, recipe, hardware and versions. Several
-    have comparison.html and comparison.md. The pages need no network. The folder of a ladder, the --out of
-    `mxref ablate`, has its results shown again and its report.html and report.md written anew; that of a probe has its
-    probe.html and probe.md written anew.
+    A RUN is the --out of `mxref train`; several are compared with the first. One run has report.html and report.md:
+    curves, telemetry by layer and GEMM, recipe, hardware and versions. Several have comparison.html and comparison.md.
+    The pages need no network. The folder of a ladder, the --out of `mxref ablate`, has its results shown again and its
+    report.html and report.md written anew; that of a probe has its probe.html and probe.md written anew.
 
     \b
     Examples:
