@@ -35,6 +35,7 @@ extensions = [
 # sitemap, whose links are absolute.
 html_baseurl = os.environ.get("MXREF_DOCS_URL", "")
 if html_baseurl:
+    html_baseurl = html_baseurl.rstrip("/") + "/"  # the sitemap puts the names of pages right behind it
     extensions.append("sphinx_sitemap")
     sitemap_url_scheme = "{link}"
 exclude_patterns = ["_build", "_measured", "spec/vectors"]
@@ -77,6 +78,8 @@ def magnitude_bars(app, what, name, obj, options, lines):
 
 def module_of_an_alias(app, modname, attribute):
     """Keep an alias of a built-in type in the module that names it: `builtins` has no source to show."""
+    if modname is None:  # a field of a table, which has no source
+        return None
     value = import_module(modname)
     for name in attribute.split("."):
         value = getattr(value, name, None)
