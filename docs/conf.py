@@ -78,7 +78,7 @@ def magnitude_bars(app, what, name, obj, options, lines):
 
 def module_of_an_alias(app, modname, attribute):
     """Keep an alias of a built-in type in the module that names it: `builtins` has no source to show."""
-    if modname is None:  # a field of a table, which has no source
+    if not modname:  # an object that a page describes outside of any module
         return None
     value = import_module(modname)
     for name in attribute.split("."):

@@ -89,10 +89,29 @@ def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.E
     return None
 
 
+def add_targets(app: Sphinx, doctree: nodes.document) -> None:
+    """Let links by the defining module, or by a package above it, arrive too: pages of sources link in these ways."""
+    definitions = {name: definition for definition, name in public_names().items()}
+    taken = set(doctree.ids)
+    for signature in doctree.findall(addnodes.desc_signature):
+        if not signature.get("module"):
+            continue
+        first, _, rest = signature["fullname"].partition(".")
+        name = f"{signature['module']}.{first}"
+        module, _, last = definitions.get(name, name).rpartition(".")
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            other = ".".join([*parts[:end], last, *filter(None, [rest])])
+            if other not in taken:
+                taken.add(other)
+                signature["ids"].append(other)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the handlers."""
     app.connect("autodoc-process-docstring", document_members)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)
+    app.connect("doctree-read", add_targets)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

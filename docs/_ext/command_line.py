@@ -53,9 +53,9 @@ def examples(command: click.Command) -> list[str]:
     for paragraph in _paragraphs(command):
         if paragraph.startswith("\b"):
             for line in paragraph.splitlines()[1:]:
-                shown, _, remark = line.strip().partition("   ")
+                shown, *remark = re.split(r"\s{2,}", line.strip(), maxsplit=1)
                 if re.match(r"(\w+=\S+ )*(mxref|torchrun) ", shown + " "):
-                    found.append(f"{shown}  # {remark.strip()}" if remark.strip() else shown)
+                    found.append("  # ".join([shown, *remark]))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ablations import branches, probes
+from bench.plot import chart
 
 TREATMENT = {"name": "h16", "label": "H16", "digest": "d1", "gemm": "exact", "treatment": [], "table": {}}
 
@@ -140,4 +142,4 @@ def test_branches_are_compared_with_the_trunks_own_at_equal_seeds() -> None:
     assert row == (
         "s", "all", "+0.2500", "+0.2500", "+0.2500", "+0.1250 to +0.3750", "3", "``d``",
     )  # fmt: skip
-    assert "after 200 updates" in branches.figure(results)
+    assert "after 200 updates" in chart("branches", partial(branches.figure, results))

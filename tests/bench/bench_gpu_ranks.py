@@ -87,7 +87,7 @@ class Training:
         self.captured: CapturedTraining | None = None
         if config.run.capture:
             self.captured = CapturedTraining(
-                self.model, context, self.optimizer, config, compiled, self.share
+                self.model, context, self.optimizer, config, compiled, self.share, self.eager.team
             )
         self.generator = torch.Generator().manual_seed(0)
         self.number = 0
@@ -296,8 +296,10 @@ def main(
             if "replicas" in more:
                 chosen = replace(chosen, parallel=ParallelConfig(ranks.world, shard=1))
             training = Training(chosen, find(name), backend, device, ranks, drawn)
-            row = {"label": label, "model": model, "recipe": name} | row_of(training, steps, drawn)
-            training.close()
+            try:
+                row = {"label": label, "model": model, "recipe": name} | row_of(training, steps, drawn)
+            finally:
+                training.close()
             row["shape"] = shape_of(chosen)
             rows.append(row)
             del training

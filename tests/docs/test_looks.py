@@ -144,3 +144,21 @@ def test_boxes_of_the_data_flow_bring_their_own_contrast() -> None:
     assert min(contrast(box, letter) for box in boxes for letter in letters) >= 4.5
     colours = dict(zip(SCHEMES, re.findall(r"--muted: (#[0-9a-f]{6})", text), strict=True))
     assert colours == {scheme: named["muted"] for scheme, named in SCHEMES.items()}
+
+
+def test_a_drawing_becomes_part_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from charts import inline
+
+    with styled("test"):
+        drawn = standalone(svg(figure(), "test"))
+    for text in (drawn, (DOCS / "_static" / "dataflow.svg").read_text(encoding="utf-8")):
+        element = inline(text, 'steps "a" < "b"')
+        root, _, rest = element.partition(">")
+        assert 'role="img" aria-label="steps &quot;a&quot; &lt; &quot;b&quot;"' in root
+        assert root.count("min-width") == root.count("style=") == root.count("role=") == 1
+        assert not re.search(r'xmlns|\swidth="|\sheight="', root)
+        assert "prefers-color-scheme" not in element
+        assert "var(--muted)" in rest
+        assert rest.endswith("</svg>\n")

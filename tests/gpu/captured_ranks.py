@@ -14,7 +14,7 @@ from mxref.gemm import gemm_profile
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import CapturedStep
 from mxref_torch.captured.runner import StepRunner
-from mxref_training.config import Compile, TrainConfig, find_recipe
+from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.parallel import ParallelConfig
 from mxref_training.run import stepping
@@ -31,7 +31,7 @@ SIZES = change(
 LAYOUTS = {"split": ParallelConfig(), "replicas": ParallelConfig(0, shard=1)}
 """The evaluation has five windows in batches of a rank's sequences: the ranks have not the same number of them."""
 PHASES = recipe_from_table({"all": {"hadamard": 16}, "schedule": [{"until": 4, "recipe": "fp8"}]})
-RECIPES = {"bf16": "bf16", "fp8": "fp8", "phases": PHASES}
+RECIPES = {"bf16": "bf16", "phases": PHASES}
 
 
 def without_graphs() -> None:
@@ -79,10 +79,8 @@ def all_runs(ranks: Ranks, folder: Path) -> None:
             find_recipe(recipe) if isinstance(recipe, str) else recipe, gemm=gemm_profile("bounded")
         )
         for layout, parallel in LAYOUTS.items():
-            for compiled in (Compile.NONE, Compile.BLOCK) if name == "phases" else (Compile.NONE,):
-                config: TrainConfig = change(replace(SIZES, parallel=parallel), compile=compiled)
-                out = folder / f"{name}-{layout}-{compiled.value}"
-                run(out, treatment, config, backend=get_backend("triton"), ranks=ranks)
+            config: TrainConfig = replace(SIZES, parallel=parallel)
+            run(folder / f"{name}-{layout}", treatment, config, backend=get_backend("triton"), ranks=ranks)
 
 
 def main(folder: Path) -> None:

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("captured_ranks.py")
 
 @pytest.mark.timeout(300)
 def test_the_bits_of_two_ranks_are_those_without_graphs(tmp_path, cases):
-    """BF16, FP8 and two phases, split weights and whole ones, clipped, in micro-batches: metrics and checkpoints."""
+    """BF16, and a phase of FP8 before MXFP4; split weights and whole ones; clipped, in micro-batches."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -27,5 +27,5 @@ def test_the_bits_of_two_ranks_are_those_without_graphs(tmp_path, cases):
         env=os.environ | {"PYTHONPATH": roots, "OMP_NUM_THREADS": "4"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 runs equal" in done.stdout
-    cases(8)
+    assert "4 runs equal" in done.stdout
+    cases(4)

@@ -29,12 +29,11 @@ WIDTHS = {1400: (350, 6, 2), 390: (195, 10, 3)}
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 CONTRAST = (TESTS / "explorer" / "contrast.js").read_text(encoding="utf-8")
 CONTENTS = """(() => {
-  const page = document.querySelector("article");
-  const headings = page ? [...page.querySelectorAll("section section > h2, section section > h1")].length : 0;
+  const parts = document.querySelectorAll("article h2, article h3, article .clause").length;
   const list = document.querySelector(".toc-tree");
-  return headings <= 2 || (list !== null && list.checkVisibility());
+  return parts <= 2 || document.querySelector("article section") === null || (list?.checkVisibility() ?? false);
 })()"""
-"""Whether the list of a page's sections is shown if it has more than two."""
+"""Whether the list of a page's sections and clauses is shown if it has more than two."""
 
 Shots = dict[tuple[int, bool], list[tuple[str, Path]]]
 

@@ -167,7 +167,8 @@ def _same_table(same: Sequence[Mapping[str, Any]]) -> str:
         ]
         for one in same
     ]
-    return list_table(["setting", "mxref explain", "same bits for", "clauses that differ elsewhere"], rows)
+    head = ["setting", "mxref explain", "same bits for", "clauses that differ elsewhere"]
+    return list_table(head, rows, (20, 24, 33, 23))
 
 
 def _separation(peer: Mapping[str, Any], case: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -208,6 +209,9 @@ def side(block: str, known: Mapping[str, str], record: Mapping[str, Any]) -> lis
     found: dict[str, Stored] = {}
     if "recorded" in known:
         found["run"] = Stored.recorded(column_of(record, "blocks", known["recorded"])["stored"][block])
+        version = next(p["version"] for p in record["peers"].values() if known["recorded"] in p["blocks"])
+        if version not in known["name"]:
+            raise StaleNoteError(f"{known['name']}: the record is of release {version}")
     if "mxref" in known:
         found[f"mxref {_options(known['mxref'])}"] = mxref_stores(block, known["mxref"])
     if "stated" in known:

@@ -93,7 +93,8 @@ def test_every_layout_that_a_page_names_exists():
     [
         ({"name": "X", "mxref": "--dialect amd", "stated": "7F"}, "seen or read"),
         ({"name": "X", "mxref": "--dialect amd", "stated": "80 6133"}, "seen or read"),
-        ({"name": "X", "mxref": "--dialect amd", "recorded": "torchao FLOOR"}, "run"),
+        ({"name": "0.18.0", "mxref": "--dialect amd", "recorded": "torchao FLOOR"}, "'run'"),
+        ({"name": "0.17.0", "recorded": "torchao FLOOR"}, "the record is of release 0.18.0"),
         ({"name": "X", "mxref": "--dialect amdd"}, "unknown dialect"),
     ],
 )

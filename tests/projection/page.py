@@ -81,7 +81,7 @@ def plot(projection: Projection, width: float = WIDE) -> Figure:
     label_below(axes, "milliseconds of one optimizer step, computed, not measured", width)
     figure.legend(
         frameon=False, loc="outside upper left", ncols=4 if width == WIDE else 2, fontsize=SMALLEST,
-        handlelength=1.2, columnspacing=1,
+        handlelength=1.5, columnspacing=1,
     )  # fmt: skip
     return figure
 

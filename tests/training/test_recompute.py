@@ -26,6 +26,23 @@ def test_a_run_keeps_its_bits(tmp_path: Path, recipe: Recipe | str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("recipe", [SR, "fp8", "bf16"], ids=["sr", "fp8", "bf16"])
+def test_a_run_compiled_by_inductor_keeps_its_bits(tmp_path: Path, recipe: Recipe | str) -> None:
+    """A compiled layer runs as a whole when it is computed again, so it has the same kernels."""
+    torch._dynamo.reset()
+    found = []
+    for how in (Recompute.NONE, Recompute.FULL):
+        config = change(CONFIG, recompute=how, compile=Compile.BLOCK, steps=3)
+        run(tmp_path / how, recipe, config)
+        found.append(metrics(tmp_path / how))
+    assert found[0] == found[1]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
+
+
 def test_less_is_kept_for_the_backward_pass() -> None:
     """What autograd holds of a forward pass, in bytes."""
     config = replace(CONFIG.model, layers=4)

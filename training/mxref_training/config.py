@@ -59,19 +59,29 @@ class ModelConfig:
     """Shape of a Llama 3 model."""
 
     layers: int
+    """Decoder blocks."""
     width: int
+    """Channels of the residual stream; a multiple of 2 `heads`."""
     heads: int
+    """Heads of the attention."""
     kv_heads: int
+    """Heads of keys and values, each shared by `heads` / `kv_heads` heads."""
     ffn: int
     """Width of the SwiGLU."""
     vocab: int
+    """Tokens of the vocabulary."""
     max_seq: int
     """Positions that the rotary table holds."""
     rope_theta: float = 500000.0
+    """Base of the rotary wavelengths."""
     rope_scaling: RopeScaling | None = None
+    """The stretching of long wavelengths of Llama 3.1; none: no stretching."""
     norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
+    """Use the embedding as the weight of `lm_head` too."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights."""
     scale_output_init: bool = True
     """Divide the standard deviation of `o_proj` and `down_proj` by sqrt(2 layers), as Megatron does."""
 
@@ -143,9 +153,13 @@ class OptimConfig:
     """AdamW, gradient clipping and the learning rate."""
 
     lr: float
+    """Learning rate after the warm-up."""
     beta1: float = 0.9
+    """Decay of the first moment of AdamW."""
     beta2: float = 0.95
+    """Decay of its second moment."""
     eps: float = 1e-5
+    """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled; for matrices (linear weights and embeddings), never for norm weights."""
     clip: float = 1.0
@@ -192,9 +206,11 @@ class RunConfig:
     """Length of a run, its batches, and what is written when."""
 
     steps: int
+    """Optimizer steps of the run."""
     batch: int
     """Sequences per optimizer step."""
     seq_len: int
+    """Tokens of a sequence."""
     eval_every: int
     """Steps between evaluations; the last step is always evaluated."""
     eval_tokens: int
@@ -202,6 +218,7 @@ class RunConfig:
     seed: int = 0
     """Initial weights, random rounding and, unless `data_seed` is set, the order of the data."""
     data_seed: int | None = None
+    """Order of the data; none: `seed`."""
     micro_batch: int = 0
     """Sequences per forward pass; 0 is the whole batch."""
     checkpoint_every: int = 0

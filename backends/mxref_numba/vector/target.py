@@ -42,6 +42,11 @@ class Target:
     """What else the CPU has beyond its name, as LLVM takes it: `+a,+b`."""
 
     @property
+    def name(self) -> str:
+        """Return a name for kernels: the path and the features."""
+        return f"{self.path}{self.features.replace('+', '_').replace(',', '')}"
+
+    @property
     def lanes(self) -> int:
         """Return how many float32 a vector has."""
         return self.bits // 32

@@ -37,11 +37,19 @@ VECTORS = [path for path in BACKENDS if path in TARGETS]
 on_vectors = pytest.mark.parametrize("path", VECTORS)
 
 
-@pytest.fixture(params=list(KernelPath))
-def backend(request: pytest.FixtureRequest) -> NumbaBackend:
-    if request.param not in BACKENDS:
-        pytest.skip(f"the CPU, as Numba sees it, has no {request.param}")
-    return BACKENDS[request.param]
+WITHOUT_VNNI = "avx2 without AVX-VNNI"
+
+
+@pytest.fixture(params=[*KernelPath, WITHOUT_VNNI])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
+    path = KernelPath.AVX2 if request.param == WITHOUT_VNNI else request.param
+    if path not in BACKENDS:
+        pytest.skip(f"the CPU, as Numba sees it, has no {path}")
+    if request.param == WITHOUT_VNNI:
+        if not TARGETS[path].features:
+            pytest.skip("the path avx2 of this CPU is without AVX-VNNI")
+        monkeypatch.setitem(TARGETS, path, replace(TARGETS[path], features=""))
+    return BACKENDS[path]
 
 
 def of(elements: NDArray[np.uint8], scales: NDArray[np.uint8]) -> MXArray:

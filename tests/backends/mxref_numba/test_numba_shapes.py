@@ -5,9 +5,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from every_path import EveryPath
-
 from differential import assert_same_blocks, oracle_quantize_array
+from every_path import EveryPath
 from mxref import GemmProfile, MXArray, OperandSpec, Rounding, Stream, get_backend
 from mxref.formats import E2M1
 from mxref.layouts.packed import unpack

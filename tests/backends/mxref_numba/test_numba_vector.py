@@ -14,7 +14,6 @@ from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, SignPol
 pytest.importorskip("numba")
 
 from every_path import EveryPath
-
 from mxref.placement import Placement
 from mxref_numba import memory
 

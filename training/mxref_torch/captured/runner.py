@@ -73,6 +73,7 @@ class StepRunner:
             with operators.device_step(self._operations.number), torch.cuda.graph(graph, stream=self._stream):
                 self._operations.run()
         except Exception as err:
+            graph.reset()  # NCCL ends no connection while a graph lives, and the traceback would hold this one
             self._operations.discard()
             # What ends the capture raises too, and hides the cause.
             cause: BaseException = err

@@ -1,9 +1,9 @@
 """A linear layer that several ranks compute together: each has a part of its outputs or of its inputs.
 
 Split by outputs (columns of X W^T), every rank reads all of X and gets its part of Y, and dX is the sum over ranks.
-Split by inputs, every rank reads its part of X, and Y is the sum over ranks. Sums over ranks are float32, and rounded to
-the type of X. The parts that FP8 and block formats give to a sum are float32, so the sum is rounded once. A BF16 GEMM
-rounds its part to BF16, so a BF16 layer rounds twice: its parts, and their sum. One process rounds such a layer once.
+Split by inputs, every rank reads its part of X, and Y is the sum over ranks. Sums over ranks are float32, and rounded
+to the type of X. FP8 and block formats give float32 parts to a sum, which is so rounded once. A BF16 GEMM rounds its
+part to BF16, so a BF16 layer rounds twice: its parts, and their sum. One process rounds such a layer once.
 The weight is a DTensor; operators see the part that lies on this rank alone, and draw the random bits of its place.
 Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3.
 """

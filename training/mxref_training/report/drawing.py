@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,6 +84,11 @@ def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
                 "relpos": (0, 0.5),
             },
         )
+
+
+def label_room(names: Iterable[str], width: float) -> float:
+    """Return the share of a figure's width, in inches, that `label_ends` takes for the longest of some names."""
+    return (0.25 + 0.072 * max(map(len, names), default=0)) / width
 
 
 def _spread(values: Sequence[float], step: float) -> list[float]:

@@ -36,7 +36,7 @@ class EagerTraining:
         loss: CompiledLoss | None,
         share: Share = ALONE,
     ) -> None:
-        self._share, self._ranks, self._team = share, share.ranks, team_of(share, model)
+        self._share, self._ranks, self.team = share, share.ranks, team_of(share, model)
         self._model, self._context, self._optimizer = model, context, optimizer
         self._config, self._first, self._compiled = config, first, loss
         self._device = next(model.parameters()).device
@@ -90,7 +90,7 @@ class EagerTraining:
             # The first micro-batch makes the gradients. A split weight has none of its own to add to.
             adds = number and (share.axes.whole or not self._ranks.several)
             self._context.sole_uses = mxref_torch.sole_uses(loss) if adds else {}
-            with self._team.adding(last=number == run.micro_batches - 1):
+            with self.team.adding(last=number == run.micro_batches - 1):
                 loss.backward()  # type: ignore[no-untyped-call]
             self._context.sole_uses = {}
         norm = self._clipped()

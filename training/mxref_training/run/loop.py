@@ -197,7 +197,7 @@ class _Run:
         self.captured: CapturedTraining | None = None
         if run.capture:
             self.captured = CapturedTraining(
-                self.model, self.context, self.optimizer, config, self.compiled, self.share
+                self.model, self.context, self.optimizer, config, self.compiled, self.share, self.eager.team
             )
         self.evaluated: dict[str, Any] = {
             "seq_len": run.seq_len, "batch": self.share.sequences(run), "limit": run.eval_tokens,

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mxref_torch import CapturedStep, StepContext, StepOutcome
+from mxref_torch.captured.team import ALONE as TEAM_ALONE
+from mxref_torch.captured.team import Team
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.share import ALONE, Share
-from mxref_training.distributed.team import team_of
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import cross_entropy
 from mxref_training.run.loss import CompiledLoss
@@ -53,6 +54,7 @@ class CapturedTraining:
         config: TrainConfig,
         loss: CompiledLoss | None,
         share: Share = ALONE,
+        team: Team = TEAM_ALONE,
     ) -> None:
         """Prepare to take steps, with the loss as it is compiled if it is, and this rank's share of each batch.
 
@@ -63,7 +65,7 @@ class CapturedTraining:
         self._take = CapturedStep(
             model, context, _loss if loss is None else lambda _, *batch: loss(*batch), optimizer,
             tokens=run.step_tokens, micro_batches=run.micro_batches, clip=config.optim.clip,
-            team=team_of(share, model),
+            team=team,
         )  # fmt: skip
         self._model, self._run, self._share = model, run, share
         self._rates: dict[int, float] = {}

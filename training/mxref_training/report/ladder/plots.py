@@ -10,9 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mxref_training.report.drawing import label_ends, styled, svg, token_unit, zoom
+from mxref_training.report.drawing import label_ends, label_room, styled, svg, token_unit, zoom
 from mxref_training.report.palette import BAND, COLOURS, GOLD, GOLD_INK, GREY, INK, MUTED, PAPER, SLATE
 
+WIDTH = 11.2
+"""Of every figure, in inches."""
 GREYS = (INK, SLATE, GREY)
 
 
@@ -37,7 +39,7 @@ def curves_svg(results: dict[str, Any]) -> str:
     The difference is drawn to the scale of the second half of the budget.
     """
     with styled("curves"):
-        figure = Figure(figsize=(11.2, 4.5))
+        figure = Figure(figsize=(WIDTH, max(4.5, 0.8 + 0.17 * len(results["arms"]))))
         loss, gap = figure.subplots(1, 2, width_ratios=(1, 1.08))
         colour, names = colours(results["arms"]), short_names(results["arms"])
         reference = next(arm for arm in results["arms"] if arm["role"] == "reference")
@@ -97,7 +99,9 @@ def curves_svg(results: dict[str, Any]) -> str:
             axes.set_axisbelow(True)
             axes.xaxis.set_major_locator(MaxNLocator(6))
             axes.set_xlim(0, results["tokens"] / unit)
-        figure.tight_layout(w_pad=2.5, rect=(0, 0, 0.83, 1))
+        figure.tight_layout(
+            w_pad=2.5, rect=(0, 0, 1 - label_room((name for _, _, name, _ in ends), WIDTH), 1)
+        )
         label_ends(gap, ends)
         return svg(figure, "curves")
 
@@ -106,7 +110,7 @@ def overheads_svg(results: dict[str, Any]) -> str:
     """Return the overhead of every arm with its interval, beside the paper's range, as one SVG."""
     arms = [arm for arm in results["arms"] if arm["role"] != "reference"]
     with styled("overheads"):
-        figure = Figure(figsize=(11.2, 0.95 + 0.36 * max(len(arms), 1)))
+        figure = Figure(figsize=(WIDTH, 0.95 + 0.36 * max(len(arms), 1)))
         axes = figure.subplots()
         low, high = _limits(arms)
         colour, names = colours(results["arms"]), short_names(results["arms"])

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from mxref_training.report.drawing import label_ends, styled, svg, token_unit, zoom
+from mxref_training.report.drawing import label_ends, label_room, styled, svg, token_unit, zoom
 from mxref_training.report.palette import COLOURS, DEPTHS, INK, MUTED
 from mxref_training.report.runs.grid import layer_grid
 from mxref_training.report.runs.heat import (
@@ -63,7 +63,9 @@ def curves_svg(runs: Sequence[Run]) -> str:
             _plain(each, MaxNLocator(6))
         if len(runs) > 1:
             ends = _differences(axes[1], runs, unit, colour)
-            figure.tight_layout(w_pad=2.5, rect=(0, 0, 0.85, 1))
+            figure.tight_layout(
+                w_pad=2.5, rect=(0, 0, 1 - label_room((name for _, _, name, _ in ends), WIDTH), 1)
+            )
             label_ends(axes[1], ends)
         else:
             figure.tight_layout()

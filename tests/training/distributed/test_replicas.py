@@ -1,0 +1,46 @@
+"""The order in which ranks that hold the whole model add gradients: that of the parameters, whichever is ready first."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mxref_training.distributed import replicas
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_order_does_not_depend_on_which_gradient_is_ready_first(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = [torch.nn.Parameter(torch.full((size,), 1.0)) for size in (4, 3, 2, 1)]
+    added: list[int] = []
+    ready: list[int] = []
+
+    def add(gradient: torch.Tensor, group: Any) -> None:
+        added.append(gradient.numel())
+        assert len(added) <= len(ready)  # none before it is there
+
+    monkeypatch.setattr(replicas, "BUCKET", 8)
+    monkeypatch.setattr(replicas.dist, "all_reduce", add)
+    summing = replicas.Replicas(parameters)
+    with summing.adding(last=False):
+        parameters[0].sum().backward()
+    assert not added
+    with summing.adding(last=True):
+        for number in order:
+            ready.append(number)
+            parameters[number].sum().backward()
+    assert added == [1, 2, 3, 4]
+
+
+def test_a_parameter_without_a_gradient_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = [torch.nn.Parameter(torch.full((size,), 1.0)) for size in (3, 2, 1)]
+    added: list[int] = []
+    monkeypatch.setattr(replicas.dist, "all_reduce", lambda gradient, group: added.append(gradient.numel()))
+    with replicas.Replicas(parameters).adding(last=True):
+        (parameters[0].sum() + parameters[2].sum()).backward()
+    assert added == [1, 3]
