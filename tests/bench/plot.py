@@ -25,11 +25,12 @@ STYLE: Any = {
     "svg.hashsalt": "performance",
 }
 """How the plots of the documentation look."""
-_HEIGHT = 0.38
+_HEIGHT = 0.76
+"""Of the bars of an operation together, one for each set of kernels."""
 
 
 def plot(results: dict[str, Any], size: int) -> str:
-    """Return an SVG of the operations at one size and thread: both sets of kernels, and a mark at each goal."""
+    """Return an SVG of the operations at one size and thread: every set of kernels, and a mark at each goal."""
     rows = [
         row
         for row in results["rows"]
@@ -40,10 +41,13 @@ def plot(results: dict[str, Any], size: int) -> str:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 0.42 * len(labels) + 1.2), layout="constrained")
         axes = figure.subplots()
-        for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], "#b3bac3"), strict=False)):
+        height = _HEIGHT / len(backends)
+        for i, (backend, colour) in enumerate(
+            zip(backends, (COLOURS[0], COLOURS[2], "#b3bac3"), strict=False)
+        ):
             ratio = {row["operation"]: row["ratio"] for row in rows if row["backend"] == backend}
-            places = [labels.index(label) + _HEIGHT * (i - (len(backends) - 1) / 2) for label in ratio]
-            bars = axes.barh(places, list(ratio.values()), _HEIGHT, color=colour, label=backend)
+            places = [labels.index(label) + height * (i - (len(backends) - 1) / 2) for label in ratio]
+            bars = axes.barh(places, list(ratio.values()), height, color=colour, label=backend)
             axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8, color=MUTED)
         goals = [(COPY_RATIO[label], labels.index(label)) for label in labels if label in COPY_RATIO]
         axes.scatter(*zip(*goals, strict=True), marker="|", s=330, color=COLOURS[3], label="goal", zorder=3)
