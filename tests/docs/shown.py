@@ -13,6 +13,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from functools import cache
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ class Session:
 
     def run(self, step: Step, *more: str, code: int = 0) -> str:
         """Run a command, with more arguments, and return what it prints; the exit code and the shown lines must fit."""
-        words = [*step.program, *more]
+        words = [file for word in step.program for file in sorted(glob(word)) or [word]] + [*more]
         assigned = dict(word.split("=", 1) for word in step.words[: step.words.index(words[0])])
         if words[0] == "mxref":
             done = CliRunner().invoke(main, words[1:], env={"COLUMNS": "80", **assigned})

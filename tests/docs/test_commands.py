@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("mxref_training.cli.train")
 
@@ -49,8 +50,8 @@ EXCEPTED = {
 }
 """Commands that no test runs as they stand, by patterns, with the reason."""
 SHORT = {
-    r"mxref train demo": "--steps 4 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
-    r"mxref train tiny": "--steps 4 --set run.eval_tokens=256",
+    r"mxref train demo": "--steps 10 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
+    r"mxref train tiny(?!.*--dry-run)": "--steps 10 --set run.eval_tokens=256",
     r"mxref ablate paper(?!.*--list)": "--steps 2 --arms fp8,all --set model.layers=1 --set run.eval_every=1 "
     "--set run.eval_tokens=256 --set run.batch=2 --set run.seq_len=32",
     r"mxref ablate ladder.toml(?!.*--list)": "--steps 6 --set run.eval_every=2 --set run.eval_tokens=256",
@@ -90,6 +91,35 @@ def quantized(folder: Path) -> None:
     save_file({"x": x, "codes": other.codes, "scales": other.scales}, folder / "dump.safetensors")
 
 
+def saved(page: str, name: str) -> Callable[[Path], None]:
+    """The first TOML of a page, which tells the reader to save it under this name."""
+
+    def write(folder: Path) -> None:
+        text = next(block.text for block in blocks(page) if block.language == "toml")
+        (folder / name).write_text(text, encoding="utf-8")
+
+    return write
+
+
+def configured(folder: Path) -> None:
+    """A configuration, a tokenizer and texts of the reader's own."""
+    from mxref_training.config import PRESETS
+    from mxref_training.data import train_tokenizer
+
+    arrays(folder)
+    text = (PRESETS / "tiny.toml").read_text(encoding="utf-8")
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    tokenizer = train_tokenizer(data_files.documents(data_files.make_texts(300)), 400)
+    (folder / "tokenizer.json").write_text(tokenizer.to_table()["json"], encoding="utf-8")
+
+
+def three_runs(folder: Path) -> None:
+    """Runs to compare."""
+    for recipe in ("fp8", "mxfp4", "mxfp4_h16"):
+        words = ["train", "tiny", "--recipe", recipe, "--steps", "2", "--out", f"runs/{recipe}"]
+        assert CliRunner().invoke(main, words).exit_code == 0
+
+
 def toy(folder: Path) -> None:
     (folder / "mine.py").write_text(
         (ROOT / "docs" / "examples" / "toy_backend.py").read_text(encoding="utf-8")
@@ -109,13 +139,13 @@ QUICK: dict[str, Callable[[Path], None]] = {
 LONG: dict[str, Callable[[Path], None]] = {
     "tutorials/training.rst": arrays,
     "tutorials/ladder.rst": arrays,
-    "how-to/ablation.rst": arrays,
+    "how-to/ablation.rst": configured,
     "how-to/backends.rst": toy,
     "how-to/check-a-kernel.rst": quantized,
-    "how-to/layers-and-phases.rst": arrays,
+    "how-to/layers-and-phases.rst": saved("how-to/layers-and-phases.rst", "plan.toml"),
     "how-to/probe.rst": arrays,
-    "how-to/recipe.rst": arrays,
-    "how-to/telemetry.rst": arrays,
+    "how-to/recipe.rst": saved("how-to/recipe.rst", "mine.toml"),
+    "how-to/telemetry.rst": three_runs,
     "reference/explorer.rst": arrays,
     "reference/vectors.rst": arrays,
     "explanation/bits.rst": arrays,
@@ -223,10 +253,17 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
     assert run_page(page, tmp_path, Session(tmp_path, monkeypatch)) == len(to_run(page)) > 0
 
 
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of tokens, which the pages share: half of the time goes into the built-in text."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", LONG)
 def test_the_commands_of_a_page_that_take_minutes_run(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_page(page, tmp_path, Session(tmp_path, monkeypatch)) == len(to_run(page)) > 0
+    session = Session(tmp_path, monkeypatch, XDG_CACHE_HOME=str(texts))
+    assert run_page(page, tmp_path, session) == len(to_run(page)) > 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
-from mxref.reference import ReferenceBackend
 from mxref_torch import CapturedStep, StepOutcome, convert
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import Ranks
@@ -21,6 +18,7 @@ from mxref_training.distributed.share import Share
 from mxref_training.distributed.team import team_of
 from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.run.shards import Parts
+from ranged import Ranged
 from training_setup import change, lines, metrics, run
 
 
@@ -54,31 +52,6 @@ def saved(out: Path, step: int) -> dict[str, Any]:
     files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
     with Parts(files) as parts:
         return {name: tensor.numpy().tobytes() for name, tensor in parts.whole().items()}
-
-
-class Ranged(ReferenceBackend):
-    """Leaves its range at one step, with a wrong product, unless it is widened."""
-
-    context: Any = None
-
-    def __init__(self, at: int) -> None:
-        self.at, self.wide, self.word = at, False, torch.zeros(1, dtype=torch.int32)
-
-    def range_words(self) -> tuple[Tensor, ...]:
-        return (self.word,)
-
-    @contextmanager
-    def widened(self) -> Iterator[None]:
-        self.wide = True
-        yield
-        self.wide = False
-
-    def scaled_gemm(self, a: Any, b: Any, **how: Any) -> Any:
-        out = super().scaled_gemm(a, b, **how)
-        if self.context.step == self.at and not self.wide:
-            self.word.fill_(1)
-            return out * 0 + 1
-        return out
 
 
 def outcomes(ranks: Ranks, exceeds: int = -1, spoiled: int = -1) -> tuple[list[StepOutcome], Tensor]:
