@@ -35,6 +35,7 @@ extensions = [
 # sitemap, whose links are absolute.
 html_baseurl = os.environ.get("MXREF_DOCS_URL", "")
 if html_baseurl:
+    html_baseurl = html_baseurl.rstrip("/") + "/"  # the sitemap puts the names of pages right behind it
     extensions.append("sphinx_sitemap")
     sitemap_url_scheme = "{link}"
 exclude_patterns = ["_build", "_measured", "spec/vectors"]

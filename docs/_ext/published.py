@@ -61,20 +61,11 @@ def check_links(app: Sphinx, error: Exception | None) -> None:
         )
 
 
-def forget_unread_modules(app: Sphinx) -> list[tuple[str, dict[str, object], str]]:
-    """Keep `sphinx.ext.viewcode` from listing modules of which it makes no page, such as `builtins`; add no page."""
-    modules = getattr(app.env, "_viewcode_modules", {})
-    for name in [name for name, found in modules.items() if not found]:
-        del modules[name]
-    return []
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the check, and the switch where there may be other versions; ExtensionError if the address is none."""
     address = app.config.html_baseurl
     if address and not re.match(r"https?://[^/\s]+/?", address):
         raise ExtensionError(f"{URL} = {address!r} is no address of a site, as in https://example.org/mxref/")
-    app.connect("html-collect-pages", forget_unread_modules, priority=100)
     app.connect("build-finished", check_links, priority=900)
     if os.environ.get(VERSION):
         app.add_js_file("version-switch.js", loading_method="defer")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench import avx2_peers
 from bench.operations import PLAIN, REFERENCE, BitsDiffer, inputs
 from bench.timing import in_turns
 from mxref import Backend, GemmProfile, OperandSpec
@@ -17,10 +18,14 @@ from mxref.gemm import bounded_tolerance
 
 ROWS, COLUMNS = 8, 48
 """The corner of the result that is compared: the reference takes its time."""
+AVX2_SIZES = range(1024, 2049)
+"""Sizes at which PyTorch's products without AVX-512 and BF16 instructions are timed: larger ones take many seconds."""
 
 
 def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each profile, prepared or not, and for PyTorch's products in the same turns.
+
+    At some sizes PyTorch's products on AVX2 alone follow, from another process.
 
     Raises:
         BitsDiffer: a result that is not the reference's, or, under `bounded`, outside its bound.
@@ -56,6 +61,8 @@ def measure(backend: Backend, size: int, seconds: float, threads: int) -> Iterat
             **asdict(timing), "gflop_per_s": 2 * size**3 / timing.min_ms / 1e6,
             "ratio": bfloat16 / timing.min_ms, "ratio_float32": float32 / timing.min_ms,
         }  # fmt: skip
+    if backend.name == "numba" and threads == 1 and size in AVX2_SIZES:
+        yield from avx2_peers.measure(size, seconds, threads, bfloat16, float32)
 
 
 def _check(backend: Backend, profile: GemmProfile, x: Any, q: Any, spec: OperandSpec = PLAIN) -> None:

@@ -149,3 +149,28 @@ def test_a_version_that_git_does_not_know_is_refused(versions, tmp_path, monkeyp
     with pytest.raises(SystemExit):
         versions.main()
     assert "no-such-branch is no branch or tag" in capsys.readouterr().err
+
+
+def test_the_sitemap_lists_the_pages_below_the_address(tmp_path, monkeypatch):
+    pytest.importorskip("sphinx_sitemap")
+    text = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    (given,) = re.findall(r"^html_baseurl = os.*\nif html_baseurl:\n(?:    .*\n)+", text, re.MULTILINE)
+    (tmp_path / "conf.py").write_text(f'import os\nextensions = []\nhtml_theme = "basic"\n{given}')
+    (tmp_path / "index.rst").write_text("Title\n=====\n")
+    monkeypatch.setenv("MXREF_DOCS_URL", "https://example.org/mxref")
+    words = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "-b",
+        "html",
+        tmp_path,
+        tmp_path / "site",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = re.findall("<loc>(.*?)</loc>", (tmp_path / "site" / "sitemap.xml").read_text())
+    assert "https://example.org/mxref/index.html" in found
+    assert all(address.startswith("https://example.org/mxref/") for address in found)

@@ -158,17 +158,12 @@ def explorer_address(block: str, treatments: Sequence[str]) -> str:
 
 
 def _same_table(same: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            _rst(one["setting"]),
-            _options(one["args"]),
-            _rst(one["where"]),
-            ", ".join(f":clause:`{name}`" for name in one["differs"]) or "none known",
-        ]
-        for one in same
-    ]
-    head = ["setting", "mxref explain", "same bits for", "clauses that differ elsewhere"]
-    return list_table(head, rows, (20, 24, 33, 23))
+    rows = []
+    for one in same:
+        clauses = ", ".join(f":clause:`{name}`" for name in one["differs"])
+        elsewhere = f" Other blocks differ by {clauses}." if clauses else ""
+        rows.append([_rst(one["setting"]), _options(one["args"]), f"{_rst(one['where'])}.{elsewhere}"])
+    return list_table(["setting", "mxref explain", "same bits for"], rows, (24, 26, 50))
 
 
 def _separation(peer: Mapping[str, Any], case: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -256,5 +251,9 @@ def _heading(text: str, mark: str) -> str:
 
 
 def _rst(text: str) -> str:
-    """Return a sentence of the source with its codes as literals wherever the page is rendered."""
+    """Return a sentence of the source with its codes as literals wherever the page is rendered.
+
+    A hyphen would let a negative exponent break.
+    """
+    text = text.replace(":sup:`-", ":sup:`−")
     return re.sub(r":\w+:`[^`]+`|`([^`]+)`", lambda found: f"``{found[1]}``" if found[1] else found[0], text)

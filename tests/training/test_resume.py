@@ -94,7 +94,7 @@ def test_a_signal_in_the_last_step_does_not_spoil_the_end(tmp_path: Path) -> Non
 def test_a_finished_run_is_read_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tmp_path)
     before = files(tmp_path)
-    monkeypatch.setattr("mxref_training.run.loop.Llama", crash)
+    monkeypatch.setattr("mxref_training.run.assembly.Llama", crash)
     assert run(tmp_path) == first
     assert files(tmp_path) == before
 

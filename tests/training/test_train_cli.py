@@ -153,6 +153,24 @@ def test_another_recipe_in_the_same_folder_is_one_line(corpus: Path, tmp_path: P
     assert third.exit_code == 0, third.output
 
 
+def test_ranks_that_are_started_again_delete_nothing(corpus: Path, tmp_path: Path) -> None:
+    """`torchrun --max-restarts` repeats the command after a failure, --no-resume included."""
+    env, folder = environment(corpus), tmp_path / "run"
+    given = arguments(corpus, folder, "bf16", "--no-resume")
+    assert invoke(*given, "--steps", "2", env=env).exit_code == 0
+    begun = json.loads((folder / "run.json").read_text()), (folder / "metrics.jsonl").read_bytes()
+    (folder / "log.txt").write_text("the failure\n")
+    again = invoke(*given, "--steps", "3", env=env | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.exit_code == 0, again.output
+    assert "torchrun has started the ranks again" in again.stderr
+    assert "resumed at step 2 of 3" in again.stderr
+    assert (folder / "metrics.jsonl").read_bytes().startswith(begun[1])
+    assert (folder / "log.txt").exists()
+    anew = invoke(*given, "--steps", "2", env=env | {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert "resumed at step" not in anew.stderr
+    assert not (folder / "log.txt").exists()
+
+
 def test_training_data_as_validation_data_is_refused(corpus: Path, tmp_path: Path) -> None:
     args = arguments(corpus, tmp_path / "run", "bf16", "--val", str(corpus / "train.jsonl"))
     result = invoke(*args, env=environment(corpus))

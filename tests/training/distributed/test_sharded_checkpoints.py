@@ -120,6 +120,13 @@ def test_each_part_is_written_once(tmp_path: Path) -> None:
     assert held == {name: t.numel() for name, t in wholes().items()} | {"fp8.scale": 3}
 
 
+def test_the_same_parts_make_the_same_bytes(tmp_path: Path) -> None:
+    parts = {name: checkpoint_files.Part(torch.arange(6.0), (6,), (12,)) for name in ("a", "b")}
+    for number in range(24):
+        checkpoint_files.write_parts(tmp_path / str(number), parts)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
 def test_a_copy_that_several_ranks_have_is_written_once(tmp_path: Path) -> None:
     """Two pairs of ranks, each pair with all parts, as under hybrid sharding."""
 

@@ -134,6 +134,17 @@ def resumed(ranks: Ranks, folder: Path) -> None:
     assert metrics(parts) == metrics(whole)
 
 
+def one_reader(ranks: Ranks, folder: Path) -> None:
+    """Only the first rank reads the logs at the end of a run: on another host they may appear late."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not ranks.first:
+            patch.setattr("mxref_training.run.loop.outcome", lambda folder, config: 1 / 0)
+        config = replace(WHOLE, model=replace(WHOLE.model, tie_embeddings=True), optim=CONFIG.optim)
+        found = ranks.gather(run(folder / "whole", PHASES, config, ranks=ranks))
+    assert found[0] == found[1]
+    assert found[0].losses
+
+
 def same_operands(ranks: Ranks, folder: Path) -> None:
     """In the first step all operands, put together, are those of one process that takes the whole batch at once."""
     config = change(WHOLE, steps=2, eval_every=2)
@@ -176,6 +187,7 @@ def main(folder: Path) -> None:
         weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
+        one_reader(ranks, folder)
         captured(ranks, replace(WHOLE, optim=CONFIG.optim), PHASES, folder / "captured")
         one_rank_alone(ranks)
         same_operands(ranks, folder)

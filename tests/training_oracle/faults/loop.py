@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from mxref_training.data import corpus, loader
 from mxref_training.data.loader import Loader
 from mxref_training.model.llama import Llama
-from mxref_training.run import eager, evaluate, loop
+from mxref_training.run import assembly, eager, evaluate, loop
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -35,7 +35,7 @@ def weights_of_the_data_seed(patch: Patch) -> None:
 
 def wide_outputs(patch: Patch) -> None:
     make = lambda config, seed, **rest: Llama(replace(config, scale_output_init=False), seed, **rest)  # noqa: E731
-    patch.setattr(loop, "Llama", make)
+    patch.setattr(assembly, "Llama", make)
 
 
 # ---- the order of the data ----

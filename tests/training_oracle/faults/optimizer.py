@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mxref_training.run import eager, loop, optim
+from mxref_training.run import assembly, eager, loop, optim
 from mxref_training.run import state as run_state
 from training_oracle.faults.loop import Patch, Plant
 
@@ -127,7 +127,7 @@ def rate_of_the_first_group(patch: Patch) -> None:
 
 def _optimizer(change: Callable[[Any, Any], Any]) -> Plant:
     """`change` takes the model and the settings."""
-    return lambda patch: patch.setattr(loop, "make_optimizer", change)
+    return lambda patch: patch.setattr(assembly, "make_optimizer", change)
 
 
 _make = optim.make_optimizer

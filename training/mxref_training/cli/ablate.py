@@ -31,8 +31,9 @@ from mxref_training.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mxref_training.lab.arm import ArmRun, Runner
+    from mxref_training.lab.arm import ArmRun
     from mxref_training.lab.ladder import Ladder
+    from mxref_training.lab.runner import Runner
 
 
 EXIT_INTERRUPTED = 130

@@ -149,7 +149,7 @@ def train(
     wait_passively()
     _require_torch()
     from mxref.terminal import echo
-    from mxref_training.distributed.ranks import PeerStopped, connected, started_ranks
+    from mxref_training.distributed.ranks import PeerStopped, connected, restarted, started_ranks
 
     tables = overlays(
         overrides, data=data, val=val, tokenizer=tokenizer, steps=steps, shadow=shadow, telemetry=telemetry
@@ -166,6 +166,15 @@ def train(
     if mesh:
         raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
+    if not resume and restarted():
+        resume = (
+            True  # what --no-resume was to delete is deleted, and this is the run that was started instead
+        )
+        if started.first:
+            echo(
+                "torchrun has started the ranks again: the run goes on, --no-resume deletes nothing more",
+                err=True,
+            )
     try:
         with connected(started), started.one_error():
             loaded, treatment, chosen, why = _loaded(config, recipe, tables, backend)

@@ -278,6 +278,12 @@ def started_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
     return Ranks(rank, world, local, local_world)
 
 
+def restarted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether `torchrun` has started this process in place of one that failed (`--max-restarts`)."""
+    text = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    return text.isdecimal() and int(text) > 0
+
+
 @contextmanager
 def connected(ranks: Ranks) -> Iterator[Ranks]:
     """Connect the ranks to each other for the block: by gloo on the CPU, by NCCL on GPUs. One process stays alone.

@@ -10,10 +10,11 @@ from statistics import median
 from typing import Any
 
 from mxref_training.durable import remove
-from mxref_training.lab.arm import ArmRun, Runner
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.costs import Costs, Rate, cost_class
 from mxref_training.lab.fingerprint import DESIGN
 from mxref_training.lab.result_file import Record
+from mxref_training.lab.runner import Runner
 from mxref_training.run.metrics_log import read_lines
 
 STEPS = 16

@@ -17,10 +17,11 @@ from typing import Any
 
 from mxref.errors import MxrefError
 from mxref_training.data import handed_over
-from mxref_training.lab.arm import ArmRun, Watch
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.budget import Budget
 from mxref_training.lab.child import Child, reason
 from mxref_training.lab.progress import Display, default_display
+from mxref_training.lab.runner import Watch
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import EXIT_INTERRUPTED
 from mxref_training.run.interrupt import Interrupted, StopRequest

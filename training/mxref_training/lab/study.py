@@ -1,7 +1,7 @@
 """Run a ladder: every arm is trained under equal conditions in its own directory, and no finished arm again.
 
 The runs go one after another in this process, or several at a time in child processes
-(`mxref_training.lab.processes`). Both train a single run by `mxref_training.lab.arm`.
+(`mxref_training.lab.processes`). Both train a single run by `mxref_training.lab.runner`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from mxref.backend import Backend
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
-from mxref_training.lab.arm import ArmRun, Before, Runner, Trainer
+from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import code_digest, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
+from mxref_training.lab.runner import Before, Runner, Trainer
 from mxref_training.lab.tally import Tally, one_by_one
 
 if TYPE_CHECKING:

@@ -54,14 +54,13 @@ def group_files(group: str, world: int) -> list[str]:
 
 def write_parts(path: Path, parts: Mapping[str, Part]) -> None:
     """Write parts into a safetensors file; its header says where the parts that are no whole tensor belong."""
-    header = {"format": "pt"}
     cut = {
         name: {"offset": part.offset, "shape": part.whole}
         for name, part in sorted(parts.items())
         if part.tensor.numel() != math.prod(part.whole)
     }
-    if cut:
-        header[CHUNKS] = json.dumps(cut)
+    # One key: safetensors writes several in an order that changes from call to call.
+    header = {CHUNKS: json.dumps(cut)} if cut else {"format": "pt"}
     save_file({name: part.tensor.contiguous() for name, part in parts.items()}, path, metadata=header)
 
 

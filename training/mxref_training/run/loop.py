@@ -6,9 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
-
-import torch
 
 import mxref_torch
 from mxref.backend import Backend
@@ -17,33 +14,25 @@ from mxref.roles import GemmRole
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.share import Share, check_layout, layout_identity
+from mxref_training.distributed.share import layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
-from mxref_training.model.llama import Llama
-from mxref_training.model.pretrained import load_pretrained
+from mxref_training.run.assembly import Assembly
 from mxref_training.run.begun import begun_run
-from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import device_name, memory_errors
-from mxref_training.run.eager import EagerTraining
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
-from mxref_training.run.finite import require_finite, require_finite_loss, require_finite_start, way_out
-from mxref_training.run.first_step import FirstStep
-from mxref_training.run.folder import RunFolder, identity, log_marks, run_facts
+from mxref_training.run.finite import require_finite, require_finite_loss, way_out
+from mxref_training.run.folder import RunFolder, identity, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
-from mxref_training.run.loss import compiled_loss
-from mxref_training.run.metrics_log import Mark
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
-from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
+from mxref_training.run.optim import learning_rate, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.preflight import preflight
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
-from mxref_training.run.saving import Saver
 from mxref_training.run.silent import SilentJournal, SilentObserver
-from mxref_training.run.state import RunState
-from mxref_training.run.stepping import CapturedTraining, Taken
+from mxref_training.run.stepping import Taken
 
 __all__ = ["Interrupted", "TokenCorpus", "TrainResult", "prepare_corpus", "train"]
 
@@ -143,83 +132,16 @@ def train(
             with run.shadowed():
                 run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
-        ranks.barrier()  # the first has written its logs
-        result = outcome(folder, config)
+        # Another host may see what the first rank wrote late, so that rank alone reads it.
+        result = ranks.broadcast(outcome(folder, config) if ranks.first else None)
+        assert result is not None  # the first rank has said
         if step == config.run.steps:
             require_finite_loss(result, config, folder)
         return result
 
 
-class _Run:
-    """A run in progress: model, optimizer, loader and logs."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        recipe: Recipe,
-        folder: RunFolder,
-        backend: Backend,
-        device: torch.device,
-        corpus: TokenCorpus,
-        identity: dict[str, Any],
-        sink: ProgressSink,
-        ranks: Ranks,
-    ) -> None:
-        mxref_torch.check_stochastic_rounding(backend, recipe)
-        run = config.run
-        self.config, self.recipe, self.folder = config, recipe, folder
-        self.backend, self.device = backend, device
-        self.corpus, self.identity, self.sink = corpus, identity, sink
-        self.ranks, self.share = ranks, Share(ranks, check_layout(config, ranks.world))
-        split = not self.share.axes.whole
-        # Weights are drawn only if nothing else gives them, which takes long at full size.
-        self.model = Llama(config.model, None, device="meta" if split else device)
-        self.context = mxref_torch.convert(
-            self.model, recipe, backend=backend, seed=run.seed, steps=run.steps
-        ).context
-        assert self.context.schedule is not None  # `convert` made it
-        self.schedule = self.context.schedule
-        self.model.model.recompute = run.recompute
-        self.compiled = compiled_loss(self.model, run.compile)
-        if split:
-            from mxref_training.distributed import sharded
-
-            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
-            self.model.model.rotary_emb.fill()
-        self.optimizer = make_optimizer(self.model, config.optim)
-        self.loader = corpus.loader(run)
-        self.state = RunState(self.model, self.optimizer, self.loader, device, ranks)
-        self.saver = Saver(folder.store, run.async_checkpoint)
-        self.first = FirstStep(self.model, self.optimizer, self.context, recipe, config)
-        self.eager = EagerTraining(
-            self.model, self.context, self.optimizer, config, self.first, self.compiled, self.share
-        )
-        self.captured: CapturedTraining | None = None
-        if run.capture:
-            self.captured = CapturedTraining(
-                self.model, self.context, self.optimizer, config, self.compiled, self.share, self.eager.team
-            )
-        self.evaluated: dict[str, Any] = {
-            "seq_len": run.seq_len, "batch": self.share.sequences(run), "limit": run.eval_tokens,
-            "loss_sum": self.compiled and self.compiled.total, "share": self.share,
-        }  # fmt: skip
-        self.captured_evaluation: CapturedEvaluation | None = None
-        if run.capture and device.type == "cuda":
-            watched = self.model, self.context, corpus.val.ids
-            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated, free=self.eager.free)
-        self.step = self.skipped_in_a_row = 0
-
-    def begin(self, step: int) -> None:
-        """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
-        torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
-        self.marks: dict[str, Mark] = {}
-        if step:
-            self.marks = self._restore(step)
-        elif self.config.run.init_from is not None:
-            load_pretrained(self.model, Path(self.config.run.init_from))
-        else:
-            self.model.reset_parameters(self.config.run.seed)
-        require_finite_start(self.state.tensors(), step, self.config, self.folder.store, self.ranks)
+class _Run(Assembly):
+    """A run in progress: its steps, and what is logged, evaluated and saved between them."""
 
     @contextmanager
     def shadowed(self) -> Iterator[None]:
@@ -346,16 +268,3 @@ class _Run:
         }
         self.saver.save(self.state.snapshot(self.step, facts))
         self.journal.start_clock()
-
-    def _restore(self, step: int) -> dict[str, Mark]:
-        """Take a checkpoint's state; return what metrics and timing files held at that point."""
-        # The checkpoint has the scales of its phase, and ranks read into those that the layers have.
-        self.context.step = step - 1
-        snapshot = self.state.read(self.folder.store, step)
-        self.folder.require(self.identity, snapshot.state["identity"])
-        self.state.restore(snapshot)
-        for said in (snapshot.resharded(self.ranks, self.identity), self.folder.store.lost()):
-            if said:
-                self.sink.note(said)
-        self.step, self.skipped_in_a_row = step, int(snapshot.state["skipped_in_a_row"])
-        return log_marks(snapshot.state)

@@ -1,0 +1,124 @@
+"""Who trains the runs of a ladder, and how a single run is trained: in its directory, with divergence as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mxref.backend import Backend
+from mxref.recipe import Recipe
+from mxref_training.config import TrainConfig
+from mxref_training.errors import DivergedError
+from mxref_training.lab import result_file
+from mxref_training.lab.arm import ArmRun
+from mxref_training.lab.last_checkpoint import evaluate_last
+from mxref_training.lab.result_file import Record, read_json
+from mxref_training.run.branch import begin_branch
+from mxref_training.run.metrics_log import read_lines
+
+if TYPE_CHECKING:
+    from mxref_training.run.loop import TrainResult
+
+
+class Trainer(Protocol):
+    """The training loop, as `mxref_training.run.loop.train`."""
+
+    def __call__(
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        out: Path,
+        *,
+        backend: Backend,
+        corpus: Any,
+        label: str,
+        progress: Any,
+        resume: bool,
+        stop_after: int | None,
+    ) -> TrainResult:
+        """Train, or resume from the checkpoint in `out`."""
+
+
+class Watch(Protocol):
+    """Receives what happens to the runs of a ladder."""
+
+    def begin(self, run: ArmRun) -> None:
+        """Prepare a run's directory; called just before the run trains."""
+
+    def done(self, run: ArmRun, record: Record) -> None:
+        """Receive the record of a finished run."""
+
+    def failed(self, run: ArmRun, reason: str) -> None:
+        """Receive the reason why a run ended without a result."""
+
+
+class Runner(Protocol):
+    """Trains runs, and starts them in order."""
+
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
+        """Train all runs on the tokens of a corpus, or raise the error that stopped them."""
+
+
+Before = Callable[[Sequence[ArmRun], Any], None]
+"""Is told the runs that will train, and the corpus."""
+
+
+def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:
+    """Train or resume a run in its prepared directory; write its record there and return it.
+
+    Raises:
+        ConfigError: another process is training in the directory.
+        Interrupted: the trainer raises it. Its other errors pass too, except divergence, which is a result.
+    """
+    with run.alone():
+        record: Record = {
+            "arm": run.arm.name,
+            "pair": run.seed,
+            "seed": run.config.run.seed,
+            "data_seed": run.config.run.data_seed,
+        }
+        shared: dict[str, Any] = {"backend": backend, "corpus": corpus, "label": run.arm.label}
+        try:
+            if run.start:
+                trunk, step = run.start.trunk, run.start.step
+                begin_branch(run.config, run.recipe, run.folder, trunk=trunk, step=step, **shared)
+            for stop in run.stops or (None,):
+                result = trainer(
+                    run.config,
+                    run.recipe,
+                    run.folder,
+                    progress=progress,
+                    resume=True,
+                    stop_after=stop,
+                    **shared,
+                )
+        except DivergedError as err:
+            # Divergence is a result, with the curve up to that point: some arms exist to show it. A curve that rises
+            # again without this error is judged when the results are assembled.
+            record |= {"diverged": True, "reason": str(err), "losses": _logged_losses(run.folder)}
+        else:
+            record |= {
+                "diverged": False,
+                "reason": "",
+                "losses": result.losses,
+                "seconds": result.seconds,
+                "tokens": result.tokens,
+                "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
+                "skipped_steps": result.skipped_steps,
+            }
+            if run.extra:
+                record["last"] = evaluate_last(
+                    run.config, run.recipe, run.folder, run.extra, backend=backend, corpus=corpus
+                )
+        record["train_curve"] = result_file.train_curve(run.folder)
+        record["evaluation_seconds"] = result_file.evaluation_seconds(run.folder)
+        facts = read_json(run.folder / "run.json") or {}
+        kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
+        record |= {"environment": {key: facts[key] for key in kept if key in facts}}
+        return run.finish(record)
+
+
+def _logged_losses(folder: Path) -> list[tuple[int, float | None]]:
+    lines = read_lines(folder / "metrics.jsonl")
+    return [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
