@@ -51,6 +51,8 @@ EXCEPTED = {
 SHORT = {
     r"mxref train demo": "--steps 10 --set model.layers=1 --set run.eval_tokens=256 --set run.eval_every=2",
     r"mxref train tiny(?!.*--dry-run)": "--steps 10 --set run.eval_tokens=256",
+    r"mxref ablate paper .*--branch": "--steps 4 --moments 50% --updates 2 --arms all --set model.layers=1 "
+    "--set run.eval_every=1 --set run.eval_tokens=256 --set run.batch=2 --set run.seq_len=32",
     r"mxref ablate paper(?!.*--list)": "--steps 2 --arms fp8,all --set model.layers=1 --set run.eval_every=1 "
     "--set run.eval_tokens=256 --set run.batch=2 --set run.seq_len=32",
     r"mxref ablate ladder.toml(?!.*--list)": "--steps 6 --set run.eval_every=2 --set run.eval_tokens=256",
