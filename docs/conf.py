@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from mxref import __version__
