@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from mxref_numba import compiled
 from mxref_numba.compiled import kernel, parallel_kernel
-from mxref_numba.path import KernelPath
 from mxref_numba.scalar.panels import pointer_to
 from mxref_numba.vector.lanes import I64, vector_code
 from mxref_numba.vector.target import Target, compiler_for
@@ -45,12 +44,12 @@ class Native:
         """Wrap a function; without a target it is compiled as Numba compiles anything, and may not use vectors."""
         self._function, self._target = function, target
         self._types = (types.int64,) * len(signature(function).parameters)
-        self._on: dict[KernelPath, Native] = {}
+        self._on: dict[str, Native] = {}
 
     def on(self, target: Target) -> Native:
         """Return the kernel for a target."""
-        found = self._on.get(target.path)
-        return found or self._on.setdefault(target.path, Native(self._function, target))
+        found = self._on.get(target.name)
+        return found or self._on.setdefault(target.name, Native(self._function, target))
 
     @cached_property
     def compiled(self) -> Any:
@@ -66,9 +65,9 @@ class Native:
         f, target = self._function, self._target
         # A name of its own: names of machine code and of files in the cache are made of it.
         own = FunctionType(
-            f.__code__, f.__globals__, f"{f.__name__}_{target.path}", f.__defaults__, f.__closure__
+            f.__code__, f.__globals__, f"{f.__name__}_{target.name}", f.__defaults__, f.__closure__
         )
-        own.__qualname__, own.__module__ = f"{f.__qualname__}_{target.path}", f.__module__
+        own.__qualname__, own.__module__ = f"{f.__qualname__}_{target.name}", f.__module__
         return kernel(pipeline_class=compiler_for(target, own.__name__), codegen=target.codegen())(own)
 
     @cached_property
