@@ -30,7 +30,7 @@ from mxref_numba.vector.lanes import Instructions
 class Target:
     """A set of vector instructions."""
 
-    name: str
+    path: str
     """The path whose kernels are compiled for it, or the name of instructions that no path uses yet."""
     bits: int
     """Width of a vector."""
