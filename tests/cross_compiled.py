@@ -80,7 +80,7 @@ class _Library(AOTCodeLibrary):
     """A library for a target, to which modules of this machine are moved with it."""
 
     def __init__(self, target: Target, codegen: _Codegen) -> None:
-        super().__init__(codegen, target.name)
+        super().__init__(codegen, target.path)
         self._target = target
 
     def create_ir_module(self, name):
@@ -110,7 +110,7 @@ class _Moved:
 
 def assembly(kernel: Native, target: Target) -> str:
     """Return the assembly code of a kernel for a target, on the CPU of `CPUS`."""
-    library = _Library(target, _Codegen(*CPUS[target.name]))
+    library = _Library(target, _Codegen(*CPUS[target.path]))
     flags = DEFAULT_FLAGS.copy()
     flags.no_compile, flags.nrt, flags.error_model, flags.no_cpython_wrapper = True, True, "numpy", True
     compile_extra(
@@ -136,7 +136,7 @@ def main() -> None:
             used = re.compile(r"%[xyz]mm|\b[vq]\d+\b")
             vectors = sum(bool(used.search(line)) for line in code.splitlines() if line.startswith("\t"))
             print(
-                f"{name:18s} {target.name:7s} {sum(instructions(code).values()):6d}, with vectors {vectors:6d}"
+                f"{name:18s} {target.path:7s} {sum(instructions(code).values()):6d}, with vectors {vectors:6d}"
             )
 
 
