@@ -72,14 +72,14 @@ _PART = (256, 512)
 """Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
 _PART_SIDE = 128
 """Rows and columns of a matrix that are quantized along both axes together."""
+_LINES = 16
+"""Rows that are quantized, and at once turned into columns, while the caches still hold them."""
 _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
     4 * LONGEST_STEP + n for n in (0, LONGEST_STEP, LONGEST_STEP + 64, LONGEST_STEP + 192, LONGEST_STEP + 256)
 )
-_PANEL = _RUN_AT + 4 * _PART_SIDE
-"""Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of a tile's steps; zeros; a
-run; a panel."""
-_LINES = 16
-"""Rows that are quantized, and at once turned into columns, while the caches still hold them."""
+_PANEL = _RUN_AT + _LINES * (4 * _PART_SIDE + memory.LINE)
+"""Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of a tile's steps; zeros;
+lines that are staged; a panel."""
 _HEADER = 13
 """Numbers of a share before its jobs: see `_run`."""
 
@@ -182,13 +182,14 @@ def _quantize_part(calls, unit, job, top, bottom, left, right, scratch):
 @kernel(inline="always")
 def _quantize_both(calls, unit, fill, by_row, by_column, top, left, scratch):
     # A panel of the column job is filled from few lines at a time; the row job takes them while they are near.
-    _, (_, _, rows, _), (flow, _), _, _, _, _, _ = read_job(by_row)
+    _, (_, _, rows, _), _, _, _, _, _, _ = read_job(by_row)
     layout, (_, _, columns, length), _, _, _, _, _, (height, width) = read_job(by_column)
     height, width = min(height, columns - left), min(width, length - top)
-    panel, at_once = scratch + _PANEL, _LINES if flow == DIRECT else 1
+    panel = scratch + _PANEL
     for line in range(0, width, _LINES):
-        for r in range(top + line, min(top + line + _LINES, rows), at_once):
-            count = min(at_once, rows - r)
+        r = top + line
+        if r < rows:
+            count = min(_LINES, rows - r)
             call_9(unit, calls, by_row, r, count, left, height, scratch + _RUN_AT, scratch, 0)
         ahead = _LINES * layout[2]
         call_7(fill, by_column, left, top + line, height, min(_LINES, width - line), panel + 4 * line, ahead)
@@ -246,7 +247,15 @@ def quantize_dual(
         plain = row.spec.block is column.spec.block is BlockShape.ROW
         if plain and first[9] <= STAGED and second[9] == TURNED and max(row.unit, column.unit) <= _PART_SIDE:
             side = _PART_SIDE, _PART_SIDE
-            _run(target, (first, (*second[:-2], *side)), rows, columns, side, 2 * PANEL_BYTES, together=True)
+            _run(
+                target,
+                ((*first[:-2], *side), (*second[:-2], *side)),
+                rows,
+                columns,
+                side,
+                2 * PANEL_BYTES,
+                together=True,
+            )
         else:
             _run(target, (first, second), rows, columns, _PART, PANEL_BYTES)
     return (by_row.packed, by_row.scales), (by_column.packed, by_column.scales)
