@@ -38,6 +38,18 @@ def test_paper_ladder_claims() -> None:
     }
 
 
+def test_a_wrong_key_of_the_run_is_one_of_the_ladder(tmp_path: Path) -> None:
+    """Not of the preset, over which the table is laid."""
+    path = tmp_path / "mine.toml"
+    for line, message in (
+        ("run.stesp = 3", r"^mine.toml: train: unknown key 'stesp' in \[run\] \(did you mean 'steps'\?\)$"),
+        ("run.steps = 'x'", r"^mine.toml: train: run.steps: expected int, got 'x' \(str\)$"),
+    ):
+        path.write_text(f'extends = "paper"\ntrain.{line}\n')
+        with pytest.raises(ConfigError, match=message):
+            load_ladder(path)
+
+
 FP8_ARM = {"name": "fp8", "label": "FP8"}
 OTHER = {"name": "b", "label": "b"}
 CONTRAST = {"name": "c", "arm": "h16", "against": "bad", "question": "Does H16 help?"}

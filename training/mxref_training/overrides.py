@@ -36,11 +36,19 @@ def parse_override(text: str, into: type) -> dict[str, Any]:
     for part in reversed(parts):
         parsed = {part: parsed}
     table: dict[str, Any] = parsed
+    require_known(table, into, said)
+    return table
+
+
+def require_known(table: Mapping[str, Any], into: type, where: str) -> None:
+    """Raise ConfigError, which begins with `where`, unless a table has keys and types of a configuration's dataclass.
+
+    What values go together is not checked: other tables may be laid over this one.
+    """
     try:
         _require_known(into, into, table, "")
     except (ConfigError, RecipeError) as err:
-        raise ConfigError(f"{said}: {err}") from err
-    return table
+        raise ConfigError(f"{where}: {err}") from err
 
 
 def _require_known(whole: type, cls: type, table: Mapping[str, Any], where: str) -> None:

@@ -16,10 +16,12 @@ from mxref.errors import FileFormatError
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, merge, nearest, read_toml, shown
+from mxref_training.config import TrainConfig
 from mxref_training.errors import ConfigError
 from mxref_training.lab.contrasts import Contrast
 from mxref_training.lab.extension import extended
 from mxref_training.lab.moments import Branch
+from mxref_training.overrides import require_known
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
@@ -261,13 +263,16 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
     Raises:
         FileFormatError: no such file or name, or no valid TOML.
         RecipeError: an unknown key (the nearest is named) or a wrong value, in the file or in an arm's recipe.
-        ConfigError: arms that cannot be compared, or a target that names no arm.
+        ConfigError: arms that cannot be compared, a target that names no arm, or an unknown key or a wrong type in
+            `train`.
     """
     path = _file(path_or_name)
     table = read_toml(path)
     if "extends" in table:
         table = extended(table, read_toml(_file(str(table["extends"]), path.parent)), path.name)
-    return build(Ladder, table, path.name)
+    ladder = build(Ladder, table, path.name)
+    require_known(ladder.train.overlay(), TrainConfig, f"{path.name}: train")
+    return ladder
 
 
 def _file(path_or_name: str | Path, folder: Path = Path()) -> Path:
