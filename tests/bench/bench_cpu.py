@@ -28,13 +28,12 @@ from bench.render import keep, show
 from mxref.errors import MxrefError
 
 ROOT = Path(__file__).parents[2]
-PORTABLE = "mxref_numba.backend:portable"
-PORTABLE_GEMM_SIZE = 2048
-"""Largest GEMM of the portable kernels, which take seconds."""
 SHORT = 0.1
 """Seconds a row below which nothing is repeated: such a run is a trial of the benchmark itself."""
+SLOWER_GEMM_SIZE = 2048
+"""Largest GEMM of the slower paths, which take seconds."""
 COMPARED_SIZE = 4096
-"""Size at which peers and the portable kernels are timed, or the largest one below."""
+"""Size at which peers and the slower paths are timed, or the largest one below."""
 
 
 def _numbers(_context: Any, _parameter: Any, text: str) -> list[int]:
@@ -132,18 +131,16 @@ def _work(
 
     backend = mxref.get_backend(name)
     compared = max((size for size in sizes if size <= COMPARED_SIZE), default=sizes[0])
-    backends = [backend]
-    if name == "numba" and "portable" not in backend.details():
-        backends.append(mxref.get_backend(PORTABLE))
+    backends = [backend, *_slower_paths(backend)]
     try:
         for b in backends:
             whole = b is backend
             for size in sizes if whole else [compared] * (threads == 1):
-                yield from _tagged("operation", operations.measure(b, size, seconds, threads))
+                yield from _on_path(b, "operation", operations.measure(b, size, seconds, threads))
             for size in gemm_sizes:
-                if whole or (threads == 1 and size <= PORTABLE_GEMM_SIZE):
+                if whole or (threads == 1 and size <= SLOWER_GEMM_SIZE):
                     rows = products.measure(b, size, seconds, threads)
-                    yield from _tagged("gemm", (row for row in rows if whole or row["backend"] == b.name))
+                    yield from _on_path(b, "gemm", (row for row in rows if whole or row["backend"] == b.name))
     except operations.BitsDiffer as err:
         raise click.ClickException(str(err)) from None
     if peers:
@@ -154,6 +151,18 @@ def _work(
         yield from _calls(name, backend, processes=5 if seconds >= SHORT else 1)
 
 
+def _slower_paths(backend: mxref.Backend) -> list[mxref.Backend]:
+    """Return the Numba backend on each path that is slower than its own; nothing for another backend."""
+    if backend.name != "numba":
+        return []
+    from mxref_numba import NumbaBackend
+    from mxref_numba.path import available
+
+    assert isinstance(backend, NumbaBackend)
+    paths = available()
+    return [NumbaBackend(path) for path in paths[paths.index(backend.path) + 1 :]]
+
+
 def _calls(name: str, backend: mxref.Backend, processes: int) -> Iterator[dict[str, Any]]:
     from bench import calls
 
@@ -162,6 +171,11 @@ def _calls(name: str, backend: mxref.Backend, processes: int) -> Iterator[dict[s
     if name == "numba":
         for label, milliseconds in calls.first_calls(name, processes).items():
             yield {"kind": "first call", "operation": label, "milliseconds": milliseconds}
+
+
+def _on_path(backend: mxref.Backend, kind: str, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    path = getattr(backend, "path", None)
+    return ({**row, "path": str(path)} if path else row for row in _tagged(kind, rows))
 
 
 def _tagged(kind: str, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

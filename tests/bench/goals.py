@@ -5,13 +5,23 @@ from __future__ import annotations
 COPY_RATIO = {
     "quantize float32": 1.2,
     "quantize H16": 0.9,
-    "quantize SR": 0.4,
+    "quantize SR": 0.6,
     "quantize axis 0": 0.7,
+    "quantize_dual, twice": 0.7,
+    "quantize_dual H16, twice": 0.4,
     "dequantize float32": 1.5,
     "quantize MXFP8 E4M3": 1.0,
     "quantize MXFP8 E5M2": 1.0,
 }
 """As a multiple of the speed of `np.copyto`."""
+
+AVX2_COPY_RATIO = {
+    "quantize float32": 0.6,
+    "quantize H16": 0.4,
+    "quantize SR": 0.25,
+    "dequantize float32": 1.2,
+}
+"""The same for vectors of 256 bits."""
 
 MM_RATIO = {"scaled_gemm ordered": 1.5}
 """As a multiple of the speed of PyTorch's bfloat16 product."""

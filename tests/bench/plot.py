@@ -15,7 +15,8 @@ from mxref_training.report.palette import COLOURS, GREY, INK, MUTED
 
 WIDE, NARROW = 7.66, 3.72
 """Widths of a chart in inches: of a page's column, and of the screen of a phone."""
-_HEIGHT = 0.38
+_HEIGHT = 0.76
+"""Of the bars of an operation together, one for each set of kernels."""
 
 
 def chart(name: str, draw: Callable[[float], Figure], width: float = WIDE) -> str:
@@ -39,7 +40,7 @@ def label_below(axes: Axes, text: str, width: float) -> None:
 
 
 def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
-    """Return a figure of the operations at one size and thread: both sets of kernels, and a mark at each goal."""
+    """Return a figure of the operations at one size and thread: every set of kernels, and a mark at each goal."""
     rows = [
         row
         for row in results["rows"]
@@ -49,10 +50,11 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
     labels = list(dict.fromkeys(row["operation"] for row in rows))
     figure = Figure(figsize=(width, 0.42 * len(labels) + 1.2), layout="constrained")
     axes = figure.subplots()
-    for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], GREY), strict=False)):
+    height = _HEIGHT / len(backends)
+    for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], COLOURS[2], GREY), strict=False)):
         ratio = {row["operation"]: row["ratio"] for row in rows if row["backend"] == backend}
-        places = [labels.index(label) + _HEIGHT * (i - (len(backends) - 1) / 2) for label in ratio]
-        bars = axes.barh(places, list(ratio.values()), _HEIGHT, color=colour, label=backend)
+        places = [labels.index(label) + height * (i - (len(backends) - 1) / 2) for label in ratio]
+        bars = axes.barh(places, list(ratio.values()), height, color=colour, label=backend)
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=SMALLEST, color=MUTED)
     goals = [(COPY_RATIO[label], labels.index(label)) for label in labels if label in COPY_RATIO]
     axes.scatter(*zip(*goals, strict=True), marker="|", s=330, color=COLOURS[3], label="goal", zorder=3)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.goals import COPY_RATIO, FIRST_CALL_MS, MM_RATIO
+from bench.goals import AVX2_COPY_RATIO, COPY_RATIO, FIRST_CALL_MS, MM_RATIO
 from bench.records import RECORDS, newest, read
 
 Rows = list[dict[str, Any]]
@@ -60,8 +60,10 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _goal(row: dict[str, Any]) -> str:
-    goals = {"operation": COPY_RATIO, "gemm": MM_RATIO}.get(row["kind"], {})
-    meant = row["threads"] == 1 and not row["backend"].endswith("-portable")
+    path = row.get("path") or ("portable" if row["backend"].endswith("-portable") else "avx512")
+    of_copies = AVX2_COPY_RATIO if path == "avx2" else COPY_RATIO
+    goals = {"operation": of_copies, "gemm": MM_RATIO}.get(row["kind"], {})
+    meant = row["threads"] == 1 and path != "portable"
     goal = goals.get(row["operation"]) if meant else None
     return "" if goal is None else f"{goal:.2f}"
 
@@ -114,19 +116,24 @@ def tables_text(results: dict[str, Any]) -> str:
 
 
 def _operations(results: dict[str, Any]) -> str:
-    portable = {
-        row["operation"]: row["ratio"]
-        for row in of_kind(results, "operation", size=MAIN_SIZE, backend="numba-portable")
+    rows_of = {
+        name: of_kind(results, "operation", size=MAIN_SIZE, backend=f"numba-{name}")
+        for name in ("avx2", "portable")
+    }
+    slower = {
+        name: {row["operation"]: f"{row['ratio']:.2f}" for row in rows}
+        for name, rows in rows_of.items()
+        if rows
     }
     rows = [
         (
             row["operation"], f"{row['min_ms']:.2f}", f"{row['median_ms']:.2f}", f"{row['gb_per_s']:.1f}",
-            f"{row['ratio']:.2f}", _goal(row), f"{portable[row['operation']]:.2f}" if portable else "",
+            f"{row['ratio']:.2f}", _goal(row), *(ratios[row["operation"]] for ratios in slower.values()),
         )
         for row in of_kind(results, "operation", size=MAIN_SIZE, threads=1, backend=results["backend"])
     ]  # fmt: skip
-    headings = ("operation", "ms", "median", "GB/s", "x copy", "goal", "portable, x copy")
-    return _table(headings, rows)
+    headings = ("operation", "ms", "median", "GB/s", "x copy", "goal")
+    return _table((*headings, *(f"{name}, x copy" for name in slower)), rows)
 
 
 def _sizes(results: dict[str, Any]) -> str:

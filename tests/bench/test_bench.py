@@ -23,6 +23,7 @@ from bench.records import newest, read
 from mxref import get_backend
 from mxref.placement import Placement
 from mxref.reference import ReferenceBackend
+from mxref_numba import path
 from places import ROOT
 
 TINY = ["--sizes=64", "--gemm-sizes=64", "--threads=1", "--seconds=0.01", "--no-peers"]
@@ -73,7 +74,7 @@ class _OneCode(ReferenceBackend):
         "quantize float32",
         "quantize SR",
         "quantize axis 0",
-        "quantize_dual",
+        "quantize_dual, twice",
         "fake_quantize",
         "quantize MXFP8 E4M3",
     ],
@@ -93,11 +94,13 @@ def test_every_operation_passes_on_the_reference_and_checks_all_of_a_small_matri
     reference = get_backend("reference")
     for row in operations.measure(reference, 64, 0.0, 1):
         assert row["min_ms"] > 0
-        assert row["ratio"] == pytest.approx(row["copy_ms"] / row["min_ms"])
+        copies = 2 if "twice" in row["operation"] else 1
+        assert row["ratio"] == pytest.approx(copies * row["copy_ms"] / row["min_ms"])
 
 
 WRONG = """
 from mxref.reference import ReferenceBackend
+from mxref_numba import path
 
 class OneCode(ReferenceBackend):
     name = "one-code"
@@ -132,6 +135,8 @@ def test_a_whole_run_in_small(tmp_path: Path) -> None:
     assert measured >= MM_RATIO.keys()
     assert results["machine"]["cores"] >= 1
     assert "quantize float32" in done.stdout
+    paths = {row["path"] for row in results["rows"] if row["operation"] == "quantize float32"}
+    assert paths == set(path.available())
 
 
 def test_bad_arguments_are_named() -> None:
@@ -162,7 +167,7 @@ def test_the_page_is_written_from_the_recorded_numbers() -> None:
 def test_the_plot_has_every_operation_and_goal() -> None:
     rows = [
         {"kind": "operation", "operation": label, "backend": backend, "size": 8, "threads": 1, "ratio": 1.37}
-        for backend in ("numba", "numba-portable")
+        for backend in ("numba", "numba-avx2", "numba-portable")
         for label in COPY_RATIO
     ]
     drawn = charts("test", partial(plot, {"rows": rows}, 8))

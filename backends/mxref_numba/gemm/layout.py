@@ -101,7 +101,7 @@ NEON_DOTS = Tiling(lanes=4, rows=4, vectors=3, dots=SignedDots(), masks=False)
 
 def tiling_of(target: Target) -> Tiling:
     """Return the tiles that a target computes."""
-    if target.path is KernelPath.AVX512:
+    if target.path == KernelPath.AVX512:
         return AVX512
     return AVX2_VNNI if AVX_VNNI in target.features else AVX2
 

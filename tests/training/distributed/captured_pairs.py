@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
-from mxref.reference import ReferenceBackend
 from mxref_torch import CapturedStep, StepOutcome, convert
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import Ranks
@@ -21,30 +18,31 @@ from mxref_training.distributed.share import Share
 from mxref_training.distributed.team import team_of
 from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.run.shards import Parts
+from ranged import Ranged
 from training_setup import change, lines, metrics, run
 
 
 def captured(ranks: Ranks, config: TrainConfig, recipe: Recipe, folder: Path) -> None:
-    """Steps that never wait have the numbers of others: split or whole, clipped, in micro-batches and in phases.
+    """Steps that never wait have the numbers of others: split, clipped, in micro-batches.
 
-    A run whose ranks each hold the whole model goes on from the checkpoint of one whose ranks split it.
+    A run whose ranks each hold the whole model repeats itself after a stop, and goes on from the checkpoint of one
+    whose ranks split it.
     """
     optim = replace(config.optim, lr=2.0**-8, warmup=0, clip=0.125)  # a rate that float32 has
     config = replace(change(config, micro_batch=2, eval_every=4), optim=optim)
-    layouts = {"split": ParallelConfig(), "replicas": ParallelConfig(replicate=2, shard=1)}
-    for name, parallel in layouts.items():
-        made = replace(config, parallel=parallel)
-        run(folder / name, recipe, made, ranks=ranks)
-        run(folder / f"{name}-captured", recipe, change(made, capture=True), ranks=ranks)
-        assert metrics(folder / f"{name}-captured") == metrics(folder / name)
-        assert all(line["grad_norm"] > optim.clip for line in lines(folder / name) if "grad_norm" in line)
-    made = change(replace(config, parallel=layouts["replicas"]), capture=True)
-    run(folder / "parts", recipe, made, ranks=ranks, stop_after=2)
-    run(folder / "parts", recipe, made, ranks=ranks)
-    assert metrics(folder / "parts") == metrics(folder / "replicas")
-    assert saved(folder / "replicas", 4) == saved(folder / "parts", 4)
-    run(folder / "moved", recipe, change(config, capture=True), ranks=ranks, stop_after=2)
-    run(folder / "moved", recipe, made, ranks=ranks)
+    run(folder / "split", recipe, config, ranks=ranks)
+    run(folder / "captured", recipe, change(config, capture=True), ranks=ranks)
+    assert metrics(folder / "captured") == metrics(folder / "split")
+    assert saved(folder / "captured", 4) == saved(folder / "split", 4)
+    assert all(line["grad_norm"] > optim.clip for line in lines(folder / "split") if "grad_norm" in line)
+    whole = replace(config, parallel=ParallelConfig(replicate=2, shard=1))
+    run(folder / "whole", recipe, whole, ranks=ranks)
+    run(folder / "parts", recipe, whole, ranks=ranks, stop_after=2)
+    run(folder / "parts", recipe, whole, ranks=ranks)
+    assert metrics(folder / "parts") == metrics(folder / "whole")
+    assert saved(folder / "parts", 4) == saved(folder / "whole", 4)
+    run(folder / "moved", recipe, config, ranks=ranks, stop_after=2)
+    run(folder / "moved", recipe, whole, ranks=ranks)
     assert lines(folder / "moved")[:2] == lines(folder / "split")[:2]
     assert saved(folder / "moved", 4).keys() == saved(folder / "split", 4).keys()
 
@@ -54,31 +52,6 @@ def saved(out: Path, step: int) -> dict[str, Any]:
     files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
     with Parts(files) as parts:
         return {name: tensor.numpy().tobytes() for name, tensor in parts.whole().items()}
-
-
-class Ranged(ReferenceBackend):
-    """Leaves its range at one step, with a wrong product, unless it is widened."""
-
-    context: Any = None
-
-    def __init__(self, at: int) -> None:
-        self.at, self.wide, self.word = at, False, torch.zeros(1, dtype=torch.int32)
-
-    def range_words(self) -> tuple[Tensor, ...]:
-        return (self.word,)
-
-    @contextmanager
-    def widened(self) -> Iterator[None]:
-        self.wide = True
-        yield
-        self.wide = False
-
-    def scaled_gemm(self, a: Any, b: Any, **how: Any) -> Any:
-        out = super().scaled_gemm(a, b, **how)
-        if self.context.step == self.at and not self.wide:
-            self.word.fill_(1)
-            return out * 0 + 1
-        return out
 
 
 def outcomes(ranks: Ranks, exceeds: int = -1, spoiled: int = -1) -> tuple[list[StepOutcome], Tensor]:

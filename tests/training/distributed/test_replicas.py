@@ -1,4 +1,4 @@
-"""The order in which ranks that hold the whole model add gradients: that of the parameters, whichever is ready first."""
+"""Ranks that hold the whole model add gradients in the order of the parameters, whichever is ready first."""
 
 from __future__ import annotations
 

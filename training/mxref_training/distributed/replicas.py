@@ -78,7 +78,7 @@ class Replicas:
         together: AbstractContextManager[Any] = nullcontext()
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
-            together = dist._coalescing_manager(self._group, device=stream.device)
+            together = dist._coalescing_manager(self._group, device=stream.device)  # type: ignore[attr-defined]
         with torch.cuda.stream(stream), together:
             for gradient in gradients:
                 dist.all_reduce(gradient, group=self._group)
