@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from mxref import __version__
@@ -29,6 +28,7 @@ extensions = [
     "search_words",
     "shipped",
     "charts",
+    "source_pages",
     "published",
 ]
 # The address of the published pages, as in https://example.org/mxref/. Without it there are no canonical links, and no
@@ -76,16 +76,6 @@ def magnitude_bars(app, what, name, obj, options, lines):
         lines[i] = "`".join(parts)
 
 
-def module_of_an_alias(app, modname, attribute):
-    """Keep an alias of a built-in type in the module that names it: `builtins` has no source to show."""
-    if not modname:  # an object that a page describes outside of any module
-        return None
-    value = import_module(modname)
-    for name in attribute.split("."):
-        value = getattr(value, name, None)
-    return modname if getattr(value, "__module__", None) == "builtins" else None
-
-
 def copy_explorer(app, error):
     """Put the explorer page beside the built pages, as it is: it needs nothing of them."""
     if not error and app.builder.format == "html":
@@ -94,5 +84,4 @@ def copy_explorer(app, error):
 
 def setup(app):
     app.connect("autodoc-process-docstring", magnitude_bars)
-    app.connect("viewcode-follow-imported", module_of_an_alias)
     app.connect("build-finished", copy_explorer)

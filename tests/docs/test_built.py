@@ -101,7 +101,11 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name == "id" and value:
                 self.ids.add(value)
-            if name in ("href", "src") and value and not (tag == "link" and "canonical" in dict(attrs).values()):
+            if (
+                name in ("href", "src")
+                and value
+                and not (tag == "link" and "canonical" in dict(attrs).values())
+            ):
                 self.links.append(value)
 
 
@@ -120,7 +124,10 @@ def test_every_link_of_the_site_leads_somewhere(pages: dict[Path, Page]) -> None
             place, _, anchor = unquote(link).partition("#")
             target = (path.parent / place.partition("?")[0]).resolve() if place.partition("?")[0] else path
             if not target.exists() or (
-                anchor and target in pages and "explorer" not in target.parts and anchor not in pages[target].ids
+                anchor
+                and target in pages
+                and "explorer" not in target.parts
+                and anchor not in pages[target].ids
             ):
                 broken.add(f"{path.relative_to(HTML)}: {link}")
     assert sorted(broken) == []
@@ -128,7 +135,9 @@ def test_every_link_of_the_site_leads_somewhere(pages: dict[Path, Page]) -> None
 
 def test_links_are_relative(pages: dict[Path, Page]) -> None:
     """The site can be put into any folder."""
-    assert [f"{path}: {link}" for path, page in pages.items() for link in page.links if link.startswith("/")] == []
+    assert [
+        f"{path}: {link}" for path, page in pages.items() for link in page.links if link.startswith("/")
+    ] == []
 
 
 def test_the_groups_of_the_sidebar_are_short(pages: dict[Path, Page]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from importlib import import_module
 
@@ -13,6 +12,9 @@ import pytest
 pytest.importorskip("mxref_training.config")
 pytest.importorskip("sphinx")
 
+import command_line
+import shipped
+
 from mxref.recipe_files import load_recipe, recipe_from_table, shipped_recipes
 from mxref.tomlio import merge
 from mxref_training.config import PRESETS, TrainConfig
@@ -20,10 +22,6 @@ from mxref_training.lab.ladder import SHIPPED, load_ladder
 from places import ROOT
 
 DOCS = ROOT / "docs"
-sys.path.append(str(DOCS / "_ext"))
-import command_line
-import shipped
-
 PUBLIC = (
     "mxref", "mxref.conformance", "mxref.explain", "mxref.formats", "mxref_numba", "mxref_triton", "mxref_torch"
 )  # fmt: skip

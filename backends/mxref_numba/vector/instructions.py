@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-from mxref_numba.vector.lanes import I8, I16, I32, Instructions, Lanes
+from mxref_numba.vector.lanes import F32, I8, I16, I32, Instructions, Lanes
 
 _MAGNITUDE = 0x7FFFFFFF
 
@@ -80,3 +81,35 @@ class Avx2(Instructions):
         values = codes.like(table[:8])
         magnitude = named("x86.avx2.permps", values.value.type, values, codes.value)
         return (magnitude.cast(I32) | ((codes << 28) & ~_MAGNITUDE)).cast(magnitude.element)
+
+
+class Neon(Instructions):
+    """AArch64 Advanced SIMD: a vector is one quarter, and narrowing takes every second lane."""
+
+    def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
+        """Return the smaller of limit and magnitude; of a NaN and a number the instruction gives the number."""
+        return (v.cast(I32) & _MAGNITUDE).cast(v.element).call("minnum", limit)
+
+    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
+        """Return the lower halves of both."""
+        lower = range(0, 4 * a.count, 2)
+        return a.cast(element).pick(lower, b.cast(element))
+
+    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
+        """Return the sums of products."""
+        even, odd = weights
+        pairs = v.cast(I16)
+        return (pairs & 0xFF) * even + (pairs >> 8) * odd
+
+    def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
+        """Return the upper halves of the first half of the table, byte by byte, with bit 3 of the code as the sign."""
+        words = np.array(table[:8], np.float32).view(np.uint32)
+        halves = (words >> 16).astype(np.uint16).view(np.uint8)
+        assert (words & 0xFFFF == 0).all(), "the values have to fit bfloat16"
+        # Bytes 2 and 3 of a lane choose bytes 2m and 2m + 1; an index beyond the table gives zero.
+        index = ((codes & 7) * 0x02020000 + 0x0100FFFF).cast(I8)
+        of_bytes = ir.Constant(index.value.type, halves.tolist())
+        magnitude = named(
+            "aarch64.neon.tbl1.v16i8", of_bytes.type, Lanes(codes.builder, of_bytes), index.value
+        )
+        return (magnitude.cast(I32) | ((codes << 28) & ~_MAGNITUDE)).cast(F32)

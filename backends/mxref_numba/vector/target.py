@@ -22,7 +22,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from mxref_numba.path import KernelPath
-from mxref_numba.vector.instructions import Avx2, Avx512
+from mxref_numba.vector.instructions import Avx2, Avx512, Neon
 from mxref_numba.vector.lanes import Instructions
 
 
@@ -30,8 +30,8 @@ from mxref_numba.vector.lanes import Instructions
 class Target:
     """A set of vector instructions."""
 
-    path: KernelPath
-    """The kernels that are compiled for it."""
+    name: str
+    """The path whose kernels are compiled for it, or the name of instructions that no path uses yet."""
     bits: int
     """Width of a vector."""
     instructions: Instructions
@@ -72,11 +72,14 @@ def _if_found(feature: str) -> str:
     return feature if feature in cpu_target.target_context.codegen().magic_tuple()[2].split(",") else ""
 
 
-TARGETS = {
+TARGETS: dict[str, Target] = {
     KernelPath.AVX512: Target(KernelPath.AVX512, 512, Avx512()),
     KernelPath.AVX2: Target(KernelPath.AVX2, 256, Avx2(), "x86-64-v3", _if_found(AVX_VNNI)),
 }
 """The target of each path that has vector kernels."""
+
+NEON = Target("neon", 128, Neon())
+"""Advanced SIMD of AArch64, for which kernels are compiled ahead of time; no path runs them."""
 
 
 @cache

@@ -7,16 +7,16 @@ import pytest
 
 pytest.importorskip("numba")
 
-from numba.core import types
-from numba.core.caching import NullCache
-
+from cross_compiled import assembly, instructions
 from mxref import discovery, get_backend
 from mxref.errors import BackendError, SettingError
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
 from mxref_numba.path import KernelPath
+from mxref_numba.vector.dequantize import _dequantize_share
 from mxref_numba.vector.encode import encode_rows
-from mxref_numba.vector.target import TARGETS
+from mxref_numba.vector.native import Native
+from mxref_numba.vector.target import NEON, TARGETS
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *paths: KernelPath) -> None:
@@ -97,10 +97,25 @@ def test_a_wrong_variable_is_an_error_and_no_reason_for_another_backend(
         get_backend()
 
 
-@pytest.mark.skipif(KernelPath.AVX2 not in path.available(), reason="no AVX2 here, as Numba sees it")
 def test_code_for_avx2_has_no_instruction_of_avx512() -> None:
-    dispatcher = encode_rows.on(TARGETS[KernelPath.AVX2]).dispatcher()
-    dispatcher._cache = NullCache()  # code from the cache cannot be read
-    code = dispatcher.get_compile_result(types.void(*(types.int64,) * 14)).library.get_asm_str()
+    code = assembly(encode_rows, TARGETS[KernelPath.AVX2])
     assert "%ymm" in code
     assert not re.search(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]", code)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "most", "used"),
+    [
+        (encode_rows, 4200, {"fmla", "umull", "uzp1", "fminnm", "umin"}),
+        (_dequantize_share, 2600, {"tbl", "fmul", "fcvtl"}),
+    ],
+    ids=["encode", "dequantize"],
+)
+def test_kernels_compile_for_arm_to_vector_instructions(kernel: Native, most: int, used: set[str]) -> None:
+    code = assembly(kernel, NEON)
+    count = instructions(code)
+    assert used <= count.keys()
+    assert count.total() <= most
+    # Only what Numba puts around a kernel calls anything: no helper of a library takes lanes one by one.
+    called = re.findall(r"\tbl\t(\S+)", code)
+    assert [name for name in called if not name.startswith(("_ZN11mxref_numba", "Py", "numba_gil_"))] == []

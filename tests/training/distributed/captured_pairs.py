@@ -23,26 +23,26 @@ from training_setup import change, lines, metrics, run
 
 
 def captured(ranks: Ranks, config: TrainConfig, recipe: Recipe, folder: Path) -> None:
-    """Steps that never wait have the numbers of others: split or whole, clipped, in micro-batches and in phases.
+    """Steps that never wait have the numbers of others: split, clipped, in micro-batches.
 
-    A run whose ranks each hold the whole model goes on from the checkpoint of one whose ranks split it.
+    A run whose ranks each hold the whole model repeats itself after a stop, and goes on from the checkpoint of one
+    whose ranks split it.
     """
     optim = replace(config.optim, lr=2.0**-8, warmup=0, clip=0.125)  # a rate that float32 has
     config = replace(change(config, micro_batch=2, eval_every=4), optim=optim)
-    layouts = {"split": ParallelConfig(), "replicas": ParallelConfig(replicate=2, shard=1)}
-    for name, parallel in layouts.items():
-        made = replace(config, parallel=parallel)
-        run(folder / name, recipe, made, ranks=ranks)
-        run(folder / f"{name}-captured", recipe, change(made, capture=True), ranks=ranks)
-        assert metrics(folder / f"{name}-captured") == metrics(folder / name)
-        assert all(line["grad_norm"] > optim.clip for line in lines(folder / name) if "grad_norm" in line)
-    made = change(replace(config, parallel=layouts["replicas"]), capture=True)
-    run(folder / "parts", recipe, made, ranks=ranks, stop_after=2)
-    run(folder / "parts", recipe, made, ranks=ranks)
-    assert metrics(folder / "parts") == metrics(folder / "replicas")
-    assert saved(folder / "replicas", 4) == saved(folder / "parts", 4)
-    run(folder / "moved", recipe, change(config, capture=True), ranks=ranks, stop_after=2)
-    run(folder / "moved", recipe, made, ranks=ranks)
+    run(folder / "split", recipe, config, ranks=ranks)
+    run(folder / "captured", recipe, change(config, capture=True), ranks=ranks)
+    assert metrics(folder / "captured") == metrics(folder / "split")
+    assert saved(folder / "captured", 4) == saved(folder / "split", 4)
+    assert all(line["grad_norm"] > optim.clip for line in lines(folder / "split") if "grad_norm" in line)
+    whole = replace(config, parallel=ParallelConfig(replicate=2, shard=1))
+    run(folder / "whole", recipe, whole, ranks=ranks)
+    run(folder / "parts", recipe, whole, ranks=ranks, stop_after=2)
+    run(folder / "parts", recipe, whole, ranks=ranks)
+    assert metrics(folder / "parts") == metrics(folder / "whole")
+    assert saved(folder / "parts", 4) == saved(folder / "whole", 4)
+    run(folder / "moved", recipe, config, ranks=ranks, stop_after=2)
+    run(folder / "moved", recipe, whole, ranks=ranks)
     assert lines(folder / "moved")[:2] == lines(folder / "split")[:2]
     assert saved(folder / "moved", 4).keys() == saved(folder / "split", 4).keys()
 

@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 from click.testing import CliRunner
 
 from mxref.cli import main
+from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
 from mxref_training.config import Compile, find_recipe, load_config
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import Share, added, check_layout
+from mxref_training.distributed.share import Share, added, check_layout, check_phases
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.parallel import Axes, ParallelConfig
@@ -77,10 +78,14 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
             check_layout(wanted, 2)
     captured = replace(config, run=replace(config.run, capture=True))
     assert check_layout(captured, 2).shard == 2
-    with pytest.raises(
-        ConfigError, match="run.capture = true goes with no parallel.tensor, and parallel.tensor = 2"
-    ):
-        check_layout(replace(captured, parallel=ParallelConfig(tensor=2)), 2)
+    for parallel in (ParallelConfig(tensor=2), ParallelConfig(replicate=2, shard=1)):
+        with pytest.raises(ConfigError, match="run.capture = true on several ranks goes with weights that"):
+            check_layout(replace(captured, parallel=parallel), 2)
+    phases = recipe_from_table({"schedule": [{"until": 1, "recipe": "fp8"}]})
+    check_phases(captured, phases, 1)
+    check_phases(config, phases, 2)
+    with pytest.raises(ConfigError, match="captures one graph, and the recipe has 2 phases"):
+        check_phases(captured, phases, 2)
 
 
 def test_the_shares_of_all_ranks_are_the_batch() -> None:

@@ -32,12 +32,12 @@ def require_readable(data: DataConfig, vocab: int) -> None:
     """
     train, val = indexed_parts(data.train), indexed_parts(data.val) if data.val else None
     if train is not None or val is not None:
-        train, val = require_indexed_sides(data, train, val)
-        for _, prefix in (*train, *val):
+        ours, theirs = require_indexed_sides(data, train, val)
+        for _, prefix in (*ours, *theirs):
             open_indexed(prefix)
-        for _, prefix in train:
-            if prefix.resolve() == val[0][1].resolve():
-                raise holds_validation(prefix, val[0][1])
+        for _, prefix in ours:
+            if prefix.resolve() == theirs[0][1].resolve():
+                raise holds_validation(prefix, theirs[0][1])
     else:
         sides = [_files(side, data.max_line_mib << 20) for side in (data.train, data.val) if side]
         if len(sides) > 1 and sides[1] and set(sides[1]) <= set(sides[0]):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
 
 _PAUSE = 0.01
 """Seconds between two looks into the store."""
 
 
-def of_this_attempt(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
+def of_this_attempt(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
     """Return the part of a store that the ranks of this attempt alone use; collective.
 
     The first rank invents a name. Every other rank answers to the name that it finds with a word of its own, and goes
@@ -39,21 +42,23 @@ def of_this_attempt(store: dist.Store, rank: int, world: int, timeout: timedelta
         while missing:
             for other in sorted(missing):
                 if store.check([f"mxref/{name}/{other}"]):
-                    store.set(f"mxref/{name}/{other}/heard", store.get(f"mxref/{name}/{other}"))
+                    store.set(f"mxref/{name}/{other}/heard", store.get(f"mxref/{name}/{other}").decode())
                     missing.remove(other)
             _pause(until, f"ranks {', '.join(map(str, sorted(missing)))} did not come")
     else:
-        name, word = "", uuid4().hex.encode()
+        name, word = "", uuid4().hex
         while not name or not _says(store, f"mxref/{name}/{rank}/heard", word):
             if store.check(["mxref/attempt"]) and (found := store.get("mxref/attempt").decode()) != name:
                 name = found
                 store.set(f"mxref/{name}/{rank}", word)
             _pause(until, "rank 0 did not come")
-    return dist.PrefixStore(f"mxref/{name}", store)
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"mxref/{name}", store)
 
 
-def _says(store: dist.Store, key: str, value: bytes) -> bool:
-    return bool(store.check([key]) and store.get(key) == value)
+def _says(store: Store, key: str, value: str) -> bool:
+    return store.check([key]) and store.get(key).decode() == value
 
 
 def _pause(until: float, problem: str) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from mxref_training.distributed.attempt import of_this_attempt
 from mxref_training.distributed.waiting import wait_for
 from mxref_training.errors import AgreedStop, ConfigError, RunError
 from mxref_training.wording import clock
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -213,9 +216,9 @@ class Ranks:
             return self.rank  # the process that holds the store has ended
 
 
-def _store() -> dist.Store:
+def _store() -> Store:
     """Return the store of all connected ranks."""
-    store: dist.Store = dist.distributed_c10d._get_default_store()
+    store: Store = dist.distributed_c10d._get_default_store()
     return store
 
 
@@ -302,9 +305,11 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
     if dist.is_initialized():
         yield ranks
         return
+    from torch.distributed.rendezvous import rendezvous
+
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
-        store, rank, world = next(dist.rendezvous("env://", ranks.rank, ranks.world, timeout=TIMEOUT))
+        store, rank, world = next(rendezvous("env://", ranks.rank, ranks.world, timeout=TIMEOUT))
         own = of_this_attempt(store, rank, world, TIMEOUT)
         backends = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
         dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)

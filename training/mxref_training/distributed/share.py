@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mxref.recipe import Recipe
 from mxref_training.config import Compile, RunConfig, TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
@@ -86,10 +87,11 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 f"model.{key} = {size} does not split over parallel.tensor = {axes.tensor} ranks: take a divisor of "
                 f"{math.gcd(config.model.kv_heads, config.model.ffn)}"
             )
-    if run.capture and axes.tensor > 1:
+    if run.capture and (axes.tensor > 1 or axes.whole):
         raise ConfigError(
-            f"run.capture = true goes with no parallel.tensor, and parallel.tensor = {axes.tensor}: set run.capture = "
-            "false, or parallel.tensor = 1"
+            "run.capture = true on several ranks goes with weights that parallel.shard alone splits, and the axes are "
+            f"replicate {axes.replicate} * shard {axes.shard} * tensor {axes.tensor}: set run.capture = false, or "
+            "parallel.shard = 2 or more and parallel.tensor = 1"
         )
     for key, wanted in (
         ("run.compile = 'model'", run.compile is Compile.MODEL),
@@ -102,6 +104,16 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 + (", or take run.compile = 'block'" if "compile" in key else "")
             )
     return axes
+
+
+def check_phases(config: TrainConfig, recipe: Recipe, ranks: int) -> None:
+    """Raise ConfigError if steps of several ranks were to be captured more than once, as each phase is."""
+    phases = len(recipe.spans(config.run.steps))
+    if config.run.capture and ranks > 1 and phases > 1:
+        raise ConfigError(
+            f"run.capture = true on {ranks} ranks captures one graph, and the recipe has {phases} phases: set "
+            "run.capture = false, or take a recipe without a schedule"
+        )
 
 
 def layout_identity(config: TrainConfig, ranks: int) -> dict[str, Any]:

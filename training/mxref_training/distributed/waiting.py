@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
 
 PAUSE = 0.1
 """Seconds between two looks."""
@@ -15,7 +18,7 @@ FIRST_WORD = 60.0
 
 
 def wait_for(
-    store: dist.Store, keys: Sequence[str], failed: Callable[[], None], say: Callable[[float], None]
+    store: Store, keys: Sequence[str], failed: Callable[[], None], say: Callable[[float], None]
 ) -> None:
     """Return when a store has all keys, however long that takes.
 

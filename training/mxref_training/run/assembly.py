@@ -81,12 +81,14 @@ class Assembly:
             )
         self.evaluated: dict[str, Any] = {
             "seq_len": run.seq_len, "batch": self.share.sequences(run), "limit": run.eval_tokens,
-            "loss_sum": self.compiled and self.compiled.total, "share": self.share,
+            "loss_sum": self.compiled and self.compiled.total,
         }  # fmt: skip
+        if ranks.several:
+            self.evaluated["share"] = self.share
         self.captured_evaluation: CapturedEvaluation | None = None
-        if run.capture and device.type == "cuda":
+        if run.capture and device.type == "cuda" and not ranks.several:
             watched = self.model, self.context, corpus.val.ids
-            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated, free=self.eager.free)
+            self.captured_evaluation = CapturedEvaluation(*watched, **self.evaluated)
         self.step = self.skipped_in_a_row = 0
 
     def begin(self, step: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -101,40 +101,18 @@ def evaluate(
     own: list[float] = []
     count, number, summed = 0, 0, loss_of(model, loss_sum)
     device = next(model.parameters()).device
+    batches = iter(sequential_batches(tokens, seq_len, batch, limit))
     with undisturbed(model, context):
         context.global_tokens = limit // seq_len * seq_len
-        for turn in turns(tokens, share, seq_len=seq_len, batch=batch, limit=limit):
-            context.token_origin = turn.origin
-            tokens_in, wanted = (torch.from_numpy(side).to(device) for side in (turn.inputs, turn.targets))
+        while group := list(islice(batches, share.parts)):
+            # Split weights are gathered by all ranks together: one that has no batch left repeats the last.
+            mine = min(share.index, len(group) - 1)
+            sizes = [targets.size for _, targets in group]
+            context.token_origin = count + sum(sizes[:mine])
+            tokens_in, wanted = (torch.from_numpy(side).to(device) for side in group[mine])
             own.append(summed(tokens_in, wanted).item())
-            count, number = count + turn.tokens, number + turn.batches
+            count, number = count + sum(sizes), number + len(group)
     return Evaluation(added(share.in_order(own)[:number]) / count, count)
-
-
-class Turn(NamedTuple):
-    """A batch of this rank, while each other rank has one too."""
-
-    origin: int
-    """The place of its first token in the evaluation."""
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    batches: int
-    """How many batches the ranks have together in this turn."""
-    tokens: int
-    """How many tokens these predict."""
-
-
-def turns(
-    tokens: NDArray[np.integer[Any]], share: Share, *, seq_len: int, batch: int, limit: int
-) -> Iterator[Turn]:
-    """Yield the batches that a rank evaluates; arguments as of `evaluate`."""
-    batches, count = iter(sequential_batches(tokens, seq_len, batch, limit)), 0
-    while group := list(islice(batches, share.parts)):
-        # Split weights are gathered by all ranks together: one that has no batch left repeats the last.
-        mine = min(share.index, len(group) - 1)
-        sizes = [targets.size for _, targets in group]
-        yield Turn(count + sum(sizes[:mine]), *group[mine], len(group), sum(sizes))
-        count += sum(sizes)
 
 
 def loss_of(model: nn.Module, loss_sum: LossSum | None) -> LossSum:

@@ -193,9 +193,8 @@ class _Run(Assembly):
                             "the same command goes on from there"
                         )
         finally:
-            for graph in (self.captured, self.captured_evaluation):
-                if graph is not None:
-                    graph.close()
+            if self.captured is not None:
+                self.captured.close()
             self.journal.close()
             self.observer.close()
 

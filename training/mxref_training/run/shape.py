@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mxref_torch
 from mxref.backend import Backend
-from mxref.formats import BlockFormat
-from mxref.recipe import BlockShape, OperandSpec, Recipe
+from mxref.formats import BlockFormat, BlockShape
+from mxref.recipe import OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.rounding import Rounding
 from mxref_torch.names import named_linears
