@@ -94,8 +94,8 @@ def _weak(rows: list[Row]) -> str:
         lines += [
             (
                 _name(row), str(row["ranks"]), _form(row), f"{row['ms']:.1f}", f"{row['tokens_per_s_per_gpu']:,.0f}",
-                f"{row['tokens_per_s_per_gpu'] / base['tokens_per_s_per_gpu']:.3f}", f"{row['peak_gib']:.1f}",
-                *_lost(row),
+                f"{row['tokens_per_s_per_gpu'] / base['tokens_per_s_per_gpu']:.3f}",
+                f"{row['peak_gib']:.1f}" if "peak_gib" in row else "", *_lost(row),
             )
             for row in group
         ]  # fmt: skip
