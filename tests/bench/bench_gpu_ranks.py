@@ -1,7 +1,7 @@
 """Time whole optimizer steps on many GPUs, and record their losses.
 
     PYTHONPATH=.:backends:training:tests torchrun --nproc-per-node 2 -m bench.bench_gpu_ranks --model llama-1b \
-        --recipe bf16@block --recipe fp8@block+captured+replicas [--sequences 8] [--batch 16] [--json FILE]
+        --recipe bf16@block --recipe fp8@block+captured [--sequences 8] [--batch 16] [--json FILE]
 
 Each row trains a model with random weights on random tokens as `mxref train` trains it, with deterministic kernels:
 one process alone if `torchrun` did not start it, else ranks that split weights and batches by FSDP2, or with

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ def test_the_order_does_not_depend_on_which_gradient_is_ready_first(
     added: list[int] = []
     ready: list[int] = []
 
-    def add(gradient: torch.Tensor, group: Any) -> None:
+    def add(gradient: torch.Tensor) -> None:
         added.append(gradient.numel())
         assert len(added) <= len(ready)  # none before it is there
 
@@ -40,7 +39,7 @@ def test_the_order_does_not_depend_on_which_gradient_is_ready_first(
 def test_a_parameter_without_a_gradient_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = [torch.nn.Parameter(torch.full((size,), 1.0)) for size in (3, 2, 1)]
     added: list[int] = []
-    monkeypatch.setattr(replicas.dist, "all_reduce", lambda gradient, group: added.append(gradient.numel()))
+    monkeypatch.setattr(replicas.dist, "all_reduce", lambda gradient: added.append(gradient.numel()))
     with replicas.Replicas(parameters).adding(last=True):
         (parameters[0].sum() + parameters[2].sum()).backward()
     assert added == [1, 3]

@@ -20,14 +20,12 @@ class Replicas:
     On a GPU it does so beside the backward pass, on a stream of its own.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], group: Any = None) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         """Prepare to add the gradients of parameters, which are whole and the same on every rank.
 
         Args:
             parameters: in the order of the forward pass.
-            group: the ranks; None: all of them.
         """
-        self._group = group
         self._buckets = _buckets([p for p in parameters if p.requires_grad])
         device = self._buckets[0][0].device
         self._stream: Any = None
@@ -78,10 +76,10 @@ class Replicas:
         together: AbstractContextManager[Any] = nullcontext()
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
-            together = dist._coalescing_manager(self._group, device=stream.device)  # type: ignore[attr-defined]
+            together = dist._coalescing_manager(device=stream.device)  # type: ignore[attr-defined]
         with torch.cuda.stream(stream), together:
             for gradient in gradients:
-                dist.all_reduce(gradient, group=self._group)
+                dist.all_reduce(gradient)
 
 
 def _buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
