@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from mxref_torch.captured.step import CapturedStep, _Pending
 from mxref_training.run import loop
@@ -70,6 +72,6 @@ def test_an_outcome_is_waited_for_on_the_stream_that_copies_it(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     taker = object.__new__(CapturedStep)
     taker._device = torch.device("cuda", 1)
-    taker._operations = type("Operations", (), {"outcome": torch.ones(4)})()  # type: ignore[assignment]
+    taker._operations = type("Operations", (), {"outcome": torch.ones(4)})()
     taker._sent(_Pending(0, (), [], torch.ones(4)))
     assert recorded == ["stream of cuda:1"]
