@@ -70,11 +70,7 @@ class StepRunner:
         graph = torch.cuda.CUDAGraph()
         self._operations.forget_gradients()
         try:
-            with (
-                operators.device_step(self._operations.number),
-                torch.cuda.device(self._operations.device),  # whose work ends before the capture begins
-                torch.cuda.graph(graph, stream=self._stream),
-            ):
+            with operators.device_step(self._operations.number), torch.cuda.graph(graph, stream=self._stream):
                 self._operations.run()
         except Exception as err:
             graph.reset()  # NCCL ends no connection while a graph lives, and the traceback would hold this one
