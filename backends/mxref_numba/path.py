@@ -55,27 +55,23 @@ class Choice:
 
 
 def choose(path: str) -> Choice:
-    """Return the path of that name, or the fastest one for `auto`.
+    """Return the path of that name; for `auto` the one that MXREF_NUMBA_PATH names, or the fastest one without it.
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
+        SettingError: the same of the variable.
     """
     if path == "auto":
-        return Choice(available()[0], _why_no_faster())
+        return _chosen_by_environment()
     if problem := _problem(path):
         raise BackendError(f"kernel path {problem}")
     return Choice(KernelPath(path), "asked for by name")
 
 
-def chosen_by_environment() -> Choice:
-    """Return the path that the variable MXREF_NUMBA_PATH names, or the fastest one for `auto` or without it.
-
-    Raises:
-        SettingError: no path has the name, or the CPU cannot run it.
-    """
+def _chosen_by_environment() -> Choice:
     asked = os.environ.get(VARIABLE) or "auto"
     if asked == "auto":
-        return choose(asked)
+        return Choice(available()[0], _why_no_faster())
     if problem := _problem(asked):
         raise SettingError(f"{VARIABLE}={problem}")
     return Choice(KernelPath(asked), f"{VARIABLE}={asked}")

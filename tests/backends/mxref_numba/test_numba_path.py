@@ -69,15 +69,16 @@ def test_the_reason_names_what_a_faster_path_needs(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("asked", path.available())
 def test_the_variable_chooses_a_path(asked: KernelPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MXREF_NUMBA_PATH", asked)
-    chosen = NumbaBackend(path.chosen_by_environment())
-    assert (chosen.path, chosen.name) == (asked, "numba")
+    # Backends of one name read each other's layouts, so one made by hand must have the same path.
+    for chosen in (NumbaBackend(), NumbaBackend("auto")):
+        assert (chosen.path, chosen.name) == (asked, "numba")
     assert chosen.details().startswith(f"{asked} kernels (MXREF_NUMBA_PATH={asked}), ")
 
 
 @pytest.mark.parametrize("unset", ["", "auto"])
 def test_without_the_variable_the_fastest_path_runs(unset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MXREF_NUMBA_PATH", unset)
-    assert path.chosen_by_environment() == path.choose("auto")
+    assert NumbaBackend().path is path.available()[0]
 
 
 def test_a_wrong_variable_is_an_error_and_no_reason_for_another_backend(
