@@ -28,7 +28,7 @@ class KernelPath(StrEnum):
 
 REQUIRED = {
     KernelPath.AVX512: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512vnni"),
-    KernelPath.AVX2: ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
+    KernelPath.AVX2: ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"),
     KernelPath.PORTABLE: (),
 }
 """The CPU features that a path needs, by LLVM's names; the fastest path first."""
