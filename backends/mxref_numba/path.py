@@ -79,10 +79,10 @@ def _chosen_by_environment() -> Choice:
 
 def _problem(path: str) -> str:
     if path not in list(KernelPath):
-        return f"{path!r} is not one of auto, {', '.join(KernelPath)}"
+        return f"{str(path)!r} is not one of auto, {', '.join(KernelPath)}"
     if path not in available():
         return (
-            f"{path!r} needs a CPU with {', '.join(missing(KernelPath(path)))}, which Numba does not find here; "
+            f"{str(path)!r} needs a CPU with {', '.join(missing(KernelPath(path)))}, which Numba does not find here; "
             f"use one of {', '.join(available())}, or auto"
         )
     return ""
