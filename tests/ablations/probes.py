@@ -115,8 +115,7 @@ def figures(results: Results) -> dict[str, str]:
         drawn["growth"] = growth_svg
     wide = {f"{name}.svg": draw(results, plots.Form(WIDE, 3)) for name, draw in drawn.items()}
     narrow = {
-        f"{name}.narrow.svg": draw(results, plots.Form(NARROW, 1, "-narrow"))
-        for name, draw in drawn.items()
+        f"{name}.narrow.svg": draw(results, plots.Form(NARROW, 1, "-narrow")) for name, draw in drawn.items()
     }
     return {name: standalone(svg) for name, svg in (wide | narrow).items()}
 
