@@ -29,6 +29,7 @@ EXIT_CODES = {
 }
 """What a command returns besides the codes that all commands share."""
 _LITERAL = re.compile(r"(``?[^`]+``?)")
+_REPEATED = re.compile(r"[Mm]ay be given|give it \w+ times")
 _TARGET = re.compile(r"(?<=\w)_(?!\w)")
 
 
@@ -147,7 +148,7 @@ def _facts(option: click.Option, names: list[str]) -> Iterator[str]:
     variable = option.envvar or next((ENVIRONMENT[name] for name in names if name in ENVIRONMENT), None)
     if variable:
         yield f"Environment variable: `{variable}`"
-    if option.multiple:
+    if option.multiple and not _REPEATED.search(option.help or ""):
         yield "May be given several times"
 
 

@@ -40,7 +40,7 @@ def parts() -> dict[str, str]:
         found |= charts("ablation_branches", partial(branches.figure, moment))
     if probed := probes.record():
         found["ablation_probe.inc"] = _cells(probes.table(probed), "ablation-probe") + "\n"
-        found |= {f"ablation_probe_{name}.svg": svg for name, svg in probes.figures(probed).items()}
+        found |= {f"ablation_probe_{name}": svg for name, svg in probes.figures(probed).items()}
     return found
 
 

@@ -165,7 +165,7 @@ def test_numbers_at_50m_are_those_of_the_one_seed() -> None:
     assert arms["fprop-sr"]["runs"][0]["crossing"]["reach"] == "never"
     spread = results("readings")["spread"]["loss"]
     half = student_point(0.05, spread["freedom"]) * spread["nats"]
-    assert f"At 20M one such pair scatters by ± {half:.3f}." in TEXT
+    assert f"At 20M the 95 % interval of one such pair is ± {half:.3f}." in TEXT
 
 
 def test_what_the_text_says_of_the_last_evaluations() -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ablations import branches, probes
-from bench.plot import chart
+from bench.plot import NARROW, WIDE, chart
 
 TREATMENT = {"name": "h16", "label": "H16", "digest": "d1", "gemm": "exact", "treatment": [], "table": {}}
 
@@ -111,12 +111,15 @@ def test_probes_of_different_recipes_make_no_record(tmp_path: Path) -> None:
 
 def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
     drawn = probes.figures(made(tmp_path, probe(100), probe(200)))
-    assert set(drawn) == {"snr", "bias", "split", "mean", "variance", "growth"}
-    for svg in drawn.values():
+    names = {"snr", "bias", "split", "mean", "variance", "growth"}
+    assert set(drawn) == {f"{name}{form}.svg" for name in names for form in ("", ".narrow")}
+    for name, svg in drawn.items():
+        column = NARROW if name.endswith(".narrow.svg") else WIDE
+        assert float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0]) <= 72 * column
         assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
         assert "--ink: " in svg
         assert not re.search(r"(?<!xlink:)href=", svg)
-    assert "var(--ink)" in drawn["snr"]
+    assert "var(--ink)" in drawn["snr.svg"]
 
 
 def test_branches_are_compared_with_the_trunks_own_at_equal_seeds() -> None:

@@ -14,7 +14,7 @@ from mxref_training.probe.layer import Row
 from mxref_training.probe.results import Results, rows
 from mxref_training.report.drawing import label_ends, styled, svg
 from mxref_training.report.palette import COLOURS
-from mxref_training.report.probe.plots import WIDTH
+from mxref_training.report.probe.plots import REPORT, Form
 from mxref_training.report.probe.tables import ROLES
 
 _SERIES = {
@@ -24,29 +24,37 @@ _SERIES = {
     "rotated_bound": ("bound of SR + RHT64", COLOURS[3], "--"),
 }
 _TICKS = 5
-"""Lengths that a panel has room for."""
+"""Lengths that a panel of a report has room for."""
+_NAMES = 1.568
+"""Room for the names of the lines, in inches."""
 
 
-def growth_svg(results: Results) -> str:
+def growth_svg(results: Results, form: Form = REPORT) -> str:
     """Return the variance by contraction length in the last checkpoint: a panel for each GEMM.
 
     Each layer is drawn relative to its own variance at the shortest length without a transform; lines are medians.
     """
     last = results["moments"][-1]["name"]
     found = [row for row in rows(results, "growth") if row["moment"] == last]
-    with styled("growth"):
-        figure = Figure(figsize=(WIDTH, 3.4))
-        panels = figure.subplots(1, len(ROLES), sharey=True)
+    across = min(form.across, len(ROLES))
+    ticks = _TICKS if form == REPORT else 1 if form.is_narrow else 2
+    down = -(-len(ROLES) // across)
+    with styled("growth" + form.suffix):
+        figure = Figure(figsize=(form.width, 3.4 if down == 1 else 2.6 * down))
+        panels = figure.subplots(down, across, sharey=True).ravel()
+        drawn = []
         for axes, role in zip(panels, ROLES, strict=True):
-            ends = _draw(axes, [row for row in found if row["role"] == role])
+            drawn.append(_draw(axes, [row for row in found if row["role"] == role], ticks))
             axes.set_title(role.capitalize())
-        panels[0].set_ylabel("variance, 1 = SR at the shortest")
-        figure.tight_layout(rect=(0, 0, 0.86, 1))
-        label_ends(panels[-1], ends)
-        return svg(figure, "growth")
+        for axes in panels[::across]:
+            axes.set_ylabel("variance, 1 = SR at the shortest")
+        figure.tight_layout(rect=(0, 0, 1 - _NAMES / form.width, 1))
+        for axes, ends in zip(panels[across - 1 :: across], drawn[across - 1 :: across], strict=True):
+            label_ends(axes, ends)
+        return svg(figure, "growth" + form.suffix)
 
 
-def _draw(axes: Axes, found: Sequence[Row]) -> list[tuple[float, float, str, str]]:
+def _draw(axes: Axes, found: Sequence[Row], ticks: int) -> list[tuple[float, float, str, str]]:
     """Draw a GEMM, and return the ends of its lines as `label_ends` takes them."""
     lengths = sorted({row["length"] for row in found})
     ends = []
@@ -58,7 +66,7 @@ def _draw(axes: Axes, found: Sequence[Row]) -> list[tuple[float, float, str, str
         if points:
             ends.append((ys[-1], xs[-1], label, colour))
     axes.set_xscale("log", base=2)
-    shown = lengths[:: 1 + len(lengths) // (_TICKS + 1)]
+    shown = lengths[:: 1 + len(lengths) // (ticks + 1)]
     axes.set_xticks(shown, [f"{length:,}" for length in shown])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))

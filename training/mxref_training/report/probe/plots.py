@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -19,22 +20,44 @@ from mxref_training.report.palette import COLOURS, GOLD, GREY, GRID, INK, MUTED,
 from mxref_training.report.probe.tables import ROLES, SLOTS
 
 WIDTH = 11.2
-"""Of every figure, in inches."""
+"""Of a report's figures, in inches."""
 _LINE = 0.235
 """Height of a recipe's line, in inches."""
 _NAMES = 0.185
 """Share of the width that the recipes' names take at least."""
 _LETTER = 0.0062
 """The share of a letter."""
-_ACROSS = 9
-"""Most panels side by side."""
+_FEW = 3
+"""Dots that do not cover each other, such as three quartiles, and are not drawn faint."""
 _ROOM = 0.25
 """Room for the medians beside the dots."""
+_NARROW_ROOM = 0.45
+"""The same on a phone."""
 
 CAUSE_TITLES = {"scale": "scale bias", "dead": "dead zone", "clip": "clipping", "grid": "grid noise"}
 _CAUSE_COLOURS = dict(zip(CAUSES, (COLOURS[3], COLOURS[0], GOLD, GREY), strict=True))
 """Told apart by lightness too, so that colour-blind readers and grey prints lose nothing."""
 TENSORS = {"x": "X", "w": "W", "dy": "dY"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The room that a figure has."""
+
+    width: float = WIDTH
+    """Of the figure, in inches."""
+    across: int = 9
+    """Most panels side by side."""
+    suffix: str = ""
+    """Of the ids in the figure, where a page has it in several forms."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a legend and a label take several lines."""
+        return self.width < WIDTH / 2
+
+
+REPORT = Form()
 
 
 @dataclass(frozen=True)
@@ -46,9 +69,11 @@ class Panel:
 
 
 Draw = Callable[[Axes, Panel, Sequence[str]], None]
+Entry = tuple[str, dict[str, Any]]
+"""Of a legend: the text and the look of the mark."""
 
 
-def snr_svg(results: Results) -> str:
+def snr_svg(results: Results, form: Form = REPORT) -> str:
     """Return the SNR of every product: a panel for each GEMM and checkpoint."""
     return _figure(
         results,
@@ -56,11 +81,12 @@ def snr_svg(results: Results) -> str:
         _by_role(results, "products"),
         _strip("snr", ".1f"),
         "SNR of the product, dB",
+        form,
         room=_ROOM,
     )
 
 
-def bias_svg(results: Results) -> str:
+def bias_svg(results: Results, form: Form = REPORT) -> str:
     """Return the bias of dW: a panel for each checkpoint."""
     found = [row for row in rows(results, "products") if row["role"] == "wgrad"]
     return _figure(
@@ -69,11 +95,12 @@ def bias_svg(results: Results) -> str:
         _by_moment(results, found, "dW"),
         _strip("bias", "+.2f", 100.0, signed=True),
         "bias of dW, %",
+        form,
         room=0.08,
     )
 
 
-def split_svg(results: Results) -> str:
+def split_svg(results: Results, form: Form = REPORT) -> str:
     """Return the error of the operands by cause, as stacked bars: means over the layers."""
     return _figure(
         results,
@@ -81,22 +108,29 @@ def split_svg(results: Results) -> str:
         _by_slot(results),
         _stack,
         "energy of the error, % of the operand's",
-        legend=_cause_legend,
+        form,
+        legend=_CAUSE_LEGEND,
     )
 
 
-def mean_svg(results: Results) -> str:
+def mean_svg(results: Results, form: Form = REPORT) -> str:
     """Return how much of each operand and of its error lies in the means of groups."""
     return _figure(
-        results, "mean", _by_slot(results), _pair, "share in the means of groups, %", legend=_mean_legend
+        results,
+        "mean",
+        _by_slot(results),
+        _pair,
+        "share in the means of groups, %",
+        form,
+        legend=_MEAN_LEGEND,
     )
 
 
-def variance_svg(results: Results) -> str:
+def variance_svg(results: Results, form: Form = REPORT) -> str:
     """Return the variance of products over the draws: a panel for each GEMM and checkpoint."""
     return _figure(
         results, "variance", _by_role(results, "variances"), _strip("variance", ".2g", 100.0),
-        "variance over the draws, % of the product's energy", room=_ROOM,
+        "variance over the draws, % of the product's energy", form, room=_ROOM,
     )  # fmt: skip
 
 
@@ -106,8 +140,9 @@ def _figure(
     panels: Sequence[Panel],
     draw: Draw,
     label: str,
+    form: Form,
     *,
-    legend: Callable[[Any], None] | None = None,
+    legend: Sequence[Entry] = (),
     room: float = 0.0,
 ) -> str:
     """Return panels side by side, which share the recipes' lines and the axis; those that do not fit stand below.
@@ -118,21 +153,29 @@ def _figure(
         panels: what they show.
         draw: draws one.
         label: of the shared axis.
-        legend: draws a legend above the panels.
+        form: the room for them.
+        legend: entries of a legend above the panels.
         room: share by which the axis is lengthened at its upper end, for numbers.
     """
     shown = {row["recipe"] for panel in panels for row in panel.rows}
     recipes = [recipe["name"] for recipe in results["recipes"] if recipe["name"] in shown]
     labels = [recipe["label"] for recipe in results["recipes"] if recipe["name"] in shown]
-    names = max(_NAMES, _LETTER * max(map(len, labels), default=0))
+    names = max(_NAMES, _LETTER * max(map(len, labels), default=0)) * WIDTH / form.width
     several = len(results["moments"]) > 1
-    down = -(-len(panels) // _ACROSS)
+    down = -(-len(panels) // form.across)
     across = -(-len(panels) // down)
     top, bottom, gap = 0.42 if several else 0.26, 0.46, 0.75
     height = _LINE * len(recipes)
-    total = (0.3 if legend else 0.0) + top + down * height + (down - 1) * gap + bottom
-    with styled(prefix):
-        figure = Figure(figsize=(WIDTH, total))
+    columns = 2 if form.is_narrow else max(1, len(legend))
+    top += 0.3 * -(-len(legend) // columns)
+    right = 0.96 if form.is_narrow else 0.985
+    if form.is_narrow:
+        label = textwrap.fill(label, 32)
+        bottom += 0.15 * label.count("\n")
+        room = _NARROW_ROOM if room else 0.0
+    total = top + down * height + (down - 1) * gap + bottom
+    with styled(prefix + form.suffix):
+        figure = Figure(figsize=(form.width, total))
         grid = figure.subplots(down, across, squeeze=False, sharey=True, sharex=True)
         for axes in grid.ravel()[len(panels) :]:
             axes.set_visible(False)
@@ -140,7 +183,7 @@ def _figure(
             draw(axes, panel, recipes)
             _lines(axes, len(recipes))
             axes.set_title(panel.title, fontsize=8.5 if several else 9.5)
-            axes.tick_params(labelsize=8)
+            axes.tick_params(labelsize=8, labelbottom=True)
         low, high = grid[0, 0].get_xlim()
         grid[0, 0].set_xlim(low, high + room * (high - low))
         for line in grid:
@@ -148,16 +191,16 @@ def _figure(
             line[0].tick_params(axis="y", length=0, labelcolor=INK)
         figure.subplots_adjust(
             left=names,
-            right=0.985,
-            top=1 - ((0.3 if legend else 0.0) + top) / total,
+            right=right,
+            top=1 - top / total,
             bottom=bottom / total,
             wspace=0.12,
             hspace=gap / height,
         )
-        figure.supxlabel(label, fontsize=9, color=MUTED, x=(names + 0.985) / 2, y=0.03 / total, va="bottom")
+        figure.supxlabel(label, fontsize=9, color=MUTED, x=(names + right) / 2, y=0.03 / total, va="bottom")
         if legend:
-            legend(figure)
-        return svg(figure, prefix)
+            _legend(figure, legend, columns, 0.0 if form.is_narrow else _NAMES * WIDTH / form.width - 0.01)
+        return svg(figure, prefix + form.suffix)
 
 
 def _lines(axes: Axes, count: int) -> None:
@@ -182,7 +225,8 @@ def _strip(key: str, form: str, scale: float = 1.0, signed: bool = False) -> Dra
             ]
             if not values:
                 continue
-            axes.plot(values, [y] * len(values), "o", ms=3.2, color=COLOURS[0], alpha=0.35, mew=0, zorder=2)
+            faint = 0.35 if len(values) > _FEW else 0.9
+            axes.plot(values, [y] * len(values), "o", ms=3.2, color=COLOURS[0], alpha=faint, mew=0, zorder=2)
             middle = median(values)
             axes.plot([middle, middle], [y - 0.34, y + 0.34], color=INK, lw=1.6, zorder=3)
             axes.text(
@@ -222,23 +266,21 @@ def _pair(axes: Axes, panel: Panel, recipes: Sequence[str]) -> None:
     axes.set_xlim(0, 100)
 
 
-def _cause_legend(figure: Any) -> None:
-    _legend(
-        figure, [(CAUSE_TITLES[cause], {"marker": "s", "color": _CAUSE_COLOURS[cause]}) for cause in CAUSES]
-    )
+_CAUSE_LEGEND: Sequence[Entry] = [
+    (CAUSE_TITLES[cause], {"marker": "s", "color": _CAUSE_COLOURS[cause]}) for cause in CAUSES
+]
+_MEAN_LEGEND: Sequence[Entry] = [
+    ("of the operand", {"marker": "o", "mfc": PAPER, "mec": MUTED, "color": MUTED}),
+    ("of its error", {"marker": "o", "color": COLOURS[3]}),
+]
 
 
-def _mean_legend(figure: Any) -> None:
-    hollow = {"marker": "o", "mfc": PAPER, "mec": MUTED, "color": MUTED}
-    _legend(figure, [("of the operand", hollow), ("of its error", {"marker": "o", "color": COLOURS[3]})])
-
-
-def _legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def _legend(figure: Any, entries: Sequence[Entry], columns: int, left: float) -> None:
     from matplotlib.lines import Line2D
 
     marks = [Line2D([], [], ls="", ms=7, label=label, **style) for label, style in entries]
     figure.legend(
-        handles=marks, loc="upper left", bbox_to_anchor=(_NAMES - 0.01, 1.0), ncols=len(marks), frameon=False,
+        handles=marks, loc="upper left", bbox_to_anchor=(left, 1.0), ncols=columns, frameon=False,
         fontsize=9, handletextpad=0.2, columnspacing=1.6, borderaxespad=0.1,
     )  # fmt: skip
 
