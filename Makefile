@@ -43,7 +43,9 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 	MXREF_BACKEND=$(MXREF_BACKEND) $(BIN)/mxref ablate paper --jobs auto --probe --data '$(DATA)' $(if $(VAL),--val '$(VAL)') \
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
+# Many processes of the tests import the packages. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
 test: $(STAMP)  ## prove the bits, and everything around them
+	$(BIN)/python -m compileall -q mxref backends training
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
 test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, kernels for AVX2
