@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "mxref_spec",
+    "clause_contents",
     "measured",
     "api_pages",
     "command_line",

@@ -17,7 +17,7 @@ from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
 from mxref_numba.compiled import running
 from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
-from mxref_numba.path import Choice, KernelPath, choose, chosen_by_environment
+from mxref_numba.path import KernelPath, choose
 from mxref_numba.scalar.dequantize import dequantize
 from mxref_numba.scalar.hadamard import hadamard
 from mxref_numba.scalar.quantize import quantize_planned
@@ -44,16 +44,20 @@ class NumbaBackend(Backend):
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )
 
-    def __init__(self, path: str | Choice = "auto") -> None:
-        """Choose the kernels by name: `auto` takes the fastest that the CPU can run.
+    def __init__(self, path: str = "auto") -> None:
+        """Choose the kernels by name.
+
+        `auto` takes those that MXREF_NUMBA_PATH names, or without it the fastest that the CPU can run. So all backends
+        of a process that have the name `numba` have one path, and read each other's layouts.
 
         Raises:
             BackendError: a path that is unknown, or that the CPU cannot run.
+            SettingError: the same of the variable.
         """
-        choice = choose(path) if isinstance(path, str) else path
+        choice = choose(path)
         self.path, self._why = choice.path, choice.why
         self._target = TARGETS.get(self.path)
-        if isinstance(path, str) and path != "auto":
+        if path != "auto":
             self.name = f"numba-{self.path}"
 
     def details(self) -> str:
@@ -98,6 +102,6 @@ def avx2() -> NumbaBackend:
     return NumbaBackend(KernelPath.AVX2)
 
 
-backend = NumbaBackend(chosen_by_environment())
+backend = NumbaBackend()
 portable = NumbaBackend(KernelPath.PORTABLE)
 """The same bits from plain Numba kernels, also where faster ones exist."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 LINE = 64
-"""Bytes of a cache line, and of a vector."""
+"""Bytes of a cache line, and of the longest vector."""
 KEPT_BYTES = 256 << 20
 """Most bytes that wait for the next result."""
 _LENT_FROM = 4 << 20

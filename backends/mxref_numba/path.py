@@ -28,7 +28,7 @@ class KernelPath(StrEnum):
 
 REQUIRED = {
     KernelPath.AVX512: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512vnni"),
-    KernelPath.AVX2: ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
+    KernelPath.AVX2: ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"),
     KernelPath.PORTABLE: (),
 }
 """The CPU features that a path needs, by LLVM's names; the fastest path first."""
@@ -55,27 +55,23 @@ class Choice:
 
 
 def choose(path: str) -> Choice:
-    """Return the path of that name, or the fastest one for `auto`.
+    """Return the path of that name; for `auto` the one that MXREF_NUMBA_PATH names, or the fastest one without it.
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
+        SettingError: the same of the variable.
     """
     if path == "auto":
-        return Choice(available()[0], _why_no_faster())
+        return _chosen_by_environment()
     if problem := _problem(path):
         raise BackendError(f"kernel path {problem}")
     return Choice(KernelPath(path), "asked for by name")
 
 
-def chosen_by_environment() -> Choice:
-    """Return the path that the variable MXREF_NUMBA_PATH names, or the fastest one for `auto` or without it.
-
-    Raises:
-        SettingError: no path has the name, or the CPU cannot run it.
-    """
+def _chosen_by_environment() -> Choice:
     asked = os.environ.get(VARIABLE) or "auto"
     if asked == "auto":
-        return choose(asked)
+        return Choice(available()[0], _why_no_faster())
     if problem := _problem(asked):
         raise SettingError(f"{VARIABLE}={problem}")
     return Choice(KernelPath(asked), f"{VARIABLE}={asked}")
@@ -83,10 +79,10 @@ def chosen_by_environment() -> Choice:
 
 def _problem(path: str) -> str:
     if path not in list(KernelPath):
-        return f"{path!r} is not one of auto, {', '.join(KernelPath)}"
+        return f"{str(path)!r} is not one of auto, {', '.join(KernelPath)}"
     if path not in available():
         return (
-            f"{path!r} needs a CPU with {', '.join(missing(KernelPath(path)))}, which Numba does not find here; "
+            f"{str(path)!r} needs a CPU with {', '.join(missing(KernelPath(path)))}, which Numba does not find here; "
             f"use one of {', '.join(available())}, or auto"
         )
     return ""

@@ -29,7 +29,8 @@ def mend_links(app: Sphinx, pagename: str, template: str, context: dict[str, Any
 
     def mended(block: re.Match[str]) -> str:
         begin, name, page, place, text = block.groups()
-        places = [found for found in (place, f"{module}.{name}") if found in known]
+        entries = [known[found] for found in (place, f"{module}.{name}") if found in known]
+        places = [entry.node_id for entry in entries if page.endswith(f"{entry.docname}.html")]
         return f'{begin}<a class="viewcode-back" href="{page}#{places[0]}">{text}</a>' if places else begin
 
     context["body"] = re.sub(

@@ -41,7 +41,7 @@ from mxref_training.distributed.tensors import own_part
 from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
 from mxref_training.parallel import ParallelConfig
-from mxref_training.run.device import choose_device
+from mxref_training.run.device import choose_device, made_current
 from mxref_training.run.eager import EagerTraining
 from mxref_training.run.first_step import FirstStep
 from mxref_training.run.loss import compiled_loss
@@ -286,7 +286,7 @@ def main(
     backend = mxref.get_backend(backend_name)
     device = choose_device("auto", backend, ranks)
     rows: list[Row] = []
-    with connected(ranks), ranks.one_error(), deterministic(device, threads=0):
+    with connected(ranks), ranks.one_error(), made_current(device), deterministic(device, threads=0):
         for text in recipes:
             name, _, ways = text.partition("@")
             compiled, *more = ways.split("+")

@@ -26,5 +26,11 @@ AVX2_COPY_RATIO = {
 MM_RATIO = {"scaled_gemm ordered": 1.5}
 """As a multiple of the speed of PyTorch's bfloat16 product."""
 
+GOALS = {
+    "avx512": {"operation": COPY_RATIO, "gemm": MM_RATIO},
+    "avx2": {"operation": AVX2_COPY_RATIO},
+}
+"""By path and kind of row; PyTorch's product has instructions here that CPUs of the path avx2 lack."""
+
 FIRST_CALL_MS = 200.0
 """For the first call in a process whose kernels are on disk, what Numba itself needs included."""

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.goals import AVX2_COPY_RATIO, COPY_RATIO, FIRST_CALL_MS, MM_RATIO
+from bench.goals import FIRST_CALL_MS, GOALS
 from bench.records import RECORDS, newest, read
 
 Rows = list[dict[str, Any]]
@@ -61,10 +61,8 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _goal(row: dict[str, Any]) -> str:
     path = row.get("path") or ("portable" if row["backend"].endswith("-portable") else "avx512")
-    of_copies = AVX2_COPY_RATIO if path == "avx2" else COPY_RATIO
-    goals = {"operation": of_copies, "gemm": MM_RATIO}.get(row["kind"], {})
-    meant = row["threads"] == 1 and path != "portable"
-    goal = goals.get(row["operation"]) if meant else None
+    goals = GOALS.get(path, {}).get(row["kind"], {})
+    goal = goals.get(row["operation"]) if row["threads"] == 1 else None
     return "" if goal is None else f"{goal:.2f}"
 
 

@@ -177,6 +177,22 @@ def test_the_plot_has_every_operation_and_goal() -> None:
     assert drawn == charts("test", partial(plot, {"rows": rows}, 8))
 
 
+@pytest.mark.parametrize(
+    ("path", "goals"),
+    [("avx512", ["1.20", "1.50"]), (None, ["1.20", "1.50"]), ("avx2", ["0.60", ""]), ("portable", ["", ""])],
+)
+def test_each_path_has_the_goals_that_were_set_for_it(path: str | None, goals: list[str]) -> None:
+    # The goal of the product is one against BF16 instructions, which CPUs of the path avx2 do not have.
+    labels = {"operation": "quantize float32", "gemm": "scaled_gemm ordered"}
+    rows = [
+        {"kind": kind, "operation": label, "backend": "numba", "threads": 1}
+        | ({"path": path} if path else {})
+        for kind, label in labels.items()
+    ]
+    assert [render._goal(row) for row in rows] == goals
+    assert {render._goal(row | {"threads": 2}) for row in rows} == {""}
+
+
 def test_quantized_slabs_lie_where_the_matrix_has_them() -> None:
     x = operations.inputs(128)["float32"]
     q = get_backend("reference").quantize(x, operations.SR, placement=Placement(operations.STREAM))

@@ -70,7 +70,9 @@ def test_the_plot_shows_the_steps_of_the_page():
 
 
 def test_the_text_of_the_page_names_no_number_that_is_computed():
-    text = (DOCS / "explanation" / "projection.rst").read_text(encoding="utf-8")
+    page = (DOCS / "explanation" / "projection.rst").read_text(encoding="utf-8")
+    text, tables = re.subn(r"(?ms)^\.\. begin (\S+), made by.*?^\.\. end of \1$", "", page)
+    assert tables
     computed = {f"{v:.{n}f}" for v in PROJECTION.quantities().values() for n in (1, 2, 3)}
     assert not computed & set(re.findall(r"\d+\.\d+", text))
 

@@ -281,6 +281,7 @@ def test_clipping() -> None:
         ("run.stesp=3", r"^--set 'run.stesp=3': unknown key 'stesp' in \[run\] \(did you mean 'steps'\?\)$"),
         ("run.lr=3", r"^--set 'run.lr=3': unknown key 'lr' in \[run\] \(did you mean 'optim.lr'\?\)$"),
         ("steps=3", r"^--set 'steps=3' does not read section.key=value \(did you mean 'run.steps'\?\)$"),
+        ("run.steps=10\nrun.batch=3", r"run.steps: expected int, got '10\\nrun.batch=3' \(str\)$"),
         ("run.steps=many", r"^--set 'run.steps=many': run.steps: expected int, got 'many' \(str\)$"),
         (
             "optim.schedule=linear",

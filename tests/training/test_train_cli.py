@@ -158,12 +158,13 @@ def test_ranks_that_are_started_again_delete_nothing(corpus: Path, tmp_path: Pat
     env, folder = environment(corpus), tmp_path / "run"
     given = arguments(corpus, folder, "bf16", "--no-resume")
     assert invoke(*given, "--steps", "2", env=env).exit_code == 0
-    begun = json.loads((folder / "run.json").read_text()), (folder / "metrics.jsonl").read_bytes()
+    begun = json.loads((folder / "run.json").read_text())["started"], (folder / "metrics.jsonl").read_bytes()
     (folder / "log.txt").write_text("the failure\n")
     again = invoke(*given, "--steps", "3", env=env | {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.exit_code == 0, again.output
     assert "torchrun has started the ranks again" in again.stderr
     assert "resumed at step 2 of 3" in again.stderr
+    assert json.loads((folder / "run.json").read_text())["started"] == begun[0]
     assert (folder / "metrics.jsonl").read_bytes().startswith(begun[1])
     assert (folder / "log.txt").exists()
     anew = invoke(*given, "--steps", "2", env=env | {"TORCHELASTIC_RESTART_COUNT": "0"})

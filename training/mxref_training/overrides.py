@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -28,11 +29,10 @@ def parse_override(text: str, into: type) -> dict[str, Any]:
     if not equals or not 2 <= len(parts) <= MAX_DEPTH or not all(parts):
         near = _elsewhere(into, parts[-1]) or ", as in run.steps=100"
         raise ConfigError(f"{said} does not read section.key=value{near}")
-    parsed: Any
-    try:
-        parsed = parse_toml(f"value = {value}")["value"]
-    except ValueError:
-        parsed = value.strip()
+    parsed: Any = value.strip()
+    with suppress(ValueError):
+        found = parse_toml(f"value = {value}")
+        parsed = found["value"] if len(found) == 1 else parsed  # a line break would begin another key
     for part in reversed(parts):
         parsed = {part: parsed}
     table: dict[str, Any] = parsed

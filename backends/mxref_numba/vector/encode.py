@@ -239,7 +239,7 @@ def _encoder(kind: Source, per_group: int, scales: Any, codes: Any, bits: int = 
         round_up, zero_scale, prescale, max_exponent = policy
         step = step_length()
         size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group
-        half = 2 * step // 2  # two vectors
+        half = step  # bytes of two vectors
         scales(source, floor, stored, room, round_up, zero_scale, prescale, max_exponent)
         for i in range(1, steps):
             scales(

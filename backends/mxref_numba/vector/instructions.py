@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from llvmlite import ir
@@ -28,8 +28,27 @@ def named(name: str, result: Any, lanes: Lanes, *values: Any) -> Lanes:
     return Lanes(lanes.builder, lanes.builder.call(function, operands))
 
 
-class Avx512(Instructions):
+class _X86(Instructions):
+    """What both widths have under other names."""
+
+    _narrowing: ClassVar[dict[Any, str]]
+    _pairs: ClassVar[str]
+
+    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
+        """Return both saturated."""
+        return named(self._narrowing[element], ir.VectorType(element, 2 * a.count), a, b.value)
+
+    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
+        """Return the sums of products."""
+        pairs = ir.Constant(v.value.type, list(weights) * (v.count // 2))
+        return named(self._pairs, ir.VectorType(I16, v.count // 2), v, pairs)
+
+
+class Avx512(_X86):
     """AVX-512: F, BW, DQ, VL and VBMI."""
+
+    _narrowing: ClassVar = {I16: "x86.avx512.packusdw.512", I8: "x86.avx512.packuswb.512"}
+    _pairs = "x86.avx512.pmaddubs.w.512"
 
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
         """Return the smaller magnitude, in one instruction."""
@@ -41,40 +60,23 @@ class Avx512(Instructions):
             ir.Constant(I16, all_lanes), ir.Constant(I32, as_rounded),
         )  # fmt: skip
 
-    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
-        """Return both saturated."""
-        name = {I16: "packusdw", I8: "packuswb"}[element]
-        return named(f"x86.avx512.{name}.512", ir.VectorType(element, 2 * a.count), a, b.value)
-
-    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
-        """Return the sums of products."""
-        pairs = ir.Constant(v.value.type, list(weights) * (v.count // 2))
-        return named("x86.avx512.pmaddubs.w.512", ir.VectorType(I16, v.count // 2), v, pairs)
-
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Return lanes of one vector that holds the whole table."""
         values = codes.like(table)
         return named("x86.avx512.permvar.sf.512", values.value.type, values, codes.value)
 
 
-class Avx2(Instructions):
+class Avx2(_X86):
     """AVX2, FMA and F16C: the level x86-64-v3."""
+
+    _narrowing: ClassVar = {I16: "x86.avx2.packusdw", I8: "x86.avx2.packuswb"}
+    _pairs = "x86.avx2.pmadd.ub.sw"
 
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
         """Return the smaller of limit and magnitude; the instruction gives its second operand for NaN."""
         magnitude = (v.cast(I32) & _MAGNITUDE).cast(v.element)
         smaller = magnitude.builder.fcmp_ordered("<", magnitude.value, limit.value)
         return Lanes(v.builder, smaller).choose(magnitude, limit)
-
-    def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
-        """Return both saturated."""
-        name = {I16: "packusdw", I8: "packuswb"}[element]
-        return named(f"x86.avx2.{name}", ir.VectorType(element, 2 * a.count), a, b.value)
-
-    def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:
-        """Return the sums of products."""
-        pairs = ir.Constant(v.value.type, list(weights) * (v.count // 2))
-        return named("x86.avx2.pmadd.ub.sw", ir.VectorType(I16, v.count // 2), v, pairs)
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
         """Return lanes of a vector that holds the first half of the table, with bit 3 of the code as the sign."""

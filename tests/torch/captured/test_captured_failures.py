@@ -57,6 +57,11 @@ def test_a_capture_that_fails_says_why_and_leaves_the_model_usable(
     monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
     capturing = False
+    freed: list[Any] = []
+
+    class Graph:
+        def reset(self) -> None:
+            freed.append(self)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         if capturing and loss.calls % parts == parts - 1:  # type: ignore[attr-defined]
@@ -70,13 +75,14 @@ def test_a_capture_that_fails_says_why_and_leaves_the_model_usable(
         handle, optimizer, take = made(parts=parts, loss=loss)
         losses = [take(batch) for batch in BATCHES[:2]]
         if fails:
-            monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+            monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
             monkeypatch.setattr(torch.cuda, "graph", failing_capture)
             monkeypatch.setattr(take._runner, "capture", True)
             capturing, before = True, weights(handle)
             with pytest.raises(LayerError, match="captured as a CUDA graph: ValueError: loss.item"):
                 take(BATCHES[2])
             capturing = False
+            assert len(freed) == 1
             losses.append(take.finish())
             take = mxref_torch.CapturedStep(
                 handle.model, handle, loss, optimizer, tokens=64, micro_batches=parts, capture=False

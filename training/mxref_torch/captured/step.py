@@ -240,7 +240,7 @@ class CapturedStep:
             pending.host.copy_(self._operations.outcome, non_blocking=True)
             # A thread that waits for it sleeps: others need its core where several processes share a GPU.
             pending.done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            pending.done.record()
+            pending.done.record(torch.cuda.current_stream(self._device))
         else:
             pending.host = self._operations.outcome.clone()
         return pending

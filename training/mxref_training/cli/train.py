@@ -167,9 +167,7 @@ def train(
         raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
     if not resume and restarted():
-        resume = (
-            True  # what --no-resume was to delete is deleted, and this is the run that was started instead
-        )
+        resume = True  # else each restart would delete what the attempt before has trained
         if started.first:
             echo(
                 "torchrun has started the ranks again: the run goes on, --no-resume deletes nothing more",

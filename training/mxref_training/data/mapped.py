@@ -49,9 +49,12 @@ class MappedFile:
             mark is not None and self.mark is not None and mark[:2] == self.mark[:2] and mark != self.mark
         )
         if found < self.size or changed:
+            how = "it was written again in place"
+            if found < self.size:
+                how = f"it had {self.size:,} bytes, and has {found:,}"
             raise DataError(
-                f"{self.path} was changed while a run read it: it had {self.size:,} bytes, and has {found:,}: delete "
-                f"the folder {self.path.parent}, and give the same command, which goes on from the newest checkpoint"
+                f"{self.path} was changed while a run read it: {how}: delete the folder {self.path.parent}, and give "
+                "the same command, which goes on from the newest checkpoint"
             )
 
 

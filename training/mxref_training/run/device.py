@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,11 @@ def choose_device(wanted: str, backend: Backend, ranks: Ranks = SOLE) -> torch.d
             raise ConfigError(f"run.device = {wanted!r}, but PyTorch sees {count} GPUs here")
         device = torch.device("cuda", index)
     return device
+
+
+def made_current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one in a block. An event that is given no stream takes one of the current GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def memory_limit(device: torch.device) -> int:

@@ -18,7 +18,7 @@ from mxref_training.distributed.share import layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.run.assembly import Assembly
 from mxref_training.run.begun import begun_run
-from mxref_training.run.device import device_name, memory_errors
+from mxref_training.run.device import device_name, made_current, memory_errors
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, way_out
@@ -88,6 +88,7 @@ def train(
     folder = RunFolder(Path(out), config.run.keep, ranks)
     with (
         ranks.one_error(),
+        made_current(device),
         deterministic(device, config.run.threads, compiled=config.run.compile is not Compile.NONE),
         compiler_threads(config),
         fixed_choices(config, backend, device),
