@@ -197,7 +197,8 @@ def _figure(
             wspace=0.12,
             hspace=gap / height,
         )
-        figure.supxlabel(label, fontsize=9, color=MUTED, x=(names + right) / 2, y=0.03 / total, va="bottom")
+        place: dict[str, Any] = {"x": right, "ha": "right"} if form.is_narrow else {"x": (names + right) / 2}
+        figure.supxlabel(label, fontsize=9, color=MUTED, y=0.03 / total, va="bottom", **place)
         if legend:
             _legend(figure, legend, columns, 0.0 if form.is_narrow else _NAMES * WIDTH / form.width - 0.01)
         return svg(figure, prefix + form.suffix)
