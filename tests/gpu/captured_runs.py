@@ -1,7 +1,8 @@
 """`mxref train` as a rank that counts its graphs and may be stopped while one runs: `captured_runs.py FATE ARGUMENTS`.
 
-FATE is `none`, or the name of a signal and a step, as in `SIGTERM@6`: the last rank sends it to itself behind the
-start of this step, if the step is a graph and `torchrun` has not started the rank again.
+FATE is `none`; `plain` for the same steps without graphs; or the name of a signal and a step, as in `SIGTERM@6`: the
+last rank sends it to itself behind the start of this step, if the step is a graph and `torchrun` has not started the
+rank again.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import signal
 import sys
 from typing import Any
 
+from gpu.captured_ranks import uncaptured
 from mxref.cli import main
 from mxref_torch.captured.runner import StepRunner
 from mxref_training.distributed.ranks import restarted
+from mxref_training.run import stepping
 
 captures = 0
 right_capture, right_run = StepRunner._captured, StepRunner.run
@@ -35,6 +38,8 @@ def ending(self: Any) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "plain":
+        stepping.CapturedStep = uncaptured  # type: ignore[assignment, misc]
     StepRunner._captured = counting  # type: ignore[method-assign]
     StepRunner.run = ending  # type: ignore[method-assign]
     try:

@@ -76,7 +76,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
         "stopped": start(root / "stopped", fate="SIGTERM@6"),
         "killed": start(root / "killed", "run.async_checkpoint=true", fate="SIGKILL@10", restarts=1),
         "phases": start(root / "phases", recipe=str(recipe)),
-        "plain phases": start(root / "plain phases", "run.capture=false", recipe=str(recipe)),
+        "plain phases": start(root / "plain phases", fate="plain", recipe=str(recipe)),
     }
     yield root, started
     for process in started.values():
