@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -35,8 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(missing)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     _record["start"] = time.monotonic()
+    # pytest-xdist has this marker; where it is not installed, nobody asks for groups.
+    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs")
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def cases(record_property: Callable[[str, object], None]) -> Callable[[int], Non
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
-        name = report.nodeid.rpartition("/")[2]
+        name = re.sub(r"@[a-z -]+$", "", report.nodeid.rpartition("/")[2])  # pytest-xdist adds the group
         _record["tests"].append(
             {"test": name, "outcome": report.outcome, "seconds": round(report.duration, 2)}
         )

@@ -23,7 +23,7 @@ BACKEND = "triton"
 pytestmark = [
     pytest.mark.timeout(PATIENCE + 60),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
-    pytest.mark.xdist_group("two GPUs"),  # tests share the runs of a fixture
+    pytest.mark.xdist_group("layouts of two"),  # tests share the runs of a fixture
 ]
 
 
