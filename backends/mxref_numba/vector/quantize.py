@@ -39,10 +39,12 @@ from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
+from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.encode import LONGEST_STEP, encode_rows, tile_amax
 from mxref_numba.vector.encode_bytes import encode_byte_rows
 from mxref_numba.vector.hadamard import stage_row
 from mxref_numba.vector.jobs import (
+    COLUMNS,
     DIRECT,
     JOB_SIZE,
     PANEL,
@@ -80,7 +82,7 @@ _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
 _PANEL = _RUN_AT + _LINES * (4 * _PART_SIDE + memory.LINE)
 """Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of a tile's steps; zeros;
 lines that are staged; a panel."""
-_HEADER = 13
+_HEADER = 14
 """Numbers of a share before its jobs: see `_run`."""
 
 
@@ -157,16 +159,16 @@ def _place(task, down, across, turned):
 
 
 @kernel(inline="always")
-def _quantize_part(calls, unit, job, top, bottom, left, right, scratch):
+def _quantize_part(calls, unit, columns, job, top, bottom, left, right, scratch):
     """Quantize rows from `top` and columns from `left` on, as far as there are any, unit by unit."""
     _, (_, _, rows, length), (flow, _), _, _, _, _, (height, width) = read_job(job)
     bottom, right = min(bottom, rows), min(right, length)
     down, across = max(-(-(bottom - top) // height), 0), max(-(-(right - left) // width), 0)
     for task in range(down * across):
-        r, c = _place(task, down, across, flow == TURNED)
+        r, c = _place(task, down, across, flow >= TURNED)
         r, c = top + r * height, left + c * width
         call_9(
-            unit,
+            columns if flow == COLUMNS else unit,
             calls,
             job,
             r,
@@ -201,10 +203,10 @@ def _quantize_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (_HEADER,))
     part_height, part_width, down, across = numbers[0], numbers[1], numbers[2], numbers[3]
     jobs, together, unit = numbers[4], numbers[5], numbers[8]
-    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 4)
+    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * 9
     carray(numbers_at(scratch + _ZEROS), (8,))[:] = 0
     first, second = arguments + 8 * _HEADER, arguments + 8 * (_HEADER + JOB_SIZE)
-    turned = read_job(first)[2][0] == TURNED
+    turned = read_job(first)[2][0] >= TURNED
     begin, end = share(down * across, worker, workers)
     for task in range(begin, end):
         r, c = _place(task, down, across, turned)
@@ -215,9 +217,9 @@ def _quantize_share(arguments, worker, workers):
         for i in range(jobs):
             bottom, right = top + part_height, left + part_width
             if i:  # the second job sees the matrix from its other axis
-                _quantize_part(calls, unit, second, left, right, top, bottom, scratch)
+                _quantize_part(calls, unit, numbers[13], second, left, right, top, bottom, scratch)
             else:
-                _quantize_part(calls, unit, first, top, bottom, left, right, scratch)
+                _quantize_part(calls, unit, numbers[13], first, top, bottom, left, right, scratch)
 
 
 def _result(plan: QuantPlan, target: Target) -> Result:
@@ -276,6 +278,6 @@ def _run(
     parts = -(-rows // part[0]), -(-columns // part[1])
     addresses = (native.on(target).address for native in (fill_panel, stage_row, tile_amax))
     header = *part, *parts, len(jobs), together, memory.aligned(scratch), size
-    calls = _quantize_unit.address, *addresses, target.step
+    calls = _quantize_unit.address, *addresses, target.step, encode_columns.on(target).address
     arguments = np.array([*header, *calls, *(number for job in jobs for number in job)], np.int64)
     run_native(_quantize_share, arguments, rows * columns)
