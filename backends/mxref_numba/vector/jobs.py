@@ -41,8 +41,6 @@ run along the other axis."""
 
 COLUMN_LINES = 128
 """Elements of a row that are quantized at once under `COLUMNS`, so that their codes fill a cache line."""
-import os
-UNIT_ROWS = int(os.environ.get("UR","256"))
 _COLUMN_ROWS = 16
 """Rows go in such numbers under `COLUMNS`."""
 
@@ -120,7 +118,7 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
         k: block length.
     """
     if flow == COLUMNS:
-        return UNIT_ROWS, COLUMN_LINES
+        return WIDTH, COLUMN_LINES
     if flow == TURNED and n < WIDTH and not tile:
         return 128, WIDTH // 2  # lines of half a kibibyte
     if flow >= PANEL or tile:
@@ -228,7 +226,10 @@ class Result:
     def _runs_along_memory(self, m: Matrix) -> bool:
         """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
         plain = self._rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._element[1] == 4
-        whole = m.rows % _COLUMN_ROWS == self._plan.length % COLUMN_LINES == 0 and m.layout[3] == self._plan.length
+        whole = (
+            m.rows % _COLUMN_ROWS == self._plan.length % COLUMN_LINES == 0
+            and m.layout[3] == self._plan.length
+        )
         return plain and whole and self._transform[0] in (1, 16) and m.layout[4] in (FLOAT32, BFLOAT16)
 
     def _joins(self, m: Matrix) -> bool:
