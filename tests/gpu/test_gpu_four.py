@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,13 +12,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gpu.four_gpus import STEPS
-from gpu.test_gpu_two import losses, near, ranks_of
+from gpu.launched import PATIENCE, end, ranks_of, send, start
+from gpu.test_gpu_two import losses, near
 from gpu.two_gpus import RECIPES
-from places import TESTS
 from training_setup import metrics
 
 BACKEND = "triton"
-PATIENCE = 240
 GPUS = torch.cuda.device_count()
 KILLED_STEPS = 600
 MXREF = [
@@ -31,37 +26,15 @@ MXREF = [
     "run.checkpoint_every=25", "--set", "run.eval_every=100",
 ]  # fmt: skip
 
-pytestmark = pytest.mark.timeout(PATIENCE + 60)
+pytestmark = [
+    pytest.mark.timeout(PATIENCE + 60),
+    pytest.mark.xdist_group("four GPUs"),  # tests share the runs of a fixture
+]
 four = pytest.mark.skipif(GPUS < 4, reason="fewer than four GPUs")
 
 
-def start(ranks: int, *command: str, restarts: int = 0, cache: Path | None = None) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    # A rank that waits on its GPU for one that was killed does not take the launcher's SIGTERM.
-    settings = os.environ | {"OMP_NUM_THREADS": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
-    settings["PYTHONPATH"] = os.pathsep.join([str(TESTS), settings.get("PYTHONPATH", "")])
-    if cache:
-        settings["XDG_CACHE_HOME"] = str(cache)
-    return subprocess.Popen(
-        [*launcher, "--max-restarts", str(restarts), *command], env=settings, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen[str]) -> str:
-    """Wait for the job and return what it printed; no process of it stays."""
-    try:
-        output = process.communicate(timeout=PATIENCE)[0]
-    finally:
-        for pid in (*ranks_of(process), process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    assert process.returncode == 0, output
-    return output
-
-
 def script(ranks: int, what: str, folder: Path) -> None:
-    end(start(ranks, str(Path(__file__).with_name("four_gpus.py")), what, str(folder), BACKEND))
+    end(start(str(Path(__file__).with_name("four_gpus.py")), what, str(folder), BACKEND, ranks=ranks))
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +72,16 @@ def test_a_killed_rank_of_the_command_is_started_again_and_resumes(tmp_path: Pat
     """Steps are CUDA graphs, and the log is that of a run without a kill, byte for byte."""
     ranks = min(GPUS, 4)
     whole, out, until = tmp_path / "whole", tmp_path / "killed", time.monotonic() + PATIENCE
-    end(start(ranks, *MXREF, "--out", str(whole), cache=tmp_path / "cache"))
-    process = start(ranks, *MXREF, "--out", str(out), restarts=1, cache=tmp_path / "cache")
+    cache = str(tmp_path / "cache")
+    end(start(*MXREF, "--out", str(whole), ranks=ranks, XDG_CACHE_HOME=cache))
+    process = start(*MXREF, "--out", str(out), ranks=ranks, restarts=1, XDG_CACHE_HOME=cache)
     try:
         while not (out / "metrics.jsonl").exists() or metrics(out).count(b"\n") < 60:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < until, "no step was logged"
             time.sleep(0.005)
         done = metrics(out).count(b"\n")
-        os.kill(ranks_of(process)[-1], signal.SIGKILL)
+        send(ranks_of(process)[-1])
     finally:
         output = end(process)
     assert done < KILLED_STEPS, "it was killed before the end"
