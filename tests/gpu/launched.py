@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from places import TESTS
+from training_setup import metrics
 
 PATIENCE = 240
 """Seconds that a test waits for a job."""
@@ -35,6 +37,22 @@ def end(process: subprocess.Popen[str]) -> str:
         kill(process)
     assert process.returncode == 0, output
     return output
+
+
+def end_killed(process: subprocess.Popen[str], out: Path, count: int) -> int:
+    """Kill the last rank when the run has logged so many lines, and wait for the job; return how many there were."""
+    until = time.monotonic() + PATIENCE
+    try:
+        while not (out / "metrics.jsonl").exists() or metrics(out).count(b"\n") < count:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until, "no step was logged"
+            time.sleep(0.005)
+        done = metrics(out).count(b"\n")
+        send(ranks_of(process)[-1])
+    finally:
+        output = end(process)
+    assert "-9" in output  # the launcher tells how the rank ended
+    return done
 
 
 def kill(process: subprocess.Popen[str]) -> None:
