@@ -5,12 +5,9 @@ All runs are started at once, because each of them spends most of its time in im
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,45 +15,41 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from places import TESTS
+from gpu.launched import PATIENCE, end, kill, start
 from training_setup import lines, metrics
 
-SCRIPT = Path(__file__).with_name("captured_runs.py")
-STEPS, PATIENCE = 16, 200
+STEPS = 16
 SETTINGS = (
     "run.capture=true", f"run.steps={STEPS}", "run.eval_every=4", "run.eval_tokens=640", "run.checkpoint_every=3",
     "run.keep=9", "run.batch=8", "run.micro_batch=4", "optim.clip=0.5",
 )  # fmt: skip
 """The evaluation has ten windows in batches of two: the ranks have not the same number of them."""
-PHASES = 'dialect = "amd"\ngemm = "bounded"\nall.hadamard = 16\n\n[[schedule]]\nname = "warm-up"\nuntil = 7\nrecipe = "fp8"\n'
+PHASES = """
+dialect = "amd"
+gemm = "bounded"
+all.hadamard = 16
+
+[[schedule]]
+name = "warm-up"
+until = 7
+recipe = "fp8"
+"""
 
 pytestmark = [
     pytest.mark.timeout(PATIENCE + 60),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
-    pytest.mark.xdist_group("captured runs"),
+    pytest.mark.xdist_group("captured runs"),  # tests share the runs of a fixture
 ]
 
-Job = Callable[..., "subprocess.Popen[str]"]
 
-
-def start(out: Path, *settings: str, fate: str = "none", recipe: str = "mxfp4_h16", restarts: int = 0) -> subprocess.Popen[str]:  # fmt: skip
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def begin(
+    out: Path, *settings: str, fate: str = "none", recipe: str = "mxfp4_h16", restarts: int = 0
+) -> subprocess.Popen[str]:
     arguments = [x for setting in (*SETTINGS, *settings) for x in ("--set", setting)]
-    # A rank that waits on its GPU for one that was killed does not take the launcher's SIGTERM.
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "MXREF_BACKEND": "triton"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [*launcher, "--max-restarts", str(restarts), str(SCRIPT), fate, "tiny", "--recipe", recipe, *arguments,
-         "--out", str(out)],
-        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen[str]) -> str:
-    """Wait for a job and return what its ranks printed."""
-    output = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == 0, output
-    return output
+    command = [fate, "tiny", "--recipe", recipe, *arguments, "--out", str(out)]
+    return start(
+        Path(__file__).with_name("captured_runs.py"), *command, restarts=restarts, MXREF_BACKEND="triton"
+    )
 
 
 def captures(output: str) -> list[int]:
@@ -71,17 +64,16 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
     recipe = root / "phases.toml"
     recipe.write_text(PHASES, encoding="utf-8")
     started = {
-        "whole": start(root / "whole"),
-        "background": start(root / "background", "run.async_checkpoint=true"),
-        "stopped": start(root / "stopped", fate="SIGTERM@6"),
-        "killed": start(root / "killed", "run.async_checkpoint=true", fate="SIGKILL@10", restarts=1),
-        "phases": start(root / "phases", recipe=str(recipe)),
-        "plain phases": start(root / "plain phases", fate="plain", recipe=str(recipe)),
+        "whole": begin(root / "whole"),
+        "background": begin(root / "background", "run.async_checkpoint=true"),
+        "stopped": begin(root / "stopped", fate="SIGTERM@6"),
+        "killed": begin(root / "killed", "run.async_checkpoint=true", fate="SIGKILL@10", restarts=1),
+        "phases": begin(root / "phases", recipe=str(recipe)),
+        "plain phases": begin(root / "plain phases", fate="plain", recipe=str(recipe)),
     }
     yield root, started
     for process in started.values():
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        kill(process)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +117,7 @@ def test_sigterm_in_a_graph_stops_all_ranks_which_resume(whole, jobs, cases):
     assert "interrupted: SIGTERM after step 7 of 16: saved" in output
     assert captures(output) == [1, 1]
     assert [line["step"] for line in lines(root / "stopped") if "lr" in line] == [*range(1, 8)]
-    output = end(start(root / "stopped"))
+    output = end(begin(root / "stopped"))
     assert "resumed at step 7 of 16" in output
     assert captures(output) == [1, 1]
     assert metrics(root / "stopped") == metrics(whole)

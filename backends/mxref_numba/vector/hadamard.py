@@ -52,8 +52,14 @@ def _inside(vectors: list[Lanes], n: int) -> list[Lanes]:
         signs = constant(builder, F32, [-1.0 if lane & h else 1.0 for lane in range(lanes)])
         vectors = [y.call("fma", signs, y.pick([lane ^ h for lane in range(lanes)])) for y in vectors]
         h *= 2
+    return vectors if n <= h else butterflies(vectors, n // lanes)
+
+
+def butterflies(vectors: list[Lanes], n: int) -> list[Lanes]:
+    """Return the transform of each lane over n vectors, or of each n of them, without the factor."""
+    h = 1
     while h < n:
-        vectors = [_butterfly(vectors, i, h // lanes) for i in range(len(vectors))]
+        vectors = [_butterfly(vectors, i, h) for i in range(len(vectors))]
         h *= 2
     return vectors
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
 
 import mxref_torch
 from mxref.backend import Backend
@@ -200,6 +201,8 @@ def require_memory(
         way_out = "lower run.batch or model.max_seq"
     else:
         way_out = "lower run.micro_batch or run.seq_len"
+        if _recomputed(config, recipe, axes) * runs <= available:
+            way_out = f"set run.recompute = 'full', also for a run that goes on, or {way_out}"
     each = " in each" if runs > 1 else ""
     who = f"{runs} runs at a time need" if runs > 1 else "the run needs"
     who = f"each of {axes.ranks} ranks needs" if axes.ranks > 1 else who
@@ -209,6 +212,15 @@ def require_memory(
         f"{config.run.sequences:,} x {config.run.seq_len:,} tokens and a vocabulary of {config.model.vocab:,}, "
         f"{si(need.tables)}B for tables{each}; {way_out}"
     )
+
+
+def _recomputed(config: TrainConfig, recipe: Recipe, axes: Axes) -> float:
+    """Return the bytes that a run needs if layers are computed again; infinity if its settings do not allow that."""
+    try:
+        again = replace(config, run=replace(config.run, recompute=Recompute.FULL))
+    except ConfigError:
+        return math.inf
+    return memory(again, recipe, axes).total
 
 
 def dry_run(
