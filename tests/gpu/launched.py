@@ -1,4 +1,4 @@
-"""Two ranks that a test starts by `torchrun`, one for each GPU; no process of them stays."""
+"""Ranks that a test starts by `torchrun`, one for each GPU; no process of them stays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ PATIENCE = 240
 """Seconds that a test waits for a job."""
 
 
-def start(script: Path, *arguments: str, restarts: int = 0, **variables: str) -> subprocess.Popen[str]:
+def start(
+    script: Path, *arguments: str, ranks: int = 2, restarts: int = 0, **variables: str
+) -> subprocess.Popen[str]:
     """Start a job; `variables` are of its environment."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     # A rank that waits on its GPU for one that was killed does not take the launcher's SIGTERM.
     settings = os.environ | {"OMP_NUM_THREADS": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"} | variables
     settings["PYTHONPATH"] = os.pathsep.join([str(TESTS), settings.get("PYTHONPATH", "")])
