@@ -47,9 +47,9 @@ def _ended(graph: Any) -> bool:
 
 def _end(pool: Any, stream: Any) -> None:
     """End a capture for the allocator and the generator."""
-    with suppress(RuntimeError):  # the capture did not begin
-        torch._C._cuda_endAllocateToPool(stream.device_index, pool)  # type: ignore[attr-defined]
-        torch._C._cuda_releasePool(stream.device_index, pool)  # type: ignore[attr-defined]
+    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with suppress(RuntimeError):  # the capture did not get as far
+            end(stream.device_index, pool)
     # A capture that succeeds takes the generator out of capture mode. Its seed and its offset stay.
     other = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), torch.cuda.graph(other, stream=stream):
