@@ -28,6 +28,7 @@ class FakeResult:
     tokens: int = 1000
     diverged: bool = False
     skipped_steps: int = 0
+    stopped: str = ""
 
 
 @dataclass

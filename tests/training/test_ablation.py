@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mxref
-from ablation_fakes import FakeCorpus, FakeTrainer, ladder, table, tiny
+from ablation_fakes import FakeCorpus, FakeResult, FakeTrainer, ladder, table, tiny
 from mxref.capabilities import every_gemm
 from mxref.errors import FileFormatError, UnsupportedError
 from mxref.formats import MXFP4
@@ -89,6 +89,20 @@ def test_a_diverged_reference_leaves_no_target(tmp_path: Path) -> None:
     results, _ = run(tmp_path, FakeTrainer(diverging=["FP8"]))
     assert results["target"]["losses"] == {"0": None}
     assert all(arm["overhead"] is None for arm in results["arms"])
+
+
+def test_a_signal_in_the_last_step_of_an_arm_stops_the_ladder_behind_it(tmp_path: Path) -> None:
+    class Asked(FakeTrainer):
+        def __call__(self, *arguments: Any, **options: Any) -> FakeResult:
+            result = super().__call__(*arguments, **options)
+            return replace(result, stopped="SIGTERM" if options["label"] == "H16" else "")
+
+    with pytest.raises(Interrupted, match="SIGTERM in the last step of h16; the same command goes on"):
+        run(tmp_path, Asked())
+    assert load_results(tmp_path)["unfinished"] == ["bad"]
+    trainer = FakeTrainer()
+    run(tmp_path, trainer)
+    assert [label for label, _ in trainer.calls] == ["bad"]
 
 
 def test_interrupted_ladder_resumes_at_the_unfinished_arm(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_displ
 from mxref_training.lab.slots import job_count, on_share
 from mxref_training.lab.study import RESULTS, planned, run_ladder
 from mxref_training.lab.worker import PipeProgress
+from mxref_training.run.interrupt import TOGETHER
 from training_setup import newest
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -291,7 +292,7 @@ def test_a_second_interrupt_ends_a_child_that_hangs(files: Path, unbroken: Path,
         child = int(log(tmp_path / "out", "h16").partition("process ")[2].partition(",")[0])
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(TOGETHER + 0.5)
         # On a machine so busy that it has not seen the first one yet, the second one is the same to it.
         for _ in range(3):
             process.send_signal(signal.SIGINT)

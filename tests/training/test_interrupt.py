@@ -2,12 +2,14 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
 from mxref_training.distributed.ranks import SOLE
+from mxref_training.run import interrupt as interrupts
 from mxref_training.run.interrupt import StopRequest
 from rank_threads import on_ranks
 
@@ -21,14 +23,32 @@ def before(request):
     signal.signal(signal.SIGINT, found)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds, which pass as a test says."""
+    now = [1000.0]
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_second_signal_acts_at_once(before):
+def test_signals_that_come_together_are_one_request(clock):
+    """A service manager signals `torchrun` and its ranks, and `torchrun` passes its own signal on to them."""
+    with StopRequest() as request:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            clock[0] += 0.9
+        assert request.signal == "SIGTERM"
+
+
+def test_a_second_signal_acts_at_once(before, clock):
     with StopRequest() as request:
         interrupt()
         assert request.signal == "SIGINT"
+        clock[0] += 2
         with pytest.raises(KeyboardInterrupt):
             interrupt()
     assert signal.getsignal(signal.SIGINT) is before
@@ -44,12 +64,14 @@ def test_handlers_are_given_back(before):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_requests_within_each_other_take_a_signal_each(before):
+def test_requests_within_each_other_take_a_signal_each(before, clock):
     with StopRequest() as outer, StopRequest() as inner:
         interrupt()
         assert (inner.signal, outer.signal) == ("SIGINT", "")
+        clock[0] += 2
         interrupt()
         assert outer.signal == "SIGINT"
+        clock[0] += 2
         with pytest.raises(KeyboardInterrupt):
             interrupt()
     assert signal.getsignal(signal.SIGINT) is before

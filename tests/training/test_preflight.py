@@ -13,14 +13,14 @@ from click.testing import CliRunner, Result
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
-from mxref_training.config import Compile, TrainConfig, find_recipe, load_config
+from mxref_training.config import Compile, Recompute, TrainConfig, find_recipe, load_config
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.model.llama import Llama
 from mxref_training.run import device
 from mxref_training.run.device import memory_errors, memory_limit
 from mxref_training.run.estimate import memory, require_memory
 from mxref_training.run.preflight import preflight
-from training_setup import run
+from training_setup import change, run
 
 CPU = torch.device("cpu")
 RECIPE = find_recipe("mxfp4")
@@ -90,6 +90,22 @@ def test_the_message_says_what_to_lower(settings: list[str], way_out: str) -> No
         require_memory(config, RECIPE, 10**9)
     with pytest.raises(ConfigError, match=f"2 runs at a time need about .*; {way_out}"):
         require_memory(config, RECIPE, 10**9, runs=2)
+
+
+def test_the_message_offers_to_compute_layers_again_where_that_helps() -> None:
+    """A run that goes on with less memory cannot have another micro-batch."""
+    config = change(load_config("lab_20m"), compile=Compile.NONE, capture=False)
+    enough = memory(change(config, recompute=Recompute.FULL), RECIPE).total
+    offer = "set run.recompute = 'full', also for a run that goes on, or lower run.micro_batch"
+    with pytest.raises(ConfigError, match=offer):
+        require_memory(config, RECIPE, enough)
+    for other, available in (
+        (config, enough - 1),
+        (change(config, recompute=Recompute.FULL), enough - 1),
+        (change(config, capture=True), enough),
+    ):
+        with pytest.raises(ConfigError, match=r"tables; lower run\.micro_batch"):
+            require_memory(other, RECIPE, available)
 
 
 def test_the_exact_parts_are_those_of_the_model() -> None:

@@ -14,7 +14,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes
 from mxref_training.run.estimate import memory
-from training_setup import CONFIG, SR, change, metrics, run
+from training_setup import CONFIG, SR, change, metrics, run, weights
 
 
 @pytest.mark.parametrize("recipe", [SR, "fp8"], ids=["sr", "fp8"])
@@ -24,6 +24,15 @@ def test_a_run_keeps_its_bits(tmp_path: Path, recipe: Recipe | str) -> None:
         run(tmp_path / how, recipe, change(CONFIG, recompute=how))
         found.append(metrics(tmp_path / how))
     assert found[0] == found[1] == found[2]
+
+
+def test_a_run_goes_on_with_layers_computed_again(tmp_path: Path) -> None:
+    """So a run goes on where there is less memory."""
+    run(tmp_path / "whole", SR)
+    run(tmp_path / "parts", SR, stop_after=3)
+    run(tmp_path / "parts", SR, change(CONFIG, recompute=Recompute.FULL))
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
 @pytest.mark.long

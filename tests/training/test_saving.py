@@ -58,7 +58,7 @@ def full(path: Path, parts: Any) -> None:
 
 def join_writer() -> None:
     for thread in threading.enumerate():
-        if thread.name == "checkpoint":
+        if thread.name.startswith("checkpoint "):
             thread.join()
 
 

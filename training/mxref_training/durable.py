@@ -88,9 +88,10 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         try:
             path.mkdir()
-        except FileExistsError:
+        except FileExistsError as err:
             if not path.is_dir():
-                raise
+                what = "a link without a target" if path.is_symlink() else "a file and no folder"
+                raise NotADirectoryError(errno.ENOTDIR, f"{path} is {what}") from err
     # A process that was killed may have made the folder and not synced its name.
     with suppress(PermissionError):
         sync(path.parent)

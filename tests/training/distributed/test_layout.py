@@ -17,6 +17,7 @@ from mxref_training.config import Compile, find_recipe, load_config
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share, added, check_layout, check_phases
 from mxref_training.errors import ConfigError
+from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.run.estimate import memory
@@ -78,9 +79,14 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
             check_layout(wanted, 2)
     captured = replace(config, run=replace(config.run, capture=True))
     assert check_layout(captured, 2).shard == 2
-    for parallel in (ParallelConfig(tensor=2), ParallelConfig(replicate=2, shard=1)):
-        with pytest.raises(ConfigError, match="run.capture = true on several ranks goes with weights that"):
-            check_layout(replace(captured, parallel=parallel), 2)
+    assert check_layout(replace(captured, parallel=ParallelConfig(replicate=2, shard=1)), 2).whole
+    with pytest.raises(ConfigError, match="run.capture = true with parallel.tensor = 2"):
+        check_layout(replace(captured, parallel=ParallelConfig(tensor=2)), 2)
+    whole = replace(config, parallel=ParallelConfig(replicate=2, shard=1, keep_gathered=True))
+    with pytest.raises(
+        ConfigError, match="keep_gathered = true with parallel.shard = 1: no rank gathers weights"
+    ):
+        check_layout(whole, 2)
     phases = recipe_from_table({"schedule": [{"until": 1, "recipe": "fp8"}]})
     check_phases(captured, phases, 1)
     check_phases(config, phases, 2)
@@ -113,6 +119,32 @@ def test_full_sizes_are_exact(preset: str, parameters: int) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
+@pytest.mark.parametrize(
+    ("preset", "layers", "width", "heads", "ffn"),
+    [("llama31_8b", 32, 4096, 32, 14336), ("llama31_70b", 80, 8192, 64, 28672)],
+)
+def test_full_shapes_are_those_of_the_release(
+    preset: str, layers: int, width: int, heads: int, ffn: int
+) -> None:
+    """config.json of Llama 3.1 8B and 70B, for sequences of 8,192 tokens; the rest are defaults of the release."""
+    found = config_json(to_table(load_config(preset).model), "bfloat16", None)
+    assert found["num_hidden_layers"] == layers
+    assert (found["hidden_size"], found["intermediate_size"]) == (width, ffn)
+    assert (found["num_attention_heads"], found["num_key_value_heads"], found["head_dim"]) == (heads, 8, 128)
+    assert (found["vocab_size"], found["max_position_embeddings"]) == (128256, 8192)
+    assert (found["rope_theta"], found["rms_norm_eps"]) == (500000.0, 1e-5)
+    assert found["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    flags = ("tie_word_embeddings", "attention_bias", "mlp_bias")
+    assert [found[name] for name in flags] == [False] * 3
+    assert found["hidden_act"] == "silu"
+
+
 def test_the_preset_of_the_benchmark_has_its_numbers() -> None:
     """MLPerf Training, llama31_8b: evaluation every 12,288 sequences on the first 1,024, cosine over 1.2M steps."""
     config = load_config("llama31_8b")
@@ -138,6 +170,9 @@ def test_the_memory_of_a_rank_is_its_part() -> None:
     assert alone.total - alone.tables == pytest.approx(8 * (eight.total - eight.tables - eight.gathered))
     assert eight.weights * 8 == alone.weights == 4 * parameter_count(config.model)
     assert memory(config, recipe, Axes(2, 4, 1)).weights == 2 * eight.weights
+    kept = replace(config, parallel=ParallelConfig(keep_gathered=True))
+    layers = 30 * (parameter_count(config.model) - 2 * 128256 * 4096 - 4096) // 32
+    assert memory(kept, recipe, Axes(1, 8, 1)).gathered == eight.gathered + 4 * layers
     whole = memory(config, recipe, Axes(8, 1, 1))
     assert (whole.weights, whole.gathered) == (alone.weights, 0)
     together = memory(config, recipe, Axes(1, 1, 8))

@@ -94,13 +94,18 @@ def _from_text(config: TrainConfig) -> TokenCorpus:
     options = {"stream_documents": data.max_documents} if data.max_documents else {}
     corpus = open_corpus(data.train, data.val, max_line=data.max_line_mib << 20, **options)
     train = _first(corpus.train_docs, data.max_documents)
+    report = str(corpus.report)
+    if train is not corpus.train_docs:
+        report += (
+            f"; trains on the first {counted(len(train), 'document')} of these, as data.max_documents says"
+        )
     tokenizer = (
         load_tokenizer(data.tokenizer) if data.tokenizer else train_tokenizer(train, config.model.vocab)
     )
     tokenizer.check_vocab(config.model.vocab)
     train_tokens = tokenize(train, tokenizer, data.workers)
     val_tokens = tokenize(corpus.val_docs, tokenizer, data.workers)
-    return TokenCorpus(train_tokens, val_tokens, tokenizer, str(corpus.report))
+    return TokenCorpus(train_tokens, val_tokens, tokenizer, report)
 
 
 def _indexed(config: TrainConfig, train: Parts | None, val: Parts | None) -> TokenCorpus:

@@ -10,6 +10,8 @@ from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.result_file import Record
 from mxref_training.lab.results import summary
 from mxref_training.lab.runner import Runner, Trainer, Watch, train_arm
+from mxref_training.run.interrupt import Interrupted
+from mxref_training.run.outcome import TrainResult
 
 _SPARSE = 10
 """Results are written again when a tenth more runs have finished: all runs wait for it, and it takes ever longer."""
@@ -19,9 +21,21 @@ def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
     """Return what trains runs one after another in this process."""
 
     def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
+        asked = ""
+
+        def noting(*arguments: Any, **options: Any) -> TrainResult:
+            nonlocal asked
+            result = trainer(*arguments, **options)
+            asked = asked or result.stopped
+            return result
+
         for run in runs:
             watch.begin(run)
-            watch.done(run, train_arm(run, trainer, backend, corpus, progress))
+            watch.done(run, train_arm(run, noting, backend, corpus, progress))
+            if asked and run is not runs[-1]:
+                raise Interrupted(
+                    f"{asked} in the last step of {run.title}; the same command goes on with the next run"
+                )
 
     return train
 

@@ -304,7 +304,7 @@ class CheckpointStore:
         raise CheckpointError(
             f"the checkpoint {path} was written by another version of mxref: its format is {version}, and this "
             f"version reads {FORMAT} and {SHARDED}; go on with that version, choose another --out, or "
-            f"{self._start_over()}"
+            f"{start_over(self.folder.parent)}"
         )
 
     def clean(self) -> None:
@@ -326,9 +326,6 @@ class CheckpointStore:
         if self.folder.is_dir() and not self.folder.is_symlink() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
-    def _start_over(self) -> str:
-        return start_over(self.folder.parent)
-
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:
         """Turn what keeps the block from reading a checkpoint into CheckpointError."""
@@ -337,12 +334,15 @@ class CheckpointStore:
         except CheckpointError:
             raise
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as err:
+            if isinstance(err, FileNotFoundError) and not self.path(step).exists() and self.steps():
+                gone = f"the checkpoint {self.path(step)} is gone, replaced by the run that trains there"
+                raise CheckpointError(f"{gone}: the newest is step-{self.latest()}") from err
             reason = f"{err.strerror}: {err.filename}" if isinstance(err, OSError) else str(err)
             earlier = [s for s in self.steps() if s < step]
             way_out = (
                 f"to go on from {self.path(earlier[-1]).name} delete {self.path(step)}"
                 if earlier
-                else f"there is no earlier one: restore it, or {self._start_over()}"
+                else f"there is no earlier one: restore it, or {start_over(self.folder.parent)}"
             )
             raise CheckpointError(
                 f"the checkpoint {self.path(step)} is damaged: {reason}; {way_out}"

@@ -31,6 +31,7 @@ from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.environment import environment
 from mxref_training.run.metrics_log import Mark, MetricsLog
+from mxref_training.run.saving import wait_for_writers
 
 FORMAT = "mxref.run.2"
 _FAMILY = "mxref.run."
@@ -161,6 +162,7 @@ class RunFolder:
                 with self._explained():
                     make_folder(self.path)
                     held.enter_context(locked(self.path / _LOCK, busy))
+                    wait_for_writers(self.store.folder)
                     for name in _OWN:
                         clean(self.path, name)
                     self.store.clean()

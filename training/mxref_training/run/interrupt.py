@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,10 +20,14 @@ _AT_ONCE: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
 }  # fmt: skip
 """What the second signal does if signals were ignored before; shells ignore them for commands started with `&`."""
+TOGETHER = 2.0
+"""Seconds after the first signal in which others repeat it. A service manager signals every process of a job, and
+`torchrun` passes its own signal on, so that a rank gets two.
+"""
 
 
 class StopRequest:
-    """Takes the first SIGINT or SIGTERM as a request to stop; the next one acts at once.
+    """Takes the first SIGINT or SIGTERM as a request to stop; one that comes `TOGETHER` seconds later acts at once.
 
     Python delivers signals only to the main thread. In any other thread this changes nothing.
 
@@ -32,6 +37,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal = ""
+        self._asked = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -58,6 +64,9 @@ class StopRequest:
         return signal.Signals(number).name if number else ""
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number).name
-        for own, handler in self._before.items():
-            signal.signal(own, _AT_ONCE[own] if handler is signal.SIG_IGN else handler)
+        if not self.signal:
+            self.signal, self._asked = signal.Signals(number).name, time.monotonic()
+        elif time.monotonic() - self._asked >= TOGETHER:
+            for own, handler in self._before.items():
+                signal.signal(own, _AT_ONCE[own] if handler is signal.SIG_IGN else handler)
+            signal.raise_signal(number)

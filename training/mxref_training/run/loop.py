@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import mxref_torch
@@ -109,6 +110,7 @@ def train(
         begun = ranks.broadcast(begun)
         assert begun is not None  # the first rank has said
         exists, step = begun
+        stopped = ""
         if step > config.run.steps:
             raise CheckpointError(
                 f"the run in {out} is at step {step} already, beyond run.steps = {config.run.steps}; "
@@ -131,14 +133,14 @@ def train(
                     )
                 folder.describe(config, recipe)
             with run.shadowed():
-                run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
+                stopped = run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
         # Another host may see what the first rank wrote late, so that rank alone reads it.
         result = ranks.broadcast(outcome(folder, config) if ranks.first else None)
         assert result is not None  # the first rank has said
         if step == config.run.steps:
             require_finite_loss(result, config, folder)
-        return result
+        return replace(result, stopped=stopped)
 
 
 class _Run(Assembly):
@@ -160,8 +162,8 @@ class _Run(Assembly):
             yield
             self.sink.note(str(watch))
 
-    def go(self, last: int, label: str, observe: Observation) -> None:
-        """Train up to the step `last`."""
+    def go(self, last: int, label: str, observe: Observation) -> str:
+        """Train up to the step `last`; return the signal that asked to stop when that was the run's last one."""
         run = self.config.run
         self.journal: Journal | SilentJournal = SilentJournal()
         self.observer: Observer | SilentObserver = SilentObserver()
@@ -187,12 +189,13 @@ class _Run(Assembly):
                     if due or stop or self.step == last:
                         self._catch_up()
                         self._save()
-                    if stop and self.step < last:
+                    if stop and self.step < run.steps:
                         self.saver.wait()
                         raise Interrupted(
                             f"{stop} after step {self.step} of {run.steps}: saved in {self.folder.path}; "
                             "the same command goes on from there"
                         )
+            return request.signal
         finally:
             if self.captured is not None:
                 self.captured.close()

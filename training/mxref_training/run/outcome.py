@@ -29,6 +29,8 @@ class TrainResult:
     skipped_steps: int
     widened_steps: int
     """Steps that were repeated because an operand left the range of the backend's fast GEMM."""
+    stopped: str = ""
+    """Signal that asked the run to stop when it was at its last step; empty if there was none."""
 
 
 def outcome(folder: RunFolder, config: TrainConfig) -> TrainResult:

@@ -7,8 +7,11 @@ name. Until then the previous checkpoint is the newest one.
 
 from __future__ import annotations
 
+import os
+import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -25,6 +28,20 @@ if TYPE_CHECKING:
     from mxref_training.run.shards import SavePlans
 
 _BUSY, _WRITTEN, _FAILED = range(3)
+
+
+def _thread_name(folder: Path) -> str:
+    return f"checkpoint {os.path.realpath(folder)}"
+
+
+def wait_for_writers(folder: Path) -> None:
+    """Wait until no thread of this process writes a checkpoint into a folder.
+
+    A KeyboardInterrupt leaves such a thread behind. A notebook then goes on in the same process.
+    """
+    for thread in threading.enumerate():
+        if thread.name == _thread_name(folder):
+            thread.join()
 
 
 class Saver:
@@ -56,7 +73,8 @@ class Saver:
         self.wait()
         unfinished = self._store.begin(snapshot, self._plans)
         self._copy(unfinished)
-        self._thread = Thread(target=unfinished.write, name="checkpoint", daemon=True)
+        name = _thread_name(self._store.folder)
+        self._thread = Thread(target=unfinished.write, name=name, daemon=True)
         self._thread.start()
         self._unfinished = unfinished
 

@@ -1,0 +1,97 @@
+"""Odd moments: signals in evaluations and in the last step, a writer that outlives its run, folders that are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from mxref_training.errors import CheckpointError
+from mxref_training.run import checkpoint_files
+from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.loop import Interrupted
+from mxref_training.run.progress import SilentProgress
+from training_setup import Saboteur, change, metrics, newest, run, weights
+
+
+class AtEvaluation(SilentProgress):
+    """Sends a signal twice when the evaluation after a step is reported."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def validation(self, step: int, loss: float) -> None:
+        if step == self._step:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_signals_in_an_evaluation_lose_nothing(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole)
+    with pytest.raises(Interrupted, match="SIGTERM after step 4 of 6: saved"):
+        run(parts, progress=AtEvaluation(4))
+    assert newest(parts) == 4
+    run(parts)
+    assert metrics(parts) == metrics(whole)
+    assert weights(parts) == weights(whole)
+
+
+def test_a_signal_in_the_last_step_is_told_to_the_caller(tmp_path: Path) -> None:
+    """A ladder that trains one run after another stops then."""
+    sink = Saboteur(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert run(tmp_path / "whole", progress=sink).stopped == "SIGINT"
+    assert run(tmp_path / "whole").stopped == ""
+
+
+def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the process goes on after a second Ctrl-C, and so does the thread that writes a checkpoint."""
+    write, released, began = checkpoint_files.write_parts, threading.Event(), []  # type: ignore[var-annotated]
+    beside: list[bool] = []
+
+    class Next(SilentProgress):
+        def step(self, step: int, loss: float | None) -> None:
+            beside.append(any(thread.name.startswith("checkpoint") for thread in threading.enumerate()))
+
+    def late(path: Path, parts: object) -> None:
+        if not began:
+            began.append(path)
+            assert released.wait(60)
+        write(path, parts)  # type: ignore[arg-type]
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_files, "write_parts", late)
+    config = change(checkpoint_every=2, async_checkpoint=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, config=config, progress=Saboteur(3, killed))
+    threading.Timer(1, released.set).start()
+    run(tmp_path, config=change(checkpoint_every=2), progress=Next(), stop_after=1)
+    assert beside == [False]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-1"]
+
+
+def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path) -> None:
+    run(tmp_path, config=change(checkpoint_every=2))
+    store = CheckpointStore(tmp_path / "checkpoints", 2)
+    assert store.steps() == [4, 6]
+    with pytest.raises(CheckpointError, match=r"step-2 is gone, .* newest is step-6"):
+        store.load(2)
+
+
+def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    for out, said in (
+        (tmp_path / "link", "link is a link without a target"),
+        (tmp_path / "file", "file is a file and no folder"),
+        (tmp_path / "file" / "below", "file is a file and no folder"),
+    ):
+        with pytest.raises(CheckpointError, match=f"cannot write to {out}: .*{said}; "):
+            run(out)
