@@ -1,4 +1,7 @@
-"""Ranks that `test_gpu_four` starts by `torchrun`: `four_gpus.py layouts|resumed FOLDER BACKEND`."""
+"""Ranks that `test_gpu_four` starts by `torchrun`: `four_gpus.py FOLDER BACKEND [STOP]`.
+
+Without STOP they make the runs of a comparison that need their number; with it they go on with one run until that step.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,15 @@ def four_config(parallel: ParallelConfig, **changes: int | bool) -> TrainConfig:
     return replace(config_of(None, **{"steps": STEPS, **changes}), parallel=parallel)
 
 
-def main(what: str, folder: Path, backend: str) -> None:
-    """Make the runs of a comparison that need this number of ranks."""
+def main(folder: Path, backend: str, stop: str = "") -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     with connected(started_ranks()) as ranks:
         shared: dict[str, Any] = {"backend": get_backend(backend), "ranks": ranks}
-        if what == "resumed":
-            run(folder, SR_H16, four_config(SPLIT), stop_after=2, **shared)
-            return
-        layouts(ranks, folder, shared)
+        if stop:
+            run(folder, SR_H16, four_config(SPLIT), stop_after=int(stop), **shared)
+        else:
+            layouts(ranks, folder, shared)
 
 
 def layouts(ranks: Ranks, folder: Path, shared: dict[str, Any]) -> None:
@@ -50,4 +52,4 @@ def layouts(ranks: Ranks, folder: Path, shared: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), *sys.argv[2:])

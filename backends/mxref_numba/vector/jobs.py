@@ -128,6 +128,16 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
     return 1, RUN
 
 
+_AHEAD = 8192
+"""Bytes from what is read to what is asked for meanwhile; the CPU's own prefetcher alone is slower."""
+
+
+@kernel(inline="always")
+def asked_ahead(run, row_step):
+    """Return the bytes to what is asked for meanwhile; short runs of `run` bytes ask for the next row's."""
+    return _AHEAD if run >= _AHEAD else row_step
+
+
 @kernel(inline="always")
 def panel_pitch(job):
     """Return the bytes between the rows of a panel: a power of two would make them compete for cache sets."""
