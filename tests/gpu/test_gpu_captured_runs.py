@@ -53,7 +53,7 @@ def begin(
 
 def captures(output: str) -> list[int]:
     """How many graphs each rank captured that came to its end."""
-    return [int(found) for found in re.findall(r"^rank \d captured (\d+)$", output, re.MULTILINE)]
+    return [int(found) for found in re.findall(r"rank \d captured (\d+);", output)]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
     yield root, started
     for process in started.values():
         kill(process)
+        if process.stdout and not process.stdout.closed:
+            process.communicate()
 
 
 @pytest.fixture(scope="module")
