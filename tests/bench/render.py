@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.goals import FIRST_CALL_MS, GOALS
+from bench.goals import FIRST_CALL_MS, GOALS, path_of
 from bench.records import RECORDS, newest, read
 
 Rows = list[dict[str, Any]]
@@ -60,8 +60,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _goal(row: dict[str, Any]) -> str:
-    path = row.get("path") or ("portable" if row["backend"].endswith("-portable") else "avx512")
-    goals = GOALS.get(path, {}).get(row["kind"], {})
+    goals = GOALS.get(path_of(row), {}).get(row["kind"], {})
     goal = goals.get(row["operation"]) if row["threads"] == 1 else None
     return "" if goal is None else f"{goal:.2f}"
 

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from bench import machine, operations, render, timing
-from bench.goals import COPY_RATIO, MM_RATIO
+from bench.goals import AVX2_COPY_RATIO, COPY_RATIO, MM_RATIO
 from bench.plot import charts, plot
 from bench.records import newest, read
 from mxref import get_backend
@@ -175,6 +175,42 @@ def test_the_plot_has_every_operation_and_goal() -> None:
         assert all(label in svg for label in COPY_RATIO)
         assert svg.count(">1.37<") == len(rows)
     assert drawn == charts("test", partial(plot, {"rows": rows}, 8))
+
+
+def _of_paths(*paths: str) -> dict[str, Any]:
+    rows = [
+        {
+            "kind": "operation",
+            "operation": label,
+            "backend": f"numba-{path}",
+            "path": path,
+            "size": 8,
+            "threads": 1,
+        }
+        | {"ratio": 0.5}
+        for path in paths
+        for label in COPY_RATIO
+    ]
+    return {"rows": rows}
+
+
+def test_the_plot_marks_the_goals_of_each_path_on_its_bars() -> None:
+    def marks(*paths: str) -> int:
+        (axes,) = plot(_of_paths(*paths), 8).axes
+        return sum(len(each.get_offsets()) for each in axes.collections)
+
+    assert marks("avx512") == len(COPY_RATIO)
+    assert marks("avx2") == len(AVX2_COPY_RATIO)
+    assert marks("portable") == 0
+    assert marks("avx512", "avx2", "portable") == len(COPY_RATIO) + len(AVX2_COPY_RATIO)
+
+
+def test_the_plot_drops_no_set_of_kernels() -> None:
+    four = "avx512", "avx2", "neon", "portable"
+    (axes,) = plot(_of_paths(*four), 8).axes
+    assert len(axes.containers) == 4
+    with pytest.raises(ValueError, match="4 colours, but 5 sets of kernels"):
+        plot(_of_paths(*four, "sve"), 8)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Which Numba kernels run, and why; and that those for narrow vectors use no other instructions."""
 
+import pickle
 import re
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
@@ -10,7 +12,7 @@ pytest.importorskip("numba")
 from numba.core.caching import NullCache
 
 from cross_compiled import assembly, instructions
-from mxref import discovery, get_backend
+from mxref import OperandSpec, discovery, get_backend
 from mxref.errors import BackendError, SettingError
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
@@ -103,6 +105,22 @@ def test_a_wrong_variable_is_an_error_and_no_reason_for_another_backend(
     monkeypatch.setenv("MXREF_NUMBA_PATH", "avx2")
     with pytest.raises(SettingError, match="^MXREF_NUMBA_PATH='avx2' needs a CPU with feature-of-avx2, "):
         get_backend()
+
+
+def test_what_was_pickled_on_one_path_is_read_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = {}
+    for each in path.available():
+        monkeypatch.setenv("MXREF_NUMBA_PATH", each)
+        backends[each] = NumbaBackend()
+    q = backend.quantize(np.random.default_rng(2).standard_normal((40, 96)).astype(np.float32), OperandSpec())
+    expected = get_backend("reference").scaled_gemm(q, q)
+    for made in backends.values():
+        prepared = made.prepare(q)
+        assert prepared.layout
+        loaded = pickle.loads(pickle.dumps(prepared))
+        assert (type(loaded), loaded.layout, loaded) == (type(prepared), (), q)
+        for read in backends.values():
+            np.testing.assert_array_equal(read.scaled_gemm(q, loaded), expected)
 
 
 NEEDS = {
