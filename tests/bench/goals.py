@@ -34,6 +34,12 @@ GOALS = {
 }
 """By path and kind of row; PyTorch's product has instructions here that CPUs of the path avx2 lack."""
 
+TWO_THREADS = 1.7
+"""Times the speed of one thread."""
+
+DEMO_RATIO = 1.5
+"""Of `make demo` with vectors of 256 bits, in times of that with vectors of 512 bits."""
+
 FIRST_CALL_MS = 200.0
 """For the first call in a process whose kernels are on disk, what Numba itself needs included."""
 
