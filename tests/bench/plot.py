@@ -81,8 +81,8 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
         found = {label: operation_goals(row).get(label) for label, row in of_backend.items()}
         goals += [(goal, places[label]) for label, goal in found.items() if goal is not None]
     if goals:
-        mark = {"marker": "|", "s": 330 / len(backends), "color": COLOURS[3], "label": "goal", "zorder": 3}
-        axes.scatter(*zip(*goals, strict=True), **mark)
+        size = 330 / len(backends)
+        axes.scatter(*zip(*goals, strict=True), marker="|", s=size, color=COLOURS[3], label="goal", zorder=3)
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
