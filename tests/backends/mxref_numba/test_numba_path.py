@@ -18,6 +18,7 @@ from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
 from mxref_numba.gemm.vector import _multiply_share
 from mxref_numba.path import KernelPath
+from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.dequantize import _dequantize_share
 from mxref_numba.vector.encode import encode_rows
 from mxref_numba.vector.hadamard import stage_row
@@ -141,7 +142,11 @@ def compiled(kernel: Native, target: Target) -> str:
 
 
 @pytest.mark.skipif(KernelPath.AVX2 not in path.available(), reason="the CPU, as Numba sees it, has no avx2")
-@pytest.mark.parametrize("kernel", [encode_rows, stage_row, _multiply_share], ids=["encode", "stage", "gemm"])
+@pytest.mark.parametrize(
+    "kernel",
+    [encode_rows, encode_columns, stage_row, _multiply_share],
+    ids=["encode", "columns", "stage", "gemm"],
+)
 def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: Native) -> None:
     code = compiled(kernel, TARGETS[KernelPath.AVX2])
     assert "%ymm" in code
@@ -156,9 +161,10 @@ def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: Native) -> None
     ("kernel", "most", "used"),
     [
         (encode_rows, 4200, {"fmla", "umull", "uzp1", "fminnm", "umin"}),
+        (encode_columns, 1900, {"fmla", "umax", "fminnm", "umin"}),
         (_dequantize_share, 2600, {"tbl", "fmul", "fcvtl"}),
     ],
-    ids=["encode", "dequantize"],
+    ids=["encode", "columns", "dequantize"],
 )
 def test_kernels_compile_for_arm_to_vector_instructions(kernel: Native, most: int, used: set[str]) -> None:
     code = assembly(kernel, NEON)
