@@ -17,7 +17,7 @@ from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import from_ml_dtypes, pack, to_ml_dtypes, unpack
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 from mxref.steps.hadamard import SignPolicy, draw_rotation
@@ -94,23 +94,6 @@ def verify_vectors(
         ) as err:  # the reference refuses what a valid record never asks
             raise FileFormatError(f"{record.id}: damaged inputs: {type(err).__name__}: {err}") from err
     return len(records), [mismatch for mismatch in found if mismatch]
-
-
-def record_spec(record: Record) -> OperandSpec:
-    """Return the treatment that a quantize record asks for; keys that it leaves out have their defaults."""
-    i = record.inputs
-    names = (
-        "format",
-        "rounding",
-        "sr_bits",
-        "block",
-        "zero_scale",
-        "nonfinite",
-        "prescale",
-        "hadamard",
-        "signs",
-    )
-    return OperandSpec(scale_rule=i["rule"], **{name: i[name] for name in names if name in i})
 
 
 def record_format(record: Record, key: str = "format") -> BlockFormat:
@@ -194,12 +177,12 @@ def _scale(record: Record, backend: Backend) -> dict[str, str]:
     # The amax of block i stands at element i mod k, with its sign set in every other block.
     at = np.arange(amax.size)
     x.view(np.uint32)[at, at % k] = amax | (at % 2 << 31).astype(np.uint32)
-    q = backend.quantize(backend.from_numpy(x), record_spec(record))
+    q = backend.quantize(backend.from_numpy(x), record.spec)
     return {"scales": digits_text(backend.to_numpy(q.scales), 2)}
 
 
 def _quantize(record: Record, backend: Backend) -> dict[str, str]:
-    i, spec = record.inputs, record_spec(record)
+    i, spec = record.inputs, record.spec
     if spec.rounding is Rounding.SR and backend.capabilities.native_sr:
         raise UnsupportedError(
             f"backend {backend.name!r} declares native_sr: its bits are tested by statistics"
