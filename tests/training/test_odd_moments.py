@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mxref_training.durable import explained
 from mxref_training.errors import CheckpointError
 from mxref_training.run import checkpoint_files
 from mxref_training.run.checkpoint import CheckpointStore
@@ -81,7 +83,7 @@ def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path
     run(tmp_path, config=change(checkpoint_every=2))
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     assert store.steps() == [4, 6]
-    with pytest.raises(CheckpointError, match=r"step-2 is gone, .* newest is step-6"):
+    with pytest.raises(CheckpointError, match=r"step-2 is gone, replaced by step-6"):
         store.load(2)
 
 
@@ -95,3 +97,43 @@ def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=f"cannot write to {out}: .*{said}; "):
             run(out)
+
+
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "make it writable"),
+        (errno.EACCES, "make it writable"),
+    ],
+)
+def test_space_is_not_the_remedy_where_writing_is_not_allowed(
+    number: int, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with (
+        pytest.raises(CheckpointError, match=f"cannot write there: {os.strerror(number)}; {first}, or wait"),
+        explained(CheckpointError, "write there", "free some space, or wait"),
+    ):
+        refused()
+    monkeypatch.setattr(checkpoint_files, "write_parts", refused)
+    with pytest.raises(CheckpointError, match=f"{os.strerror(number)}; {first} or choose another --out"):
+        run(tmp_path, stop_after=1)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
+    """The terminal was closed, or `tee` was killed."""
+    noted: list[int] = []
+
+    class Gone(SilentProgress):
+        def step(self, step: int, loss: float | None) -> None:
+            noted.append(step)
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+        def stop(self) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert run(tmp_path, progress=Gone(), stop_after=3).tokens == 3 * 128
+    assert noted == [1]
