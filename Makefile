@@ -76,7 +76,7 @@ test-pages: docs  ## open every page of the documentation in a headless browser:
 
 # pytest-benchmark, where it is installed, stops beside pytest-xdist. Warnings of a machine's own torch are shown, not raised.
 test-gpu:  ## prove the bits on this machine's GPU, with the Python that holds its torch (GPU_PYTHON=, GPU_JOBS=8 with pytest-xdist); summary in runs/gpu
-	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -p no:benchmark -W default -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS)) tests/gpu
+	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m pytest -p no:benchmark -W default -m gpu $(if $(GPU_JOBS),-n $(GPU_JOBS) --dist loadgroup) tests/gpu
 
 bench-gpu:  ## time the kernels on this machine's GPU, the bits checked first, then whole training steps, alone and side by side; numbers in runs/gpu
 	PYTHONPATH=.:backends:training:tests $(GPU_PYTHON) -m bench.bench_gpu --json runs/gpu/bench.json

@@ -16,7 +16,7 @@ from mxref.errors import FileFormatError
 from mxref.formats import BlockFormat
 from mxref.vectors import Record, RecordOp
 from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
-from mxref.vectors.run import (
+from mxref.vectors.inputs import (
     code_digits,
     record_format,
     record_operand,

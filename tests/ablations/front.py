@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ from mxref_training.report.palette import COLOURS, INK, MUTED
 
 SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M parameters, 65.5M tokens"}
 """The ladders with arms of the paper's table, and what they train."""
-_SHORT = {"readings": "20M", "paper_50m": "50M"}
+SHORT = {"readings": "20M", "paper_50m": "50M"}
+"""How the tables call them."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows of the paper's table beside ours."""
     yield (
         "MXFP4 in", "stabiliser", "paper: tokens",
-        *(f"{_SHORT[name]}: {what}" for name, of in found.items() for what in _columns(of)),
+        *(f"{SHORT[name]}: {what}" for name, of in found.items() for what in _columns(of)),
     )  # fmt: skip
     for line in lines(found):
         cells = [(line.sizes.get(name), len(_columns(of))) for name, of in found.items()]
@@ -128,16 +130,18 @@ def figure(found: dict[str, Results], width: float = WIDE) -> Figure:
     panels = drawing.subplots(*shape, sharey=True, sharex=True, squeeze=False).ravel()
     for axes, name in zip(panels, found, strict=True):
         _panel(axes, name, shown, stages, width)
-    drawing.supxlabel(
-        "validation loss less that of FP8, nats per token, 95 % intervals;\n"
+    said = (
+        "validation loss less that of FP8, nats per token, 95 % intervals;",
         "at the right edge of each panel the paper's claim in tokens",
-        fontsize=9, color=MUTED,
-    )  # fmt: skip
+    )
+    text = "\n".join(said) if width == WIDE else textwrap.fill(" ".join(said), 45)
+    drawing.supxlabel(text, fontsize=9, color=MUTED)
     return drawing
 
 
 def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], width: float) -> None:
     names = []
+    highest = max(cell.nats for line in shown for cell in line.sizes.values())
     for y, line in enumerate(shown):
         cell = line.sizes.get(name)
         names.append(f"{line.stage}: {line.label}")
@@ -145,8 +149,7 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
         if cell:
             mark(axes, cell.nats, y, cell.half, colour)
             if width == WIDE:
-                look = {"ha": "center", "va": "bottom", "color": MUTED, "fontsize": SMALLEST}
-                axes.text(cell.nats, y - 0.14, cell.short, **look)
+                _write_above(axes, cell, y, highest)
             else:
                 names[-1] += f"   {cell.short}"
         axes.text(
@@ -172,6 +175,18 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
     axes.set_axisbelow(True)
     axes.margins(x=0.16)
     name_lines(axes, names, width)
+
+
+def _write_above(axes: Axes, cell: Cell, y: float, highest: float) -> None:
+    """Write a cell's numbers above its interval, on the side where the panel has room."""
+    half = 0.0 if math.isinf(cell.half) else cell.half
+    share = cell.nats / highest
+    x, side = (
+        (cell.nats - half, "left") if share < 0.45
+        else (cell.nats, "center") if share < 0.8
+        else (cell.nats + half, "right")
+    )  # fmt: skip
+    axes.text(x, y - 0.14, cell.short, ha=side, va="bottom", color=MUTED, fontsize=SMALLEST)
 
 
 def _signed(value: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ablations import branches, curves, front, probes
+from ablations import branches, curves, front, predictions, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
@@ -31,6 +31,7 @@ def parts() -> dict[str, str]:
         found |= charts(f"ablation_{name}_curves", partial(curves.figure, results))
     sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
     found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
+    found["ablation_predictions.inc"] = _cells(predictions.table(sizes), "ablation-predictions") + "\n"
     for name in ladders():
         if tables := last_tables(results_of(name)):
             found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name), tables)) + "\n"

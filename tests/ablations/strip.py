@@ -43,6 +43,7 @@ def name_lines(axes: Axes, names: Sequence[str], width: float) -> None:
     for y, name in enumerate([] if width == WIDE else names):
         axes.text(
             0, y - 0.28, name, transform=axes.get_yaxis_transform(), fontsize=SMALLEST, va="bottom",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
         )  # fmt: skip
 
 

@@ -5,7 +5,8 @@
 
 Each row trains a model with random weights on random tokens as `mxref train` trains it, with deterministic kernels:
 one process alone if `torchrun` did not start it, else ranks that split weights and batches by FSDP2, or with
-`+replicas` each hold the whole model. With `+captured` a step is one CUDA graph, and steps are not waited for.
+`+replicas` each hold the whole model. With `+kept` split weights stay gathered until the backward pass.
+With `+captured` a step is one CUDA graph, and steps are not waited for.
 One more step runs under the profiler. It tells how long only NCCL's kernels ran, and how long none did.
 Every rank has `--sequences` sequences in each forward pass, so without `--batch` the work of a rank is always the same.
 With `--batch` the work of all ranks is, and losses can be compared; `--drawn` gives weights that do not depend on the
@@ -79,7 +80,10 @@ class Training:
         torch._dynamo.reset()
         compiled = compiled_loss(self.model, config.run.compile)
         if split:
-            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
+            sharded.shard(
+                self.model, sharded.make_mesh(device, self.share.axes), device,
+                keep_gathered=bool(config.parallel and config.parallel.keep_gathered),
+            )  # fmt: skip
         self._fill(drawn)
         self.optimizer = make_optimizer(self.model, config.optim)
         first = FirstStep(self.model, self.optimizer, context, recipe, config)
@@ -186,6 +190,7 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
         "compile": run.compile.value,
         "recompute": run.recompute.value,
         "captured": run.capture,
+        "kept": bool(training.config.parallel and training.config.parallel.keep_gathered),
     }
     row |= {
         "batch": run.batch,
@@ -227,7 +232,8 @@ def way_of(row: Row) -> str:
     """Return how a row's steps were run, as the command names it."""
     layout = row["layout"]
     replicas = row["ranks"] > 1 and layout["shard"] == layout["tensor"] == 1
-    return "+".join([row["compile"], *["captured"] * row.get("captured", False), *["replicas"] * replicas])
+    ways = {"captured": row.get("captured"), "replicas": replicas, "kept": row.get("kept")}
+    return "+".join([row["compile"], *(way for way, is_so in ways.items() if is_so)])
 
 
 def diagnosis(row: Row) -> str:
@@ -249,7 +255,7 @@ def diagnosis(row: Row) -> str:
     "recipes",
     multiple=True,
     default=("bf16@block",),
-    help="NAME[:PROFILE][@COMPILE[+captured][+replicas]]",
+    help="NAME[:PROFILE][@COMPILE[+captured][+replicas|+kept]]",
 )
 @click.option("--layers", type=click.IntRange(1), help="Layers of the model.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a sequence.")
@@ -281,7 +287,7 @@ def main(
         ),
         model=replace(config.model, layers=layers or config.model.layers),
         optim=replace(config.optim, clip=config.optim.clip if clip is None else clip),
-        parallel=ParallelConfig(replicate, shard=0, tensor=tensor),
+        parallel=(parallel := ParallelConfig(replicate, shard=0, tensor=tensor)),
     )  # fmt: skip
     backend = mxref.get_backend(backend_name)
     device = choose_device("auto", backend, ranks)
@@ -290,11 +296,13 @@ def main(
         for text in recipes:
             name, _, ways = text.partition("@")
             compiled, *more = ways.split("+")
-            if unknown := set(more) - {"captured", "replicas"}:
-                raise click.BadParameter(f"{text}: {min(unknown)} is neither captured nor replicas")
+            if unknown := set(more) - {"captured", "replicas", "kept"}:
+                raise click.BadParameter(f"{text}: {min(unknown)} is neither captured nor replicas nor kept")
             chosen = with_run(config, compile=Compile(compiled or "none"), capture="captured" in more)
             if "replicas" in more:
                 chosen = replace(chosen, parallel=ParallelConfig(ranks.world, shard=1))
+            if "kept" in more:
+                chosen = replace(chosen, parallel=replace(parallel, keep_gathered=True))
             training = Training(chosen, find(name), backend, device, ranks, drawn)
             try:
                 row = {"label": label, "model": model, "recipe": name} | row_of(training, steps, drawn)

@@ -52,7 +52,10 @@ def _form(row: Row) -> str:
     layout = row["layout"]
     if row["ranks"] == 1:
         return "one GPU"
-    return "whole" if layout["shard"] == layout["tensor"] == 1 else "split"
+    if layout["shard"] == layout["tensor"] == 1:
+        return "whole"
+    form = "split" if layout["replicate"] == 1 else f"{layout['replicate']} groups that split"
+    return form + ", kept" * row.get("kept", False)
 
 
 def _groups(rows: list[Row]) -> list[list[Row]]:
@@ -116,11 +119,12 @@ def _weak(rows: list[Row]) -> str:
 
 
 def _full(rows: list[Row]) -> str:
-    base = next((row["tokens_per_s"] for row in rows if row["recipe"] == "bf16"), None)
+    bases = {row["ranks"]: row["tokens_per_s"] for row in rows if row["recipe"] == "bf16"}
     lines = [
         (
-            _name(row), str(row["ranks"]), f"`{row.get('recompute', 'none')}`", f"{row['ms']:,.0f}",
-            f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['tokens_per_s'] / base:.2f}" if base else "",
+            _name(row), str(row["ranks"]), _form(row), f"`{row.get('recompute', 'none')}`", f"{row['ms']:,.0f}",
+            f"{row['tokens_per_s_per_gpu']:,.0f}",
+            f"{row['tokens_per_s'] / bases[row['ranks']]:.2f}" if row["ranks"] in bases else "",
             f"{row['tflops_per_gpu']:.0f}", f"{row['peak_gib']:.1f}", *_lost(row),
         )
         for row in rows
@@ -131,8 +135,8 @@ def _full(rows: list[Row]) -> str:
         f"sequences of {shape['seq_len']:,} tokens, {rows[0]['sequences']} on each GPU and step:\n\n"
         + table(
             (
-                "recipe", "GPUs", "`run.recompute`", "ms", "tokens/s per GPU", "of `bf16`", "model TFLOP/s per GPU",
-                "peak, GiB", "NCCL alone, ms", "idle, ms",
+                "recipe", "GPUs", "model", "`run.recompute`", "ms", "tokens/s per GPU", "of `bf16`",
+                "model TFLOP/s per GPU", "peak, GiB", "NCCL alone, ms", "idle, ms",
             ),
             lines,
         )

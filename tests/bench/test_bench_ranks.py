@@ -61,9 +61,14 @@ def test_the_tables_compare_with_one_gpu(tmp_path: Path) -> None:
         row("weak", 2, "fp8", 970.0),
         row("weak", 1, "fp8", 2000.0, captured=True),
         row("weak", 2, "fp8", 1900.0, captured=True, idle_ms=0.25, nccl_alone_ms=1.5),
+        row("weak", 2, "fp8", 1960.0, captured=True, kept=True),
         row("weak", 2, "fp8", 1980.0, captured=True, layout={"replicate": 2, "shard": 1, "tensor": 1}),
     ]
-    four = [row("full", 4, "bf16", 5000.0), row("full", 4, "mxfp4_h16", 6000.0)]
+    four = [
+        row("full", 4, "bf16", 5000.0),
+        row("full", 4, "mxfp4_h16", 6000.0),
+        row("full", 2, "bf16", 4000.0),
+    ]
     for file, rows in zip(files, (two, four), strict=True):
         file.write_text(json.dumps({"machine": machine, "ranks": rows}))
     assert render_ranks.keep(files, tmp_path).name == "ranks_gpu_nvidia-h200_2026-11-22.json"
@@ -74,7 +79,9 @@ def test_the_tables_compare_with_one_gpu(tmp_path: Path) -> None:
         "not equal",
         "0.970",
         "0.950",
+        "0.980",
         "0.990",
+        "split, kept",
         "whole",
         "- 1.5",
         "- 1.20",

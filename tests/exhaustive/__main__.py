@@ -4,7 +4,7 @@
 
 `make exhaustive` does. Exit code 1 if any case of any sweep disagrees with the oracle. Each family of formats
 has its own record. A stopped run continues after its last finished sweep if the same command is given
-on the same machine and versions.
+again, on any day, with the same machine, versions and code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,12 +32,19 @@ from rich.progress import (
 )
 from rich.table import Table
 
+import exhaustive
+import mxref
+import mxref_numba
+import oracle
 from exhaustive import decodes, dots, elements, halves, scales
 from exhaustive.families import FAMILIES
 from exhaustive.sweep import Sweep, run
 from exhaustive.table import COLUMNS, as_csv, cells
+from mxref_training.run.backend_code import digest, own_sources
 
 PARTS = {"a": elements, "b": scales, "c": halves, "d": decodes, "e": dots}
+PACKAGES = tuple(Path(str(package.__file__)).parent for package in (mxref, mxref_numba, oracle, exhaustive))
+"""The folders of what is tested and of what tests it."""
 
 
 def all_sweeps(parts: str = "abcde", family: str = "mxfp4") -> Iterator[Sweep]:
@@ -54,6 +61,11 @@ def machine_name() -> str:
     return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
 
 
+def code_digest(packages: Iterable[Path] = PACKAGES) -> str:
+    """Return 12 hex digits of the SHA-256 over the sources that a result depends on."""
+    return digest(pair for package in packages for pair in own_sources(package))
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -67,12 +79,12 @@ def label(sweep: Sweep) -> dict[str, Any]:
 
 
 def finished_rows(path: Path, record: dict[str, Any], sweeps: list[Sweep]) -> list[dict[str, Any]]:
-    """The rows of a stopped run that the given record continues: same machine, versions and first sweeps."""
+    """The rows of a stopped run that the given record continues: same machine, versions, code and first sweeps."""
     if not path.exists():
         return []
     old = json.loads(path.read_text(encoding="utf-8"))
     rows: list[dict[str, Any]] = old["rows"]
-    same_run = all(old[key] == record[key] for key in ("date", "machine", "threads", "versions", "every"))
+    same_run = all(old.get(key) == record[key] for key in ("machine", "threads", "versions", "code", "every"))
     same_sweeps = all(row | label(sweep) == row for row, sweep in zip(rows, sweeps, strict=False))
     return rows if same_run and same_sweeps and not old["complete"] else []
 
@@ -125,6 +137,7 @@ def record_family(
         "threads": numba.get_num_threads(),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("mxref", "numpy", "ml_dtypes", "numba")},
+        "code": code_digest(),
         "every": every,
         "complete": False,
         "rows": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 
 import numpy as np
@@ -18,7 +19,7 @@ pytest.importorskip("numba")
 
 from bench.records import RECORDS, newest, read
 from exhaustive import scales
-from exhaustive.__main__ import PARTS, all_sweeps, finished_rows, label, main
+from exhaustive.__main__ import PACKAGES, PARTS, all_sweeps, code_digest, finished_rows, label, main
 from exhaustive.families import FAMILIES, element_of
 from exhaustive.steps import code_steps, largest_amax, scale_steps
 from exhaustive.sweep import FLT_MAX, Span, run
@@ -165,13 +166,27 @@ def test_the_record_in_the_documentation_is_of_these_sweeps_complete_and_without
 
 def test_a_stopped_run_goes_on_behind_its_last_sweep_and_no_other_run_does(tmp_path):
     sweeps = list(all_sweeps("d"))
-    record = {"date": "d", "machine": "m", "threads": 1, "versions": {"numpy": "2"}, "every": 1}
+    record = {"machine": "m", "threads": 1, "versions": {"numpy": "2"}, "code": "abc", "every": 1}
     rows = [label(sweep) | {"faults": 0, "seconds": 1.0} for sweep in sweeps[:2]]
     path = tmp_path / "results.json"
     assert finished_rows(path, record, sweeps) == []
-    path.write_text(json.dumps(record | {"complete": False, "rows": rows}))
-    assert finished_rows(path, record, sweeps) == rows
+    path.write_text(json.dumps(record | {"date": "2026-11-20", "complete": False, "rows": rows}))
+    assert finished_rows(path, record | {"date": "2026-11-21"}, sweeps) == rows
+    assert finished_rows(path, record | {"code": "abd"}, sweeps) == []
     assert finished_rows(path, record | {"versions": {"numpy": "3"}}, sweeps) == []
     assert finished_rows(path, record, sweeps[1:]) == []
     path.write_text(json.dumps(record | {"complete": True, "rows": rows}))
     assert finished_rows(path, record, sweeps) == []
+    path.write_text(json.dumps({key: record[key] for key in record if key != "code"} | {"rows": rows}))
+    assert finished_rows(path, record, sweeps) == []
+
+
+def test_the_code_of_a_record_is_that_of_what_is_tested_and_of_what_tests_it(tmp_path):
+    for package in PACKAGES:
+        copy = tmp_path / package.name
+        shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        assert code_digest([copy]) == code_digest([package])
+        with next(copy.glob("*.py")).open("a") as file:
+            file.write("# changed")
+        assert code_digest([copy]) != code_digest([package])
+    assert [package.name for package in PACKAGES] == ["mxref", "mxref_numba", "oracle", "exhaustive"]

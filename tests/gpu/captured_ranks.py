@@ -1,4 +1,8 @@
-"""Train on ranks that a test starts, one for each GPU: `captured_ranks.py FOLDER RECIPE graph|plain`."""
+"""Train on ranks that a test starts, one for each GPU: `captured_ranks.py FOLDER RECIPE graph|plain FORM`.
+
+FORM is `split`, `kept` for split weights that stay gathered between the passes, or `whole` for ranks that each hold the
+whole model.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from mxref_torch import CapturedStep
 from mxref_torch.captured.runner import StepRunner
 from mxref_training.config import find_recipe
 from mxref_training.distributed.ranks import connected, started_ranks
+from mxref_training.parallel import ParallelConfig
 from mxref_training.run import stepping
 from training_setup import CONFIG, change, run
 
@@ -22,6 +27,11 @@ SIZES = change(
     eval_every=2, eval_tokens=160, checkpoint_every=4, capture=True,
 )  # fmt: skip
 """The evaluation has five windows in batches of a rank's sequences: the ranks have not the same number of them."""
+FORMS = {
+    "split": ParallelConfig(),
+    "kept": ParallelConfig(keep_gathered=True),
+    "whole": ParallelConfig(replicate=2, shard=1),
+}
 
 
 def uncaptured(*arguments: Any, **options: Any) -> CapturedStep:
@@ -29,7 +39,7 @@ def uncaptured(*arguments: Any, **options: Any) -> CapturedStep:
     return CapturedStep(*arguments, **options, capture=False)
 
 
-def main(folder: Path, name: str, way: str) -> None:
+def main(folder: Path, name: str, way: str, form: str) -> None:
     captures = 0
     right = StepRunner._captured
 
@@ -43,7 +53,7 @@ def main(folder: Path, name: str, way: str) -> None:
         stepping.CapturedStep = uncaptured  # type: ignore[assignment, misc]
     recipe = replace(find_recipe(name), gemm=gemm_profile("bounded"))
     with connected(started_ranks()) as ranks:
-        run(folder, recipe, SIZES, backend=get_backend("triton"), ranks=ranks)
+        run(folder, recipe, replace(SIZES, parallel=FORMS[form]), backend=get_backend("triton"), ranks=ranks)
     assert captures == (way == "graph")
 
 

@@ -1,32 +1,70 @@
-"""Skips tests on machines without a GPU, and writes the summary that the documentation shows."""
+"""Skips tests on machines without a GPU, spreads processes over GPUs, and writes the summary that the pages show."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
+import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
+EARLY = (
+    "test_gpu_four.py", "test_gpu_two.py", "test_gpu_captured_runs.py", "test_gpu_captured_ranks.py",
+    "test_gpu_compiled.py", "test_gpu_recompute.py", "test_gpu_training.py",
+)  # fmt: skip
+"""Files with the longest tests: these begin, so that no process is left alone with one at the end."""
+LATE = ("test_gpu_conformance.py",)
+"""Files of many tests of all lengths: these fill the gaps."""
 _record: dict[str, Any] = {"tests": [], "cases": {}}
 
 
-def has_gpu() -> bool:
+def has_torch() -> bool:
     try:
-        import torch
+        import torch  # noqa: F401
         import triton  # noqa: F401
     except ImportError:
         return False
+    return True
+
+
+def has_gpu() -> bool:
+    if not has_torch():
+        return False
+    import torch
+
     return bool(torch.cuda.is_available())
 
 
+def spread(environment: MutableMapping[str, str]) -> None:
+    """Give each process of pytest-xdist another one of several GPUs as its first; it sees all of them."""
+    number = environment.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if number and has_torch():
+        import torch
+
+        given = environment.get("CUDA_VISIBLE_DEVICES")
+        seen = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+        if len(seen) > 1:
+            first = int(number) % len(seen)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(seen[first:] + seen[:first])
+
+
+def turn_of(item: pytest.Item) -> int:
+    """Return a number by which tests on GPUs are sorted; others stay before them, in their order."""
+    name = item.path.name
+    if HERE not in item.path.parents:
+        return -1
+    return EARLY.index(name) if name in EARLY else len(EARLY) + (name in LATE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=turn_of)
     missing = None if has_gpu() else pytest.mark.skip(reason="no GPU that torch sees, or no triton")
     for item in items:
         if HERE in item.path.parents:
@@ -35,8 +73,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(missing)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     _record["start"] = time.monotonic()
+    spread(os.environ)
+    # pytest-xdist has this marker; where it is not installed, nobody asks for groups.
+    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs")
 
 
 @pytest.fixture
@@ -47,7 +88,7 @@ def cases(record_property: Callable[[str, object], None]) -> Callable[[int], Non
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
-        name = report.nodeid.rpartition("/")[2]
+        name = re.sub(r"@[a-z -]+$", "", report.nodeid.rpartition("/")[2])  # pytest-xdist adds the group
         _record["tests"].append(
             {"test": name, "outcome": report.outcome, "seconds": round(report.duration, 2)}
         )

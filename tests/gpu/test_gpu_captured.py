@@ -132,8 +132,14 @@ def test_a_loss_that_waits_for_the_gpu_is_named_and_the_model_trains_on():
     for _ in range(WARM_UP):
         take(ids, factor)
     weights = {name: t.clone() for name, t in model.state_dict().items()}
+    torch.cuda.manual_seed(5)
+    drawn = [torch.randn(64, device="cuda")]
     with pytest.raises(LayerError, match="cannot be captured as a CUDA graph"):
         take(ids, factor)
+    drawn.append(torch.randn(64, device="cuda"))
+    torch.cuda.manual_seed(5)
+    assert all(torch.equal(t, torch.randn(64, device="cuda")) for t in drawn)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert all(torch.equal(t, weights[name]) for name, t in model.state_dict().items())
     assert take.finish() is not None
     take = CapturedStep(model, handle, waiting, optimizer, tokens=TOKENS, capture=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from mxref import get_backend
@@ -42,4 +42,18 @@ def test_losses_are_those_without_a_graph(recipe, tmp_path, monkeypatch, cases):
     assert metrics(tmp_path / "graph") == metrics(tmp_path / "plain")
     losses = [line["val_loss"] for line in lines(tmp_path / "graph") if "val_loss" in line]
     assert len(set(losses)) == len(losses) == 5
+    cases(5)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+def test_a_second_gpu_evaluates_as_the_first_did(tmp_path, cases):
+    """One process captures on both, one after the other."""
+    for index in (0, 1):
+        config = change(SIZES, device=f"cuda:{index}")
+        run(tmp_path / str(index), "mxfp4_h16", config, backend=get_backend("triton"))
+    losses = [
+        [line["val_loss"] for line in lines(tmp_path / name) if "val_loss" in line] for name in ("0", "1")
+    ]
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 5
     cases(5)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +14,28 @@ pytest.importorskip("triton")
 
 from safetensors.torch import load_file
 
+from gpu.launched import PATIENCE, end, ranks_of, send, start
 from gpu.two_gpus import KILLED_STEPS, RECIPES
-from places import TESTS
 from training_setup import lines, metrics
 
 BACKEND = "triton"
-PATIENCE = 240
 
 pytestmark = [
     pytest.mark.timeout(PATIENCE + 60),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
+    pytest.mark.xdist_group("layouts of two"),  # tests share the runs of a fixture
 ]
 
 
-def start(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = str(Path(__file__).with_name("two_gpus.py"))
-    # A rank that waits on its GPU for one that was killed does not take the launcher's SIGTERM.
-    settings = os.environ | {"OMP_NUM_THREADS": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
-    settings["PYTHONPATH"] = os.pathsep.join([str(TESTS), settings.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [*launcher, "--max-restarts", str(restarts), script, *arguments, BACKEND],
-        env=settings, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen[str]) -> str:
-    """Wait for the job and return what it printed; no process of it stays."""
-    try:
-        output = process.communicate(timeout=PATIENCE)[0]
-    finally:
-        for pid in (*ranks_of(process), process.pid):
-            send(pid)
-    assert process.returncode == 0, output
-    return output
-
-
-def send(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of the ranks, in their order, that run now."""
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(pid) for pid in found.read_text().split()] if found.exists() else []
+def begin(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+    return start(str(Path(__file__).with_name("two_gpus.py")), *arguments, BACKEND, restarts=restarts)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of all layouts."""
     path = tmp_path_factory.mktemp("two")
-    end(start("layouts", str(path)))
+    end(begin("layouts", str(path)))
     return path
 
 
@@ -132,7 +98,7 @@ def test_saving_in_the_background_changes_no_bit(folder: Path) -> None:
 
 def test_a_killed_rank_is_started_again_and_resumes(folder: Path, tmp_path: Path) -> None:
     out, until = tmp_path / "run", time.monotonic() + PATIENCE
-    process = start("train", str(out), restarts=1)
+    process = begin("train", str(out), restarts=1)
     try:
         while not (out / "metrics.jsonl").exists() or metrics(out).count(b"\n") < 10:
             assert process.poll() is None, process.communicate()[0]

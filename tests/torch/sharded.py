@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from torch.distributed.fsdp import fully_shard
 from mxref import get_backend
 from mxref_torch import advance, check_census, convert
 from mxref_training.config import find_recipe
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "backends" / "mxref_triton"))
 
 RANKS, TOKENS = 2, 64
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mxref import get_backend
 from mxref.errors import DtypeError, MxrefError
 from mxref_torch.bridge import to_backend
 from mxref_torch.errors import LayerError
+from places import TESTS
 
 CASES = [f"reference:{recipe}:3" for recipe in ("mxfp4", "tseng", "fp8", "bf16")]
 with suppress(MxrefError):  # where numba is not installed
@@ -31,6 +33,8 @@ def test_two_ranks_take_the_steps_of_one(cases: list[str], tmp_path: Path) -> No
     if cases is INTERPRETED:
         pytest.importorskip("triton")
         settings["TRITON_INTERPRET"] = "1"
+        folders = [str(TESTS / "backends" / "mxref_triton"), os.environ.get("PYTHONPATH", "")]
+        settings["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     assert_ranks_print([f"{case} equal" for case in cases], "sharded.py", tmp_path, *cases, settings=settings)
 
 

@@ -22,6 +22,7 @@ from mxref_training.lab.branches import run_branches
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
+from mxref_training.lab.results import summary
 from mxref_training.lab.study import run_ladder
 from mxref_training.run import loop
 from mxref_training.run.branch import begin_branch
@@ -118,6 +119,18 @@ def test_results_are_differences_from_the_trunks_own_branch(done: Path) -> None:
         assert arms["h16"]["train_last"]["mean"] == expected[-1][1]  # the last quarter of four
         assert [at for at, _ in arms["h16"]["difference"]["validation"]] == [step + 2, step + 4]
         assert arms["h16"]["validation_last"]["mean"] == arms["h16"]["difference"]["validation"][-1][1] != 0
+
+
+def test_the_pace_of_a_branch_is_that_of_its_own_updates(done: Path) -> None:
+    """Its tokens are counted from step 0, as its steps are; the trunk's are none of its own time."""
+    step = LONG.run.step_tokens
+    for moment in (4, 6):
+        file = done / "branch" / f"step-{moment}" / "arms" / "h16" / "result.json"
+        record = json.loads(file.read_text())["record"]
+        assert record["tokens"] == (moment + 4) * step
+        pace = 4 * step / record["seconds"]
+        assert record["tokens_per_second"] == pace
+        assert summary(record).endswith(f" after {record['tokens']:,} tokens, {pace:,.0f} tokens/s")
 
 
 def test_finished_branches_are_kept_without_checkpoints_and_the_trunk_with_them(

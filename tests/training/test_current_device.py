@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 
 from mxref_torch.captured.step import CapturedStep, _Pending
 from mxref_training.run import loop
+from mxref_training.run.captured_evaluation import CapturedEvaluation
 from mxref_training.run.device import made_current
 from training_setup import change, run
 
@@ -75,3 +78,35 @@ def test_an_outcome_is_waited_for_on_the_stream_that_copies_it(monkeypatch: pyte
     taker._operations = type("Operations", (), {"outcome": torch.ones(4)})()
     taker._sent(_Pending(0, (), [], torch.ones(4)))
     assert recorded == ["stream of cuda:1"]
+
+
+def test_an_evaluation_is_captured_on_a_stream_of_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own stream for captures lies on the GPU that was the first to have one; nothing would be captured."""
+    seen: list[Any] = []
+
+    @contextmanager
+    def graph(graph: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
+        seen.append(stream)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
+    for name, value in (
+        ("CUDAGraph", object), ("graph", graph), ("graph_pool_handle", tuple), ("stream", lambda _: nullcontext()),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    context: Any = SimpleNamespace(
+        step=0, token_origin=0, global_tokens=0, counted=dict, set_counted=lambda counted: None
+    )
+    sums: list[int] = []
+
+    def loss_sum(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        sums.append(targets.numel())
+        return targets.sum().float()
+
+    model: Any = torch.nn.Linear(1, 1)
+    taker = CapturedEvaluation(
+        model, context, np.arange(65), seq_len=16, batch=2, limit=64, loss_sum=loss_sum
+    )
+    taker._captured()
+    assert seen == ["stream of cpu"]
+    assert sums == [32, 32]

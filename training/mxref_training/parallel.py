@@ -48,6 +48,9 @@ class ParallelConfig:
     """Ranks over which each layer's weights, gradients and moments are split (FSDP)."""
     tensor: int = 1
     """Ranks that compute a layer together, each with a part of its rows or columns."""
+    keep_gathered: bool = False
+    """Whether layers that a forward pass gathered stay so until the backward pass. They are gathered once, not twice,
+    and a rank holds the weights of all layers, 4 bytes for each parameter."""
 
     def __post_init__(self) -> None:
         check(self, "parallel", **dict.fromkeys(("replicate", "shard", "tensor"), (-1, limits.MAX_RANKS)))

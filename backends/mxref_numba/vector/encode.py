@@ -27,7 +27,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mxref_numba.compiled import kernel
-from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, read_job
+from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, asked_ahead, read_job
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -50,9 +50,6 @@ from mxref_numba.vector.target import lanes_of, step_length, target_of
 
 LONGEST_STEP = 128
 """Elements of the longest step."""
-
-_AHEAD = 2048
-"""Bytes from a step to the elements that it asks for meanwhile."""
 
 _VECTORS = range(8)
 _LONGEST_HALF = 128
@@ -128,16 +125,21 @@ _POLICY = (types.int32, types.int32, types.float32, types.int32)
 
 
 def _scales(kind: Source) -> Any:
-    """Return code for the first half: addresses of source, amax floor (a vector of int32), scale codes, and a half."""
+    """Return code for the first half.
 
-    @vector_code(*(types.int64,) * 4, *_POLICY)
-    def scales(builder, source, floor, codes, half, round_up, zero_scale, prescale, max_exponent):
+    It takes the addresses of source, amax floor (a vector of int32), scale codes, and a half, and how many bytes from a
+    step the elements lie that it asks for meanwhile.
+    """
+
+    @vector_code(*(types.int64,) * 5, *_POLICY)
+    def scales(builder, source, floor, codes, half, ahead, round_up, zero_scale, prescale, max_exponent):
+        asked = builder.add(source, ahead)
         target = target_of(builder)
         lanes = target.lanes
         for line in range(
             0, kind.size * target.step, 64
         ):  # SR is too slow to keep the CPU's own prefetcher going
-            prefetch(builder, builder.add(source, ir.Constant(I64, _AHEAD + line)))
+            prefetch(builder, builder.add(asked, ir.Constant(I64, line)))
         magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
         amax = largest(magnitudes).call("umax", load(builder, I32, lanes, floor))
         stored, inverse, finite = scale_codes(amax, round_up, zero_scale, max_exponent)
@@ -235,27 +237,25 @@ def _encoder(kind: Source, per_group: int, scales: Any, codes: Any, bits: int = 
     item = kind.size
 
     @kernel(inline="always")
-    def encode(source, steps, floor, floor_step, packed, stored, element, group, policy, key, integer, room):
+    def encode(
+        source, steps, ahead, floor, floor_step, packed, stored, element, group, policy, key, integer, room
+    ):
         round_up, zero_scale, prescale, max_exponent = policy
         step = step_length()
         size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group
         half = step  # bytes of two vectors
-        scales(source, floor, stored, room, round_up, zero_scale, prescale, max_exponent)
-        for i in range(1, steps):
+        scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, max_exponent)
+        # The last round repeats the scales of the last step: one more copy of the second half takes long to compile.
+        for i in range(1, steps + 1):
+            following, last = min(i, steps - 1), i - 1
             scales(
-                source + size * i, floor + floor_step * i, stored + blocks * i, room + half * (i & 1),
-                round_up, zero_scale, prescale, max_exponent,
+                source + size * following, floor + floor_step * following, stored + blocks * following,
+                room + half * (i & 1), ahead, round_up, zero_scale, prescale, max_exponent,
             )  # fmt: skip
-            last = i - 1
             codes(
                 source + size * last, room + half * (last & 1), packed + width * last, element,
                 group + groups * last, key, integer,
             )  # fmt: skip
-        last = steps - 1
-        codes(
-            source + size * last, room + half * (last & 1), packed + width * last, element,
-            group + groups * last, key, integer,
-        )  # fmt: skip
 
     return encode
 
@@ -285,6 +285,7 @@ def rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
         round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
         _, _, max_exponent, element = read_job(job)[6]
         policy, room = (round_up, zero_scale, prescale, max_exponent), _halves()
+        ahead = asked_ahead(steps * step_length() * (2 if half else 4), source_step)
         for r in range(rows if steps else 0):
             x, p, s, g = (
                 source + source_step * r,
@@ -293,15 +294,23 @@ def rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
                 group + group_step * r,
             )
             if rounding == EVEN and half:
-                row_even_bfloat16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+                row_even_bfloat16(
+                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
+                )
             elif rounding == EVEN:
-                row_even(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+                row_even(x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room)
             elif rounding == CONSTANT:
-                row_by_constant(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+                row_by_constant(
+                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
+                )
             elif rounding == RANDOM_16:
-                row_random_16(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+                row_random_16(
+                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
+                )
             else:
-                row_random_32(x, steps, floor, floor_step, p, s, element, g, policy, key, integer, room)
+                row_random_32(
+                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
+                )
 
     return encode
 

@@ -27,13 +27,14 @@ from mxref_numba.vector.jobs import (
     PANEL_BYTES,
     STAGED,
     address_of,
+    asked_ahead,
     flow_of,
     panel_pitch,
     read_job,
     transform_of,
     unit_of,
 )
-from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, splat, vector_code
+from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, prefetch, splat, vector_code
 from mxref_numba.vector.native import Native, call_5, call_7, copy_bytes, numbers_at, run_native
 from mxref_numba.vector.sources import Source, bfloat16, float16, float32
 from mxref_numba.vector.target import Target, lanes_of
@@ -52,8 +53,14 @@ def _inside(vectors: list[Lanes], n: int) -> list[Lanes]:
         signs = constant(builder, F32, [-1.0 if lane & h else 1.0 for lane in range(lanes)])
         vectors = [y.call("fma", signs, y.pick([lane ^ h for lane in range(lanes)])) for y in vectors]
         h *= 2
+    return vectors if n <= h else butterflies(vectors, n // lanes)
+
+
+def butterflies(vectors: list[Lanes], n: int) -> list[Lanes]:
+    """Return the transform of each lane over n vectors, or of each n of them, without the factor."""
+    h = 1
     while h < n:
-        vectors = [_butterfly(vectors, i, h // lanes) for i in range(len(vectors))]
+        vectors = [_butterfly(vectors, i, h) for i in range(len(vectors))]
         h *= 2
     return vectors
 
@@ -64,9 +71,10 @@ def _butterfly(vectors: list[Lanes], i: int, distance: int) -> Lanes:
 
 
 def _stage(source: Source) -> Any:
-    @vector_code(types.int64, types.int64, types.int64, types.int64, types.float32)
-    def stage(builder, address, target, n, signs, factor):
+    @vector_code(*(types.int64,) * 5, types.float32)
+    def stage(builder, address, ahead, target, n, signs, factor):
         lanes = lanes_of(builder)
+        prefetch(builder, builder.add(address, ahead))
         firsts = range(0, _GROUP, lanes)
         d = [load(builder, F32, lanes, signs, 4 * first) for first in firsts]
         x = [source(builder, address, first).cast(F32) for first in firsts]
@@ -96,18 +104,19 @@ def _across(builder, first, second, factor):
 @Native
 def stage_row(address, kind, target, count, job):
     """Store a run of `count` elements, a multiple of 16 and of n, in float32, transformed by the job's rotation."""
-    n, signs, norm = read_job(job)[3]
+    (_, row_step, _, _, _), _, _, (n, signs, norm), _, _, _, _ = read_job(job)
+    ahead = asked_ahead(count * (4 if kind == FLOAT32 else 2), row_step)
     inside = min(n, 16)
     factor = norm if n <= 16 else np.float32(1.0)
     if kind == FLOAT32:
         for i in range(0, count, 16):
-            _stage_float32(address + 4 * i, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+            _stage_float32(address + 4 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
     elif kind == BFLOAT16:
         for i in range(0, count, 16):
-            _stage_bfloat16(address + 2 * i, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+            _stage_bfloat16(address + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
     else:
         for i in range(0, count, 16):
-            _stage_float16(address + 2 * i, target + 4 * i, inside, signs + 4 * (i & 255), factor)
+            _stage_float16(address + 2 * i, ahead, target + 4 * i, inside, signs + 4 * (i & 255), factor)
     h = 16
     while h < n:
         factor = norm if 2 * h == n else np.float32(1.0)

@@ -35,8 +35,14 @@ from mxref_numba.vector.philox import round_table
 EVEN, CONSTANT, RANDOM_16, RANDOM_32 = range(4)
 """Roundings: RNE; RNA and RTZ; SR with up to 16 bits; SR with more."""
 
-DIRECT, STAGED, PANEL, TURNED = range(4)
-"""How elements reach a step: as they are; converted or transformed; in a panel, gathered or turned."""
+DIRECT, STAGED, PANEL, TURNED, COLUMNS = range(5)
+"""How elements reach a step: as they are; converted or transformed; in a panel, gathered or turned; not, since vectors
+run along the other axis."""
+
+COLUMN_LINES = 128
+"""Elements of a row that are quantized at once under `COLUMNS`, so that their codes fill a cache line."""
+_COLUMN_ROWS = 16
+"""Rows go in such numbers under `COLUMNS`."""
 
 PANEL_BYTES = 128 * 4 * (WIDTH // 2 + 16)
 """Bytes of the largest panel or staged run."""
@@ -111,6 +117,8 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
         tile: whether `k` rows belong together.
         k: block length.
     """
+    if flow == COLUMNS:
+        return WIDTH, COLUMN_LINES
     if flow == TURNED and n < WIDTH and not tile:
         return 128, WIDTH // 2  # lines of half a kibibyte
     if flow >= PANEL or tile:
@@ -118,6 +126,16 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
     if flow == DIRECT:
         return k, 16 * RUN  # nothing is staged
     return 1, RUN
+
+
+_AHEAD = 8192
+"""Bytes from what is read to what is asked for meanwhile; the CPU's own prefetcher alone is slower."""
+
+
+@kernel(inline="always")
+def asked_ahead(run, row_step):
+    """Return the bytes to what is asked for meanwhile; short runs of `run` bytes ask for the next row's."""
+    return _AHEAD if run >= _AHEAD else row_step
 
 
 @kernel(inline="always")
@@ -205,6 +223,8 @@ class Result:
 
     def _flow(self, m: Matrix) -> int:
         kind, flow = m.layout[4], flow_of(m)
+        if flow == TURNED and self._runs_along_memory(m):
+            return COLUMNS
         if flow != STAGED:
             return flow
         if m.layout[3] != self._plan.length:
@@ -212,6 +232,15 @@ class Result:
         as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and self._rounding == EVEN)
         in_steps = self._transform[0] == 1 and self._plan.spec.block is BlockShape.ROW
         return DIRECT if as_it_is and in_steps else STAGED
+
+    def _runs_along_memory(self, m: Matrix) -> bool:
+        """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
+        plain = self._rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._element[1] == 4
+        whole = (
+            m.rows % _COLUMN_ROWS == self._plan.length % COLUMN_LINES == 0
+            and m.layout[3] == self._plan.length
+        )
+        return plain and whole and self._transform[0] in (1, 16) and m.layout[4] in (FLOAT32, BFLOAT16)
 
     def _joins(self, m: Matrix) -> bool:
         """Return whether a matrix is one long row, in memory and in the random groups."""

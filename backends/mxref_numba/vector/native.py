@@ -32,8 +32,8 @@ from mxref_numba.vector.target import Target, compiler_for
 
 _LOCK = Lock()
 
-numbers_at, bytes_at, floats_at = (
-    pointer_to(element) for element in (types.int64, types.uint8, types.float32)
+numbers_at, words_at, bytes_at, floats_at = (
+    pointer_to(element) for element in (types.int64, types.int32, types.uint8, types.float32)
 )
 
 

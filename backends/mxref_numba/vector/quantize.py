@@ -6,21 +6,23 @@ step serves every layout:
 
     float32 or bfloat16 rows, as they are  ------------------------------------->  encode steps
     rows that need more (float16, Hadamard)  --->  stage_row  --->  scratch  --->  encode steps
-    columns, and other strides  --->  turn, or gather  --->  stage_row in place -->  encode steps
+    columns under SR, and other strides  --->  turn, or gather  --->  stage_row in place -->  encode steps
+
+Columns under RNE need no step and are not turned: `columns.py` quantizes them as they lie in memory.
 
 A *unit* is what is staged at once, small enough for the first-level cache: part of one row, or, where rows
 must be turned or share tiles, a panel of 32 or 128 rows. The codes of a unit go straight to the result.
 SR needs nothing but an element's position, so Philox runs inside the step. Tiles take a pass over the panel
 that collects the amax of its rows, four blocks at a time, before the steps encode it.
-Both axes of a matrix go together: sixteen lines are quantized as rows, and at once turned into the panel of
-the other axis while the caches still hold them.
+Both axes of a matrix go together, by parts that the caches hold. Where columns have to be turned, sixteen lines
+are quantized as rows, and at once turned into the panel of the other axis.
 
 Kernels know a quantization as a *job*: 31 numbers, some of them addresses (`jobs.py`). They call each other
 by address, so that each is compiled once (`native.py`).
 
 Files, in the order of the work: `sources.py` (types), `turn.py`, `hadamard.py`, `scale.py`, `philox.py`,
-`rounding.py`, `encode.py` and `encode_bytes.py` (the step), this file (units, threads). `lanes.py` is the notation
-they share, and `target.py` and `instructions.py` are what depends on the CPU.
+`rounding.py`, `encode.py` and `encode_bytes.py` (the step), `columns.py`, this file (units, threads). `lanes.py` is
+the notation they share, and `target.py` and `instructions.py` are what depends on the CPU.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -39,10 +41,12 @@ from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
+from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.encode import LONGEST_STEP, encode_rows, tile_amax
 from mxref_numba.vector.encode_bytes import encode_byte_rows
 from mxref_numba.vector.hadamard import stage_row
 from mxref_numba.vector.jobs import (
+    COLUMNS,
     DIRECT,
     JOB_SIZE,
     PANEL,
@@ -72,6 +76,10 @@ _PART = (256, 512)
 """Rows and columns of a matrix that are quantized along one axis, then the other: multiples of every Hadamard size."""
 _PART_SIDE = 128
 """Rows and columns of a matrix that are quantized along both axes together."""
+_COLUMNS_PART = (128, 1024)
+"""The same where columns are not turned: half a mebibyte of float32, which a second-level cache holds."""
+_STAGED_LINES = 8
+"""Rows of such a part that are staged at once: 33 KiB of float32, which a first-level cache holds."""
 _LINES = 16
 """Rows that are quantized, and at once turned into columns, while the caches still hold them."""
 _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
@@ -80,7 +88,7 @@ _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
 _PANEL = _RUN_AT + _LINES * (4 * _PART_SIDE + memory.LINE)
 """Where a worker's scratch, after a step, holds: its codes; its scales; the amax floors of a tile's steps; zeros;
 lines that are staged; a panel."""
-_HEADER = 13
+_HEADER = 14
 """Numbers of a share before its jobs: see `_run`."""
 
 
@@ -157,16 +165,16 @@ def _place(task, down, across, turned):
 
 
 @kernel(inline="always")
-def _quantize_part(calls, unit, job, top, bottom, left, right, scratch):
+def _quantize_part(calls, unit, columns, job, top, bottom, left, right, scratch):
     """Quantize rows from `top` and columns from `left` on, as far as there are any, unit by unit."""
     _, (_, _, rows, length), (flow, _), _, _, _, _, (height, width) = read_job(job)
     bottom, right = min(bottom, rows), min(right, length)
     down, across = max(-(-(bottom - top) // height), 0), max(-(-(right - left) // width), 0)
     for task in range(down * across):
-        r, c = _place(task, down, across, flow == TURNED)
+        r, c = _place(task, down, across, flow >= TURNED)
         r, c = top + r * height, left + c * width
         call_9(
-            unit,
+            columns if flow == COLUMNS else unit,
             calls,
             job,
             r,
@@ -201,10 +209,10 @@ def _quantize_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (_HEADER,))
     part_height, part_width, down, across = numbers[0], numbers[1], numbers[2], numbers[3]
     jobs, together, unit = numbers[4], numbers[5], numbers[8]
-    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * (_HEADER - 4)
+    scratch, calls = numbers[6] + worker * numbers[7], arguments + 8 * 9
     carray(numbers_at(scratch + _ZEROS), (8,))[:] = 0
     first, second = arguments + 8 * _HEADER, arguments + 8 * (_HEADER + JOB_SIZE)
-    turned = read_job(first)[2][0] == TURNED
+    turned = read_job(first)[2][0] >= TURNED
     begin, end = share(down * across, worker, workers)
     for task in range(begin, end):
         r, c = _place(task, down, across, turned)
@@ -215,9 +223,9 @@ def _quantize_share(arguments, worker, workers):
         for i in range(jobs):
             bottom, right = top + part_height, left + part_width
             if i:  # the second job sees the matrix from its other axis
-                _quantize_part(calls, unit, second, left, right, top, bottom, scratch)
+                _quantize_part(calls, unit, numbers[13], second, left, right, top, bottom, scratch)
             else:
-                _quantize_part(calls, unit, first, top, bottom, left, right, scratch)
+                _quantize_part(calls, unit, numbers[13], first, top, bottom, left, right, scratch)
 
 
 def _result(plan: QuantPlan, target: Target) -> Result:
@@ -238,8 +246,8 @@ def quantize_dual(
 ) -> tuple[Quantized, Quantized]:
     """Return what `quantize_planned` returns for both axes of a matrix, reading it once.
 
-    The usual case, rows as they are and columns turned, goes sixteen lines at a time. Any other goes by parts
-    of the matrix, which are quantized along one axis, then along the other.
+    Rows as they are and columns that have to be turned go sixteen lines at a time. All else goes by parts of the
+    matrix, which are quantized along one axis, then along the other.
     """
     by_row, by_column = _result(row, target), _result(column, target)
     for first, second in zip(by_row.jobs(x, whole=False), by_column.jobs(x, whole=False), strict=True):
@@ -256,9 +264,18 @@ def quantize_dual(
                 2 * PANEL_BYTES,
                 together=True,
             )
+        elif COLUMNS in (first[9], second[9]):
+            part = _COLUMNS_PART if second[9] == COLUMNS else _COLUMNS_PART[::-1]
+            _run(target, (_by_lines(first), _by_lines(second)), rows, columns, part, PANEL_BYTES)
         else:
             _run(target, (first, second), rows, columns, _PART, PANEL_BYTES)
     return (by_row.packed, by_row.scales), (by_column.packed, by_column.scales)
+
+
+def _by_lines(job: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a job whose unit, where rows are staged one by one, is several rows of a part."""
+    flow, tile = job[9:11]
+    return (*job[:-2], _STAGED_LINES, _COLUMNS_PART[1]) if flow == STAGED and not tile else job
 
 
 def _run(
@@ -276,6 +293,6 @@ def _run(
     parts = -(-rows // part[0]), -(-columns // part[1])
     addresses = (native.on(target).address for native in (fill_panel, stage_row, tile_amax))
     header = *part, *parts, len(jobs), together, memory.aligned(scratch), size
-    calls = _quantize_unit.address, *addresses, target.step
+    calls = _quantize_unit.address, *addresses, target.step, encode_columns.on(target).address
     arguments = np.array([*header, *calls, *(number for job in jobs for number in job)], np.int64)
     run_native(_quantize_share, arguments, rows * columns)

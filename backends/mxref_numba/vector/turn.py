@@ -30,7 +30,7 @@ def _crossed(vectors: list[Lanes], distance: int, low: list[int], further: int) 
     return out
 
 
-def _transposed(lines: list[Lanes]) -> list[Lanes]:
+def transposed(lines: list[Lanes]) -> list[Lanes]:
     """Return the columns of as many vectors as they have lanes, as vectors."""
     # Each stage is one instruction per vector. Two work within the quarters of vectors: lanes of two neighbours side
     # by side, then pairs of lanes. The others move whole quarters.
@@ -56,7 +56,7 @@ def _turn(source: Source) -> Any:
             line = builder.add(address, builder.mul(step, ir.Constant(I64, i)))
             lines.append(source(builder, line))
             prefetch(builder, builder.add(line, ahead))
-        for i, row in enumerate(_transposed(lines)):
+        for i, row in enumerate(transposed(lines)):
             row.store(builder.add(target, builder.mul(pitch, ir.Constant(I64, i))))
 
     return turn

@@ -16,14 +16,14 @@ from mxref.formats import BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
 from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
-from mxref.vectors.run import (
+from mxref.vectors.inputs import (
     record_format,
     record_operand,
     record_spec,
     record_stream,
     record_tensor,
-    run_record,
 )
+from mxref.vectors.run import run_record
 
 _OPS = {
     RecordOp.SCALE: Op.QUANTIZE, RecordOp.QUANTIZE: Op.QUANTIZE, RecordOp.DEQUANTIZE: Op.DEQUANTIZE,

@@ -74,7 +74,7 @@ def test_lengths(kernels: EveryPath, length: int, spec: OperandSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", [*SPECS, TILE], ids=str)
-@pytest.mark.parametrize("shape", [(256, 64), (128, 96), (64, 160), (320, 65), (576, 17)])
+@pytest.mark.parametrize("shape", [(256, 64), (128, 96), (64, 160), (320, 65), (576, 17), (128, 336)])
 def test_columns(kernels: EveryPath, shape: tuple[int, int], spec: OperandSpec) -> None:
     if spec.block is BlockShape.TILE and shape[1] % 32:
         shape = (shape[0], 32)
@@ -100,7 +100,7 @@ def test_random_bits_of_scattered_rows(kernels: EveryPath, bits: int) -> None:
 # ---- two axes from one read ----
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (192, 1216), (320, 128), (512, 256)])
+@pytest.mark.parametrize("shape", [(64, 64), (192, 1216), (320, 128), (512, 256), (128, 1088)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dual(kernels: EveryPath, dtype: Any, shape: tuple[int, int]) -> None:
     x = values(*shape, dtype=dtype)

@@ -33,9 +33,10 @@ from mxref.vectors import (
     load_vectors,
     vectors_directory,
 )
+from mxref.vectors.inputs import code_digits, record_format
 from mxref.vectors.make import default_tests, generate
 from mxref.vectors.oracle import Oracle
-from mxref.vectors.run import code_digits, record_format, run_record, verify_vectors
+from mxref.vectors.run import run_record, verify_vectors
 from places import ROOT
 
 LARGEST, LARGEST_FORMAT = (

@@ -60,6 +60,9 @@ def test_a_capture_that_fails_says_why_and_leaves_the_model_usable(
     freed: list[Any] = []
 
     class Graph:
+        def pool(self) -> None:
+            return None  # the capture has ended
+
         def reset(self) -> None:
             freed.append(self)
 
@@ -77,6 +80,7 @@ def test_a_capture_that_fails_says_why_and_leaves_the_model_usable(
         if fails:
             monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
             monkeypatch.setattr(torch.cuda, "graph", failing_capture)
+            monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
             monkeypatch.setattr(take._runner, "capture", True)
             capturing, before = True, weights(handle)
             with pytest.raises(LayerError, match="captured as a CUDA graph: ValueError: loss.item"):
@@ -150,3 +154,32 @@ def test_a_phase_that_cannot_begin_changes_no_layer() -> None:
         handle.step = 1
     assert handle.recipes == before
     assert (handle.step, handle.schedule.span.first) == (0, 0)
+
+
+def test_a_capture_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mxref train` then says what takes less memory."""
+
+    class Graph:
+        def pool(self) -> None:
+            return None
+
+        def reset(self) -> None:
+            return None
+
+    capturing = False
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if capturing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss_of(model, x)
+
+    _, _, take = made(loss=loss)
+    for batch in BATCHES[:2]:
+        take(batch)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", failing_capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(take._runner, "capture", True)
+    capturing = True
+    with pytest.raises(torch.OutOfMemoryError):
+        take(BATCHES[2])

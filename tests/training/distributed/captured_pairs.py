@@ -13,17 +13,22 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import CapturedStep, StepOutcome, convert
 from mxref_training.config import TrainConfig
+from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share
 from mxref_training.distributed.team import team_of
+from mxref_training.distributed.tensors import is_split
+from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.run.shards import Parts
 from ranged import Ranged
-from training_setup import change, lines, metrics, run
+from training_setup import CONFIG, change, lines, metrics, run
 
 
 def captured(ranks: Ranks, config: TrainConfig, recipe: Recipe, folder: Path) -> None:
-    """Steps that never wait have the numbers of others: split, clipped, in micro-batches.
+    """Steps that never wait have the numbers of others: split or whole, clipped, in micro-batches.
+
+    So have steps whose layers are gathered once for both passes.
 
     A run whose ranks each hold the whole model repeats itself after a stop, and goes on from the checkpoint of one
     whose ranks split it.
@@ -35,8 +40,14 @@ def captured(ranks: Ranks, config: TrainConfig, recipe: Recipe, folder: Path) ->
     assert metrics(folder / "captured") == metrics(folder / "split")
     assert saved(folder / "captured", 4) == saved(folder / "split", 4)
     assert all(line["grad_norm"] > optim.clip for line in lines(folder / "split") if "grad_norm" in line)
+    once = replace(change(config, capture=True), parallel=ParallelConfig(keep_gathered=True))
+    run(folder / "kept", recipe, once, ranks=ranks)
+    assert metrics(folder / "kept") == metrics(folder / "split")
     whole = replace(config, parallel=ParallelConfig(replicate=2, shard=1))
     run(folder / "whole", recipe, whole, ranks=ranks)
+    run(folder / "whole-captured", recipe, change(whole, capture=True), ranks=ranks)
+    assert metrics(folder / "whole-captured") == metrics(folder / "whole")
+    assert saved(folder / "whole-captured", 4) == saved(folder / "whole", 4)
     run(folder / "parts", recipe, whole, ranks=ranks, stop_after=2)
     run(folder / "parts", recipe, whole, ranks=ranks)
     assert metrics(folder / "parts") == metrics(folder / "whole")
@@ -45,6 +56,19 @@ def captured(ranks: Ranks, config: TrainConfig, recipe: Recipe, folder: Path) ->
     run(folder / "moved", recipe, whole, ranks=ranks)
     assert lines(folder / "moved")[:2] == lines(folder / "split")[:2]
     assert saved(folder / "moved", 4).keys() == saved(folder / "split", 4).keys()
+
+
+def gathered_once() -> None:
+    """A layer that is to be kept is whole between the passes, and split behind the backward pass."""
+    cpu, ids = torch.device("cpu"), torch.zeros(1, 32, dtype=torch.int64)
+    for keep in (False, True):
+        model = Llama(CONFIG.model, compute_dtype=torch.float32, device="meta")
+        sharded.shard(model, sharded.make_mesh(cpu, Axes(1, 2, 1)), cpu, keep_gathered=keep)
+        model.reset_parameters(5)
+        logits = model(ids)
+        assert all(is_split(p) is not keep for p in model.model.layers.parameters())
+        logits.sum().backward()
+        assert all(map(is_split, model.parameters()))
 
 
 def saved(out: Path, step: int) -> dict[str, Any]:

@@ -79,9 +79,14 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
             check_layout(wanted, 2)
     captured = replace(config, run=replace(config.run, capture=True))
     assert check_layout(captured, 2).shard == 2
-    for parallel in (ParallelConfig(tensor=2), ParallelConfig(replicate=2, shard=1)):
-        with pytest.raises(ConfigError, match="run.capture = true on several ranks goes with weights that"):
-            check_layout(replace(captured, parallel=parallel), 2)
+    assert check_layout(replace(captured, parallel=ParallelConfig(replicate=2, shard=1)), 2).whole
+    with pytest.raises(ConfigError, match="run.capture = true with parallel.tensor = 2"):
+        check_layout(replace(captured, parallel=ParallelConfig(tensor=2)), 2)
+    whole = replace(config, parallel=ParallelConfig(replicate=2, shard=1, keep_gathered=True))
+    with pytest.raises(
+        ConfigError, match="keep_gathered = true with parallel.shard = 1: no rank gathers weights"
+    ):
+        check_layout(whole, 2)
     phases = recipe_from_table({"schedule": [{"until": 1, "recipe": "fp8"}]})
     check_phases(captured, phases, 1)
     check_phases(config, phases, 2)
@@ -165,6 +170,9 @@ def test_the_memory_of_a_rank_is_its_part() -> None:
     assert alone.total - alone.tables == pytest.approx(8 * (eight.total - eight.tables - eight.gathered))
     assert eight.weights * 8 == alone.weights == 4 * parameter_count(config.model)
     assert memory(config, recipe, Axes(2, 4, 1)).weights == 2 * eight.weights
+    kept = replace(config, parallel=ParallelConfig(keep_gathered=True))
+    layers = 30 * (parameter_count(config.model) - 2 * 128256 * 4096 - 4096) // 32
+    assert memory(kept, recipe, Axes(1, 8, 1)).gathered == eight.gathered + 4 * layers
     whole = memory(config, recipe, Axes(8, 1, 1))
     assert (whole.weights, whole.gathered) == (alone.weights, 0)
     together = memory(config, recipe, Axes(1, 1, 8))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from captured_pairs import captured, one_rank_alone
+from captured_pairs import captured, gathered_once, one_rank_alone
 from operands import assembled, kept
 from safetensors.torch import save_file
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -187,6 +187,7 @@ def main(folder: Path) -> None:
         same_steps(ranks, folder, SR)
         resumed(ranks, folder)
         one_reader(ranks, folder)
+        gathered_once()
         captured(ranks, replace(WHOLE, optim=CONFIG.optim), MIXED, folder / "captured")
         one_rank_alone(ranks)
         same_operands(ranks, folder)

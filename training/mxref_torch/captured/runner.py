@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mxref_torch import operators
+from mxref_torch.captured.capture import capturing
 from mxref_torch.captured.operations import StepOperations
 from mxref_torch.errors import LayerError
 
@@ -66,19 +67,20 @@ class StepRunner:
         torch.cuda.current_stream(self._operations.device).wait_stream(self._stream)
 
     def _captured(self) -> Any:
-        """Return the graph of the step; LayerError, and the model is as it was, if it cannot be captured."""
+        """Return the graph of the step; if it cannot be captured, LayerError, and model and GPU are as they were."""
         graph = torch.cuda.CUDAGraph()
         self._operations.forget_gradients()
         try:
-            with operators.device_step(self._operations.number), torch.cuda.graph(graph, stream=self._stream):
+            with operators.device_step(self._operations.number), capturing(graph, self._stream):
                 self._operations.run()
         except Exception as err:
-            graph.reset()  # NCCL ends no connection while a graph lives, and the traceback would hold this one
             self._operations.discard()
             # What ends the capture raises too, and hides the cause.
             cause: BaseException = err
             while cause.__context__ is not None:
                 cause = cause.__context__
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None  # less memory is the way out, and callers know this error
             raise LayerError(
                 f"the step cannot be captured as a CUDA graph: {type(cause).__name__}: {cause}; the weights are as "
                 "they were; keep the loss free of waits for the GPU, of printing and of shapes that depend on values, "

@@ -14,6 +14,7 @@ from mxref.cli.known import files, recipes_or_files
 from mxref.cli.ranks import OneProcess
 from mxref.cores import wait_passively
 from mxref_training.cli import known
+from mxref_training.cli.ablate_arms import kept_arms, show_arms, words
 from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
@@ -208,9 +209,9 @@ def ablate(
     from mxref_training.lab.ladder import load_ladder
 
     loaded = load_ladder(ladder)
-    names = loaded.names(_names(arms), _names(without))
+    names = loaded.names(words(arms), words(without))
     if list_arms:
-        _list(loaded, names)
+        show_arms(loaded, names)
         return
     if folders and not collects:
         raise click.UsageError(f"{folders[0]}: folders are named with --collect")
@@ -245,7 +246,7 @@ def ablate(
     )
     config = load_config(preset or loaded.train.preset, [loaded.train.overlay(), *given])
     folder = out or Path("runs") / Path(ladder).stem
-    kept = None if keep_checkpoints is None else _kept(keep_checkpoints)
+    kept = None if keep_checkpoints is None else kept_arms(keep_checkpoints)
     if probes and branches:
         raise ConfigError(
             "--probe reads the last checkpoint of whole runs, which --branch does not train: give one"
@@ -262,7 +263,7 @@ def ablate(
     computes = get_backend(chosen)
     echo(f"ladder {ladder}, backend {chosen} ({why}), writing to {folder}", err=True)
     if branches:
-        loaded = _with_design(loaded, moments, updates)
+        loaded = replace(loaded, branch=loaded.branch.asked(words(moments), updates))
         runs = len(branching(loaded, names)) * len(loaded.branch.moments) * (seeds or loaded.branch.seeds)
     else:
         runs = len(planned(loaded, seeds, names))
@@ -333,19 +334,6 @@ def ablate(
     show_ladder(results, folder)
 
 
-def _with_design(ladder: Ladder, moments: str | None, updates: int | None) -> Ladder:
-    """Return the ladder with what the command says of its branch design."""
-    given: dict[str, Any] = {"moments": tuple(_names(moments))} if moments else {}
-    if updates is not None:
-        given |= {"updates": updates, "eval_every": 0}
-    return replace(ladder, branch=replace(ladder.branch, **given))
-
-
-def _names(text: str | None) -> list[str]:
-    """Return the names of a comma-separated list."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
 def _collect(ladder: Ladder, folders: tuple[Path, ...], out: Path | None) -> None:
     if out is None or not folders:
         raise click.UsageError("--collect needs folders, and --out for what is collected")
@@ -359,37 +347,3 @@ def _collect(ladder: Ladder, folders: tuple[Path, ...], out: Path | None) -> Non
         show_ladder(found.ladder, out)
     if found.branches:
         show_branches(found.branches, out)
-
-
-def _kept(text: str) -> list[str]:
-    """Return the arms that `--keep-checkpoints` names; `none` names none."""
-    return [] if text.strip() == "none" else _names(text)
-
-
-def _list(ladder: Ladder, names: Sequence[str]) -> None:
-    from rich.table import Table
-
-    from mxref.terminal import BOX, HEAD, QUIET, console
-    from mxref_training.run.treatment import describe
-
-    table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))
-    for name in ("arm", "stage", "paper", "treatment"):
-        table.add_column(name, style=QUIET if name == "stage" else "", no_wrap=name != "treatment")
-    for arm in [arm for arm in ladder.arm if arm.name in names]:
-        table.add_row(
-            arm.name,
-            arm.stage,
-            arm.paper.overhead if arm.paper else "",
-            _in_words(describe(ladder.resolve(arm))),
-        )
-    console().print(table)
-
-
-def _in_words(treatment: list[tuple[str, str]]) -> str:
-    """Return the treatment of the three GEMMs, those treated alike named together."""
-    roles: dict[str, list[str]] = {}
-    for role, text in treatment:
-        roles.setdefault(text, []).append(role)
-    if len(roles) == 1:
-        return next(iter(roles))
-    return "; ".join(f"{' + '.join(names)}: {text}" for text, names in roles.items())

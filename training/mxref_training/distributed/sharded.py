@@ -30,7 +30,7 @@ def make_mesh(device: torch.device, axes: Axes) -> DeviceMesh:
     return init_device_mesh(device.type, tuple(axes), mesh_dim_names=Axes._fields)
 
 
-def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
+def shard(model: Any, mesh: DeviceMesh, device: torch.device, keep_gathered: bool = False) -> None:
     """Split a model over the ranks of a mesh and give it memory, without values, in place.
 
     Along `tensor` ranks compute layers together; along the other axes FSDP2 splits what each of them has.
@@ -42,12 +42,13 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device) -> None:
         model: a `Llama` that was built on `meta` and converted; its layers may be compiled.
         mesh: from `make_mesh`.
         device: of this rank.
+        keep_gathered: whether the layers of a forward pass are freed behind the backward pass alone.
     """
     if mesh["tensor"].size() > 1:
         split_layers(model, mesh["tensor"])
     over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
     for layer in model.model.layers:
-        fully_shard(layer, mesh=over)
+        fully_shard(layer, mesh=over, reshard_after_forward=not keep_gathered)
     fully_shard(model, mesh=over)
     # Else a layer is gathered when the CPU comes to it, and a GPU that waits for the CPU waits for that too.
     for before, layer in pairwise((model, *model.model.layers)):

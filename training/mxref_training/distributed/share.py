@@ -87,11 +87,15 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 f"model.{key} = {size} does not split over parallel.tensor = {axes.tensor} ranks: take a divisor of "
                 f"{math.gcd(config.model.kv_heads, config.model.ffn)}"
             )
-    if run.capture and (axes.tensor > 1 or axes.whole):
+    if run.capture and axes.tensor > 1:
         raise ConfigError(
-            "run.capture = true on several ranks goes with weights that parallel.shard alone splits, and the axes are "
-            f"replicate {axes.replicate} * shard {axes.shard} * tensor {axes.tensor}: set run.capture = false, or "
-            "parallel.shard = 2 or more and parallel.tensor = 1"
+            f"run.capture = true with parallel.tensor = {axes.tensor}: ranks that compute a layer together take no "
+            "CUDA graph; set run.capture = false, or parallel.tensor = 1"
+        )
+    if config.parallel and config.parallel.keep_gathered and axes.shard == 1:
+        raise ConfigError(
+            "parallel.keep_gathered = true with parallel.shard = 1: no rank gathers weights; set "
+            "parallel.keep_gathered = false, or parallel.shard = 2 or more"
         )
     for key, wanted in (
         ("run.compile = 'model'", run.compile is Compile.MODEL),

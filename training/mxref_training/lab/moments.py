@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mxref.tomlio import shown
@@ -43,6 +44,11 @@ class Branch:
     def interval(self) -> int:
         """Steps between evaluations: without `eval_every` a quarter of the updates, or all where that is not whole."""
         return self.eval_every or (self.updates // 4 if self.updates % 4 == 0 else self.updates)
+
+    def asked(self, moments: Sequence[str], updates: int | None) -> Branch:
+        """Return the design with other moments and updates, where some are given."""
+        found = replace(self, moments=tuple(moments) or self.moments)
+        return found if updates is None else replace(found, updates=updates, eval_every=0)
 
     def steps(self, steps: int) -> tuple[int, ...]:
         """Return the steps of the moments in a run of that many steps, ascending.

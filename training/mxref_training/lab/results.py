@@ -81,7 +81,7 @@ def summary(record: Record) -> str:
     """Return the result of a run in one line."""
     if record["diverged"]:
         return f"diverged: {record['reason']}"
-    rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
+    rate = record["tokens_per_second"] or 0.0
     loss = record["losses"][-1][1] if record["losses"] else None
     said = "not finite" if loss is None else f"{loss:.4f}"
     return f"validation loss {said} after {record['tokens']:,} tokens, {rate:,.0f} tokens/s"

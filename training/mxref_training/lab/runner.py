@@ -104,7 +104,7 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
                 "losses": result.losses,
                 "seconds": result.seconds,
                 "tokens": result.tokens,
-                "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
+                "tokens_per_second": _pace(run, result),
                 "skipped_steps": result.skipped_steps,
             }
             if run.extra:
@@ -117,6 +117,15 @@ def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, prog
         kept = ("started", "parameters", "flops_per_token", "versions", "platform", "hardware")
         record |= {"environment": {key: facts[key] for key in kept if key in facts}}
         return run.finish(record)
+
+
+def _pace(run: ArmRun, result: TrainResult) -> float | None:
+    """Return the tokens that a run itself trained on in a second; None if it took no step.
+
+    A branch counts its tokens from step 0, but the first of them took the trunk's time.
+    """
+    before = run.span[0] * run.config.run.step_tokens
+    return (result.tokens - before) / result.seconds if result.seconds else None
 
 
 def _logged_losses(folder: Path) -> list[tuple[int, float | None]]:

@@ -64,7 +64,10 @@ class Assembly:
         if split:
             from mxref_training.distributed import sharded
 
-            sharded.shard(self.model, sharded.make_mesh(device, self.share.axes), device)
+            sharded.shard(
+                self.model, sharded.make_mesh(device, self.share.axes), device,
+                keep_gathered=bool(config.parallel and config.parallel.keep_gathered),
+            )  # fmt: skip
             self.model.model.rotary_emb.fill()
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loader = corpus.loader(run)

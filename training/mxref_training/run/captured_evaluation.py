@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mxref_torch import operators
+from mxref_torch.captured.capture import capturing
 from mxref_training.data import sequential_batches
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import Evaluation, LossSum, evaluate, loss_of, undisturbed
@@ -46,6 +47,8 @@ class CapturedEvaluation:
         self._loss_sum = loss_sum
         self._sizes: Any = {"seq_len": seq_len, "batch": batch, "limit": limit}
         self._device = next(model.parameters()).device
+        # PyTorch's own stream for captures lies on the GPU on which this process has captured first.
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._batches: list[tuple[Tensor, Tensor]] = []
         self._losses = torch.empty(0)
@@ -84,7 +87,7 @@ class CapturedEvaluation:
         graph, loss_sum = torch.cuda.CUDAGraph(), loss_of(self._model, self._loss_sum)
         with undisturbed(self._model, context):
             context.global_tokens = self._sizes["limit"] // seq_len * seq_len
-            with operators.device_step(self._step), torch.cuda.graph(graph):
+            with operators.device_step(self._step), capturing(graph, self._stream):
                 count = 0
                 for number, (inputs, targets) in enumerate(self._batches):
                     context.token_origin = count

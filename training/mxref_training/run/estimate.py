@@ -74,7 +74,7 @@ class Memory:
     """The rotary table, and the token ids of one step's batch."""
     gathered: int = 0
     """Weights that several ranks gather, and their gradients before they are added: of two decoder layers, and of the
-    embedding, the last norm and `lm_head`."""
+    embedding, the last norm and `lm_head`; with `parallel.keep_gathered` the weights of all layers."""
 
     @property
     def total(self) -> int:
@@ -103,11 +103,21 @@ def memory(config: TrainConfig, recipe: Recipe, axes: Axes = ONE) -> Memory:
         weights=4 * parameters,
         gradients=4 * parameters,
         optimizer=8 * parameters,
-        gathered=0 if axes.whole else 8 * (2 * block + rest),
+        gathered=0 if axes.whole else _gathered(config, block, rest),
         activations=round(tokens * _activations(config, layer + kept / m.layers, axes.tensor)),
         logits=tokens * m.vocab * _bytes_of_logit(config.run.compile),
         tables=2 * 4 * m.max_seq * m.head_dim + 2 * 8 * config.run.step_tokens,
     )
+
+
+def _gathered(config: TrainConfig, block: int, rest: int) -> int:
+    """Return the bytes of gathered weights and of their gradients: `block` parameters a layer, `rest` outside."""
+    weights = (config.model.layers if _keeps(config) else 2) * block + rest
+    return 4 * weights + 4 * (2 * block + rest)
+
+
+def _keeps(config: TrainConfig) -> bool:
+    return config.parallel is not None and config.parallel.keep_gathered
 
 
 def _activations(config: TrainConfig, layer: float, tensor: int) -> float:
@@ -278,7 +288,11 @@ def dry_run(
                 ("AdamW moments", f"{si(need.optimizer)}B, float32"),
                 ("activations", f"about {si(need.activations)}B for one micro-batch"),
                 ("logits", f"{si(need.logits)}B"),
-                *([("gathered", f"{si(need.gathered)}B, {_GATHERED}")] if need.gathered else []),
+                *(
+                    [("gathered", f"{si(need.gathered)}B, {_what_is_gathered(config)}")]
+                    if need.gathered
+                    else []
+                ),
                 ("tables", f"{si(need.tables)}B, rotary embedding and token ids"),
                 ("in all", f"about {si(need.total)}B"),
             ],
@@ -292,7 +306,10 @@ def dry_run(
     ]
 
 
-_GATHERED = "two layers, embedding and lm_head, and their gradients, float32"
+def _what_is_gathered(config: TrainConfig) -> str:
+    if _keeps(config):
+        return "all layers, embedding and lm_head, gradients of two layers and of these, float32"
+    return "two layers, embedding and lm_head, and their gradients, float32"
 
 
 def _time(config: TrainConfig, axes: Axes, mesh: Mesh) -> Section:
