@@ -49,6 +49,22 @@ def test_a_signal_in_the_last_step_is_told_to_the_caller(tmp_path: Path) -> None
     assert run(tmp_path / "whole").stopped == ""
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_signals_in_the_last_save_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    write = checkpoint_files.write_parts
+
+    def signalled(path: Path, parts: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(path, parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint_files, "write_parts", signalled)
+    config = change(steps=2, eval_every=2, async_checkpoint=background)
+    assert run(tmp_path, config=config).stopped == "SIGTERM"
+    CheckpointStore(tmp_path / "checkpoints", 2).verify(2)
+
+
 def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
