@@ -17,7 +17,7 @@ SLOW_FILES = TESTS / "slow_files.csv"
 """The slowest test files in the order in which they begin, which docs/reference/tests.rst shows."""
 
 gc.disable()
-"""To import the tests makes millions of objects, and hardly any garbage: two fifths of the time went into looking for it."""
+"""The import of the tests makes millions of objects and hardly any garbage: the search for it took 40 % of the time."""
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref.cli import main
-from mxref_training.config import ModelConfig, RopeScaling, TrainConfig
+from mxref_training.config import TrainConfig
+from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.model.llama import Llama
 from mxref_training.run.checkpoint import CheckpointStore
 from training_setup import CONFIG, VOCAB, change, newest, run

@@ -1,4 +1,4 @@
-"""A backend whose chosen GEMMs leave its range."""
+"""Backends with a range that their products can leave, and one whose chosen GEMMs do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,27 @@ from typing import Any
 from mxref.reference import ReferenceBackend
 
 
-class Narrow(ReferenceBackend):
+class Widening(ReferenceBackend):
+    """Knows whether it is widened."""
+
+    wide = False
+
+    @contextmanager
+    def widened(self) -> Iterator[None]:
+        self.wide = True
+        try:
+            yield
+        finally:
+            self.wide = False
+
+
+class Narrow(Widening):
     """Spoils some GEMMs, by their number, unless it is widened; the spoiled ones set its flag."""
 
     name = "narrow"
 
     def __init__(self, spoiled: set[int]) -> None:
-        self.spoiled, self.calls, self.wide, self.flag = spoiled, 0, False, False
+        self.spoiled, self.calls, self.flag = spoiled, 0, False
 
     def _scaled_gemm(self, *request: Any) -> Any:
         out = super()._scaled_gemm(*request)
@@ -30,11 +44,3 @@ class Narrow(ReferenceBackend):
     def range_exceeded(self) -> bool:
         found, self.flag = self.flag, False
         return found
-
-    @contextmanager
-    def widened(self) -> Iterator[None]:
-        self.wide = True
-        try:
-            yield
-        finally:
-            self.wide = False

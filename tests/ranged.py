@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mxref.reference import ReferenceBackend
+from narrow_backend import Widening
 
 
-class Ranged(ReferenceBackend):
+class Ranged(Widening):
     """Leaves its range at one step, with a wrong product, unless it is widened."""
 
     context: Any = None
 
     def __init__(self, at: int) -> None:
-        self.at, self.wide, self.word = at, False, torch.zeros(1, dtype=torch.int32)
+        self.at, self.word = at, torch.zeros(1, dtype=torch.int32)
 
     def range_words(self) -> tuple[Tensor, ...]:
         return (self.word,)
-
-    @contextmanager
-    def widened(self) -> Iterator[None]:
-        self.wide = True
-        try:
-            yield
-        finally:
-            self.wide = False
 
     def scaled_gemm(self, a: Any, b: Any, **how: Any) -> Any:
         out = super().scaled_gemm(a, b, **how)

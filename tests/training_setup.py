@@ -14,9 +14,10 @@ import numpy as np
 from mxref.discovery import get_backend
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
-from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig, find_recipe
+from mxref_training.config import OptimConfig, RunConfig, TrainConfig, find_recipe
 from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import DataError
 from mxref_training.run.loop import TrainResult, train
 from mxref_training.run.progress import SilentProgress

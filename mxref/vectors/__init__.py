@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ KEYS: dict[RecordOp, Keys] = {
 """Every operation's keys. A name that is both input and result (`signs`, `codes`) is one of them per operation."""
 
 _HEAD = ("id", "op", "clauses", "source", "note")
+_SPEC = (
+    "format", "rounding", "sr_bits", "block", "zero_scale", "nonfinite", "prescale", "hadamard", "signs"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,12 @@ class Record:
     def chapter(self) -> str:
         """Stem of the record's file."""
         return self.id.partition(".")[0]
+
+    @cached_property
+    def spec(self) -> OperandSpec:
+        """The treatment that a quantize record asks for; keys that it leaves out have their defaults."""
+        given = {name: self.inputs[name] for name in _SPEC if name in self.inputs}
+        return OperandSpec(scale_rule=self.inputs["rule"], **given)
 
     def line(self) -> str:
         """Return the record as its line of the file, without the comma after it."""

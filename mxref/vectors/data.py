@@ -98,7 +98,7 @@ def generated_operand(
 
 def words_text(bits: Any) -> str:
     """Return 32-bit words as eight hex digits each, separated by spaces."""
-    return " ".join(f"{int(word):08x}" for word in np.asarray(bits).reshape(-1))
+    return np.asarray(bits).reshape(-1).astype(">u4").tobytes().hex(" ", 4)
 
 
 def float_words(values: Any) -> NDArray[np.uint32]:
@@ -134,7 +134,7 @@ def parse_digits(text: str, width: int, count: int | None, where: str) -> NDArra
 
 def digits_text(codes: Any, width: int) -> str:
     """Return integer codes as `width` hex digits each, without separators, in the order of the flat array."""
-    return "".join(f"{int(code):0{width}x}" for code in np.asarray(codes).reshape(-1))
+    return "".join([f"{int(code):0{width}x}" for code in np.asarray(codes).reshape(-1).tolist()])
 
 
 def digest(array: NDArray[Any]) -> str:

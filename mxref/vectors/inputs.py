@@ -1,4 +1,4 @@
-"""The inputs of a golden vector as arrays: treatment, format, random stream, tensor and operands of its record."""
+"""The inputs of a golden vector as arrays: format, random stream, tensor and operands of its record."""
 
 from __future__ import annotations
 
@@ -12,30 +12,12 @@ from mxref.errors import FileFormatError
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
-from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.tomlio import nearest
 from mxref.vectors import DEFAULT, Record
 from mxref.vectors.data import InputRule, generated_bits, generated_operand, parse_digits, parse_words
 
 _DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-
-
-def record_spec(record: Record) -> OperandSpec:
-    """Return the treatment that a quantize record asks for; keys that it leaves out have their defaults."""
-    i = record.inputs
-    names = (
-        "format",
-        "rounding",
-        "sr_bits",
-        "block",
-        "zero_scale",
-        "nonfinite",
-        "prescale",
-        "hadamard",
-        "signs",
-    )
-    return OperandSpec(scale_rule=i["rule"], **{name: i[name] for name in names if name in i})
 
 
 def record_format(record: Record, key: str = "format") -> BlockFormat:

@@ -20,7 +20,6 @@ from mxref.vectors.inputs import (
     code_digits,
     record_format,
     record_operand,
-    record_spec,
     record_stream,
     record_tensor,
 )
@@ -67,7 +66,7 @@ class Oracle:
         return {"scales": digits_text([self._scalar.shared_scale(a, rule, element) for a in amax], 2)}
 
     def _quantize(self, record: Record) -> dict[str, str]:
-        i, spec, stream = record.inputs, record_spec(record), record_stream(record)
+        i, spec, stream = record.inputs, record.spec, record_stream(record)
         where = {name: tuple(i[name]) for name in ("origin", "global_shape") if name in i}
         codes, scales = self._arrays.oracle_quantize_array(
             record_tensor(record), spec, stream, axis=i.get("axis", -1), pad=i.get("pad", False), **where

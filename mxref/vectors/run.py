@@ -33,7 +33,6 @@ from mxref.vectors.inputs import (
     code_digits,
     record_format,
     record_operand,
-    record_spec,
     record_stream,
     record_tensor,
 )
@@ -108,12 +107,12 @@ def _scale(record: Record, backend: Backend) -> dict[str, str]:
     # The amax of block i stands at element i mod k, with its sign set in every other block.
     at = np.arange(amax.size)
     x.view(np.uint32)[at, at % k] = amax | (at % 2 << 31).astype(np.uint32)
-    q = backend.quantize(backend.from_numpy(x), record_spec(record))
+    q = backend.quantize(backend.from_numpy(x), record.spec)
     return {"scales": digits_text(backend.to_numpy(q.scales), 2)}
 
 
 def _quantize(record: Record, backend: Backend) -> dict[str, str]:
-    i, spec = record.inputs, record_spec(record)
+    i, spec = record.inputs, record.spec
     if spec.rounding is Rounding.SR and backend.capabilities.native_sr:
         raise UnsupportedError(
             f"backend {backend.name!r} declares native_sr: its bits are tested by statistics"

@@ -26,7 +26,8 @@ from mxref.recipe import GemmProfile
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_training.config import ModelConfig, OptimConfig, RunConfig, TrainConfig, find_recipe
+from mxref_training.config import OptimConfig, RunConfig, TrainConfig, find_recipe
+from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import ConfigError, DivergedError
 from mxref_training.model.llama import Llama
 

@@ -22,15 +22,14 @@ from mxref.tomlio import MAX_DEPTH, build, dumps, merge, read_toml, to_table
 from mxref_training.config import (
     PRESETS,
     DataConfig,
-    ModelConfig,
     OptimConfig,
-    RopeScaling,
     RunConfig,
     TrainConfig,
     config_from_table,
     find_recipe,
     load_config,
 )
+from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Arm, Claim, Ladder, Target, TrainOverlay, load_ladder
 

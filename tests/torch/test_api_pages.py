@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import mxref_torch
+import warm
 from places import ROOT
 
 
@@ -31,16 +32,11 @@ def test_the_program_of_a_page_prints_what_is_written(page: str, tmp_path: Path)
     program, printed = (textwrap.dedent(part).strip() + "\n" for part in found.groups())
     assert len([line for line in program.splitlines() if line.strip()]) <= 40
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with warm.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment, **pipes) as process:
+        got, words = process.communicate(timeout=280)
+    assert process.returncode == 0, words
+    assert got == printed
 
 
 def test_every_public_name_is_on_the_page_with_an_example() -> None:

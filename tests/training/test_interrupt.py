@@ -54,6 +54,22 @@ def test_a_second_signal_acts_at_once(before, clock):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_closed_terminal_asks_to_stop_unless_it_was_to_be_ignored():
+    found = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with StopRequest() as request:
+            assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert request.signal == "SIGHUP"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
+        with StopRequest() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert request.signal == ""
+    finally:
+        signal.signal(signal.SIGHUP, found)
+
+
 def test_handlers_are_given_back(before):
     for asked in (False, True):
         with StopRequest() as request:

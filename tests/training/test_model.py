@@ -12,17 +12,8 @@ from numpy.typing import NDArray
 
 from mxref.discovery import get_backend
 from mxref_torch import convert
-from mxref_training.config import (
-    PRESETS,
-    RECIPES,
-    ModelConfig,
-    OptimConfig,
-    RopeScaling,
-    Schedule,
-    find_recipe,
-    load_config,
-    names,
-)
+from mxref_training.config import PRESETS, RECIPES, OptimConfig, Schedule, find_recipe, load_config, names
+from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count, rope_frequencies
 from mxref_training.run.optim import clip_gradients, learning_rate, make_optimizer, parameter_groups

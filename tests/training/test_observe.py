@@ -171,6 +171,26 @@ def test_a_tracker_gets_config_and_numbers(
     assert any(name.startswith("telemetry/cosine/wgrad.dw/") for name in logged)
 
 
+def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def log(values: Any, step: int) -> None:
+        asked.append(step)
+        raise ConnectionError("no network")
+
+    module = SimpleNamespace(init=lambda **_: None, log=log, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "trackio", module)  # type: ignore[arg-type]
+    sink = Saboteur(0, lambda: None)
+    run(tmp_path / "seen", observe=Observation(track="trackio"), progress=sink)
+    run(tmp_path / "alone")
+    assert metrics(tmp_path / "seen") == metrics(tmp_path / "alone")
+    assert asked == [1]
+    (note,) = sink.notes
+    assert note.startswith("trackio failed at step 1, and gets no more numbers: ConnectionError: no network")
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

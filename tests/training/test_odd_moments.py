@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+from mxref_training.durable import explained
 from mxref_training.errors import CheckpointError
 from mxref_training.run import checkpoint_files
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.loop import Interrupted
 from mxref_training.run.progress import SilentProgress
+from mxref_training.run.snapshot import Snapshot
 from training_setup import Saboteur, change, metrics, newest, run, weights
 
 
@@ -47,6 +51,22 @@ def test_a_signal_in_the_last_step_is_told_to_the_caller(tmp_path: Path) -> None
     assert run(tmp_path / "whole").stopped == ""
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_signals_in_the_last_save_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    write = checkpoint_files.write_parts
+
+    def signalled(path: Path, parts: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(path, parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint_files, "write_parts", signalled)
+    config = change(steps=2, eval_every=2, async_checkpoint=background)
+    assert run(tmp_path, config=config).stopped == "SIGTERM"
+    CheckpointStore(tmp_path / "checkpoints", 2).verify(2)
+
+
 def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,10 +98,12 @@ def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
 
 
 def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path) -> None:
-    run(tmp_path, config=change(checkpoint_every=2))
-    store = CheckpointStore(tmp_path / "checkpoints", 2)
+    store = CheckpointStore(tmp_path, 2)
+    for step in (2, 4, 6):
+        groups = {name: {"x": torch.zeros(1)} for name in checkpoint_files.GROUPS}
+        store.save(Snapshot(step, groups, {}))
     assert store.steps() == [4, 6]
-    with pytest.raises(CheckpointError, match=r"step-2 is gone, .* newest is step-6"):
+    with pytest.raises(CheckpointError, match=r"step-2 is gone, replaced by step-6"):
         store.load(2)
 
 
@@ -95,3 +117,43 @@ def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=f"cannot write to {out}: .*{said}; "):
             run(out)
+
+
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "make it writable"),
+        (errno.EACCES, "make it writable"),
+    ],
+)
+def test_space_is_not_the_remedy_where_writing_is_not_allowed(
+    number: int, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with (
+        pytest.raises(CheckpointError, match=f"cannot write there: {os.strerror(number)}; {first}, or wait"),
+        explained(CheckpointError, "write there", "free some space, or wait"),
+    ):
+        refused()
+    monkeypatch.setattr(checkpoint_files, "write_parts", refused)
+    with pytest.raises(CheckpointError, match=f"{os.strerror(number)}; {first} or choose another --out"):
+        run(tmp_path, stop_after=1)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
+    """The terminal was closed, or `tee` was killed."""
+    noted: list[int] = []
+
+    class Gone(SilentProgress):
+        def step(self, step: int, loss: float | None) -> None:
+            noted.append(step)
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+        def stop(self) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert run(tmp_path, progress=Gone(), stop_after=3).tokens == 3 * 128
+    assert noted == [1]

@@ -204,6 +204,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [["train", "tiny"], ["ablate", "paper"], ["probe", "a"], ["report", "a"]])
+def test_an_empty_name_of_a_folder_is_refused(words: list[str]) -> None:
+    """A shell variable that is not set; the command would write into the current folder."""
+    result = invoke(*words, "--out", "")
+    assert result.exit_code == 2
+    assert "'--out': the name of the folder is empty: give one (`.` is this one)" in result.stderr
+
+
 def dry_run(*args: str) -> str:
     result = invoke("train", *args, "--dry-run", "--backend", "reference", env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output

@@ -38,7 +38,14 @@ def explained(kind: type[MxrefError], action: str, way_out: str) -> Iterator[Non
     except MxrefError:
         raise
     except OSError as err:
-        raise kind(f"cannot {action}: {err.strerror or err}; {way_out}") from err
+        raise kind(f"cannot {action}: {err.strerror or err}; {remedy(err, way_out)}") from err
+
+
+def remedy(err: Exception, way_out: str) -> str:
+    """Return a way out that says to free space, but for an error that is about permission."""
+    if isinstance(err, OSError) and err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return way_out.replace("free some space", "make it writable")
+    return way_out
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -19,7 +19,6 @@ from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
 from mxref.vectors.inputs import (
     record_format,
     record_operand,
-    record_spec,
     record_stream,
     record_tensor,
 )
@@ -74,7 +73,7 @@ def _check(record: Record, clause: str) -> Check:
         )
         return CheckResult(count, failure)
 
-    spec = record_spec(record) if record.op is RecordOp.QUANTIZE else None
+    spec = record.spec if record.op is RecordOp.QUANTIZE else None
     needs = tuple(_needs(record))
     return Check(clause, title, _OPS[record.op], needs, run, spec, lambda: _inputs(record))
 
@@ -119,7 +118,7 @@ def _request(record: Record) -> Request | None:
     i = record.inputs
     origin, shape = i.get("origin"), i.get("global_shape")
     return Request(
-        record_tensor(record), record_spec(record), i.get("axis", -1), record_stream(record),
+        record_tensor(record), record.spec, i.get("axis", -1), record_stream(record),
         tuple(origin) if origin else None, tuple(shape) if shape else None, i.get("pad", False),
     )  # fmt: skip
 
@@ -127,9 +126,9 @@ def _request(record: Record) -> Request | None:
 def _needs(record: Record) -> Iterator[tuple[str, Any]]:
     i = record.inputs
     if record.op is RecordOp.SCALE:
-        yield from Request(np.zeros(1, np.float32), record_spec(record)).needs
+        yield from Request(np.zeros(1, np.float32), record.spec).needs
     elif record.op is RecordOp.QUANTIZE:
-        yield from Request(record_tensor(record), record_spec(record)).needs
+        yield from Request(record_tensor(record), record.spec).needs
     elif record.op is RecordOp.DEQUANTIZE:
         yield from (("formats", record_format(record)), ("dequantize_dtypes", i["out"]))
     elif record.op is RecordOp.HADAMARD:

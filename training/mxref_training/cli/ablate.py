@@ -19,6 +19,7 @@ from mxref_training.cli.report import require, show_ladder
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
+    FOLDER,
     SET,
     SHADOW,
     STEPS,
@@ -51,7 +52,7 @@ MAX_SEEDS = 1000
 @click.argument(
     "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path), shell_complete=known.runs
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Directory of the ladder.  [default: runs/NAME]")
+@click.option("--out", type=FOLDER, help="Directory of the ladder.  [default: runs/NAME]")
 @click.option(
     "--config",
     "preset",

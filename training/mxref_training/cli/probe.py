@@ -13,6 +13,7 @@ from mxref.cli.known import backends, files, recipes_or_files
 from mxref.printable import printable
 from mxref_training.cli import known
 from mxref_training.cli.report import require
+from mxref_training.cli.setting import FOLDER
 
 if TYPE_CHECKING:
     from mxref.backend import Backend
@@ -80,7 +81,7 @@ CPU_TOKENS = 512
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=FOLDER,
     default=Path("runs/probe"),
     show_default=True,
     help="Folder of probe.json, probe.csv, probe.html and probe.md.",

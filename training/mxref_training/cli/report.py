@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mxref_training.cli import known
+from mxref_training.cli.setting import FOLDER
 from mxref_training.errors import ConfigError
 
 
@@ -22,7 +23,7 @@ from mxref_training.errors import ConfigError
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=FOLDER,
     help="Folder of the pages. Default: that of the run or ladder; for several runs the current one.",
 )
 @click.option(

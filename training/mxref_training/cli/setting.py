@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +12,20 @@ import click
 from mxref.cli.known import backends, files
 from mxref_training.cli import known
 
+
+class _Folder(click.Path):
+    """The name of a folder to write; an empty one, of a shell variable that is not set, is refused."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("the name of the folder is empty: give one (`.` is this one)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = _Folder(path_type=Path)
 DATA = click.option(
     "--data",
     metavar="PATH",

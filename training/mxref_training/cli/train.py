@@ -17,6 +17,7 @@ from mxref_training.cli import known
 from mxref_training.cli.setting import (
     BACKEND,
     DATA,
+    FOLDER,
     SET,
     SHADOW,
     STEPS,
@@ -52,9 +53,7 @@ _LET_IT_SPEAK = 5
 @DATA
 @VAL
 @TOKENIZER
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder of the run. Default: runs/CONFIG-RECIPE."
-)
+@click.option("--out", type=FOLDER, help="Folder of the run. Default: runs/CONFIG-RECIPE.")
 @STEPS
 @BACKEND
 @SET

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mxref_training.config import ModelConfig, Recompute, RopeScaling
+from mxref_training.config import Recompute
+from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.distributed.tensors import put
 from mxref_training.model.recompute import through
 

@@ -22,11 +22,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.durable import clean, explained, make_folder, publish, remove, replace_text, temporary
+from mxref_training.durable import (
+    clean,
+    explained,
+    make_folder,
+    publish,
+    remedy,
+    remove,
+    replace_text,
+    temporary,
+)
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.run.checkpoint_files import (
     FORMAT,
     GROUPS,
+    LATEST,
     MANIFEST,
     SHARDED,
     STATE,
@@ -36,6 +46,7 @@ from mxref_training.run.checkpoint_files import (
     file_facts,
     file_name,
     group_files,
+    named,
     read_manifest,
     verify_file,
     write_manifest,
@@ -46,8 +57,6 @@ if TYPE_CHECKING:
     from mxref_training.run.shards import SavePlans
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
-LATEST = "latest"
-"""A text file that names the newest checkpoint, for scripts."""
 
 Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
 """Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
@@ -167,8 +176,8 @@ class CheckpointStore:
             left = [known for known in self.steps() if known < step]
             good = f"the last good checkpoint is {self.path(left[-1])}" if left else "there is no earlier one"
             raise CheckpointError(
-                f"cannot write the checkpoint {self.path(step)}: {reason}{where}; free some space or choose another "
-                f"--out ({good})"
+                f"cannot write the checkpoint {self.path(step)}: {reason}{where}; "
+                f"{remedy(err, 'free some space or choose another --out')} ({good})"
             ) from err
 
     @contextmanager
@@ -199,7 +208,7 @@ class CheckpointStore:
         if len(self.steps()) > self.keep:
             replace(self, ranks=SOLE).verify(step)
             self._thin_out(step)
-        if self._named() != self.path(step).name:
+        if named(self.folder) != self.path(step).name:
             self._name(step)
 
     def _name(self, step: int) -> None:
@@ -207,19 +216,12 @@ class CheckpointStore:
         with explained(CheckpointError, f"write {path}", f"{self.path(step)} is complete; free some space"):
             replace_text(path, f"{self.path(step).name}\n")
 
-    def _named(self) -> str | None:
-        """Return what `latest` says; None if there is no such file."""
-        try:
-            return (self.folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return None
-
     def lost(self) -> str:
         """Return a note if `latest` names a checkpoint that is not there; else nothing. A run takes the newest one."""
-        named, newest = self._named(), self.latest()
-        if named is None or newest is None or (self.folder / named / MANIFEST).is_file():
+        name, newest = named(self.folder), self.latest()
+        if name is None or newest is None or (self.folder / name / MANIFEST).is_file():
             return ""
-        return f"{self.folder / LATEST} names {named!r}, which is not there: the newest is step-{newest}"
+        return f"{self.folder / LATEST} names {name!r}, which is not there: the newest is step-{newest}"
 
     def _thin_out(self, newest: int) -> None:
         steps = self.steps()
@@ -314,7 +316,7 @@ class CheckpointStore:
 
     def drop(self) -> None:
         """Delete all checkpoints, and keep the folder."""
-        if self._named() is not None:
+        if named(self.folder) is not None:
             remove(self.folder / LATEST)
         for step in self.steps():
             remove(self.path(step))
@@ -335,8 +337,7 @@ class CheckpointStore:
             raise
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as err:
             if isinstance(err, FileNotFoundError) and not self.path(step).exists() and self.steps():
-                gone = f"the checkpoint {self.path(step)} is gone, replaced by the run that trains there"
-                raise CheckpointError(f"{gone}: the newest is step-{self.latest()}") from err
+                raise CheckpointError(f"{self.path(step)} is gone, replaced by step-{self.latest()}") from err
             reason = f"{err.strerror}: {err.filename}" if isinstance(err, OSError) else str(err)
             earlier = [s for s in self.steps() if s < step]
             way_out = (

@@ -23,6 +23,8 @@ SHARDED = "mxref.checkpoint.3"
 GROUPS = ("model", "optimizer", "rng")
 STATE = "state.json"
 MANIFEST = "manifest.json"
+LATEST = "latest"
+"""A text file that names the newest checkpoint, for scripts."""
 CHUNKS = "chunks"
 """Key in a safetensors file's header: JSON that has offset and whole shape of each tensor that is a part."""
 
@@ -62,6 +64,14 @@ def write_parts(path: Path, parts: Mapping[str, Part]) -> None:
     # One key: safetensors writes several in an order that changes from call to call.
     header = {CHUNKS: json.dumps(cut)} if cut else {"format": "pt"}
     save_file({name: part.tensor.contiguous() for name, part in parts.items()}, path, metadata=header)
+
+
+def named(folder: Path) -> str | None:
+    """Return which checkpoint `LATEST` names in the folder of a run's checkpoints; None if there is no such file."""
+    try:
+        return (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
 
 
 def file_facts(paths: Iterable[Path]) -> Facts:

@@ -14,9 +14,10 @@ from mxref_torch import operators
 from mxref_torch.layer.kinds import KINDS
 from mxref_torch.operators import Census
 from mxref_training import limits
-from mxref_training.config import Compile, ModelConfig, Recompute, TrainConfig
+from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.data.described import described
 from mxref_training.data.readable import require_readable
+from mxref_training.dimensions import ModelConfig
 from mxref_training.distributed.share import ONE, check_layout, check_phases
 from mxref_training.errors import ConfigError
 from mxref_training.limits import require

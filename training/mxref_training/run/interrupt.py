@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop after the step in progress, of one rank or all."""
+"""SIGINT, SIGTERM and SIGHUP as a request to stop after the step in progress, of one rank or all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Interrupted(AgreedStop):
 
 
 _AT_ONCE: dict[signal.Signals, Any] = {
-    signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
 }  # fmt: skip
 """What the second signal does if signals were ignored before; shells ignore them for commands started with `&`."""
 TOGETHER = 2.0
@@ -27,8 +27,9 @@ TOGETHER = 2.0
 
 
 class StopRequest:
-    """Takes the first SIGINT or SIGTERM as a request to stop; one that comes `TOGETHER` seconds later acts at once.
+    """Takes the first of these signals as a request to stop; one that comes `TOGETHER` seconds later acts at once.
 
+    SIGHUP, of a terminal that was closed, stays ignored if it was, as under `nohup`.
     Python delivers signals only to the main thread. In any other thread this changes nothing.
 
     Attributes:
@@ -42,7 +43,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _AT_ONCE:
+                if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._ask) or signal.SIG_DFL
         return self
 

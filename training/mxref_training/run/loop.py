@@ -78,7 +78,7 @@ def train(
         DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
             `MAX_SKIPPED` steps in a row; or the last validation loss is not finite.
         RunError: an exception that is none of mxref's, as of a backend; its traceback is in the run's `log.txt`.
-        Interrupted: SIGINT or SIGTERM came to any rank; a checkpoint was saved.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came to any rank; a checkpoint was saved.
         PeerStopped: another rank raised one of these, or ended.
     """
     observe.require(config)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mxref_torch
+from mxref.raised import raised_text
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
@@ -65,6 +66,7 @@ class Observer:
     ) -> None:
         """Begin to watch behind a step; `mark` is what its checkpoint knows of the log of telemetry."""
         self._every, self._context, self._model = config.run.telemetry_every, context, model
+        self._note = sink.note
         self._rows: list[dict[str, Any]] = []
         self._log: MetricsLog | None = None
         self._trackers: list[Tracker] = []
@@ -126,9 +128,14 @@ class Observer:
             self._track(line["step"], flat(line))
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
-        if values:
-            for tracker in self._trackers:
+        for tracker in list(self._trackers) if values else ():
+            try:
                 tracker.log(step, values)
+            except Exception as err:  # whatever its package raises, for example without a network
+                self._trackers.remove(tracker)
+                self._note(
+                    f"{tracker.name} failed at step {step}, and gets no more numbers: {raised_text(err)}"
+                )
 
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint records of the log of telemetry; nothing where there is none."""

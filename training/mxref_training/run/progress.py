@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mxref.printable import printable
 from mxref_training.wording import clock
@@ -176,10 +176,42 @@ def default_progress() -> ProgressSink:
     return BarProgress() if Console(stderr=True).is_terminal else PlainProgress()
 
 
+class _WhilePossible:
+    """Reports to a sink until that fails because the terminal or the pipe's reader is gone. The run goes on."""
+
+    def __init__(self, sink: ProgressSink) -> None:
+        self._sink, self._works = sink, True
+
+    def _report(self, what: str, *arguments: Any) -> None:
+        if self._works:
+            try:
+                getattr(self._sink, what)(*arguments)
+            except OSError:
+                self._works = False
+                with suppress(OSError):
+                    self._sink.stop()
+
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        self._report("start", label, step, steps, step_tokens)
+
+    def step(self, step: int, loss: float | None) -> None:
+        self._report("step", step, loss)
+
+    def validation(self, step: int, loss: float) -> None:
+        self._report("validation", step, loss)
+
+    def note(self, text: str) -> None:
+        self._report("note", text)
+
+    def stop(self) -> None:
+        self._report("stop")
+
+
 @contextmanager
 def reporting(sink: ProgressSink) -> Iterator[ProgressSink]:
-    """Stop a sink however the block ends."""
+    """Yield a sink that reports to another one while that is possible, and stop it however the block ends."""
+    lasting = _WhilePossible(sink)
     try:
-        yield sink
+        yield lasting
     finally:
-        sink.stop()
+        lasting.stop()

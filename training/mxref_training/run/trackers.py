@@ -23,6 +23,9 @@ _PROJECT = "mxref"
 class Tracker(ABC):
     """Takes the numbers of a run, step by step."""
 
+    name: str
+    """As messages call it."""
+
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take numbers of a step by their names."""
@@ -38,6 +41,8 @@ class TensorBoard(Tracker):
     Raises:
         ConfigError: tensorboard is not installed.
     """
+
+    name = "TensorBoard"
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
@@ -65,7 +70,7 @@ class Hosted(Tracker):
     """
 
     def __init__(self, package: str, folder: Path, config: Mapping[str, Any]) -> None:
-        self._api = _imported(package)
+        self._api, self.name = _imported(package), package
         given: dict[str, Any] = {"project": _PROJECT, "name": folder.name, "config": dict(config)}
         if package == "wandb":  # it finds a run by its id, and keeps files of its own
             given |= {"id": _identifier(folder), "dir": str(folder)}
