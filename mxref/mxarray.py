@@ -248,6 +248,8 @@ class PreparedArray(MXArray):
     """An MXArray with the arrays that one backend's GEMM reads in its place; any other reads its codes.
 
     A copy of which something was changed (`dataclasses.replace`) has no layout: it would be another array's.
+    What was pickled has none either: a process may have another version of the backend, or another path of it. There
+    the GEMM reads the codes.
 
     Implements: conformance.dual
     """
@@ -266,6 +268,10 @@ class PreparedArray(MXArray):
         # What `q` was checked for when it was made still holds.
         vars(prepared).update(vars(q), backend=backend, profile=profile, layout=layout)
         return prepared
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: the array without its layout."""
+        return vars(self) | {"backend": "", "profile": "", "layout": ()}
 
     def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:
         """Return the layout if that backend made it for that profile, else nothing."""

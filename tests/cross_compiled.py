@@ -22,7 +22,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from mxref_numba.vector import dequantize, encode, encode_bytes, hadamard, turn
+from mxref_numba.vector import columns, dequantize, encode, encode_bytes, hadamard, turn
 from mxref_numba.vector.native import Native
 from mxref_numba.vector.target import NEON, TARGETS, Target
 
@@ -42,6 +42,7 @@ KERNELS = {
     "dequantize": dequantize._dequantize_share,
     "stage_row": hadamard.stage_row,
     "turn": Native(_turned),
+    "encode_columns": columns.encode_columns,
 }
 """What a path's time goes into; `turn` is the square of float32 that `fill_panel` repeats."""
 

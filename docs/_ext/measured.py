@@ -15,6 +15,7 @@ FOLDER = "_measured"
 TABLE = ".inc"
 STUDIES = (
     "bench.render",
+    "bench.bench_demo",
     "bench.render_gpu",
     "bench.render_ranks",
     "bench.render_aot",

@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def element(self) -> ElementFormat:
-        """Its element."""
+        """The element format of the block format."""
         return self.format.element
 
     @property

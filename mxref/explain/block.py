@@ -134,7 +134,10 @@ class BlockExplanation:
 
     @property
     def sqnr_db(self) -> float | None:
-        """10 log10(sum y^2 / sum error^2): Inf without error, None for a zero or NaN block."""
+        """The ratio of signal to quantization noise in dB, 10 log10(sum y^2 / sum error^2).
+
+        It is infinite without an error, and None for a block of zeros or of NaN.
+        """
         signal = math.fsum(e.y**2 for e in self.elements)
         noise = math.fsum(e.error**2 for e in self.elements if e.error is not None)
         if self.scale.byte == E8M0.nan_code or signal == 0:

@@ -44,7 +44,7 @@ class ElementFormat:
 
     @cached_property
     def bits(self) -> int:
-        """Bits of a code."""
+        """The number of bits of a code."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @cached_property

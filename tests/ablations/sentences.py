@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ablations.ladders import Results, interval_of, results_of
+from ablations.ladders import results_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
     encoding="utf-8"
@@ -35,16 +35,3 @@ def said(row: dict[str, Any]) -> str:
 def contrasts(ladder: str) -> dict[str, dict[str, Any]]:
     """Return the contrasts of a ladder by their names."""
     return {row["name"]: row for row in results_of(ladder)["contrasts"]}
-
-
-def arms(ladder: str) -> dict[str, dict[str, Any]]:
-    """Return the arms of a ladder by their names."""
-    return {arm["name"]: arm for arm in results_of(ladder)["arms"]}
-
-
-def over_reference(results: Results, name: str) -> str:
-    """Return an arm's loss less that of the reference, with its interval."""
-    found = interval_of(results, name)
-    assert found is not None
-    nats, half = found
-    return interval(nats, nats - half, nats + half)

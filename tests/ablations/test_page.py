@@ -7,7 +7,6 @@ import json
 import math
 import re
 from itertools import permutations
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -16,15 +15,11 @@ import pytest
 from ablations import branches, curves, front, ladders, page, probes
 from ablations.__main__ import FOLDER, drawn
 from ablations.ladders import results_of as results
+from ablations.sentences import TEXT, said
 from mxref_training.lab.distributions import student_point
 from mxref_training.lab.statistics import late_loss
 from mxref_training.probe.results import rows
 from mxref_training.report.ladder.last import gaps
-
-TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
-    encoding="utf-8"
-)
-
 
 RUNS = {"readings": 116, "tseng": 15, "paper_50m": 13}
 
@@ -94,12 +89,6 @@ def test_the_table_says_what_would_decide_a_contrast_and_marks_pairs_that_scatte
     assert marked == ["sr-all-prescale", "h16-and-sr-dy"]
     assert len(re.findall("(?m)- Higher; its pairs scatter$", text)) == 1
     assert len(re.findall("(?m)- Cannot be told; about 13 seeds would tell; its pairs scatter$", text)) == 1
-
-
-def said(row: dict[str, Any]) -> str:
-    """How the text gives a contrast: the difference in nats and its interval."""
-    nats, low, high = (f"{row['loss'][key]:+.3f}".replace("-", "−") for key in ("nats", "low", "high"))
-    return f"{nats} ({low} to {high})"
 
 
 def test_numbers_in_the_text_are_those_of_the_results() -> None:

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from ablations import branches, ladders
-from ablations.sentences import INTERVAL, PROSE, interval, said
+from ablations import branches, ladders, predictions
+from ablations.sentences import INTERVAL, PROSE, contrasts, interval, said
 
 
 def test_every_interval_in_a_sentence_is_one_of_the_results() -> None:
@@ -38,3 +38,16 @@ def test_the_pace_in_the_records_of_the_branches_is_as_wrong_as_the_text_says() 
         own = updates * 16_384 / record["seconds"]
         assert record["tokens_per_second"] / own == pytest.approx((before + updates) / updates)
     assert f"`tokens_per_second` is {(before + updates) // updates} times too high" in PROSE
+
+
+def test_what_the_text_says_of_predictions_and_of_wgrad() -> None:
+    found = predictions.counts(ladders.results_of("readings"))
+    assert (
+        f"At 20M {found['reproduced']} of {sum(found.values())} predictions are reproduced, "
+        f"{found['not reproduced']} are not, and {found['underpowered']} are underpowered."
+    ) in PROSE
+    alone = predictions.verdicts(ladders.results_of("paper_50m"))
+    decided = {(key[1], verdict) for key, verdict in alone.items() if verdict != "underpowered"}
+    assert decided == {("diverges", "not reproduced")}
+    p = contrasts("readings")["wgrad"]["loss"]["corrected_p"]
+    assert f"which the correction does not leave standing (p = {p:.2f})" in PROSE

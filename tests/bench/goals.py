@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 COPY_RATIO = {
     "quantize float32": 1.2,
     "quantize H16": 0.9,
@@ -32,5 +34,22 @@ GOALS = {
 }
 """By path and kind of row; PyTorch's product has instructions here that CPUs of the path avx2 lack."""
 
+TWO_THREADS = 1.7
+"""Times the speed of one thread."""
+
+DEMO_RATIO = 1.5
+"""Of `make demo` with vectors of 256 bits, in times of that with vectors of 512 bits."""
+
 FIRST_CALL_MS = 200.0
 """For the first call in a process whose kernels are on disk, what Numba itself needs included."""
+
+
+def path_of(row: dict[str, Any]) -> str:
+    """Return the path of a row; rows of old records have a name in its place."""
+    path: str = row.get("path") or ("portable" if row["backend"].endswith("-portable") else "avx512")
+    return path
+
+
+def operation_goals(row: dict[str, Any]) -> dict[str, float]:
+    """Return the goals that operations have on the path of a row, by label."""
+    return GOALS.get(path_of(row), {}).get("operation", {})

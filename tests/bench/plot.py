@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.goals import COPY_RATIO
+from bench.goals import operation_goals
 from mxref_training.report.drawing import SMALLEST, standalone, styled, svg
 from mxref_training.report.palette import COLOURS, GREY, INK, MUTED
 
@@ -39,8 +39,28 @@ def label_below(axes: Axes, text: str, width: float) -> None:
         axes.set_xlabel(textwrap.fill(text, 50), loc="right")
 
 
+def _coloured(backends: list[str]) -> list[tuple[str, str]]:
+    """Return each backend with its colour.
+
+    Raises:
+        ValueError: more of them than there are colours.
+    """
+    colours = COLOURS[0], COLOURS[2], GREY, COLOURS[1]
+    if len(backends) > len(colours):
+        raise ValueError(
+            f"the chart has {len(colours)} colours, but {len(backends)} sets of kernels: {backends}"
+        )
+    return list(zip(backends, colours, strict=False))
+
+
 def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
-    """Return a figure of the operations at one size and thread: every set of kernels, and a mark at each goal."""
+    """Return a figure of the operations at one size and thread: every set of kernels, and a mark at each goal.
+
+    A goal lies on the bar of the path that has it.
+
+    Raises:
+        ValueError: more sets of kernels than there are colours.
+    """
     rows = [
         row
         for row in results["rows"]
@@ -51,13 +71,18 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
     figure = Figure(figsize=(width, 0.42 * len(labels) + 1.2), layout="constrained")
     axes = figure.subplots()
     height = _HEIGHT / len(backends)
-    for i, (backend, colour) in enumerate(zip(backends, (COLOURS[0], COLOURS[2], GREY), strict=False)):
-        ratio = {row["operation"]: row["ratio"] for row in rows if row["backend"] == backend}
-        places = [labels.index(label) + height * (i - (len(backends) - 1) / 2) for label in ratio]
-        bars = axes.barh(places, list(ratio.values()), height, color=colour, label=backend)
+    goals = []
+    for i, (backend, colour) in enumerate(_coloured(backends)):
+        of_backend = {row["operation"]: row for row in rows if row["backend"] == backend}
+        places = {label: labels.index(label) + height * (i - (len(backends) - 1) / 2) for label in of_backend}
+        ratios = [row["ratio"] for row in of_backend.values()]
+        bars = axes.barh(list(places.values()), ratios, height, color=colour, label=backend)
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=SMALLEST, color=MUTED)
-    goals = [(COPY_RATIO[label], labels.index(label)) for label in labels if label in COPY_RATIO]
-    axes.scatter(*zip(*goals, strict=True), marker="|", s=330, color=COLOURS[3], label="goal", zorder=3)
+        found = {label: operation_goals(row).get(label) for label, row in of_backend.items()}
+        goals += [(goal, places[label]) for label, goal in found.items() if goal is not None]
+    if goals:
+        size = 330 / len(backends)
+        axes.scatter(*zip(*goals, strict=True), marker="|", s=size, color=COLOURS[3], label="goal", zorder=3)
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()

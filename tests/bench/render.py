@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.goals import FIRST_CALL_MS, GOALS
+from bench.goals import FIRST_CALL_MS, GOALS, TWO_THREADS, path_of
 from bench.records import RECORDS, newest, read
 
 Rows = list[dict[str, Any]]
@@ -60,8 +60,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _goal(row: dict[str, Any]) -> str:
-    path = row.get("path") or ("portable" if row["backend"].endswith("-portable") else "avx512")
-    goals = GOALS.get(path, {}).get(row["kind"], {})
+    goals = GOALS.get(path_of(row), {}).get(row["kind"], {})
     goal = goals.get(row["operation"]) if row["threads"] == 1 else None
     return "" if goal is None else f"{goal:.2f}"
 
@@ -114,24 +113,50 @@ def tables_text(results: dict[str, Any]) -> str:
 
 
 def _operations(results: dict[str, Any]) -> str:
-    rows_of = {
-        name: of_kind(results, "operation", size=MAIN_SIZE, backend=f"numba-{name}")
-        for name in ("avx2", "portable")
-    }
-    slower = {
-        name: {row["operation"]: f"{row['ratio']:.2f}" for row in rows}
-        for name, rows in rows_of.items()
-        if rows
-    }
+    def of_path(name: str, threads: int = 1) -> dict[str, dict[str, Any]]:
+        found = of_kind(results, "operation", size=MAIN_SIZE, threads=threads, backend=name)
+        return {row["operation"]: row for row in found}
+
+    main, twice = of_path(results["backend"]), of_path(results["backend"], 2)
+    slower = {name: found for name in ("avx2", "portable") if (found := of_path(f"numba-{name}"))}
     rows = [
         (
-            row["operation"], f"{row['min_ms']:.2f}", f"{row['median_ms']:.2f}", f"{row['gb_per_s']:.1f}",
-            f"{row['ratio']:.2f}", _goal(row), *(ratios[row["operation"]] for ratios in slower.values()),
+            label, f"{row['min_ms']:.2f}", f"{row['median_ms']:.2f}", f"{row['gb_per_s']:.1f}",
+            f"{row['ratio']:.2f}", _goal(row),
+            *([f"{row['min_ms'] / twice[label]['min_ms']:.2f}"] if twice else []),
+            *(cell for found in slower.values() for cell in (f"{found[label]['ratio']:.2f}", _goal(found[label]))),
         )
-        for row in of_kind(results, "operation", size=MAIN_SIZE, threads=1, backend=results["backend"])
+        for label, row in main.items()
     ]  # fmt: skip
-    headings = ("operation", "ms", "median", "GB/s", "x copy", "goal")
-    return _table((*headings, *(f"{name}, x copy" for name in slower)), rows)
+    headings = ["operation", "ms", "median", "GB/s", "x copy", "goal", *["2 threads, x one"] * bool(twice)]
+    headings += [heading for name in slower for heading in (f"{name}, x copy", f"{name}, goal")]
+    # A column of goals that a path does not have says nothing.
+    kept = [i for i, heading in enumerate(headings) if "goal" not in heading or any(row[i] for row in rows)]
+    body = [[row[i] for i in kept] for row in rows]
+    return _table([headings[i] for i in kept], body) + "\n" + _below(main, twice, slower)
+
+
+def _below(
+    main: dict[str, dict[str, Any]],
+    twice: dict[str, dict[str, Any]],
+    slower: dict[str, dict[str, dict[str, Any]]],
+) -> str:
+    """Return sentences that name what stays below a goal."""
+    missed = [
+        f"{label} ({row['ratio']:.2f} of {_goal(row)}{f', {path}' if path else ''})"
+        for path, rows in {"": main, **slower}.items()
+        for label, row in rows.items()
+        if (goal := _goal(row)) and f"{row['ratio']:.2f}" < goal
+    ]
+    gains = {label: row["min_ms"] / twice[label]["min_ms"] for label, row in main.items() if label in twice}
+    few = [f"{label} ({gain:.2f})" for label, gain in gains.items() if gain < TWO_THREADS]
+    sentences = [f"Below their goals: {', '.join(missed)}." if missed else "All goals of this table are met."]
+    if gains:
+        goal = f"The goal of two threads is {TWO_THREADS} times the speed of one"
+        sentences.append(
+            f"{goal}; below it: {', '.join(few)}." if few else f"{goal}; all operations meet it."
+        )
+    return "\n".join(sentences) + "\n"
 
 
 def _sizes(results: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ pytest.importorskip("numba")
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from bench import machine, operations, render, timing
-from bench.goals import COPY_RATIO, MM_RATIO
+from bench import bench_demo, machine, operations, render, timing
+from bench.goals import AVX2_COPY_RATIO, COPY_RATIO, MM_RATIO
 from bench.plot import charts, plot
 from bench.records import newest, read
 from mxref import get_backend
@@ -175,6 +175,87 @@ def test_the_plot_has_every_operation_and_goal() -> None:
         assert all(label in svg for label in COPY_RATIO)
         assert svg.count(">1.37<") == len(rows)
     assert drawn == charts("test", partial(plot, {"rows": rows}, 8))
+
+
+def test_the_page_names_what_is_below_its_goal_on_one_thread_and_on_two() -> None:
+    def rows(backend: str, path: str, threads: int, ratio: float, ms: float) -> list[dict[str, Any]]:
+        common = {
+            "kind": "operation",
+            "size": render.MAIN_SIZE,
+            "backend": backend,
+            "path": path,
+            "threads": threads,
+        }
+        times = {"ratio": ratio, "min_ms": ms, "median_ms": ms, "gb_per_s": 1.0}
+        return [common | times | {"operation": label} for label in ("quantize float32", "quantize H32")]
+
+    one, two, narrow = (
+        rows("numba", "avx512", 1, 1.0, 4.0),
+        rows("numba", "avx512", 2, 1.0, 2.5),
+        rows("numba-avx2", "avx2", 1, 0.5, 8.0),
+    )
+    text = render._operations({"backend": "numba", "rows": one + two + narrow})
+    assert (
+        "Below their goals: quantize float32 (1.00 of 1.20), quantize float32 (0.50 of 0.60, avx2).\n" in text
+    )
+    assert "below it: quantize float32 (1.60), quantize H32 (1.60)." in text
+    assert (
+        "   * - quantize float32\n     - 4.00\n     - 4.00\n     - 1.0\n     - 1.00\n     - 1.20\n     - 1.60\n"
+        in text
+    )
+    met = [row | {"ratio": 1.2} for row in one] + [row | {"min_ms": 2.0} for row in two]
+    text = render._operations({"backend": "numba", "rows": met})
+    assert "\nAll goals of this table are met.\n" in text
+    assert text.endswith("The goal of two threads is 1.7 times the speed of one; all operations meet it.\n")
+
+
+def test_the_table_of_two_paths_of_the_demo_compares_their_fastest_runs() -> None:
+    here = {"processor": "P", "cores": 2, "quiet": True, "busy_share": 0.0, "date": "2026-01-02"}
+    runs = [
+        {"path": path, "seconds": seconds, "cpu_seconds": 2 * seconds}
+        for path, seconds in (("avx512", 10.0), ("avx2", 15.0), ("avx512", 12.0), ("avx2", 14.0))
+    ]
+    text = bench_demo.table({"machine": here, "arms": "all", "steps": 5, "runs": runs})
+    assert text.startswith(
+        "`make demo` (the arms all and the reference, 5 steps) on P, 2 cores, quiet, 2026-01-02. "
+    )
+    assert text.endswith("   * - avx2, times avx512\n     - 1.40\n     - 1.40\n")
+
+
+def _of_paths(*paths: str) -> dict[str, Any]:
+    rows = [
+        {
+            "kind": "operation",
+            "operation": label,
+            "backend": f"numba-{path}",
+            "path": path,
+            "size": 8,
+            "threads": 1,
+        }
+        | {"ratio": 0.5}
+        for path in paths
+        for label in COPY_RATIO
+    ]
+    return {"rows": rows}
+
+
+def test_the_plot_marks_the_goals_of_each_path_on_its_bars() -> None:
+    def marks(*paths: str) -> int:
+        (axes,) = plot(_of_paths(*paths), 8).axes
+        return sum(len(each.get_offsets()) for each in axes.collections)
+
+    assert marks("avx512") == len(COPY_RATIO)
+    assert marks("avx2") == len(AVX2_COPY_RATIO)
+    assert marks("portable") == 0
+    assert marks("avx512", "avx2", "portable") == len(COPY_RATIO) + len(AVX2_COPY_RATIO)
+
+
+def test_the_plot_drops_no_set_of_kernels() -> None:
+    four = "avx512", "avx2", "neon", "portable"
+    (axes,) = plot(_of_paths(*four), 8).axes
+    assert len(axes.containers) == 4
+    with pytest.raises(ValueError, match="4 colours, but 5 sets of kernels"):
+        plot(_of_paths(*four, "sve"), 8)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MXREF_BACKEND", raising=False)
-    data_files.write(tmp_path / "text.jsonl", data_files.make_texts(1200))
+    text = data_files.write(tmp_path / "text.jsonl", data_files.make_texts(1200))
+    assert "\n300 kB of text are enough here.\n" in PAGE
+    assert text.stat().st_size < 300_000
     return tmp_path
 
 

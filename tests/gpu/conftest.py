@@ -16,8 +16,8 @@ import pytest
 
 HERE = Path(__file__).parent
 EARLY = (
-    "test_gpu_two.py", "test_gpu_captured_runs.py", "test_gpu_captured_ranks.py", "test_gpu_compiled.py",
-    "test_gpu_recompute.py", "test_gpu_training.py",
+    "test_gpu_four.py", "test_gpu_two.py", "test_gpu_captured_runs.py", "test_gpu_captured_ranks.py",
+    "test_gpu_compiled.py", "test_gpu_recompute.py", "test_gpu_training.py",
 )  # fmt: skip
 """Files with the longest tests: these begin, so that no process is left alone with one at the end."""
 LATE = ("test_gpu_conformance.py",)

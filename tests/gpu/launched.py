@@ -15,16 +15,14 @@ PATIENCE = 240
 """Seconds that a test waits for a job."""
 
 
-def start(
-    script: Path, *arguments: str, ranks: int = 2, restarts: int = 0, **variables: str
-) -> subprocess.Popen[str]:
-    """Start a job; `variables` are of its environment."""
+def start(*command: str, ranks: int = 2, restarts: int = 0, **variables: str) -> subprocess.Popen[str]:
+    """Start a script with its arguments on each rank; `variables` are of its environment."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     # A rank that waits on its GPU for one that was killed does not take the launcher's SIGTERM.
     settings = os.environ | {"OMP_NUM_THREADS": "2", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"} | variables
     settings["PYTHONPATH"] = os.pathsep.join([str(TESTS), settings.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [*launcher, "--max-restarts", str(restarts), str(script), *arguments],
+        [*launcher, "--max-restarts", str(restarts), *command],
         env=settings, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
 

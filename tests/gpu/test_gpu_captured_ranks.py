@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("captured_ranks.py")
 
 def trained(folder: Path, recipe: str, way: str, form: str) -> dict[str, bytes]:
     """Train on two ranks in processes of their own; return what the checkpoint holds."""
-    end(start(SCRIPT, str(folder), recipe, way, form))
+    end(start(str(SCRIPT), str(folder), recipe, way, form))
     step = folder / "checkpoints" / f"step-{newest(folder)}"
     return {path.name: path.read_bytes() for path in sorted(step.glob("*.safetensors"))}
 

@@ -47,9 +47,8 @@ def begin(
 ) -> subprocess.Popen[str]:
     arguments = [x for setting in (*SETTINGS, *settings) for x in ("--set", setting)]
     command = [fate, "tiny", "--recipe", recipe, *arguments, "--out", str(out)]
-    return start(
-        Path(__file__).with_name("captured_runs.py"), *command, restarts=restarts, MXREF_BACKEND="triton"
-    )
+    script = str(Path(__file__).with_name("captured_runs.py"))
+    return start(script, *command, restarts=restarts, MXREF_BACKEND="triton")
 
 
 def captures(output: str) -> list[int]:

@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def script(ranks: int, folder: Path, *stop: str) -> None:
-    end(start(Path(__file__).with_name("four_gpus.py"), str(folder), BACKEND, *stop, ranks=ranks))
+    end(start(str(Path(__file__).with_name("four_gpus.py")), str(folder), BACKEND, *stop, ranks=ranks))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_rank_of_four_that_is_killed_in_a_graph_starts_again_and_resumes(tmp_p
         command = [fate, "tiny", "--recipe", "mxfp4_h16", "--out", str(tmp_path / name)]
         settings = [word for setting in SETTINGS for word in ("--set", setting)]
         return start(
-            Path(__file__).with_name("captured_runs.py"), *command, *settings, ranks=4, restarts=restarts,
+            str(Path(__file__).with_name("captured_runs.py")), *command, *settings, ranks=4, restarts=restarts,
             MXREF_BACKEND=BACKEND,
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def begin(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
-    return start(Path(__file__).with_name("two_gpus.py"), *arguments, BACKEND, restarts=restarts)
+    return start(str(Path(__file__).with_name("two_gpus.py")), *arguments, BACKEND, restarts=restarts)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The process that loads a backend and answers its checks; `processes` starts it and hears what it says.
+"""The process that loads a backend and runs its checks; `processes` starts it and receives the results.
 
 It is a fresh interpreter, since the driver of a GPU does not live through a fork. What it sends is `Loaded` or
 `Refused` once, and then the number and the verdict of every check that it was given.
@@ -22,7 +22,7 @@ from mxref.errors import LoadError, MxrefError
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backend was loaded: its name, and what is to be asked of it."""
+    """The message that a backend was loaded: its name, and the outline of its checks."""
 
     name: str
     capabilities: Capabilities
@@ -31,14 +31,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Refused:
-    """A backend was not loaded: why, and whether its own code is to blame."""
+    """The message that a backend was not loaded: the reason, and whether its own code is to blame."""
 
     text: str
     its_fault: bool
 
 
 def main(channel: int, alive: int) -> None:
-    """Answer checks until the channel ends.
+    """Run the requested checks until the channel ends.
 
     Args:
         channel: file descriptor of the connection to the parent.

@@ -67,7 +67,7 @@ class Request:
 
     @property
     def element(self) -> ElementFormat:
-        """Its element."""
+        """The element format of the treatment."""
         return self.format.element
 
     def array(self) -> NDArray[Any]:

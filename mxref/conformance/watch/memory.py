@@ -1,4 +1,4 @@
-"""The memory of a call, watched: operands, the bytes around them, and the results of earlier calls.
+"""Checks of the memory around a call: operands, the bytes around them, and the results of earlier calls.
 
 `Watched` stands between the checks and a backend. Every array goes in as a view of a larger one whose other
 elements are poisoned: 0xFF bytes, which are NaN as floats and as scale codes. After each call the poison and
@@ -23,7 +23,7 @@ CLAUSE, FUSED_CLAUSE = "conformance.protocol", "conformance.dual"
 MARGIN = 256
 """Poisoned elements before and after an array."""
 _ALIGNMENT, _OFF = 64, 16
-"""NumPy and PyTorch promise multiples of 16 bytes; an address that is no multiple of 64 shows who needs more."""
+"""NumPy and PyTorch promise multiples of 16 bytes. This address is no multiple of 64: kernels that need one fail."""
 _ROOMS = 8
 _KEPT, _KEPT_BYTES = 8, 16 << 20
 
@@ -37,7 +37,7 @@ class _Array(NamedTuple):
 
 
 class Watched:
-    """A backend with its public operations, each of whose calls is watched; `faults` tells what was found."""
+    """A backend with its public operations. Each call is checked for faults of memory; `faults` lists them."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -59,7 +59,7 @@ class Watched:
         self._kept.clear()
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return an array as the backend's own kind, poison around it."""
+        """Return an array as the backend's own kind, with poisoned memory around it."""
         room, view = _surrounded(array)
         given = self._backend.from_numpy(view)
         if isinstance(given, np.ndarray) or not hasattr(given, "as_strided"):
@@ -70,25 +70,25 @@ class Watched:
         return given
 
     def quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
-        """Quantize, watched."""
+        """Quantize, and check the memory."""
         return self._call("quantize", {"x": x}, lambda: self._backend.quantize(x, spec, **arguments))
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
-        """Dequantize, watched."""
+        """Dequantize, and check the memory."""
         return self._call("dequantize", _parts(q=q), lambda: self._backend.dequantize(q, dtype))
 
     def hadamard(self, x: Any, n: int, signs: int = 0, **arguments: Any) -> Any:
-        """Transform, watched."""
+        """Transform, and check the memory."""
         return self._call("hadamard", {"x": x}, lambda: self._backend.hadamard(x, n, signs, **arguments))
 
     def scaled_gemm(self, a: MXArray, b: MXArray, **arguments: Any) -> Any:
-        """Multiply, watched."""
+        """Multiply, and check the memory."""
         return self._call(
             "scaled_gemm", _parts(a=a, b=b), lambda: self._backend.scaled_gemm(a, b, **arguments)
         )
 
     def add_product(self, a: MXArray, b: MXArray, onto: Any, **arguments: Any) -> None:
-        """Add a product to `onto`, watched; what `onto` itself holds is not."""
+        """Add a product to `onto`, and check all memory except that of `onto`."""
         self._call(
             "add_product",
             _parts(a=a, b=b),
@@ -98,13 +98,13 @@ class Watched:
         )
 
     def prepare(self, q: MXArray, **arguments: Any) -> Any:
-        """Prepare an operand, watched; what it gives may share the operand's memory."""
+        """Prepare an operand, and check the memory; the result may share the operand's."""
         return self._call(
             "prepare", _parts(q=q), lambda: self._backend.prepare(q, **arguments), fresh=False, fused=True
         )
 
     def quantize_dual(self, x: Any, specs: Any, **arguments: Any) -> Any:
-        """Quantize along both axes, watched."""
+        """Quantize along both axes, and check the memory."""
         return self._call(
             "quantize_dual",
             {"x": x},
@@ -113,7 +113,7 @@ class Watched:
         )
 
     def fake_quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
-        """Quantize to values, watched."""
+        """Quantize to values, and check the memory."""
         return self._call(
             "fake_quantize",
             {"x": x},
@@ -141,7 +141,7 @@ class Watched:
         return result
 
     def _inspect(self, clause: str, name: str, before: list[_Array], written: Any) -> None:
-        """Note what a call changed that it may not change."""
+        """Record a fault for each change that a call must not make."""
         changed = False
         for each in before:
             if count := _differing(self._bytes(each.array), each.held):
@@ -164,7 +164,7 @@ class Watched:
                 self._kept[i] = kept._replace(held=now)
 
     def _keep(self, clause: str, name: str, before: list[_Array], result: Any) -> None:
-        """Note results that have no memory of their own, and keep them to look at again."""
+        """Record a fault for each result without memory of its own, and keep the results for later checks."""
         results = [array for array in _arrays(result) if 0 not in tuple(array.shape)]
         for array in results:
             owners = [f"its operand {each.name}" for each in before if _overlap(array, each.array)]

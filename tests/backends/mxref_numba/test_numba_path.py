@@ -1,8 +1,10 @@
 """Which Numba kernels run, and why; and that those for narrow vectors use no other instructions."""
 
+import pickle
 import re
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba")
@@ -10,12 +12,13 @@ pytest.importorskip("numba")
 from numba.core.caching import NullCache
 
 from cross_compiled import assembly, instructions
-from mxref import discovery, get_backend
+from mxref import OperandSpec, discovery, get_backend
 from mxref.errors import BackendError, SettingError
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
 from mxref_numba.gemm.vector import _multiply_share
 from mxref_numba.path import KernelPath
+from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.dequantize import _dequantize_share
 from mxref_numba.vector.encode import encode_rows
 from mxref_numba.vector.hadamard import stage_row
@@ -105,6 +108,22 @@ def test_a_wrong_variable_is_an_error_and_no_reason_for_another_backend(
         get_backend()
 
 
+def test_what_was_pickled_on_one_path_is_read_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = {}
+    for each in path.available():
+        monkeypatch.setenv("MXREF_NUMBA_PATH", each)
+        backends[each] = NumbaBackend()
+    q = backend.quantize(np.random.default_rng(2).standard_normal((40, 96)).astype(np.float32), OperandSpec())
+    expected = get_backend("reference").scaled_gemm(q, q)
+    for made in backends.values():
+        prepared = made.prepare(q)
+        assert prepared.layout
+        loaded = pickle.loads(pickle.dumps(prepared))
+        assert (type(loaded), loaded.layout, loaded) == (type(prepared), (), q)
+        for read in backends.values():
+            np.testing.assert_array_equal(read.scaled_gemm(q, loaded), expected)
+
+
 NEEDS = {
     "v(f|fn)m(add|sub)": "fma", "vcvtp[hs]2p[hs]": "f16c", "popcnt": "popcnt", "lzcnt": "lzcnt", "movbe": "movbe",
     "tzcnt|andn|bls": "bmi", "(sh[lr]|sar|ror)x|mulx|bzhi|pdep|pext": "bmi2",
@@ -123,7 +142,11 @@ def compiled(kernel: Native, target: Target) -> str:
 
 
 @pytest.mark.skipif(KernelPath.AVX2 not in path.available(), reason="the CPU, as Numba sees it, has no avx2")
-@pytest.mark.parametrize("kernel", [encode_rows, stage_row, _multiply_share], ids=["encode", "stage", "gemm"])
+@pytest.mark.parametrize(
+    "kernel",
+    [encode_rows, encode_columns, stage_row, _multiply_share],
+    ids=["encode", "columns", "stage", "gemm"],
+)
 def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: Native) -> None:
     code = compiled(kernel, TARGETS[KernelPath.AVX2])
     assert "%ymm" in code
@@ -138,9 +161,10 @@ def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: Native) -> None
     ("kernel", "most", "used"),
     [
         (encode_rows, 4200, {"fmla", "umull", "uzp1", "fminnm", "umin"}),
+        (encode_columns, 1900, {"fmla", "umax", "fminnm", "umin"}),
         (_dequantize_share, 2600, {"tbl", "fmul", "fcvtl"}),
     ],
-    ids=["encode", "dequantize"],
+    ids=["encode", "columns", "dequantize"],
 )
 def test_kernels_compile_for_arm_to_vector_instructions(kernel: Native, most: int, used: set[str]) -> None:
     code = assembly(kernel, NEON)

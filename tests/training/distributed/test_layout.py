@@ -17,6 +17,7 @@ from mxref_training.config import Compile, find_recipe, load_config
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.distributed.share import Share, added, check_layout, check_phases
 from mxref_training.errors import ConfigError
+from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.parallel import Axes, ParallelConfig
 from mxref_training.run.estimate import memory
@@ -116,6 +117,32 @@ def test_full_sizes_are_exact(preset: str, parameters: int) -> None:
     assert parameter_count(config.model) == parameters
     model = Llama(config.model, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("preset", "layers", "width", "heads", "ffn"),
+    [("llama31_8b", 32, 4096, 32, 14336), ("llama31_70b", 80, 8192, 64, 28672)],
+)
+def test_full_shapes_are_those_of_the_release(
+    preset: str, layers: int, width: int, heads: int, ffn: int
+) -> None:
+    """config.json of Llama 3.1 8B and 70B, for sequences of 8,192 tokens; the rest are defaults of the release."""
+    found = config_json(to_table(load_config(preset).model), "bfloat16", None)
+    assert found["num_hidden_layers"] == layers
+    assert (found["hidden_size"], found["intermediate_size"]) == (width, ffn)
+    assert (found["num_attention_heads"], found["num_key_value_heads"], found["head_dim"]) == (heads, 8, 128)
+    assert (found["vocab_size"], found["max_position_embeddings"]) == (128256, 8192)
+    assert (found["rope_theta"], found["rms_norm_eps"]) == (500000.0, 1e-5)
+    assert found["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    flags = ("tie_word_embeddings", "attention_bias", "mlp_bias")
+    assert [found[name] for name in flags] == [False] * 3
+    assert found["hidden_act"] == "silu"
 
 
 def test_the_preset_of_the_benchmark_has_its_numbers() -> None:

@@ -37,7 +37,7 @@ class Bf16Operand(Operand):
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
-        """Return 2."""
+        """Return the bytes of a bfloat16: 2."""
         return 2.0
 
     @classmethod
@@ -69,7 +69,7 @@ class Fp8Operand(Operand):
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
-        """Return 1: the scale is one number for the whole tensor."""
+        """Return the bytes of an element: 1, because the scale is one number for the whole tensor."""
         return 1.0
 
     @classmethod

@@ -97,7 +97,7 @@ class MXLinear(OperandMaker):
         self.switch(recipe)
 
     def check_use(self, recipe: Recipe) -> None:
-        """Raise StepError if `use` would."""
+        """Raise StepError if a change to this recipe is too late in the step; see `use`."""
         if self.census.trained and not self._has(recipe):
             raise StepError(
                 f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "

@@ -46,7 +46,7 @@ def dense_gemm(
         b: [N, K], likewise.
         role: the linear layer's GEMM that this is.
         tally: handle from `register_census`; None counts nowhere.
-        a_inverse: fl32(1 / scale) of A in FP8, float32 scalar, by which the product is multiplied; None: it is not.
+        a_inverse: fl32(1 / scale) of A in FP8, float32 scalar, by which the product is multiplied; None: no factor.
         b_inverse: that of B; both or none.
 
     Returns:

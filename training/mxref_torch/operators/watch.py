@@ -22,7 +22,7 @@ from mxref.steps.rounding import Rounding
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantization by an operator."""
+    """A quantization that an operator made."""
 
     backend: Backend
     """The backend that answered."""
@@ -51,7 +51,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """A scaled GEMM by an operator."""
+    """A scaled GEMM that an operator computed."""
 
     backend: Backend
     """The backend that answered."""
@@ -69,16 +69,16 @@ class Multiplied:
 
 
 class Watcher(Protocol):
-    """What the operators call."""
+    """What receives every operation of the operators."""
 
     def quantized(self, call: Quantized) -> None:
-        """Look at a quantization."""
+        """Receive a quantization."""
 
     def multiplied(self, call: Multiplied) -> None:
-        """Look at a scaled GEMM."""
+        """Receive a scaled GEMM."""
 
     def reading(self, layer: int, tensor: str) -> None:
-        """Take note that the operators that follow read a tensor of a layer.
+        """Learn which layer and tensor the next operators read.
 
         Args:
             layer: the layer's index.

@@ -37,7 +37,7 @@ def fp8_history(model: nn.Module, of_regions: bool | None = None) -> dict[str, t
 def load_fp8_history(
     model: nn.Module, tensors: Mapping[str, torch.Tensor], regions: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Set what `fp8_history` returned.
+    """Restore what `fp8_history` returned.
 
     Args:
         model: converted.

@@ -73,7 +73,7 @@ class RecipeSchedule:
 
     @property
     def span(self) -> Span:
-        """The phase in force."""
+        """The phase that the current step belongs to."""
         return self.spans[self._entered]
 
     @property

@@ -73,7 +73,7 @@ class PlaceInTraining(Stateful):
         return {"step": first["step"], "seed": first["seed"], "recipe": self._recipe, "fp8": history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the state.
+        """Restore the state of a checkpoint.
 
         Raises:
             LayerError: the state of another recipe or seed, or of other FP8 layers.
