@@ -11,11 +11,10 @@ pytest.importorskip("torch")
 from click.testing import CliRunner
 
 from mxref.cli import main
-from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
 from mxref_training.config import Compile, find_recipe, load_config
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.distributed.share import Share, added, check_layout, check_phases
+from mxref_training.distributed.share import Share, added, check_layout
 from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama, parameter_count
@@ -87,11 +86,6 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
         ConfigError, match="keep_gathered = true with parallel.shard = 1: no rank gathers weights"
     ):
         check_layout(whole, 2)
-    phases = recipe_from_table({"schedule": [{"until": 1, "recipe": "fp8"}]})
-    check_phases(captured, phases, 1)
-    check_phases(config, phases, 2)
-    with pytest.raises(ConfigError, match="captures one graph, and the recipe has 2 phases"):
-        check_phases(captured, phases, 2)
 
 
 def test_the_shares_of_all_ranks_are_the_batch() -> None:

@@ -192,7 +192,8 @@ def main(folder: Path) -> None:
         one_rank_alone(ranks)
         same_operands(ranks, folder)
         same_steps(ranks, folder, find_recipe("fp8"))
-        same_steps(ranks, folder / "replicas", PHASES, replace(WHOLE, parallel=ParallelConfig(2, 1)))
+        whole = replace(change(WHOLE, capture=True), parallel=ParallelConfig(2, 1))
+        same_steps(ranks, folder / "replicas", PHASES, whole)
         one_error(ranks)
 
 

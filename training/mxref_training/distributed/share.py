@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mxref.recipe import Recipe
 from mxref_training.config import Compile, RunConfig, TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
@@ -108,16 +107,6 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
                 + (", or take run.compile = 'block'" if "compile" in key else "")
             )
     return axes
-
-
-def check_phases(config: TrainConfig, recipe: Recipe, ranks: int) -> None:
-    """Raise ConfigError if steps of several ranks were to be captured more than once, as each phase is."""
-    phases = len(recipe.spans(config.run.steps))
-    if config.run.capture and ranks > 1 and phases > 1:
-        raise ConfigError(
-            f"run.capture = true on {ranks} ranks captures one graph, and the recipe has {phases} phases: set "
-            "run.capture = false, or take a recipe without a schedule"
-        )
 
 
 def layout_identity(config: TrainConfig, ranks: int) -> dict[str, Any]:

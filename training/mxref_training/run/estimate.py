@@ -18,7 +18,7 @@ from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.data.described import described
 from mxref_training.data.readable import require_readable
 from mxref_training.dimensions import ModelConfig
-from mxref_training.distributed.share import ONE, check_layout, check_phases
+from mxref_training.distributed.share import ONE, check_layout
 from mxref_training.errors import ConfigError
 from mxref_training.limits import require
 from mxref_training.model.llama import Llama, flops_per_token, layer_matmul_parameters, parameter_count
@@ -244,7 +244,6 @@ def dry_run(
         UnsupportedError: the backend does not declare what the recipe asks for.
     """
     axes = check_layout(config, mesh.ranks)
-    check_phases(config, recipe, mesh.ranks)
     model = converted_shape(config, recipe, backend, axes)
     require_readable(config.data, config.model.vocab)
     mxref_torch.check_stochastic_rounding(backend, recipe)

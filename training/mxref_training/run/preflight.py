@@ -8,7 +8,7 @@ from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.distributed.share import check_layout, check_phases
+from mxref_training.distributed.share import check_layout
 from mxref_training.run.device import choose_device, device_name, memory_limit
 from mxref_training.run.estimate import require_memory
 from mxref_training.run.shape import converted_shape
@@ -28,7 +28,6 @@ def preflight(
     """
     device = choose_device(config.run.device, backend, ranks)
     axes = check_layout(config, ranks.world)
-    check_phases(config, recipe, ranks.world)
     available = memory_limit(device)
     if device.type == "cpu":
         available //= ranks.local_world
