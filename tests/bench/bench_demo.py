@@ -32,13 +32,12 @@ PATHS = (KernelPath.AVX512, KernelPath.AVX2)
 
 def run_once(path: str, arms: str, steps: int, jobs: str) -> dict[str, Any]:
     """Return wall and processor seconds of a ladder on a path."""
-    command = [sys.executable, "-c", "from mxref.cli import main; main()", "ablate", "paper", "--jobs", jobs]
-    command += [
-        "--data",
-        "builtin",
-        *(["--arms", arms] if arms else []),
-        *(["--steps", str(steps)] if steps else []),
-    ]
+    program = [sys.executable, "-c", "from mxref.cli import main; main()"]
+    command = [*program, "ablate", "paper", "--probe", "--data", "builtin", "--jobs", jobs]
+    if arms:
+        command += ["--arms", arms]
+    if steps:
+        command += ["--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         environment = os.environ | {VARIABLE: path, "MXREF_BACKEND": "numba"}
