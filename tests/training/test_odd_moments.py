@@ -112,7 +112,7 @@ def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path
         groups = {name: {"x": torch.zeros(1)} for name in checkpoint_files.GROUPS}
         store.save(Snapshot(step, groups, {}))
     assert store.steps() == [4, 6]
-    with pytest.raises(CheckpointError, match=r"step-2 is gone; the newest is step-6"):
+    with pytest.raises(CheckpointError, match=r"step-2 is gone; there is step-6"):
         store.load(2)
 
 
