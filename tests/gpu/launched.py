@@ -57,8 +57,9 @@ def end_killed(process: subprocess.Popen[str], out: Path, count: int) -> int:
 
 def kill(process: subprocess.Popen[str]) -> None:
     """End all processes of a job that still run."""
-    for pid in (*ranks_of(process), process.pid):
-        send(pid)
+    if process.poll() is None:  # else its number may be another process's
+        for pid in (*ranks_of(process), process.pid):
+            send(pid)
 
 
 def send(pid: int) -> None:

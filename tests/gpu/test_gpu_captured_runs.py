@@ -81,7 +81,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
 def whole(jobs) -> Path:
     """A run that nothing disturbs, as one graph on each rank."""
     root, started = jobs
-    assert captures(end(started["whole"])) == [1, 1]
+    output = end(started["whole"])
+    assert captures(output) == [1, 1], output
     return root / "whole"
 
 
@@ -106,7 +107,8 @@ def test_the_run_evaluates_and_saves_between_graphs(whole, cases):
 
 def test_saving_in_the_background_changes_no_bit(whole, jobs, cases):
     root, started = jobs
-    assert captures(end(started["background"])) == [1, 1]
+    output = end(started["background"])
+    assert captures(output) == [1, 1], output
     assert metrics(root / "background") == metrics(whole)
     assert parts(root / "background") == parts(whole)
     cases(STEPS)
@@ -116,11 +118,11 @@ def test_sigterm_in_a_graph_stops_all_ranks_which_resume(whole, jobs, cases):
     root, started = jobs
     output = end(started["stopped"])
     assert "interrupted: SIGTERM after step 7 of 16: saved" in output
-    assert captures(output) == [1, 1]
+    assert captures(output) == [1, 1], output
     assert [line["step"] for line in lines(root / "stopped") if "lr" in line] == [*range(1, 8)]
     output = end(begin(root / "stopped"))
     assert "resumed at step 7 of 16" in output
-    assert captures(output) == [1, 1]
+    assert captures(output) == [1, 1], output
     assert metrics(root / "stopped") == metrics(whole)
     assert parts(root / "stopped").items() >= parts(whole).items()
     cases(STEPS)
@@ -131,7 +133,7 @@ def test_a_rank_that_is_killed_in_a_graph_starts_again_and_resumes(whole, jobs, 
     output = end(started["killed"])
     assert "-9" in output  # the launcher tells how the rank ended
     assert re.search(r"resumed at step [369] of 16", output)
-    assert captures(output)[-2:] == [1, 1]
+    assert captures(output)[-2:] == [1, 1], output
     assert metrics(root / "killed") == metrics(whole)
     last = {name: value for name, value in parts(whole).items() if "step-16" in name}
     assert last
@@ -143,7 +145,7 @@ def test_each_phase_is_a_graph_with_the_bits_of_steps_without(jobs, cases):
     root, started = jobs
     outputs = [started[name].communicate(timeout=PATIENCE)[0] for name in ("phases", "plain phases")]
     assert [started[name].returncode for name in ("phases", "plain phases")] == [0, 0], outputs
-    assert [captures(output) for output in outputs] == [[2, 2], [0, 0]]
+    assert [captures(output) for output in outputs] == [[2, 2], [0, 0]], outputs
     assert metrics(root / "phases") == metrics(root / "plain phases")
     assert parts(root / "phases") == parts(root / "plain phases")
     cases(STEPS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from mxref_training.run.estimate import si
+from mxref_training.wording import si
 from projection.assumptions import Assumption, Assumptions, Level, Machine, Peak
 from projection.compare import Projection, compare, sensitivities
 from projection.counted import KernelCounts

@@ -277,6 +277,13 @@ def test_moments_that_do_not_fit_are_refused(moments: tuple[str, ...], said: str
         Branch(moments=moments).steps(1000)
 
 
+def test_a_list_without_moments_is_refused_and_not_replaced() -> None:
+    """As `--moments "$MOMENTS"` gives it, with a variable that is not set."""
+    with pytest.raises(ConfigError, match="branch.moments is empty"):
+        Branch().asked([], None)
+    assert Branch().asked(None, 40) == Branch(updates=40)
+
+
 def test_shares_are_rounded_to_evaluations() -> None:
     assert Branch().steps(3680) == (900, 1850, 2750)
     assert Branch(moments=("200", "10%"), updates=40).steps(1000) == (100, 200)

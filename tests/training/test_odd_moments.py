@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import threading
@@ -13,12 +14,18 @@ import torch
 
 from mxref_training.durable import explained
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint_files
+from mxref_training.run import checkpoint_files, interrupt
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.loop import Interrupted
 from mxref_training.run.progress import SilentProgress
 from mxref_training.run.snapshot import Snapshot
 from training_setup import Saboteur, change, metrics, newest, run, weights
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All signals are one request, however slow the machine is."""
+    monkeypatch.setattr(interrupt, "TOGETHER", math.inf)
 
 
 class AtEvaluation(SilentProgress):
@@ -33,6 +40,7 @@ class AtEvaluation(SilentProgress):
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.usefixtures("together")
 def test_signals_in_an_evaluation_lose_nothing(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(whole)
@@ -51,6 +59,7 @@ def test_a_signal_in_the_last_step_is_told_to_the_caller(tmp_path: Path) -> None
     assert run(tmp_path / "whole").stopped == ""
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("background", [False, True])
 def test_signals_in_the_last_save_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
@@ -103,7 +112,7 @@ def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path
         groups = {name: {"x": torch.zeros(1)} for name in checkpoint_files.GROUPS}
         store.save(Snapshot(step, groups, {}))
     assert store.steps() == [4, 6]
-    with pytest.raises(CheckpointError, match=r"step-2 is gone, replaced by step-6"):
+    with pytest.raises(CheckpointError, match=r"step-2 is gone; there is step-6"):
         store.load(2)
 
 

@@ -182,8 +182,11 @@ def test_the_dry_run_of_ranks_needs_none(monkeypatch: pytest.MonkeyPatch) -> Non
     for said in (
         "8,030,261,248", "8: replicate 1, shard 8, tensor 1", "1 sequence of every micro-batch", "Memory of each rank",
         "4.02 GB, float32", "40% of 989 TFLOP/s, both assumed; no communication is in it",
+        "about 337 GB received by each rank in a step",
     ):  # fmt: skip
         assert said in text
+    kept = CliRunner().invoke(main, [*asked, "--set", "parallel.keep_gathered=true"]).output
+    assert "about 225 GB received by each rank in a step" in kept
     faster = CliRunner().invoke(main, [*asked, "--peak-tflops", "2000", "--utilisation", "0.5"]).output
     assert "50% of 2000 TFLOP/s" in faster
     refused = CliRunner().invoke(main, [*asked, "--utilisation", "1.5"])

@@ -33,6 +33,7 @@ class StepRunner:
 
         Raises:
             LayerError: it cannot be captured.
+            torch.OutOfMemoryError: the GPU lacks memory for the graph.
         """
         recipes = [layer.recipe for layer in self._operations.layers]
         if recipes != self._recipes:

@@ -263,7 +263,8 @@ def ablate(
     computes = get_backend(chosen)
     echo(f"ladder {ladder}, backend {chosen} ({why}), writing to {folder}", err=True)
     if branches:
-        loaded = replace(loaded, branch=loaded.branch.asked(words(moments), updates))
+        asked = None if moments is None else words(moments)
+        loaded = replace(loaded, branch=loaded.branch.asked(asked, updates))
         runs = len(branching(loaded, names)) * len(loaded.branch.moments) * (seeds or loaded.branch.seeds)
     else:
         runs = len(planned(loaded, seeds, names))

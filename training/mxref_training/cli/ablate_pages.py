@@ -10,8 +10,7 @@ from mxref.terminal import BOX, HEAD, console, echo
 from mxref_training.lab.forecast import Forecast
 from mxref_training.report.branches import branch_screen, branch_tables
 from mxref_training.report.table import write_csv
-from mxref_training.run.estimate import si
-from mxref_training.wording import clock, counted
+from mxref_training.wording import clock, counted, si
 
 
 def show_branches(results: dict[str, Any], folder: Path) -> None:

@@ -45,9 +45,13 @@ class Branch:
         """Steps between evaluations: without `eval_every` a quarter of the updates, or all where that is not whole."""
         return self.eval_every or (self.updates // 4 if self.updates % 4 == 0 else self.updates)
 
-    def asked(self, moments: Sequence[str], updates: int | None) -> Branch:
-        """Return the design with other moments and updates, where some are given."""
-        found = replace(self, moments=tuple(moments) or self.moments)
+    def asked(self, moments: Sequence[str] | None, updates: int | None) -> Branch:
+        """Return the design with other moments and updates; None keeps those of the ladder.
+
+        Raises:
+            ConfigError: the list of moments is empty, or as of the table.
+        """
+        found = self if moments is None else replace(self, moments=tuple(moments))
         return found if updates is None else replace(found, updates=updates, eval_every=0)
 
     def steps(self, steps: int) -> tuple[int, ...]:

@@ -36,8 +36,9 @@ class ArmError(MxrefError, RuntimeError):
 class ChildProcesses:
     """Trains runs in child processes, one in each slot; a `Runner`.
 
-    SIGINT or SIGTERM stops every child after its step, with a checkpoint; a second signal ends all children at once. A
-    child that dies is reported immediately, the others continue, and the next run gets a new process.
+    SIGINT, SIGTERM or SIGHUP stops every child after its step, with a checkpoint; a second one, `TOGETHER` seconds
+    later, ends all children at once. A child that dies is reported immediately, the others continue, and the next run
+    gets a new process.
 
     Raises:
         Interrupted: it was stopped, or its time was up, and runs are unfinished.

@@ -337,7 +337,7 @@ class CheckpointStore:
             raise
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as err:
             if isinstance(err, FileNotFoundError) and not self.path(step).exists() and self.steps():
-                raise CheckpointError(f"{self.path(step)} is gone, replaced by step-{self.latest()}") from err
+                raise CheckpointError(f"{self.path(step)} is gone; there is step-{self.latest()}") from err
             reason = f"{err.strerror}: {err.filename}" if isinstance(err, OSError) else str(err)
             earlier = [s for s in self.steps() if s < step]
             way_out = (

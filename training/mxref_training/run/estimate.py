@@ -26,9 +26,7 @@ from mxref_training.parallel import Axes
 from mxref_training.run.optim import learning_rate
 from mxref_training.run.shape import converted_shape
 from mxref_training.run.treatment import describe
-from mxref_training.wording import counted
-
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
+from mxref_training.wording import counted, si
 
 Section = tuple[str, list[tuple[str, str]]]
 """A heading and its lines, each a name and a text."""
@@ -256,6 +254,7 @@ def dry_run(
     rate = f"{config.optim.lr:g} after {counted(warmup, 'step')} of warm-up, {schedule}, {end:.3g} at the end"
     heads = f"{counted(m.heads, 'head')} over {m.kv_heads}"
     data, tokenizer = described(config.data, m.vocab)
+    held = _what_is_gathered(config)
     return [
         (
             "Model",
@@ -288,11 +287,7 @@ def dry_run(
                 ("AdamW moments", f"{si(need.optimizer)}B, float32"),
                 ("activations", f"about {si(need.activations)}B for one micro-batch"),
                 ("logits", f"{si(need.logits)}B"),
-                *(
-                    [("gathered", f"{si(need.gathered)}B, {_what_is_gathered(config)}")]
-                    if need.gathered
-                    else []
-                ),
+                *([("gathered", f"{si(need.gathered)}B, {held}")] if need.gathered else []),
                 ("tables", f"{si(need.tables)}B, rotary embedding and token ids"),
                 ("in all", f"about {si(need.total)}B"),
             ],
@@ -328,7 +323,7 @@ def _time(config: TrainConfig, axes: Axes, mesh: Mesh) -> Section:
         layout = ", ".join(f"{name} {count}" for name, count in axes._asdict().items())
         own_sequences = run.sequences // axes.data
         size = 4 * parameter_count(config.model, axes.tensor)
-        moved = run.micro_batches * 3 * size * (1 - 1 / axes.shard)
+        moved = run.micro_batches * (2 if _keeps(config) else 3) * size * (1 - 1 / axes.shard)
         if axes.whole:
             moved = 2 * size * (1 - 1 / axes.replicate)
         lines = [
@@ -348,14 +343,6 @@ def _gemms(model: Llama, span: Span, micro_batches: int, several: bool) -> Secti
         f"GEMMs per step, {span.name}" if several else "GEMMs per step",
         [*steps, *((f"{role.value.capitalize()}", _counts(role, census)) for role in GemmRole)],
     )
-
-
-def si(value: float) -> str:
-    """Return a number with three digits, a space and its SI prefix, as in `8.03 G`."""
-    power = 0
-    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g} {_PREFIXES[power]}"
 
 
 def _counts(role: GemmRole, census: Census) -> str:
