@@ -68,7 +68,10 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
     ]
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     labels = list(dict.fromkeys(row["operation"] for row in rows))
-    having = {label: [row["backend"] for row in rows if row["operation"] == label] for label in labels}
+    having = {
+        label: list(dict.fromkeys(row["backend"] for row in rows if row["operation"] == label))
+        for label in labels
+    }
     most = max(len(found) for found in having.values())
     figure = Figure(figsize=(width, max(0.42, 0.19 * most) * len(labels) + 1.2), layout="constrained")
     axes = figure.subplots()

@@ -254,7 +254,8 @@ def test_the_plot_marks_the_goals_of_each_path_on_its_bars() -> None:
 
 def test_bars_and_their_numbers_do_not_overlap() -> None:
     results = _of_paths("avx512", "avx2", "portable")
-    results["rows"].append(results["rows"][0] | {"operation": "cast", "backend": "torch"})
+    cast = results["rows"][0] | {"operation": "cast", "backend": "torch"}
+    results["rows"] += [cast, cast]  # of two processes
     figure = plot(results, 8)
     (axes,) = figure.axes
     figure.canvas.draw()
