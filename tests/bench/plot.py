@@ -91,12 +91,18 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
         for label, ratio in ratios.items():
             # Beyond a mark that would lie on the number.
             end = found[label] if ratio < (found[label] or 0) < ratio + 0.25 else ratio
-            beside = {"xytext": (3, 0), "textcoords": "offset points", "va": "center_baseline"}
-            axes.annotate(f"{ratio:.2f}", (end, places[label]), fontsize=SMALLEST, color=MUTED, **beside)
+            axes.annotate(
+                f"{ratio:.2f}",
+                (end, places[label]),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center_baseline",
+                fontsize=SMALLEST,
+                color=MUTED,
+            )
     if goals:
-        axes.scatter(
-            *zip(*goals, strict=True), marker="|", s=330 / most, color=COLOURS[3], label="goal", zorder=3
-        )
+        across, down = zip(*goals, strict=True)
+        axes.scatter(across, down, marker="|", s=330 / most, color=COLOURS[3], label="goal", zorder=3)
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
