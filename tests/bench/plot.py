@@ -16,7 +16,7 @@ from mxref_training.report.palette import COLOURS, GREY, INK, MUTED
 WIDE, NARROW = 7.66, 3.72
 """Widths of a chart in inches: of a page's column, and of the screen of a phone."""
 _HEIGHT = 0.76
-"""Of the bars of an operation together, one for each set of kernels."""
+"""Of the bars of an operation together, one for each set of kernels that has it."""
 
 
 def chart(name: str, draw: Callable[[float], Figure], width: float = WIDE) -> str:
@@ -68,21 +68,41 @@ def plot(results: dict[str, Any], size: int, width: float = WIDE) -> Figure:
     ]
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     labels = list(dict.fromkeys(row["operation"] for row in rows))
-    figure = Figure(figsize=(width, 0.42 * len(labels) + 1.2), layout="constrained")
+    having = {
+        label: list(dict.fromkeys(row["backend"] for row in rows if row["operation"] == label))
+        for label in labels
+    }
+    most = max(len(found) for found in having.values())
+    figure = Figure(figsize=(width, max(0.42, 0.19 * most) * len(labels) + 1.2), layout="constrained")
     axes = figure.subplots()
-    height = _HEIGHT / len(backends)
+    height = _HEIGHT / most
     goals = []
-    for i, (backend, colour) in enumerate(_coloured(backends)):
+    for backend, colour in _coloured(backends):
         of_backend = {row["operation"]: row for row in rows if row["backend"] == backend}
-        places = {label: labels.index(label) + height * (i - (len(backends) - 1) / 2) for label in of_backend}
-        ratios = [row["ratio"] for row in of_backend.values()]
-        bars = axes.barh(list(places.values()), ratios, height, color=colour, label=backend)
-        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=SMALLEST, color=MUTED)
+        places = {
+            label: labels.index(label)
+            + height * (having[label].index(backend) - (len(having[label]) - 1) / 2)
+            for label in of_backend
+        }
+        ratios = {label: row["ratio"] for label, row in of_backend.items()}
+        axes.barh(list(places.values()), list(ratios.values()), height, color=colour, label=backend)
         found = {label: operation_goals(row).get(label) for label, row in of_backend.items()}
         goals += [(goal, places[label]) for label, goal in found.items() if goal is not None]
+        for label, ratio in ratios.items():
+            # Beyond a mark that would lie on the number.
+            end = found[label] if ratio < (found[label] or 0) < ratio + 0.25 else ratio
+            axes.annotate(
+                f"{ratio:.2f}",
+                (end, places[label]),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center_baseline",
+                fontsize=SMALLEST,
+                color=MUTED,
+            )
     if goals:
-        size = 330 / len(backends)
-        axes.scatter(*zip(*goals, strict=True), marker="|", s=size, color=COLOURS[3], label="goal", zorder=3)
+        across, down = zip(*goals, strict=True)
+        axes.scatter(across, down, marker="|", s=330 / most, color=COLOURS[3], label="goal", zorder=3)
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()

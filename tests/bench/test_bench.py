@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,7 @@ def test_the_plot_has_every_operation_and_goal() -> None:
     for svg in drawn.values():
         assert all(label in svg for label in COPY_RATIO)
         assert svg.count(">1.37<") == len(rows)
+        assert "8 x 8" in svg
     assert drawn == charts("test", partial(plot, {"rows": rows}, 8))
 
 
@@ -248,6 +250,20 @@ def test_the_plot_marks_the_goals_of_each_path_on_its_bars() -> None:
     assert marks("avx2") == len(AVX2_COPY_RATIO)
     assert marks("portable") == 0
     assert marks("avx512", "avx2", "portable") == len(COPY_RATIO) + len(AVX2_COPY_RATIO)
+
+
+def test_bars_and_their_numbers_do_not_overlap() -> None:
+    results = _of_paths("avx512", "avx2", "portable")
+    cast = results["rows"][0] | {"operation": "cast", "backend": "torch"}
+    results["rows"] += [cast, cast]  # of two processes
+    figure = plot(results, 8)
+    (axes,) = figure.axes
+    figure.canvas.draw()
+    bars = sorted((bar.get_y(), bar.get_y() + bar.get_height()) for kind in axes.containers for bar in kind)
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(bars))
+    assert sum(bars[-1]) / 2 == pytest.approx(len(COPY_RATIO))  # one bar lies in the middle
+    height = max(text.get_window_extent().height for text in axes.texts)
+    assert min(bar.get_window_extent().height for kind in axes.containers for bar in kind) >= 0.8 * height
 
 
 def test_the_plot_drops_no_set_of_kernels() -> None:
