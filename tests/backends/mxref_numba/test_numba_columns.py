@@ -30,14 +30,16 @@ SPECS = (
     OperandSpec(scale_rule="rceil", prescale=True, zero_scale=127),  # type: ignore[arg-type]
     OperandSpec(hadamard=16, signs=SignPolicy.FIXED),
 )
-POISON, GUARD = 0xA5, 208
-"""A byte that no test expects, and how many stand before and behind each result: no multiple of a cache line."""
+POISON, FILL = 0xA5, 0x5C
+"""The bytes around memory that kernels get, and those in it."""
+GUARD = 208
+"""Bytes before and behind it: no multiple of a cache line."""
 
 KERNELS = [NumbaBackend(each) for each in path.available() if each in TARGETS]
 
 
 class Guarded:
-    """Memory for results and scratch, full of poison, with poison around it."""
+    """Memory for results and scratch, with poison around it."""
 
     def __init__(self) -> None:
         self.rooms: list[NDArray[np.uint8]] = []
@@ -46,7 +48,9 @@ class Guarded:
         shape = (shape,) if isinstance(shape, int) else shape
         size = math.prod(shape) * np.dtype(dtype).itemsize
         self.rooms.append(np.full(size + 2 * GUARD, POISON, np.uint8))
-        return self.rooms[-1][GUARD : GUARD + size].view(dtype).reshape(shape)
+        inside = self.rooms[-1][GUARD : GUARD + size]
+        inside[:] = FILL  # what is copied from scratch is not taken for a guard
+        return inside.view(dtype).reshape(shape)
 
     def check(self) -> None:
         for room in self.rooms:
