@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 pytest.importorskip("numba")
 
-from mxref import OperandSpec, SignPolicy, Stream, get_backend
+from mxref import OperandSpec, ScaleRule, SignPolicy, Stream, get_backend
 from mxref.placement import Placement
 from mxref_numba import memory, path
 from mxref_numba.backend import NumbaBackend
@@ -27,7 +27,7 @@ PLACE = Placement(Stream(seed=3))
 PLAIN = OperandSpec()
 SPECS = (
     PLAIN,
-    OperandSpec(scale_rule="rceil", prescale=True, zero_scale=127),  # type: ignore[arg-type]
+    OperandSpec(scale_rule=ScaleRule.RCEIL, prescale=True, zero_scale=127),
     OperandSpec(hadamard=16, signs=SignPolicy.FIXED),
 )
 POISON, FILL = 0xA5, 0x5C
