@@ -27,6 +27,7 @@ def pytest_xdist_setupnodes(specs: list[object]) -> None:
     Threads of two processes on one core wait for each other busily: a training step then takes four times as long.
     Numba's keep their number, which its tests look at, so threads sleep while they wait: a fifth less CPU time.
     """
+    gc.enable()  # this process collects no tests
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(max(1, cores() // len(specs))))

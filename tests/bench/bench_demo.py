@@ -73,7 +73,8 @@ def main(arms: str, steps: int, turns: int, jobs: str, record: bool) -> None:
 def table(results: dict[str, Any]) -> str:
     """Return the sentence and the table of a record as reStructuredText."""
     here = results["machine"]
-    what = f"the arms {results['arms']} and the reference" if results["arms"] else "all arms"
+    arms = [f"`{arm}`" for arm in results["arms"].split(",") if arm]
+    what = f"the arm{'s'[: len(arms) != 1]} {', '.join(arms)} and the reference" if arms else "all arms"
     what += f", {results['steps']} steps" if results["steps"] else ""
     noise = "quiet" if here["quiet"] else f"other processes took {here['busy_share']:.0%}"
     best = {

@@ -28,6 +28,9 @@ AVX2_COPY_RATIO = {
 MM_RATIO = {"scaled_gemm ordered": 1.5}
 """As a multiple of the speed of PyTorch's bfloat16 product."""
 
+AVX2_MM_RATIO = 1.0
+"""Of `scaled_gemm ordered` on vectors of 256 bits, as a multiple of PyTorch's bfloat16 product on such a CPU."""
+
 GOALS = {
     "avx512": {"operation": COPY_RATIO, "gemm": MM_RATIO},
     "avx2": {"operation": AVX2_COPY_RATIO},

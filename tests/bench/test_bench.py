@@ -211,6 +211,19 @@ def test_the_page_names_what_is_below_its_goal_on_one_thread_and_on_two() -> Non
     assert text.endswith("The goal of two threads is 1.7 times the speed of one; all operations meet it.\n")
 
 
+def test_the_page_compares_the_path_avx2_with_a_product_without_bf16_instructions() -> None:
+    times = {"min_ms": 6.0, "gflop_per_s": 1.0, "ratio": 0.5, "ratio_float32": 2.0}
+    common = {"kind": "gemm", "size": 1024, "threads": 1} | times
+    ours = common | {"operation": "scaled_gemm ordered", "backend": "numba-avx2", "path": "avx2"}
+    wide = common | {"operation": "scaled_gemm ordered", "backend": "numba", "path": "avx512", "min_ms": 3.0}
+    theirs = common | {"operation": "torch.mm bfloat16, AVX2", "backend": "torch", "path": "avx512"}
+    text = render._gemms({"rows": [wide, ours, theirs | {"min_ms": 15.0}]})
+    assert text.endswith("product: 2.5 times at 1024. The goal is 1.0 times; it is met.\n")
+    text = render._gemms({"rows": [ours, theirs | {"min_ms": 5.0}]})
+    assert text.endswith("product: 0.8 times at 1024. The goal is 1.0 times; it is not met.\n")
+    assert "product: " not in render._gemms({"rows": [wide, ours]})
+
+
 def test_the_table_of_two_paths_of_the_demo_compares_their_fastest_runs() -> None:
     here = {"processor": "P", "cores": 2, "quiet": True, "busy_share": 0.0, "date": "2026-01-02"}
     runs = [
@@ -219,7 +232,7 @@ def test_the_table_of_two_paths_of_the_demo_compares_their_fastest_runs() -> Non
     ]
     text = bench_demo.table({"machine": here, "arms": "all", "steps": 5, "runs": runs})
     assert text.startswith(
-        "`make demo` (the arms all and the reference, 5 steps) on P, 2 cores, quiet, 2026-01-02. "
+        "`make demo` (the arm `all` and the reference, 5 steps) on P, 2 cores, quiet, 2026-01-02. "
     )
     assert text.endswith("   * - avx2, times avx512\n     - 1.40\n     - 1.40\n")
 
