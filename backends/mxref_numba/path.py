@@ -47,14 +47,14 @@ def available() -> tuple[KernelPath, ...]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PathChoice:
     """A path, and why it was chosen."""
 
     path: KernelPath
     why: str
 
 
-def choose(path: str) -> Choice:
+def choose(path: str) -> PathChoice:
     """Return the path of that name; for `auto` the one that MXREF_NUMBA_PATH names, or the fastest one without it.
 
     Raises:
@@ -65,16 +65,16 @@ def choose(path: str) -> Choice:
         return _chosen_by_environment()
     if problem := _problem(path):
         raise BackendError(f"kernel path {problem}")
-    return Choice(KernelPath(path), "asked for by name")
+    return PathChoice(KernelPath(path), "asked for by name")
 
 
-def _chosen_by_environment() -> Choice:
+def _chosen_by_environment() -> PathChoice:
     asked = os.environ.get(VARIABLE) or "auto"
     if asked == "auto":
-        return Choice(available()[0], _why_no_faster())
+        return PathChoice(available()[0], _why_no_faster())
     if problem := _problem(asked):
         raise SettingError(f"{VARIABLE}={problem}")
-    return Choice(KernelPath(asked), f"{VARIABLE}={asked}")
+    return PathChoice(KernelPath(asked), f"{VARIABLE}={asked}")
 
 
 def _problem(path: str) -> str:

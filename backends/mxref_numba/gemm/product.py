@@ -81,10 +81,10 @@ def scaled_gemm(
     return out
 
 
-def _wide_operand(b: MXArray) -> wide.Operand:
+def _wide_operand(b: MXArray) -> wide.DecodedOperand:
     # A layout of MXFP4 is for a product with MXFP4.
     if isinstance(b, PreparedArray) and b.format is not MXFP4:
-        return wide.Operand(*b.layout)
+        return wide.DecodedOperand(*b.layout)
     return wide.decoded_operand(b, turn=True)
 
 

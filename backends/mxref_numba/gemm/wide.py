@@ -65,7 +65,7 @@ _halves_at, _words_at, _doubles_at, _integers_at = (
 )
 
 
-class Operand(NamedTuple):
+class DecodedOperand(NamedTuple):
     """An operand of at least one row and one block, decoded."""
 
     values: NDArray[np.float32]
@@ -143,7 +143,7 @@ def _decode_share(arguments, worker, workers):
                         by_column[top + i, left + r] = room[r, i]
 
 
-def decoded_operand(q: MXArray, *, turn: bool) -> Operand:
+def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     """Return an operand of at least one row and one block, decoded for the right side of the product if `turn`."""
     codes, scales = code_rows(q)
     rows, blocks = scales.shape
@@ -157,7 +157,7 @@ def decoded_operand(q: MXArray, *, turn: bool) -> Operand:
         address_of(integers), address_of(values), address_of(found), address_of(room),
     )  # fmt: skip
     run_native(_decode_share, np.array(numbers, np.int64), work)
-    return Operand(values, found)
+    return DecodedOperand(values, found)
 
 
 @kernel
@@ -319,7 +319,7 @@ def _multiply_share(arguments, worker, workers):
 
 
 def multiply(
-    a: MXArray, right: Operand, format_b: BlockFormat, factor: np.float32, out: NDArray[Any]
+    a: MXArray, right: DecodedOperand, format_b: BlockFormat, factor: np.float32, out: NDArray[Any]
 ) -> None:
     """Write the product, times `factor`, into `out` [M, N], contiguous; rows with NaN blocks are not marked.
 

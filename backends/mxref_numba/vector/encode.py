@@ -57,7 +57,7 @@ _LONGEST_HALF = 128
 
 
 @dataclass(frozen=True)
-class Source:
+class ElementType:
     """How elements of a type come and go; a block's are in neighbouring vectors."""
 
     bits: Callable[[ir.IRBuilder, Any], list[Lanes]]
@@ -118,13 +118,13 @@ def _low_bytes_alternating(vectors: list[Lanes]) -> list[Lanes]:
     return _joined(vectors, lambda size: [byte for i in range(0, size, 4) for byte in (i, size + i)])
 
 
-FLOAT32 = Source(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
-BFLOAT16 = Source(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
+FLOAT32 = ElementType(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
+BFLOAT16 = ElementType(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
 
 _POLICY = (types.int32, types.int32, types.float32, types.int32)
 
 
-def _scales(kind: Source) -> Any:
+def _scales(kind: ElementType) -> Any:
     """Return code for the first half.
 
     It takes the addresses of source, amax floor (a vector of int32), scale codes, and a half, and how many bytes from a
@@ -157,7 +157,7 @@ CODES = (*(types.int64,) * 6, types.int32)
 
 
 def load_scaled(
-    builder: ir.IRBuilder, kind: Source, source: Any, half: Any, top: float | Lanes
+    builder: ir.IRBuilder, kind: ElementType, source: Any, half: Any, top: float | Lanes
 ) -> tuple[list[Lanes], list[Lanes]]:
     """Return the bits of a step and its scaled magnitudes, those above `top` as `top`."""
     bits, lanes = kind.bits(builder, source), lanes_of(builder)
@@ -198,7 +198,7 @@ def roundings(
 _ROUNDED = roundings(round_even, round_by)
 
 
-def _codes(kind: Source, rounding: int) -> Any:
+def _codes(kind: ElementType, rounding: int) -> Any:
     """Return code for the second half, which stores a vector.
 
     What rounds gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer.
@@ -232,7 +232,7 @@ def _on_stack(typingctx):
 _halves: Any = intrinsic(_on_stack)
 
 
-def _encoder(kind: Source, per_group: int, scales: Any, codes: Any, bits: int = 4) -> Any:
+def _encoder(kind: ElementType, per_group: int, scales: Any, codes: Any, bits: int = 4) -> Any:
     """Return a kernel that encodes the steps of a row, of which there is one at least, to codes of so many bits."""
     item = kind.size
 

@@ -15,7 +15,7 @@ from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel
 from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
 from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
 from mxref_numba.vector.native import Native, floats_at
-from mxref_numba.vector.sources import Source, bfloat16, float16, float32
+from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
 from mxref_numba.vector.target import lanes_of, step_length
 
 
@@ -48,7 +48,7 @@ def transposed(lines: list[Lanes]) -> list[Lanes]:
     return [lines[column & ~3 | (column & 1) << 1 | (column & 2) >> 1] for column in range(side)]
 
 
-def _turn(source: Source) -> Any:
+def _turn(source: VectorLoad) -> Any:
     @vector_code(*(types.int64,) * 5)
     def turn(builder, address, step, target, pitch, ahead):
         lines = []

@@ -22,7 +22,7 @@ from mxref.errors import MxrefError
 from mxref_triton.aot.absent import MACHINES
 from mxref_triton.aot.budgets import alu_per_element, check, read_budgets
 from mxref_triton.aot.run import compile_cases
-from mxref_triton.aot.table import Case, cases
+from mxref_triton.aot.table import CompiledCase, cases
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,7 +116,7 @@ def _compile(
     console: Console, target: str, names: list[str], jobs: int, keep: Path | None
 ) -> list[dict[str, Any]]:
     out = []
-    table: dict[str, Case] = cases()
+    table: dict[str, CompiledCase] = cases()
     wanted = [name for name in names if target in table[name].targets]
     with console.status(f"{target}: 0 of {len(wanted)}") as status:
         for result in compile_cases(target, MACHINES[target].hip, wanted, jobs, keep):

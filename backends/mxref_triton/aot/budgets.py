@@ -15,7 +15,7 @@ PATH = Path(__file__).parent / "budgets.toml"
 
 
 @dataclass(frozen=True)
-class Budget:
+class KernelBudget:
     """Limits for the kernels that its patterns match; every budget that matches holds."""
 
     case: str
@@ -86,16 +86,16 @@ class Budgets:
 
     counted_with: str
     """Release of Triton that budgets are true of."""
-    goal: tuple[Budget, ...]
+    goal: tuple[KernelBudget, ...]
     """Limits under every release."""
-    budget: tuple[Budget, ...]
+    budget: tuple[KernelBudget, ...]
     """Limits under `counted_with` only: other compilers count a little differently."""
 
-    def enforced(self, triton: str) -> tuple[Budget, ...]:
+    def enforced(self, triton: str) -> tuple[KernelBudget, ...]:
         """Return the limits that hold under a release."""
         return (*self.goal, *self.budget) if triton == self.counted_with else self.goal
 
-    def waived(self, triton: str) -> tuple[Budget, ...]:
+    def waived(self, triton: str) -> tuple[KernelBudget, ...]:
         """Return the limits that need not hold under a release."""
         return () if triton == self.counted_with else self.budget
 
@@ -113,7 +113,9 @@ def read_budgets(path: Path = PATH) -> Budgets:
     return build(Budgets, read_toml(path), path.name)
 
 
-def check(records: Sequence[Mapping[str, Any]], budgets: Sequence[Budget], whole: bool = True) -> list[str]:
+def check(
+    records: Sequence[Mapping[str, Any]], budgets: Sequence[KernelBudget], whole: bool = True
+) -> list[str]:
     """Return one line per excess; empty if all budgets hold.
 
     Args:

@@ -19,7 +19,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.cache import triton_key
 
 from mxref_triton.aot import absent, amdgcn, sass
-from mxref_triton.aot.table import Case, cases
+from mxref_triton.aot.table import CompiledCase, cases
 
 _COUNT = {"hip": amdgcn.count, "cuda": sass.count}
 _TEXT = {"hip": ("amdgcn", "ttgir"), "cuda": ("ptx",)}
@@ -27,7 +27,7 @@ _LIMIT = 300.0
 """Seconds that a case may take to compile, before its process is killed."""
 
 
-def compile_case(case: Case, machine: absent.Machine, keep: Path | None) -> list[dict[str, Any]]:
+def compile_case(case: CompiledCase, machine: absent.Machine, keep: Path | None) -> list[dict[str, Any]]:
     """Return one record per kernel that a case launches, in order of launch, each once."""
     with absent.launches() as seen:
         case.launch()
@@ -58,7 +58,7 @@ def compile_case(case: Case, machine: absent.Machine, keep: Path | None) -> list
     return records
 
 
-def _child(case: Case, machine: absent.Machine, keep: Path | None, pipe: Connection) -> None:
+def _child(case: CompiledCase, machine: absent.Machine, keep: Path | None, pipe: Connection) -> None:
     try:
         pipe.send({"records": compile_case(case, machine, keep)})
     except Exception as err:  # the boundary of the process: whatever it is, the parent reports it
@@ -66,7 +66,7 @@ def _child(case: Case, machine: absent.Machine, keep: Path | None, pipe: Connect
 
 
 def results(
-    todo: list[Case], machine: absent.Machine, jobs: int, keep: Path | None
+    todo: list[CompiledCase], machine: absent.Machine, jobs: int, keep: Path | None
 ) -> Iterator[dict[str, Any]]:
     """Yield `records` or `error` of each case as it is done, each compiled by a child of its own.
 
@@ -77,7 +77,7 @@ def results(
         keep: folder that gets the machine code; None for none.
     """
     fork = multiprocessing.get_context("fork")
-    running: dict[Connection, tuple[Case, ForkProcess, float]] = {}
+    running: dict[Connection, tuple[CompiledCase, ForkProcess, float]] = {}
     todo = todo[::-1]
     while todo or running:
         while todo and len(running) < jobs:

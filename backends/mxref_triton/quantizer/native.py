@@ -91,7 +91,7 @@ def on_device(device: torch.device, seed: int | None = None) -> Convert:
 
 
 @dataclass(frozen=True)
-class Difference:
+class WrongConversion:
     """A value that was converted wrongly."""
 
     bits: int
@@ -126,7 +126,7 @@ def _inputs() -> Iterator[tuple[int, NDArray[np.float32]]]:
         yield divisor, np.concatenate([_patterns(), values])
 
 
-def first_difference(convert: Convert, stochastic: bool = False) -> Difference | None:
+def first_difference(convert: Convert, stochastic: bool = False) -> WrongConversion | None:
     """Return the first value that is not converted to the reference's bits, or None.
 
     Args:
@@ -153,7 +153,7 @@ def first_difference(convert: Convert, stochastic: bool = False) -> Difference |
         if len(wrong):
             i = int(wrong[0])
             codes = tuple(sorted({int(code) for code in wanted[:, i]}))
-            return Difference(int(values[i : i + 1].view(np.uint32)[0]), divisor, int(got[i]), codes)
+            return WrongConversion(int(values[i : i + 1].view(np.uint32)[0]), divisor, int(got[i]), codes)
     return None
 
 

@@ -45,7 +45,7 @@ Reader = tuple[LayerGemm, int]
 
 
 @dataclass(eq=False)
-class Source:
+class SourceTensor:
     """A tensor from which operands are made, and where it lies."""
 
     tensor: str
@@ -68,7 +68,7 @@ class Operand(ABC):
 
     @classmethod
     @abstractmethod
-    def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Return a tensor as each of one or two GEMMs of this kind reads it, in their order."""
 
     @classmethod
@@ -87,7 +87,7 @@ class Operand(ABC):
         return False
 
     @classmethod
-    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
         """Return a key that layers have in common whose operands of a tensor are the same; None: each has its own."""
         return cls, len(readers)
 

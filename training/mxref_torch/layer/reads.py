@@ -12,7 +12,7 @@ from torch import nn
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.layer.operand import LayerGemm, Operand, Source
+from mxref_torch.layer.operand import LayerGemm, Operand, SourceTensor
 from mxref_torch.layer.part import Split
 from mxref_torch.shared.context import StepContext
 from mxref_torch.shared.inputs import Made
@@ -99,7 +99,7 @@ class OperandMaker(nn.Linear):
                 watcher.reading(self.index, tensor)
         split = self.split
         largest = None if split is None or tensor not in split.tensors else split.largest
-        source = Source(tensor, values, place, self.regions[tensor], largest)
+        source = SourceTensor(tensor, values, place, self.regions[tensor], largest)
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}
         while readers:
