@@ -174,8 +174,9 @@ class MXArray:
         path = _path(path)
         if isinstance(self.rotation, LateRotation):
             raise UnsupportedError(
-                "the signs of this array's Hadamard transform were drawn on the device, at a step that is known there "
-                "alone, so a file cannot hold them; quantize with the number as the step of placement.stream"
+                "the signs of this array's Hadamard transform were drawn on the device, at a step that only the "
+                "device knows, "
+                "so a file cannot hold them; quantize with the number as the step of placement.stream"
             )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {

@@ -36,13 +36,13 @@ REQUIRED = {
 
 @cache
 def missing(path: KernelPath) -> tuple[str, ...]:
-    """Return which features that the path needs are not among those for which Numba compiles."""
+    """Return the features that the path needs and for which Numba does not compile."""
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
     return tuple(name for name in REQUIRED[path] if f"+{name}" not in features)
 
 
 def available() -> tuple[KernelPath, ...]:
-    """Return the paths that the CPU which Numba compiles for can run, the fastest first."""
+    """Return the paths that Numba's target CPU can run, the fastest first."""
     return tuple(path for path in REQUIRED if not missing(path))
 
 
@@ -59,7 +59,7 @@ def choose(path: str) -> PathChoice:
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
-        SettingError: the same of the variable.
+        SettingError: the same for the name in the variable.
     """
     if path == "auto":
         return _chosen_by_environment()

@@ -91,7 +91,9 @@ def check(
     choice.validate()
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:
-        raise BackendError(f"{jobs} processes load the backend by its name; give that, or jobs=1")
+        raise BackendError(
+            f"each of {jobs} processes loads the backend by its name: give the name, or jobs=1"
+        )
     source: Processes | _Here
     if isinstance(backend, str) and not in_process:
         source = Processes(backend, choice, jobs, time_limit)

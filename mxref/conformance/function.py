@@ -84,7 +84,7 @@ class FunctionBackend(Backend):
 
     def _quantize(self, x: Any, plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if plan.spec != self.spec or plan.length != plan.shape[plan.axis]:
-            raise UnsupportedError(f"{self.name} does one treatment and pads nothing")
+            raise UnsupportedError(f"{self.name} is a function of one treatment, and pads nothing")
         rows, made = plan.rows, plan.format
         matrix = x
         if len(plan.shape) != 2 or plan.axis != self.axis:
@@ -122,13 +122,13 @@ class FunctionBackend(Backend):
         return codes_of_values(values, held, want)
 
     def _dequantize(self, q: MXArray, dtype: str) -> Any:
-        raise UnsupportedError(f"{self.name} is a quantizer")
+        raise UnsupportedError(f"{self.name} is a quantizer, and does nothing else")
 
     def _hadamard(self, x: Any, rotation: Rotation, axis: int) -> Any:
-        raise UnsupportedError(f"{self.name} is a quantizer")
+        raise UnsupportedError(f"{self.name} is a quantizer, and does nothing else")
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
-        raise UnsupportedError(f"{self.name} is a quantizer")
+        raise UnsupportedError(f"{self.name} is a quantizer, and does nothing else")
 
 
 def on_host(array: Any) -> NDArray[Any]:
@@ -179,7 +179,7 @@ def codes_of_values(
         if found is None:
             at = int(np.flatnonzero(~same[row, block])[0])
             raise MalformedAnswer(
-                f"the values of block {block} of row {row} are on no grid of {made.title} under one power of two: "
+                f"the values of block {block} of row {row} are not elements of {made.title} times one power of two: "
                 f"element {at} is {got[row, block, at]:.9g}, expected {right[row, block, at]:.9g}"
             )
         codes[row, block], scales[row, block] = found

@@ -63,7 +63,7 @@ def _larger(a: Lanes, b: Lanes) -> Lanes:
 
 
 def _stage(source: VectorLoad) -> Any:
-    """Return code that stages a vector of each of 16 lines, and raises amax by them."""
+    """Return code that stages one vector of each of 16 lines, and includes them in amax."""
 
     @vector_code(*(types.int64,) * 7, types.float32, types.int64, types.int64)
     def stage(builder, address, step, target, pitch, ahead, n, signs, factor, floor, amax):

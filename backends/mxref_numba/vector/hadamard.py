@@ -1,8 +1,8 @@
-"""The Hadamard transform of runs: sizes up to 16 in registers, the stages beyond in memory.
+"""The Hadamard transform of runs: sizes up to 16 in registers, later stages in memory.
 
-At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, where h is set in i, y[i ^ h] - y[i]: a
+At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, if i & h is not 0, y[i ^ h] - y[i]: a
 shuffle and a fused multiply-add by +1 or -1, whose product is exact, so that it rounds as the sum does.
-Where h is a number of whole vectors, these are added and subtracted.
+If h is a multiple of the vector length, whole vectors are added and subtracted.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.

@@ -1,4 +1,4 @@
-"""`python -m mxref_triton.aot`: compile the table for machines that are not here, count, and check budgets."""
+"""`python -m mxref_triton.aot`: compile the table without a GPU, count instructions, and check budgets."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def main(
 
 
 def _hold(records: list[dict[str, Any]], whole: bool) -> tuple[list[str], list[str]]:
-    """Return what exceeds the limits of this Triton, and notes about the limits that are another's."""
+    """Return what exceeds the limits of this Triton release, and notes about limits of other releases."""
     budgets, release = read_budgets(), triton.__version__
     waived = budgets.waived(release)
     notes = [f"{line} (not enforced)" for line in check(records, waived, whole)]
@@ -96,7 +96,7 @@ def _hold(records: list[dict[str, Any]], whole: bool) -> tuple[list[str], list[s
 
 
 def document(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the counts with what they depend on, as JSON is written."""
+    """Return the counts and what they depend on, as JSON text."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "mxref": __version__,
@@ -127,7 +127,7 @@ def _compile(
 
 def _table(target: str, records: list[dict[str, Any]]) -> Table:
     amd = MACHINES[target].target.backend == "hip"
-    # What occupies the ALU on NVIDIA is not what occupies its FMA pipe, so both are shown there.
+    # On NVIDIA the ALU and the FMA pipe take different instructions, so both are shown.
     pipes = [] if amd else ["fma", "alu", "shuffle", "shared"]
     out = Table(
         title=f"compiled for {target} by Triton {triton.__version__}, never run there", title_justify="left"

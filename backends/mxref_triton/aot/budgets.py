@@ -41,16 +41,16 @@ class KernelBudget:
     max_chained: int | None = None
     """Matrix instructions that add to something other than 0."""
     required: tuple[str, ...] = ()
-    """Beginnings of mnemonics, each of which has to be there; in the loop where there is one."""
+    """Beginnings of mnemonics that must occur; in the loop, if there is one."""
     forbidden: tuple[str, ...] = ()
-    """Beginnings of mnemonics that must not be there."""
+    """Beginnings of mnemonics that must not occur."""
 
     def matches(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the budget is one for a kernel."""
+        """Return whether the budget applies to a kernel."""
         return all(fnmatchcase(record[key], getattr(self, key)) for key in ("case", "kernel", "target"))
 
     def excesses(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what a kernel exceeds, each with its number and its limit."""
+        """Yield the limits that a kernel exceeds, each with the kernel's number."""
         vgpr = record["registers"].get("vgpr", 0) + record["registers"].get("agpr", 0)
         upper = {
             "max_spills": record["spills"],
@@ -85,7 +85,7 @@ class Budgets:
     """A file of limits."""
 
     counted_with: str
-    """Release of Triton that budgets are true of."""
+    """Release of Triton for which the budgets were counted."""
     goal: tuple[KernelBudget, ...]
     """Limits under every release."""
     budget: tuple[KernelBudget, ...]
@@ -124,7 +124,7 @@ def check(
         whole: whether the whole table was compiled: a budget that matches nothing is an error then.
 
     Raises:
-        RecipeError: a budget is for no kernel at all.
+        RecipeError: a budget matches no kernel at all.
     """
     out = []
     for budget in budgets:

@@ -1,4 +1,4 @@
-"""The table of what is compiled: operations of the backend, as training calls them, on shapes of training."""
+"""The table of compiled operations: as training calls them, on shapes of training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CompiledCase:
 
     def launch(self) -> None:
         """Let the backend launch the case's kernels."""
-        # A device would have to answer for its scale bytes and its conversions first.
+        # `auto` would first test the scale bytes and the conversions of the device.
         bounded = BoundedWay.MFMA if is_gfx950(torch.device("cuda")) else "auto"
         backend = TritonBackend(bounded, conversions="portable")
         backend.native = self.native
@@ -189,7 +189,7 @@ def _cases() -> Iterator[CompiledCase]:
         for out_dtype in ("float32", "bfloat16"):
             yield _gemm_case(f"{profile}.{out_dtype}", (8192, 8192, 8192), profile, out_dtype)
     yield _gemm_case("ordered.float32.1024", (1024, 1024, 1024), GemmProfile.ORDERED, "float32")
-    # Too little work to fold operands for.
+    # Too little work for folding to pay off.
     yield _gemm_case("ordered.float32.512", (512, 512, 512), GemmProfile.ORDERED, "float32")
     yield _gemm_case("ordered.odd", (8168, 8152, 8160), GemmProfile.ORDERED, "float32", prescale=True)
     for side in (2048, 1024):

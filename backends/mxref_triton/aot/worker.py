@@ -1,4 +1,4 @@
-"""The process that stands on a machine: it compiles cases in children of its own, so that one may die alone."""
+"""The process that simulates a machine. It compiles each case in a child process, so a crash affects one case."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def compile_case(case: CompiledCase, machine: absent.Machine, keep: Path | None)
 def _child(case: CompiledCase, machine: absent.Machine, keep: Path | None, pipe: Connection) -> None:
     try:
         pipe.send({"records": compile_case(case, machine, keep)})
-    except Exception as err:  # the boundary of the process: whatever it is, the parent reports it
+    except Exception as err:  # the process ends here: the parent reports any exception
         pipe.send({"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()})
 
 
@@ -87,7 +87,7 @@ def results(
             process.start()
             theirs.close()
             running[ours] = case, process, time.monotonic()
-        # A pass of the compiler that does not end is a fault of the case like any other.
+        # A compiler pass that does not end is reported as an error of the case.
         now = time.monotonic()
         late = [
             p for p, (_, process, start) in running.items() if now - start > _LIMIT and process.is_alive()
@@ -110,10 +110,10 @@ def results(
 
 
 def _prepare_compiler(machine: absent.Machine) -> None:
-    """Do here, and not in every child, what compiling does once per process.
+    """Do once, before forking, what compiling otherwise does in every child.
 
-    Triton's library, of several 100 MB, is hashed: each key of its cache has the hash. And modules are imported that
-    Triton imports with the first kernel, and torch with the first product of matrices without data.
+    Triton hashes its library of several 100 MB for the keys of its cache. Triton also imports modules with the first
+    kernel, and torch with the first product of matrices without data.
     """
     triton_key()
     make_backend(machine.target).hash()
@@ -122,7 +122,7 @@ def _prepare_compiler(machine: absent.Machine) -> None:
 
 
 def main(target: str, arguments: str) -> None:
-    """Compile the named cases for a machine that this process became; a line of JSON per case goes to stdout."""
+    """Compile the named cases for the machine that this process simulates; write a line of JSON per case to stdout."""
     request = json.loads(arguments)
     machine = absent.MACHINES[target]
     table = cases()

@@ -132,7 +132,7 @@ class Processes:
     def _agreed(self, found: Loaded) -> None:
         if found.outline != self.outline:
             raise BackendError(
-                f"backend {self._backend!r} declares something else each time that it is loaded, so processes "
+                f"backend {self._backend!r} declares different capabilities each time it is loaded, so processes "
                 "cannot share its checks; run them in one process"
             )
 
@@ -144,8 +144,8 @@ class Processes:
         worker.end()
         if not worker.loaded:
             raise BackendError(
-                f"a process that loads backend {self._backend!r} {end} before its first check; what it "
-                "printed tells why, and fewer processes need less memory"
+                f"a process that loads backend {self._backend!r} {end} before its first check; read what it "
+                "printed, or use fewer processes, which need less memory"
             )
         if not worker.busy:
             return  # between two tasks, so nothing is lost

@@ -54,7 +54,7 @@ def test_sources(source: object, stream: DatasetStream | None) -> None:
 
 @pytest.mark.parametrize("source", ["hf:", "hf::en", "hf:a:b:c:d"])
 def test_sources_that_are_none(source: str) -> None:
-    with pytest.raises(DataError, match="does not read hf:NAME"):
+    with pytest.raises(DataError, match="is not of the form hf:NAME"):
         parse_stream(source)
 
 

@@ -88,7 +88,7 @@ class CapturedStep:
             ("clip", clip, 0),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise LayerError(f"CapturedStep: {name} = {value!r}, and it is a number from {least}")
+                raise LayerError(f"CapturedStep: {name} = {value!r}, but it must be a number from {least}")
         self.context = context.context if isinstance(context, Handle) else context
         self.model, self.optimizer = model, optimizer
         self._tokens, self._parts = tokens, micro_batches

@@ -262,7 +262,7 @@ class Handle:
                 f"random bits would be others; pass seed={state['seed']} to convert"
             )
         if isinstance(state["step"], bool) or not isinstance(state["step"], int) or state["step"] < 0:
-            raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
+            raise LayerError(f"the saved step is {state['step']!r}, but a step is a number from 0")
         before = self.context.step
         self.context.reopen_step()
         # The phase of the step decides which layers have a history.

@@ -116,7 +116,8 @@ class MicroBatches:
         origin = self._origin + tokens + -tokens % self._unit(tokens)
         if origin > self._end:
             raise StepError(
-                f"more than {self._end - self._first} tokens ran in a step on this rank, for which it has random bits: "
+                f"more than {self._end - self._first} tokens ran in a step on this rank, and it has random bits "
+                "for no more: "
                 "step the optimizer earlier, or set token_origin and global_tokens before each forward pass"
             )
         self._set(origin)

@@ -78,7 +78,7 @@ class StepContext:
         if name in _LEAST and not (name == "global_tokens" and value is None):
             whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not whole or value < _LEAST[name]:
-                raise LayerError(f"{name} = {value!r}, and it is a whole number from {_LEAST[name]}")
+                raise LayerError(f"{name} = {value!r}, but it must be a whole number from {_LEAST[name]}")
         if name == "step" and self.schedule is not None:
             self.schedule.enter(value)
         super().__setattr__(name, value)

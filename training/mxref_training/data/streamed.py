@@ -57,7 +57,7 @@ def parse_stream(source: object) -> DatasetStream | None:
     name, *rest = source.removeprefix(PREFIX).split(":")
     if not name or len(rest) > 2:
         raise DataError(
-            f"{source!r} does not read hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, as in hf:allenai/c4:en"
+            f"{source!r} is not of the form hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, as in hf:allenai/c4:en"
         )
     config, split = (*rest, None, None)[:2]
     return DatasetStream(name, config or None, split or None)

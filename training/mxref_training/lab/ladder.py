@@ -191,7 +191,7 @@ class Ladder:
                         "equal seeds; name an arm without one"
                     )
             if contrast.arm == contrast.against:
-                raise ConfigError(f"contrast {contrast.name!r} holds {contrast.arm!r} against itself")
+                raise ConfigError(f"contrast {contrast.name!r} compares {contrast.arm!r} with itself")
 
     @property
     def reference(self) -> Arm:
