@@ -167,15 +167,15 @@ class _Run(Assembly):
         run = self.config.run
         self.journal: Journal | SilentJournal = SilentJournal()
         self.observer: Observer | SilentObserver = SilentObserver()
-        if self.ranks.first:
-            self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
-            watched = self.config, self.recipe, self.folder, self.model, self.context
-            self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
-        self.sink.start(label, self.step, run.steps, run.step_tokens)
-        if self.step:
-            self.sink.note(f"resumed at step {self.step} of {run.steps}")
-        self.journal.start_clock()
         try:
+            if self.ranks.first:
+                self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
+                watched = self.config, self.recipe, self.folder, self.model, self.context
+                self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
+            self.sink.start(label, self.step, run.steps, run.step_tokens)
+            if self.step:
+                self.sink.note(f"resumed at step {self.step} of {run.steps}")
+            self.journal.start_clock()
             with StopRequest() as request, self.saver:
                 while self.step < last:
                     with self.observer.step(self.step + 1):
