@@ -105,6 +105,22 @@ def test_a_signal_in_the_last_step_of_an_arm_stops_the_ladder_behind_it(tmp_path
     assert [label for label, _ in trainer.calls] == ["bad"]
 
 
+def test_a_signal_in_the_last_step_of_all_stops_what_follows_the_ladder(tmp_path: Path) -> None:
+    class Asked(FakeTrainer):
+        def __call__(self, *arguments: Any, **options: Any) -> FakeResult:
+            result = super().__call__(*arguments, **options)
+            return replace(result, stopped="SIGTERM" if options["label"] == "bad" else "")
+
+    results, _ = run(tmp_path / "alone", Asked())
+    assert results["unfinished"] == []
+    with pytest.raises(Interrupted, match="SIGTERM in the last step of bad; .* goes on with the probe"):
+        run(tmp_path / "probed", Asked(), then="the probe")
+    assert load_results(tmp_path / "probed")["unfinished"] == []
+    trainer = FakeTrainer()
+    run(tmp_path / "probed", trainer, then="the probe")
+    assert trainer.calls == []
+
+
 def test_interrupted_ladder_resumes_at_the_unfinished_arm(tmp_path: Path) -> None:
     def stop(label: str) -> None:
         if label == "H16":

@@ -322,6 +322,7 @@ def ablate(
             folder,
             keep_checkpoints=kept,
             extra=lambda corpus: prepare(last_val, last_recipes, config, corpus, computes),
+            then="the probe" if probes else "",
             **shared,
         )
     except Interrupted as err:

@@ -106,7 +106,7 @@ def run_branches(
     if before:
         before([*needed, *missing], tokens)
     at_trunks = Tally(needed, needed, lambda records: None, say)
-    train(at_trunks.unfinished(), at_trunks, tokens)
+    train(at_trunks.unfinished(), at_trunks, tokens, then="the branches")
     try:
         train(tally.unfinished(), tally, tokens)
     finally:

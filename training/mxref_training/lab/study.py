@@ -48,6 +48,7 @@ def run_ladder(
     costs: Costs | None = None,
     before: Before | None = None,
     extra: Callable[[Any], Extra] = lambda corpus: Extra(),
+    then: str = "",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -68,6 +69,7 @@ def run_ladder(
         costs: learns how long the finished runs took.
         before: is told all runs that will train, before the first one does.
         extra: makes, of the tokens, what the last checkpoint of each run is evaluated on too.
+        then: what the caller does behind the ladder, as in `the probe`; a signal in the last run stops that too.
         say: prints one line.
 
     Raises:
@@ -109,7 +111,7 @@ def run_ladder(
     if before:
         before(unfinished, tokens)
     try:
-        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
+        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens, then=then)
     finally:
         final = results(tally.records)
     return final
