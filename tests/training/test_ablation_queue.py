@@ -340,5 +340,7 @@ def test_a_signal_behind_the_last_report_of_the_last_child_stops_what_follows(wh
     batch.waiting.clear()
     batch.why = "" if request.signal else why
     batch.conclude("")
-    with pytest.raises(Interrupted, match=f"{why}: 1 of 1 runs finished; the same command goes on with the probe"):
+    with pytest.raises(
+        Interrupted, match=f"{why}: 1 of 1 runs finished; the same command goes on with the probe"
+    ):
         batch.conclude("the probe")

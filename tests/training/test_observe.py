@@ -211,7 +211,9 @@ def test_a_tracker_that_does_not_start_ends_a_new_run_and_no_other(
     run(tmp_path / "alone", config=PLAIN)
     assert metrics(tmp_path / "seen") == metrics(tmp_path / "alone")
     (note,) = [note for note in sink.notes if "did not start" in note]
-    assert note.startswith(f"--track {package} did not start, and gets no numbers; the run's own logs have them")
+    assert note.startswith(
+        f"--track {package} did not start, and gets no numbers; the run's own logs have them"
+    )
 
 
 @pytest.mark.parametrize(

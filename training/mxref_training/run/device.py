@@ -86,10 +86,8 @@ def memory_limit(device: torch.device) -> int:
 
 
 @contextmanager
-def memory_errors(
-    way_out: str = "set run.recompute = 'full', lower run.micro_batch, or take a smaller model; see --dry-run",
-) -> Iterator[None]:
-    """Have an allocation that fails in the block end in ConfigError that says what to lower."""
+def memory_errors(way_out: str) -> Iterator[None]:
+    """Have an allocation that fails in the block end in ConfigError that says what to do: `way_out`."""
     try:
         yield
     except MxrefError:

@@ -26,6 +26,7 @@ from mxref_training.run.finite import require_finite, require_finite_loss, way_o
 from mxref_training.run.folder import RunFolder, identity, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
+from mxref_training.run.memory import less_memory
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
@@ -97,7 +98,7 @@ def train(
         folder.alone() if ranks.first else nullcontext(),
         Failures(folder, backend, config.run.steps).explained() as failures,
         ranks.one_error(),
-        memory_errors(),
+        memory_errors(less_memory(config)),
         deterministic_errors(device),
     ):
         wanted = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
