@@ -33,6 +33,7 @@ from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.preflight import preflight
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
+from mxref_training.run.shared_folder import require_shared
 from mxref_training.run.silent import SilentJournal, SilentObserver
 from mxref_training.run.stepping import Taken
 
@@ -111,6 +112,8 @@ def train(
         begun = ranks.broadcast(begun)
         assert begun is not None  # the first rank has said
         exists, step = begun
+        if exists:
+            require_shared(folder.path / "run.json", ranks)
         stopped = ""
         if step > config.run.steps:
             raise CheckpointError(
@@ -133,6 +136,8 @@ def train(
                         recipe, corpus, device_name(device), run_facts(config, label, wanted, backend)
                     )
                 folder.describe(config, recipe)
+            if not exists:
+                require_shared(folder.path / "run.json", ranks)
             with run.shadowed():
                 stopped = run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
