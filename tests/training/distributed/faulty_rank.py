@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training.run import checkpoint_files, eager, shared_folder
+from mxref_training.run import checkpoint_files, eager, same_software, shared_folder
 
 STEP = 4
 """The step in which a rank fails."""
@@ -62,9 +62,14 @@ def elsewhere() -> None:
     sys.argv[place] += "-elsewhere"
 
 
+def older() -> None:
+    """Have the rank on a host with another version of PyTorch."""
+    same_software.versions = lambda: {"torch": "1.0"}
+
+
 FAULTS = {
     "killed": (1, killed), "disk_full": (1, disk_full), "slow": (0, slow), "elsewhere": (1, elsewhere),
-    "none": (0, lambda: None),
+    "older": (1, older), "none": (0, lambda: None),
 }  # fmt: skip
 """The rank that has the fault, and what gives it to this process."""
 

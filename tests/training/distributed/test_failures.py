@@ -89,6 +89,17 @@ def test_hosts_that_do_not_share_the_folder_are_told_before_the_first_step(
     assert metrics(begun) == metrics(folder / "whole")
 
 
+def test_a_host_with_other_software_is_refused_before_anything_is_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    done = command(folder, tmp_path / "run", fault="older")
+    assert done.returncode != 0
+    (error,) = errors(done)
+    assert "the software: " in error
+    assert "on rank 1: start every rank with the same command, files and environment" in error
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 @pytest.mark.parametrize("options", [(), ("--set", "run.async_checkpoint=true")], ids=["", "async"])
 def test_a_full_disk_of_one_rank_keeps_the_checkpoint_before(
     folder: Path, tmp_path: Path, options: tuple[str, ...]

@@ -18,13 +18,14 @@ from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.costs import Costs
-from mxref_training.lab.fingerprint import code_digest, fingerprint
+from mxref_training.lab.fingerprint import fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.runner import Before, Runner, Trainer
 from mxref_training.lab.tally import Tally, one_by_one
+from mxref_training.run.backend_code import code_digest
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

@@ -33,6 +33,7 @@ from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.preflight import preflight
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
+from mxref_training.run.same_software import require_same_draws, require_same_software
 from mxref_training.run.shared_folder import require_shared
 from mxref_training.run.silent import SilentJournal, SilentObserver
 from mxref_training.run.stepping import Taken
@@ -103,6 +104,7 @@ def train(
         deterministic_errors(device),
     ):
         wanted = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
+        require_same_software(ranks)
         ranks.agree("what determines the run's numbers", wanted)
         begun: tuple[bool, int] | None = None
         if ranks.first:
@@ -127,6 +129,8 @@ def train(
                 folder.store.settle(step)
                 folder.describe(config, recipe)
         elif stop_after is None or step < stop_after:
+            if not step and config.run.init_from is None:
+                require_same_draws(ranks)
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink, ranks)
             run.begin(step)
             failures.run = run
