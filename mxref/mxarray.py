@@ -249,7 +249,8 @@ class PreparedArray(MXArray):
     """An MXArray with the arrays that one backend's GEMM reads in its place; any other reads its codes.
 
     A copy of which something was changed (`dataclasses.replace`) has no layout: it would be another array's.
-    `copy.copy` and `copy.deepcopy` keep it. What was pickled has none either: a process may have another version of the backend, or another path of it. There
+    `copy.copy` and `copy.deepcopy` keep it.
+    What was pickled has none either: a process may have another version of the backend, or another path of it. There
     the GEMM reads the codes.
 
     Implements: conformance.dual
