@@ -42,9 +42,12 @@ def explained(kind: type[MxrefError], action: str, way_out: str) -> Iterator[Non
 
 
 def remedy(err: Exception, way_out: str) -> str:
-    """Return a way out that says to free space, but for an error that is about permission."""
-    if isinstance(err, OSError) and err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    """Return a way out that says to free space, but for an error that is about permission or locks."""
+    number = err.errno if isinstance(err, OSError) else None
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return way_out.replace("free some space", "make it writable")
+    if number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        return way_out.replace("free some space", "mount its file system with locks (flock)")
     return way_out
 
 
@@ -65,7 +68,7 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     except OSError as err:
         # Some network file systems cannot sync a folder; they write its names at once.
-        if err.errno != errno.EINVAL or not path.is_dir():
+        if err.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP) or not path.is_dir():
             raise
     finally:
         os.close(descriptor)

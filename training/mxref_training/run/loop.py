@@ -23,7 +23,8 @@ from mxref_training.run.device import device_name, made_current, memory_errors
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, way_out
-from mxref_training.run.folder import RunFolder, identity, run_facts
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.identity import identity, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
 from mxref_training.run.memory import less_memory
