@@ -124,12 +124,24 @@ def remove(path: Path) -> None:
         return
     doomed = path.with_name(f".{path.name}.deleted.tmp")
     if doomed.exists():
-        shutil.rmtree(doomed)
+        _delete(doomed)
     path.rename(doomed)
     sync(path.parent)
-    shutil.rmtree(doomed)
+    _delete(doomed)
     # Without this, a power cut could bring the renamed folder back, and no later process would remove it.
     sync(path.parent)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder and all in it, but for files that a reader on this host has open, as NFS demands.
+
+    NFS renames such a file to `.nfs...` until it is closed. What is left has a temporary name, and goes next time.
+    """
+    try:
+        shutil.rmtree(folder)
+    except OSError as err:
+        if err.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
 
 
 def clean(folder: Path, pattern: str) -> None:
@@ -137,7 +149,7 @@ def clean(folder: Path, pattern: str) -> None:
     found = list(folder.glob(f".{pattern}.tmp"))
     for left in found:
         if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+            _delete(left)
         else:
             left.unlink()
     if found:
