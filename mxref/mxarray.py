@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, fields
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from operator import index
@@ -249,6 +250,7 @@ class PreparedArray(MXArray):
     """An MXArray with the arrays that one backend's GEMM reads in its place; any other reads its codes.
 
     A copy of which something was changed (`dataclasses.replace`) has no layout: it would be another array's.
+    `copy.copy` and `copy.deepcopy` keep it.
     What was pickled has none either: a process may have another version of the backend, or another path of it. There
     the GEMM reads the codes.
 
@@ -273,6 +275,15 @@ class PreparedArray(MXArray):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: the array without its layout."""
         return vars(self) | {"backend": "", "profile": "", "layout": ()}
+
+    def __copy__(self) -> PreparedArray:
+        """Return an array that shares codes, scales and layout."""
+        return self.of(self, self.backend, self.profile, self.layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedArray:
+        """Return an array with codes, scales and layout of its own."""
+        own = replace(self.plain(), codes=deepcopy(self.codes, memo), scales=deepcopy(self.scales, memo))
+        return self.of(own, self.backend, self.profile, deepcopy(self.layout, memo))
 
     def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:
         """Return the layout if that backend made it for that profile, else nothing."""
