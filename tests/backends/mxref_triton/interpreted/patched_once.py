@@ -7,6 +7,10 @@ It also computes whether each sum of integers overflows, for an assertion that o
 
 And it builds the type of each value anew: a shape is checked, counted and written as text for every operation.
 Types are never changed, so what depends on the shape alone is built once.
+
+The rules of promotion are applied to each pair of operands, though they depend on their types alone.
+
+A reduction by a function of its own calls it for each element; here once for each place along the axis.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -36,6 +41,8 @@ def install() -> None:
     _change_language_once()
     _keep_shapes()
     _keep_dtypes()
+    _keep_promotions()
+    _reduce_by_slices()
 
 
 def _change_language_once() -> None:
@@ -96,3 +103,41 @@ def _keep_dtypes() -> None:
         return kept[type.name]
 
     interpreter._get_np_dtype = by_name
+
+
+def _keep_promotions() -> None:
+    """Take two operands of one type as they are, if they were taken so before."""
+    semantic = interpreter.interpreter_semantic
+    check: Callable[..., Any] = semantic.binary_op_type_checking_impl
+    kept: set[tuple[Any, ...]] = set()
+
+    def checked(lhs: Any, rhs: Any, *how: Any, **named: Any) -> Any:
+        if type(lhs) is not tl.core.tensor or type(rhs) is not tl.core.tensor:
+            return check(lhs, rhs, *how, **named)
+        key = lhs.type.name, rhs.type.name, how, *named.values()
+        if key in kept:
+            return lhs, rhs
+        out = check(lhs, rhs, *how, **named)
+        if out[0] is lhs and out[1] is rhs:
+            kept.add(key)
+        return out
+
+    semantic.binary_op_type_checking_impl = checked
+
+
+def _reduce_by_slices() -> None:
+    """Combine whole slices along the axis, in the order in which the interpreter combines elements."""
+
+    def reduce(self: Any, input: Any) -> Any:
+        assert self.axis is not None
+        data = [np.moveaxis(x.handle.data, self.axis, 0) for x in input]
+        out = tuple(self.to_tensor(d[0], x.dtype) for d, x in zip(data, input, strict=True))
+        for i in range(1, len(data[0])):
+            others = (self.to_tensor(d[i], x.dtype) for d, x in zip(data, input, strict=True))
+            found = self.combine_fn.fn(*out, *others)
+            out = found if isinstance(found, tuple) else (found,)
+        if self.keep_dims:
+            out = tuple(self.to_tensor(np.expand_dims(o.handle.data, self.axis), o.dtype) for o in out)
+        return out
+
+    interpreter.ReduceOps.generic_reduce = reduce
