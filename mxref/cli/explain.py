@@ -35,6 +35,7 @@ OPERAND_IDS = {f"{role.value}.{o.tensor}": o.id for role, operands in OPERANDS.i
 
 # Numbers may be negative, so click passes unknown options as arguments; `_floats` refuses other words.
 _SETTINGS = {"ignore_unknown_options": True}
+_SUFFIXES = (".npy", ".npz", ".safetensors")
 
 
 @click.command(context_settings=_SETTINGS)
@@ -196,6 +197,10 @@ def _floats(words: Sequence[str]) -> list[np.float32]:
                 known = [o for p in context.command.get_params(context) for o in p.opts if o[:2] == "--"]
                 close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
                 raise click.NoSuchOption(word, possibilities=close) from None
+            if word.endswith(_SUFFIXES):
+                raise click.UsageError(
+                    f"{word!r} is not a number; to read an array, give --file {word}"
+                ) from None
             raise click.UsageError(
                 f"{word!r} is not a float32 number: write decimals, nan, inf, -0, or bits such as 0x7fc00000"
             ) from None
@@ -229,7 +234,7 @@ def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
     """
     if key is not None and path.suffix == ".npy":
         refuse_key(path)
-    if path.suffix not in (".npy", ".npz", ".safetensors"):
+    if path.suffix not in _SUFFIXES:
         raise FileFormatError(f"cannot read {path}: the suffix must be .npy, .npz or .safetensors")
     try:
         if path.suffix == ".npy":

@@ -113,7 +113,9 @@ def _read(folder: Path, name: str) -> Run:
 def _record(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     if not folder.is_dir():
-        raise FileFormatError(f"{folder} is no folder; name the --out of an `mxref train` or `mxref ablate`")
+        raise FileFormatError(
+            f"{folder} is not a folder; name the --out of an `mxref train` or `mxref ablate`"
+        )
     if not path.exists():
         raise FileFormatError(
             f"{folder} is no run: it has no run.json, nor the results.json of a ladder; "
