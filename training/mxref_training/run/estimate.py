@@ -40,13 +40,13 @@ UTILISATION = 0.4
 
 @dataclass(frozen=True)
 class Mesh:
-    """What a dry run is made for."""
+    """The assumptions of a dry run."""
 
     ranks: int = 1
     peak_tflops: float = PEAK_TFLOPS
-    """Of one rank, in 10^12 floating-point operations per second."""
+    """Largest rate of one rank, in 10^12 floating-point operations per second."""
     utilisation: float = UTILISATION
-    """The share of it that training reaches."""
+    """The share of that rate that training reaches."""
 
     def __post_init__(self) -> None:
         for name, value, high in (
@@ -120,7 +120,7 @@ def _keeps(config: TrainConfig) -> bool:
 
 
 def _activations(config: TrainConfig, layer: float, tensor: int) -> float:
-    """Return the bytes that a token takes in all layers, if it takes so many in one that is not computed again."""
+    """Return the bytes of a token in all layers from its bytes in one layer that is not computed again."""
     m, how = config.model, config.run.recompute
     if how is Recompute.NONE:
         return m.layers * layer
