@@ -5,8 +5,6 @@ The block axis is stored last, so an array quantized along axis 0 is stored tran
 
 from __future__ import annotations
 
-import json
-import os
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref import array_file
 from mxref.errors import FileFormatError, ShapeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat, BlockShape
 from mxref.layouts.packed import unpack
@@ -175,12 +174,11 @@ class MXArray:
             FileFormatError: another suffix.
             UnsupportedError: the device drew the signs of the transform, and a file has no place for its step.
         """
-        path = _path(path)
+        path = array_file.checked_path(path)
         if isinstance(self.rotation, LateRotation):
             raise UnsupportedError(
                 "the signs of this array's Hadamard transform were drawn on the device, at a step that only the "
-                "device knows, "
-                "so a file cannot hold them; quantize with the number as the step of placement.stream"
+                "device knows, so a file cannot hold them; quantize with the number as the step of placement.stream"
             )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {
@@ -189,26 +187,7 @@ class MXArray:
         }  # fmt: skip
         if self.format is not MXFP4:  # files of MXFP4 have no such key
             meta["block_format"] = self.format.name
-        arrays = {
-            name: np.ascontiguousarray(on_host(array))
-            for name, array in (("codes", self.codes), ("scales", self.scales))
-        }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            if path.suffix == ".npz":
-                with open(temporary, "wb") as f:
-                    np.savez(
-                        f, meta=np.array(json.dumps(meta)), codes=arrays["codes"], scales=arrays["scales"]
-                    )
-            elif path.suffix == ".safetensors":
-                from safetensors.numpy import save_file
-
-                save_file(arrays, temporary, metadata={"mxref": json.dumps(meta)})
-            else:
-                raise FileFormatError(f"cannot save to {path}: the suffix must be .npz or .safetensors")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        array_file.write(path, meta, on_host(self.codes), on_host(self.scales))
 
     @classmethod
     def load(cls, path: str | Path) -> MXArray:
@@ -217,17 +196,9 @@ class MXArray:
         Raises:
             FileFormatError: the file is missing, damaged, or holds something else.
         """
-        path = _path(path)
+        path = array_file.checked_path(path)
         try:
-            if path.suffix == ".safetensors":
-                from safetensors import safe_open
-
-                with safe_open(path, framework="numpy") as f:
-                    meta = json.loads((f.metadata() or {})["mxref"])
-                    codes, scales = f.get_tensor("codes"), f.get_tensor("scales")
-            else:
-                with np.load(path, allow_pickle=False) as f:
-                    meta, codes, scales = json.loads(str(f["meta"])), f["codes"], f["scales"]
+            meta, codes, scales = array_file.read(path)
             if meta["format"] != _FORMAT:
                 raise KeyError(meta["format"])
             block_format = BLOCK_FORMATS[meta.get("block_format", MXFP4.name)]
@@ -295,16 +266,6 @@ class PreparedArray(MXArray):
     def plain(self) -> MXArray:
         """Return the same array without a layout."""
         return MXArray(**_own_fields(self))
-
-
-def _path(path: Any) -> Path:
-    """Return a path; FileFormatError for anything else."""
-    try:
-        return Path(path)
-    except TypeError:
-        raise FileFormatError(
-            f"expected a path that ends in .npz or .safetensors, got {type(path).__name__}"
-        ) from None
 
 
 def _own_fields(q: MXArray) -> dict[str, Any]:

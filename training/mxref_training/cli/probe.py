@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 CPU_TOKENS = 512
-"""Most tokens with which a CPU probes the reference of a ladder."""
+"""On a CPU, the reference of a ladder is probed with this many tokens at most."""
 
 
 @click.command()
@@ -195,7 +195,7 @@ def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, bac
 
     moments = find_moments([folder / "arms" / ladder.reference.name])
     arms = chosen_arms([], {"ladder": ladder}, left_out)
-    # A CPU shall not take longer for this than for an arm.
+    # On a CPU this must not take longer than an arm.
     run = moments[0].config().run
     few = max(1, CPU_TOKENS // run.seq_len) if "cpu" in backend.capabilities.devices else run.sequences
     shape = Shape(sequences=min(few, run.sequences))
@@ -221,7 +221,7 @@ def _measured(
 
 @contextmanager
 def _progress() -> Iterator[Said]:
-    """Yield what takes lines of progress: a line that changes where standard error is a terminal, else plain ones."""
+    """Yield a function that shows progress: one changing line if standard error is a terminal, else plain lines."""
     from mxref.terminal import console, echo
 
     screen = console(stderr=True)

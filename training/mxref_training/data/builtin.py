@@ -120,7 +120,7 @@ class Builtin:
 
 
 def _documents(paragraphs: list[str]) -> Iterator[str]:
-    """Join paragraphs to documents of at most `MAX_DOCUMENT` characters, unless one paragraph is longer."""
+    """Join paragraphs into documents of at most `MAX_DOCUMENT` characters; a longer paragraph is a document."""
     text = ""
     for paragraph in paragraphs:
         if text and len(text) + 1 + len(paragraph) > MAX_DOCUMENT:
@@ -214,7 +214,8 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
         for file in files:
             side, paragraphs = train, file.paragraphs
             if file.code in held_out:
-                # A paragraph that a longer training paragraph quotes passed as new, but training reads it.
+                # A validation paragraph that a longer training paragraph quotes is new to the test, but training reads
+                # its text.
                 side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
                 leaked += len(file.paragraphs) - len(paragraphs)
             for document in _documents(paragraphs):

@@ -192,7 +192,7 @@ class Ranks:
             if first != self.rank:
                 raise PeerStopped(f"rank {first} has failed") from err
             if not isinstance(err, MxrefError) and (lost := _lost_connection(err)):
-                # `torchrun` shows how the other process ended, so it is not told of this error.
+                # `torchrun` shows how the other process ended, so this error is not reported to it.
                 raise PeerLost(
                     f"rank {self.rank}: another rank ended without an error of its own (was it killed?): {lost}; "
                     "the same command goes on from the newest checkpoint"
@@ -214,7 +214,7 @@ class Ranks:
         # Not a collective: other ranks may be in another one, or gone.
         store = _store()
         if isinstance(err, MxrefError) and not self.first:
-            # What is wrong everywhere, as a setting is, the first rank says.
+            # The first rank reports an error that all ranks have, such as a wrong setting.
             with suppress(RuntimeError):
                 store.wait([_FAILED], _PATIENCE)
         try:
@@ -248,7 +248,7 @@ def _tell_launcher(err: Exception) -> None:
 
 
 def _lost_connection(err: Exception) -> str:
-    """Return how a collective failed because another process has gone; nothing if it failed otherwise."""
+    """Return how a collective failed because another process has ended; empty if it failed for another reason."""
     text = str(err).lower()
     for said in _LOST:
         if isinstance(err, RuntimeError) and said in text:

@@ -44,7 +44,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """A description of the written folder."""
 
     step: int
     parameters: int

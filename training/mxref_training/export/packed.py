@@ -44,7 +44,7 @@ class Convention:
 
 def _compressed_tensors(spec: OperandSpec, ignore: Sequence[str]) -> dict[str, Any]:
     made = spec.format
-    assert isinstance(made, BlockFormat)  # `packed_layers` has seen to it
+    assert isinstance(made, BlockFormat)  # checked by `packed_layers`
     weights = {
         "num_bits": made.element.bits,
         "type": "float",
@@ -198,7 +198,7 @@ def packed_part(
         ShapeError: K is no multiple of the block length, or under tiles N is not; the message names the layer.
     """
     made = spec.format
-    assert isinstance(made, BlockFormat)  # `packed_layers` has seen to it
+    assert isinstance(made, BlockFormat)  # checked by `packed_layers`
     rows, length = weight.shape
     codes, scales = f"{layer}.{convention.formats[made]}", f"{layer}.{SCALE}"
 

@@ -37,7 +37,7 @@ _SHOWN = 3  # results that an error names
 
 @dataclass(frozen=True)
 class _Corpus:
-    """What the results say of their tokens."""
+    """The facts about the tokens that the results record."""
 
     hashes: dict[str, str]
     report: str
@@ -45,7 +45,7 @@ class _Corpus:
 
 @dataclass(frozen=True)
 class Collected:
-    """What the results of a ladder come to."""
+    """The collected results of a ladder."""
 
     ladder: dict[str, Any] | None
     """As `run_ladder` returns it; None while no run of the reference arm is there."""

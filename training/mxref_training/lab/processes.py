@@ -77,7 +77,7 @@ class _Batch:
         self.stopped: list[str] = []
         self.failed: list[str] = []
         self.why = ""
-        """Why no more runs start: a signal, or the time."""
+        """The reason why no more runs start: a signal, or the time limit."""
         self.watch, self.display, self.request, self.budget = watch, display, request, budget
 
     def train(self, slots: Sequence[Slot], shared: Mapping[str, Any], then: str) -> None:

@@ -1,4 +1,4 @@
-"""Who trains the runs of a ladder, and how a single run is trained: in its directory, with divergence as a result."""
+"""Trains the runs of a ladder, and a single run in its directory, with divergence as a result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trainer(Protocol):
 
 
 class Watch(Protocol):
-    """Receives what happens to the runs of a ladder."""
+    """Receives the events of a ladder's runs."""
 
     def begin(self, run: ArmRun) -> None:
         """Prepare a run's directory; called just before the run trains."""
@@ -72,7 +72,7 @@ class Runner(Protocol):
 
 
 Before = Callable[[Sequence[ArmRun], Any], None]
-"""Is told the runs that will train, and the corpus."""
+"""Receives the runs that will train, and the corpus."""
 
 
 def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:

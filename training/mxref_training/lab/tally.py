@@ -1,4 +1,4 @@
-"""What happens to the runs of a ladder: which are finished, what is said of each, and the results after it."""
+"""Keeps track of a ladder's runs: which are finished, the line printed for each, and the results after it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mxref_training.run.interrupt import Interrupted
 from mxref_training.run.outcome import TrainResult
 
 _SPARSE = 10
-"""Results are written again when a tenth more runs have finished: all runs wait for it, and it takes ever longer."""
+"""Results are written again when a tenth more runs have finished: all runs wait for it, and it grows slower."""
 
 
 def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
-    """Return what trains runs one after another in this process."""
+    """Return the runner that trains runs one after another in this process."""
 
     def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
         asked = ""

@@ -101,7 +101,7 @@ def main() -> int:
 
 def _serve(progress: PipeProgress) -> int:
     lines = _lines()
-    first = next(lines, None)  # before the imports, for which the other process would have to wait
+    first = next(lines, None)  # before the imports, so that the other process need not wait for them
     if first is None:
         return 0
     from mxref.errors import MxrefError

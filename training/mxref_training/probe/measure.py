@@ -41,9 +41,9 @@ class ProbeRows:
     products: list[Row] = field(default_factory=list)
     operands: list[Row] = field(default_factory=list)
     variances: list[Row] = field(default_factory=list)
-    """Of products, over the draws."""
+    """Variances of products over the draws."""
     unbiased: list[Row] = field(default_factory=list)
-    """Of operands under SR, over the draws."""
+    """Errors of the mean of operands under SR, over the draws."""
     growth: list[Row] = field(default_factory=list)
     """Variance of SR products by length, beside the bounds."""
 

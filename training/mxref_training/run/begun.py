@@ -1,4 +1,4 @@
-"""What a folder holds of a run that is to begin or to go on."""
+"""Checks a run's folder before the run begins or continues."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _fresh_history(config: TrainConfig, recipe: Recipe, backend: Backend, step: 
     """Return the history that the recipe's layers have at a step before they have seen a tensor."""
     model = Llama(config.model, device="meta")
     handle = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
-    handle.context.step = max(0, step - 1)  # a checkpoint has the layers of its phase
+    handle.context.step = max(0, step - 1)  # a checkpoint has the FP8 layers of its phase
     for module in model.modules():
         if isinstance(module, Fp8Scales):
             module.to_empty(device="cpu")

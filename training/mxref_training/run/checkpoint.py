@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mxref_training.run.shards import SavePlans
 
 Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
-"""Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
+"""Takes a group and its names, and returns the tensors to fill; None asks for whole tensors."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CheckpointStore(CheckpointFolder):
 
     @contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Turn what keeps the block from writing a checkpoint into CheckpointError."""
+        """Turn an error that prevents the block from writing a checkpoint into CheckpointError."""
         try:
             yield
         except CheckpointError:
@@ -202,7 +202,7 @@ class CheckpointStore(CheckpointFolder):
         world = int(state.get("ranks", 1))
         with own._agreed(), own._reading(step):
             names = [name for group in groups for name in group_files(group, world)]
-            for name in names[own.ranks.rank :: own.ranks.world]:  # together the ranks read each byte once
+            for name in names[own.ranks.rank :: own.ranks.world]:  # all ranks together read each byte once
                 verify_file(self.path(step), name, facts)
         with own._agreed(), own._reading(step):
             tensors = {group: self._read(step, group, world, targets) for group in groups}
@@ -259,7 +259,7 @@ class CheckpointStore(CheckpointFolder):
 
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Turn what keeps the block from reading a checkpoint into CheckpointError."""
+        """Turn an error that prevents the block from reading a checkpoint into CheckpointError."""
         try:
             yield
         except CheckpointError:

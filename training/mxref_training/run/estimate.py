@@ -36,13 +36,13 @@ UTILISATION = 0.4
 
 @dataclass(frozen=True)
 class Mesh:
-    """What a dry run is made for."""
+    """The assumptions of a dry run."""
 
     ranks: int = 1
     peak_tflops: float = PEAK_TFLOPS
-    """Of one rank, in 10^12 floating-point operations per second."""
+    """Largest rate of one rank, in 10^12 floating-point operations per second."""
     utilisation: float = UTILISATION
-    """The share of it that training reaches."""
+    """The share of that rate that training reaches."""
 
     def __post_init__(self) -> None:
         for name, value, high in (

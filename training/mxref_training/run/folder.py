@@ -51,7 +51,7 @@ class RunFolder:
     path: Path
     keep: int
     ranks: Ranks = SOLE
-    """Who saves and loads its checkpoints together; one rank does all else."""
+    """The ranks, which save and load checkpoints together; the first rank does everything else."""
 
     @property
     def metrics(self) -> Path:
@@ -65,12 +65,12 @@ class RunFolder:
 
     @property
     def telemetry(self) -> Path:
-        """What quantization did to the operands, by step, layer and GEMM."""
+        """Telemetry of the operands, by step, layer and GEMM."""
         return self.path / "telemetry.jsonl"
 
     @property
     def spikes(self) -> Path:
-        """Losses far above the recent ones; there only if there were some."""
+        """Losses far above the recent ones; the file exists only if there were any."""
         return self.path / "spikes.jsonl"
 
     @property

@@ -39,7 +39,7 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
     if run.init_from is not None:
         kept["init_from"] = Weights.open(Path(run.init_from)).sha256()  # the weights, wherever they lie
     if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
-        kept["steps"] = run.steps  # it sets where the cosine ends
+        kept["steps"] = run.steps  # the cosine ends there
     table = {
         "model": to_table(config.model),
         "optim": to_table(config.optim),
@@ -49,14 +49,14 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
         "backend": backend_identity(backend),
     }
     spans = recipe.spans(run.steps)
-    if len(spans) > 1:  # where the phases begin, which shares of the run leave open
+    if len(spans) > 1:  # the steps where the phases begin, which a recipe in shares of the run does not fix
         table["phases"] = [[span.name, span.first] for span in spans]
     plain: dict[str, Any] = json.loads(json.dumps(table))
     return plain
 
 
 def run_facts(config: TrainConfig, label: str, wanted: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
-    """Return what the record of a run says of it, beside versions and hardware.
+    """Return the entries of a run's record, except versions and hardware.
 
     Args:
         config: the run.

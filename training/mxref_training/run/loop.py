@@ -244,7 +244,7 @@ class _Run(Assembly):
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if taken.problem else 0
         self.journal.add_step(taken, self.observer)
         if taken.problem:
-            self._require_finite()  # what is lost stays lost, so more skipped steps would not help
+            self._require_finite()  # skipping more steps would not bring the model back
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise DivergedError(
                 f"{taken.problem} at step {taken.step + 1}, the {MAX_SKIPPED}th step in a row to be skipped: "

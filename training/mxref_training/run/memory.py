@@ -79,7 +79,7 @@ def keeps_gathered(config: TrainConfig) -> bool:
 
 
 def _activations(config: TrainConfig, layer: float, tensor: int) -> float:
-    """Return the bytes that a token takes in all layers, if it takes so many in one that is not computed again."""
+    """Return the bytes of a token in all layers from its bytes in one layer that is not computed again."""
     m, how = config.model, config.run.recompute
     if how is Recompute.NONE:
         return m.layers * layer

@@ -1,4 +1,4 @@
-"""What a run shows beside its metrics: telemetry, trackers and profiles. None of it changes a bit of the run."""
+"""The outputs of a run besides its metrics: telemetry, trackers and profiles. None of them changes a bit of the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a run shows beside its logs. `run.telemetry_every` switches telemetry on."""
+    """The outputs of a run besides its logs. `run.telemetry_every` switches telemetry on."""
 
     tensorboard: bool = False
     """Write TensorBoard's event files."""
@@ -64,7 +64,7 @@ class Observer:
         step: int,
         mark: Mark | None,
     ) -> None:
-        """Begin to watch behind a step; `mark` is what its checkpoint knows of the log of telemetry."""
+        """Begin to watch after a step; `mark` is the length of telemetry's log that its checkpoint recorded."""
         self._every, self._context, self._model = config.run.telemetry_every, context, model
         self._note = sink.note
         self._rows: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ class Observer:
         return {"telemetry": self._log.mark().to_table()} if self._log else {}
 
     def close(self) -> None:
-        """End all that watched, whichever way the run ended."""
+        """Close all trackers and profiles, however the run ended."""
         try:
             if self._profiler:
                 self._profiler.close()

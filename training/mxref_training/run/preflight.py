@@ -1,4 +1,4 @@
-"""What is checked of a run before its data is read and before anything is allocated."""
+"""The checks of a run before its data is read and before anything is allocated."""
 
 from __future__ import annotations
 

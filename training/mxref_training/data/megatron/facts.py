@@ -25,7 +25,7 @@ _QUIET_BELOW = 1 << 28  # tokens; fewer take only seconds and get no progress ba
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a file after one full reading.
+    """The facts about a file after one full reading.
 
     Attributes:
         sha256: of the token ids as they are stored.

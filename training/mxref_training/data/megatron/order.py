@@ -30,7 +30,7 @@ _FILES = ("documents", "samples", "shuffle")
 
 @dataclass(frozen=True)
 class Epochs:
-    """How often the data is gone through, which the number of samples decides.
+    """The epochs of the data that a number of samples needs.
 
     Attributes:
         epochs: epochs that hold the samples.
@@ -50,7 +50,7 @@ class Epochs:
 
 
 def plan(tokens: int, seq_len: int, wanted: int) -> Epochs:
-    """Return how often data of `tokens` tokens is gone through for a number of samples."""
+    """Return the epochs that a number of samples needs of data of `tokens` tokens."""
     epochs = max(1, -(-(wanted * seq_len + 1) // tokens))
     before_last = max(0, ((epochs - 1) * tokens - 1) // seq_len)
     of_an_epoch = (tokens - 1) // seq_len
