@@ -24,6 +24,9 @@ from mxref.layouts.packed import unpack
 from mxref.steps.hadamard import LateRotation, Rotation
 
 _FORMAT = "mxref.mxarray.1"
+# Tuples: to join types anew takes longer than to look at all else of a small array.
+_ROTATIONS = (Rotation, LateRotation, type(None))
+_BOOLS = (bool, np.bool_)
 
 
 def on_host(array: Any) -> NDArray[Any]:
@@ -97,7 +100,7 @@ class MXArray:
                     f"MXArray: {name} must be an array of uint8 codes, got {type(array).__name__}"
                 )
         try:
-            object.__setattr__(self, "shape", tuple(index(length) for length in self.shape))
+            object.__setattr__(self, "shape", tuple(map(index, self.shape)))
             object.__setattr__(self, "axis", index(self.axis))
             object.__setattr__(self, "block", BlockShape(self.block))
         except (TypeError, ValueError) as err:
@@ -105,13 +108,13 @@ class MXArray:
                 f"MXArray: shape {self.shape!r} must hold integers, axis {self.axis!r} be one, "
                 f"and block {self.block!r} be one of {', '.join(BlockShape)}"
             ) from err
-        if not isinstance(self.rotation, Rotation | LateRotation | None):
+        if not isinstance(self.rotation, _ROTATIONS):
             raise ShapeError(
                 f"MXArray: rotation must be a Rotation or None, got {type(self.rotation).__name__}"
             )
         if not isinstance(self.format, BlockFormat):
             raise ShapeError(f"MXArray: format must be a BlockFormat, as mxref.MXFP4, got {self.format!r}")
-        if not isinstance(self.prescale, bool | np.bool_):
+        if not isinstance(self.prescale, _BOOLS):
             raise ShapeError(f"MXArray: prescale must be True or False, got {self.prescale!r}")
 
     @property
@@ -175,8 +178,9 @@ class MXArray:
         path = _path(path)
         if isinstance(self.rotation, LateRotation):
             raise UnsupportedError(
-                "the signs of this array's Hadamard transform were drawn on the device, at a step that is known there "
-                "alone, so a file cannot hold them; quantize with the number as the step of placement.stream"
+                "the signs of this array's Hadamard transform were drawn on the device, at a step that only the "
+                "device knows, "
+                "so a file cannot hold them; quantize with the number as the step of placement.stream"
             )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {

@@ -192,7 +192,7 @@ def test_a_corpus_reaches_another_process_by_its_files(corpus: Any) -> None:
         DataError, match=r"tokens\.npy are damaged .it has [\d,]+ tokens, not 7.: give the same command"
     ):
         handed_over.from_table({**sent, "train": {**sent["train"], "length": 7}})
-    with pytest.raises(DataError, match="in no file"):
+    with pytest.raises(DataError, match="not in a file"):
         handed_over.to_table(CORPUS)
 
 

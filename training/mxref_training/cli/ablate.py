@@ -203,7 +203,7 @@ def ablate(
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
     if (moments or updates) and not branches:
-        raise click.UsageError("--moments and --updates are given with --branch")
+        raise click.UsageError("--moments and --updates need --branch")
     wait_passively()
     from mxref_training.lab.ladder import load_ladder
 
@@ -213,7 +213,7 @@ def ablate(
         show_arms(loaded, names)
         return
     if folders and not collects:
-        raise click.UsageError(f"{folders[0]}: folders are named with --collect")
+        raise click.UsageError(f"{folders[0]}: folders of results need --collect")
     if collects:
         from mxref_training.cli.ablate_collect import collect_folders
 

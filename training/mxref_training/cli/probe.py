@@ -18,7 +18,7 @@ from mxref_training.cli.setting import FOLDER
 if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref_training.lab.ladder import Ladder
-    from mxref_training.probe.arms import Arm
+    from mxref_training.probe.arms import NamedRecipe
     from mxref_training.probe.measure import Said
     from mxref_training.probe.moments import Moment
     from mxref_training.probe.results import Results
@@ -205,7 +205,7 @@ def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, bac
 
 
 def _measured(
-    moments: Sequence[Moment], arms: Sequence[Arm], backend: Backend, out: Path, **options: Any
+    moments: Sequence[Moment], arms: Sequence[NamedRecipe], backend: Backend, out: Path, **options: Any
 ) -> Results:
     """Probe the checkpoints, with the progress on standard error, and write the numbers."""
     from mxref_training.probe.results import save

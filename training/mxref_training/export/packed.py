@@ -26,7 +26,7 @@ from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_training.errors import HuggingFaceError
-from mxref_training.export.folder import Part
+from mxref_training.export.folder import TensorGroup
 
 SCALE = "weight_scale"
 
@@ -184,7 +184,7 @@ def _require_readable(convention: Convention, name: str, spec: OperandSpec) -> N
 
 def packed_part(
     convention: Convention, layer: str, weight: Tensor, spec: OperandSpec, backend: Backend
-) -> Part:
+) -> TensorGroup:
     """Return the packed weight of a linear layer.
 
     Args:
@@ -213,4 +213,4 @@ def packed_part(
             stored = stored.view(torch.float8_e4m3fn)
         return {codes: stored, scales: from_backend(q.scales, backend).cpu()}
 
-    return Part({codes: rows * made.code_bytes(length), scales: rows * (length // made.k)}, make)
+    return TensorGroup({codes: rows * made.code_bytes(length), scales: rows * (length // made.k)}, make)

@@ -206,7 +206,7 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
         (a, one), (b, other) = list(firsts.items())[:2]
         raise ConfigError(
             f"{one.path} is of a ladder whose first seeds (run.seed, run.data_seed) are {a}, and {other.path} of one "
-            f"with {b}: their pairs are no pairs. Collect them into another --out"
+            f"with {b}: their runs cannot be paired. Collect them into another --out"
         )
     (seed, order), result = next(iter(firsts.items()))
     config = config_from_table(result.table["config"], str(result.path))

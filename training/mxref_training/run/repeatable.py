@@ -67,8 +67,8 @@ def deterministic_errors(device: torch.device) -> Iterator[None]:
         if isinstance(err, MxrefError) or not (found := _NOT_DETERMINISTIC.match(str(err))):
             raise
         raise ConfigError(
-            f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, and a run is not "
-            "trained without: choose another run.device, or another version of PyTorch"
+            f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, which training "
+            "requires: choose another run.device, or another version of PyTorch"
         ) from err
 
 
