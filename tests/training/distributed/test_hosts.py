@@ -21,6 +21,7 @@ from mxref_training.distributed import ranks as module
 from mxref_training.distributed.ranks import SOLE, Ranks, connected
 from mxref_training.durable import sync
 from mxref_training.errors import CheckpointError, ConfigError
+from mxref_training.run import folder
 from mxref_training.run.device import choose_device
 from training_setup import run
 
@@ -114,6 +115,31 @@ def test_the_lock_of_a_host_that_is_down_can_be_deleted(
         run(tmp_path)
     advice = f"if that host is down and its lock stays, delete {tmp_path / 'run.lock'}"
     assert (advice in str(caught.value)) is (host != HERE)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ranks_that_are_started_again_wait_for_the_lock_of_a_host_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """An NFS server keeps it for a while; without the wait each restart would end at once."""
+    tries: list[int] = []
+    flock = fcntl.flock
+
+    def held(descriptor: int, how: int) -> None:
+        tries.append(how)
+        if len(tries) < 4:
+            raise BlockingIOError
+        flock(descriptor, how)
+
+    monkeypatch.setattr(folder, "_PAUSE", 0.0)
+    monkeypatch.setattr(fcntl, "flock", held)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(int(again)))
+    if again:
+        assert run(tmp_path, stop_after=1).tokens
+    else:
+        with pytest.raises(ConfigError, match="is training in"):
+            run(tmp_path, stop_after=1)
+        assert len(tries) == 1
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])

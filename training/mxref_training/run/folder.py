@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
 """`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
+LEASE = 120.0
+"""Seconds after which servers of NFSv4 release the locks of a host that is down; 90 in Linux by default."""
+_PAUSE = 0.5
 _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "spikes.jsonl", "tensorboard",
     "profile", "shadow.npz", "checkpoints", "run.json",
@@ -84,8 +88,11 @@ class RunFolder:
         return CheckpointStore(self.path / "checkpoints", self.keep, self.ranks)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, patience: float = 0.0) -> Iterator[None]:
         """Lock the folder, made if it is missing, and remove what killed processes left.
+
+        Args:
+            patience: seconds to wait for the lock.
 
         Raises:
             ConfigError: another process trains there, or the folder holds files that belong to no run.
@@ -110,7 +117,15 @@ class RunFolder:
             with ExitStack() as held:
                 with self._explained():
                     make_folder(self.path)
-                    held.enter_context(locked(self.path / _LOCK, busy))
+                    until = time.monotonic() + patience
+                    while True:
+                        try:
+                            held.enter_context(locked(self.path / _LOCK, busy))
+                            break
+                        except ConfigError:
+                            if time.monotonic() >= until:
+                                raise
+                        time.sleep(_PAUSE)
                     wait_for_writers(self.store.folder)
                     for name in _OWN:
                         clean(self.path, name)

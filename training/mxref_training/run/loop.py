@@ -14,7 +14,7 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.ranks import SOLE, Ranks, restarted
 from mxref_training.distributed.share import layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.run.assembly import Assembly
@@ -23,7 +23,7 @@ from mxref_training.run.device import device_name, made_current, memory_errors
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, way_out
-from mxref_training.run.folder import RunFolder
+from mxref_training.run.folder import LEASE, RunFolder
 from mxref_training.run.identity import identity, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
@@ -98,7 +98,7 @@ def train(
         compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting((progress or default_progress()) if ranks.first else SilentProgress()) as sink,
-        folder.alone() if ranks.first else nullcontext(),
+        folder.alone(LEASE if restarted() else 0.0) if ranks.first else nullcontext(),
         Failures(folder, backend, config.run.steps).explained() as failures,
         ranks.one_error(),
         memory_errors(less_memory(config)),
