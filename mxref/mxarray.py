@@ -5,7 +5,8 @@ The block axis is stored last, so an array quantized along axis 0 is stored tran
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from operator import index
@@ -22,6 +23,9 @@ from mxref.layouts.packed import unpack
 from mxref.steps.hadamard import LateRotation, Rotation
 
 _FORMAT = "mxref.mxarray.1"
+# Tuples: to join types anew takes longer than to look at all else of a small array.
+_ROTATIONS = (Rotation, LateRotation, type(None))
+_BOOLS = (bool, np.bool_)
 
 
 def on_host(array: Any) -> NDArray[Any]:
@@ -95,7 +99,7 @@ class MXArray:
                     f"MXArray: {name} must be an array of uint8 codes, got {type(array).__name__}"
                 )
         try:
-            object.__setattr__(self, "shape", tuple(index(length) for length in self.shape))
+            object.__setattr__(self, "shape", tuple(map(index, self.shape)))
             object.__setattr__(self, "axis", index(self.axis))
             object.__setattr__(self, "block", BlockShape(self.block))
         except (TypeError, ValueError) as err:
@@ -103,13 +107,13 @@ class MXArray:
                 f"MXArray: shape {self.shape!r} must hold integers, axis {self.axis!r} be one, "
                 f"and block {self.block!r} be one of {', '.join(BlockShape)}"
             ) from err
-        if not isinstance(self.rotation, Rotation | LateRotation | None):
+        if not isinstance(self.rotation, _ROTATIONS):
             raise ShapeError(
                 f"MXArray: rotation must be a Rotation or None, got {type(self.rotation).__name__}"
             )
         if not isinstance(self.format, BlockFormat):
             raise ShapeError(f"MXArray: format must be a BlockFormat, as mxref.MXFP4, got {self.format!r}")
-        if not isinstance(self.prescale, bool | np.bool_):
+        if not isinstance(self.prescale, _BOOLS):
             raise ShapeError(f"MXArray: prescale must be True or False, got {self.prescale!r}")
 
     @property
@@ -220,6 +224,7 @@ class PreparedArray(MXArray):
     """An MXArray with the arrays that one backend's GEMM reads in its place; any other reads its codes.
 
     A copy of which something was changed (`dataclasses.replace`) has no layout: it would be another array's.
+    `copy.copy` and `copy.deepcopy` keep it.
     What was pickled has none either: a process may have another version of the backend, or another path of it. There
     the GEMM reads the codes.
 
@@ -244,6 +249,15 @@ class PreparedArray(MXArray):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: the array without its layout."""
         return vars(self) | {"backend": "", "profile": "", "layout": ()}
+
+    def __copy__(self) -> PreparedArray:
+        """Return an array that shares codes, scales and layout."""
+        return self.of(self, self.backend, self.profile, self.layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedArray:
+        """Return an array with codes, scales and layout of its own."""
+        own = replace(self.plain(), codes=deepcopy(self.codes, memo), scales=deepcopy(self.scales, memo))
+        return self.of(own, self.backend, self.profile, deepcopy(self.layout, memo))
 
     def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:
         """Return the layout if that backend made it for that profile, else nothing."""

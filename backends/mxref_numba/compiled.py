@@ -18,6 +18,7 @@ wait for each other.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -28,6 +29,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba import threading_layer  # type: ignore[attr-defined]
+from numba.core import event
 
 from mxref.errors import BackendError
 from mxref_numba.cache import REFUSED, kernel_cache
@@ -37,6 +39,37 @@ KERNELS: list[Any] = []
 
 _GRAIN = 1 << 15
 """Number of elements for which another thread pays off."""
+
+
+class _WithoutCollector(event.Listener):
+    """Pauses the collection of garbage while a kernel is compiled.
+
+    A compiler makes millions of objects, most of which live until the kernel is done: the search for garbage among them
+    took a fifth of the time. Numba tells of compilations under its own lock, so one thread at a time is here.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._paused = 0, False
+
+    def on_start(self, event: Any) -> None:
+        if _is_kernel(event):
+            if not self._depth:
+                self._paused = gc.isenabled()
+                gc.disable()
+            self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        if _is_kernel(event):
+            self._depth -= 1
+            if not self._depth and self._paused:
+                gc.enable()
+
+
+def _is_kernel(event: Any) -> bool:
+    return any(event.data["dispatcher"] is kernel for kernel in KERNELS)
+
+
+event.register("numba:compile", _WithoutCollector())
 
 
 def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:

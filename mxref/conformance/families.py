@@ -99,7 +99,7 @@ def made_for(
         ]
         if _COMBINATIONS.asked(ops, clauses):
             whole += _combinations(plan, specs)
-        found += [check for check in whole if check.formats or made is first]
+        found += whole if made is first else [check for check in whole if check.formats]
     return [*found, *(_mixed(level, seed, frozenset(taken)) if _MIXED.asked(ops, clauses) else ())]
 
 

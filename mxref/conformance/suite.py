@@ -50,9 +50,9 @@ def checks_of(
     return [
         check
         for check in made_for(choice.ops, choice.clauses, Level(level), seed, capabilities, specs, taken)
-        if check.op.value in wanted
-        and taken >= set(check.formats)
-        and (not named or check.clause in named)
+        if (not named or check.clause in named)
+        and check.op in wanted
+        and taken.issuperset(check.formats)
         and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
     ]
 

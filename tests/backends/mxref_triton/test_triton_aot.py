@@ -22,7 +22,7 @@ from bench.records import RECORDS
 from mxref.errors import RecipeError
 from mxref.formats import E2M1
 from mxref.steps.rounding import Rounding, round_magnitude
-from mxref_triton.aot import amdgcn
+from mxref_triton.aot import amdgcn, cubin, sass
 from mxref_triton.aot.__main__ import main
 from mxref_triton.aot.absent import MACHINES
 from mxref_triton.aot.budgets import KernelBudget, check, read_budgets
@@ -318,6 +318,18 @@ def test_the_longest_innermost_loop_is_found():
     assert [m for m, _ in loop_of(lines, ("s_cbranch", "s_branch")) if m] == ["v_b", "v_c", "s_cbranch_scc1"]
     # Inline assembly may begin a line without space; what follows the end is no code.
     assert [m for m, _ in lines if m.startswith("v_")] == ["v_a", "v_b", "v_c", "v_d", "v_e"]
+
+
+def test_branches_of_nvidia_code_lead_to_labels():
+    text = "  /*0010*/  IADD3 R0, R1, 0x20 ;\n  /*0020*/  FADD R0, R1, R2 ;\n  /*0030*/  @!P0 BRA 0x10 ;\n"
+    lines = sass.labelled(sass.lines_of(text))
+    assert lines == [("", "0x10"), ("IADD3", "R0, R1, 0x20 "), ("FADD", "R0, R1, R2 "), ("BRA", "0x10 ")]
+    assert [m for m, _ in loop_of(lines, ("BRA",))] == ["", "IADD3", "FADD", "BRA"]
+
+
+def test_what_is_no_cubin_is_an_error():
+    with pytest.raises(ValueError, match="begins with b'text', not as an ELF file"):
+        cubin.instructions(b"text of a kernel")
 
 
 def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):

@@ -41,9 +41,8 @@ def calibrate(runs: Sequence[ArmRun], places: int, out: Path, train: Runner, cor
     folder = out / _FOLDER
     watch = _Stopwatch(say)
     try:
-        train(
-            [_short(run, folder, copy) for copy in range(copies) for run in by_class.values()], watch, corpus
-        )
+        short = [_short(run, folder, copy) for copy in range(copies) for run in by_class.values()]
+        train(short, watch, corpus, then="the ladder")
     finally:
         if folder.exists():
             remove(folder)

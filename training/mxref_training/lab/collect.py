@@ -19,13 +19,14 @@ from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun, Start, set_aside
 from mxref_training.lab.branches import RESULTS as BRANCHES
 from mxref_training.lab.branches import branch_place
-from mxref_training.lab.fingerprint import code_digest, differences
+from mxref_training.lab.fingerprint import differences
 from mxref_training.lab.found import Found, parting, results_in, where
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.study import RESULTS
+from mxref_training.run.backend_code import code_digest
 from mxref_training.wording import counted
 
 if TYPE_CHECKING:

@@ -145,7 +145,11 @@ def evaluate_last(
     recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
     device = choose_device(config.run.device, backend)
     losses: dict[str, dict[str, float]] = {}
-    with deterministic(device, config.run.threads), fixed_choices(config, backend, device), memory_errors():
+    with (
+        deterministic(device, config.run.threads),
+        fixed_choices(config, backend, device),
+        memory_errors("lower --jobs, or leave --last-val and --last-recipe out"),
+    ):
         for name, treatment in recipes.items():
             model = Llama(config.model, device=device)
             losses[name] = _losses(model, treatment, name == OWN, snapshot, texts, config, backend)

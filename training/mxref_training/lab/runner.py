@@ -56,8 +56,19 @@ class Watch(Protocol):
 class Runner(Protocol):
     """Trains runs, and starts them in order."""
 
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
-        """Train all runs on the tokens of a corpus, or raise the error that stopped them."""
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+        """Train all runs on the tokens of a corpus, or raise the error that stopped them.
+
+        Args:
+            runs: in the order in which they start.
+            watch: receives what happens to them.
+            corpus: the tokens.
+            then: what the caller does behind the last run, as in `the probe`; empty for nothing. A signal in the last
+                step of the last run is then an error too, because it asks to stop that.
+
+        Raises:
+            Interrupted: a signal asked to stop.
+        """
 
 
 Before = Callable[[Sequence[ArmRun], Any], None]

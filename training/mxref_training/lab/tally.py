@@ -20,7 +20,7 @@ _SPARSE = 10
 def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
     """Return the runner that trains runs one after another in this process."""
 
-    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
+    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
         asked = ""
 
         def noting(*arguments: Any, **options: Any) -> TrainResult:
@@ -32,9 +32,10 @@ def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
         for run in runs:
             watch.begin(run)
             watch.done(run, train_arm(run, noting, backend, corpus, progress))
-            if asked and run is not runs[-1]:
+            follows = then if run is runs[-1] else "the next run"
+            if asked and follows:
                 raise Interrupted(
-                    f"{asked} in the last step of {run.title}; the same command goes on with the next run"
+                    f"{asked} in the last step of {run.title}; the same command goes on with {follows}"
                 )
 
     return train

@@ -23,8 +23,8 @@ from mxref_training.probe.draws import LayerDraws
 from mxref_training.probe.layer import Captured, LayerProbe, Row
 from mxref_training.probe.moments import Moment
 from mxref_training.run.device import choose_device, memory_limit
-from mxref_training.run.estimate import memory
 from mxref_training.run.evaluate import cross_entropy
+from mxref_training.run.memory import memory
 from mxref_training.run.repeatable import deterministic
 from mxref_training.run.state import load_weights
 from mxref_training.wording import si

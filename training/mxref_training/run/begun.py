@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mxref_training.run.folder import RunFolder, changed_environment
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.identity import changed_environment
 
 
 def begun_run(

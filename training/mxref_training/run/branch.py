@@ -16,7 +16,8 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.device import choose_device, device_name
-from mxref_training.run.folder import RunFolder, identity, run_facts
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.identity import identity, run_facts
 from mxref_training.run.snapshot import Snapshot
 
 

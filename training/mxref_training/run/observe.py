@@ -22,7 +22,7 @@ from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.profiler import Profiler, Window
 from mxref_training.run.progress import ProgressSink
-from mxref_training.run.trackers import Hosted, TensorBoard, Tracker, flat, require_trackers
+from mxref_training.run.trackers import flat, require_trackers, start_trackers
 
 if TYPE_CHECKING:
     from mxref_torch import StepContext
@@ -69,17 +69,13 @@ class Observer:
         self._note = sink.note
         self._rows: list[dict[str, Any]] = []
         self._log: MetricsLog | None = None
-        self._trackers: list[Tracker] = []
+        about = {"config": to_table(config), "recipe": to_table(recipe), "digest": recipe.digest}
+        self._trackers = start_trackers(asked.tensorboard, asked.track, folder.path, about, step, sink.note)
         if self._every or mark or folder.telemetry.exists():
             # Lines of a process that died, or of one that measured more often, are cut off even where none is added.
             self._log = MetricsLog(folder.telemetry, mark)
         if self._every and {own.kind(role) for own in recipe.treatments() for role in GemmRole} == {"bf16"}:
             sink.note("telemetry has no operands to measure: the recipe quantizes none")
-        if asked.tensorboard:
-            self._trackers.append(TensorBoard(folder.path, step))
-        if asked.track:
-            about = {"config": to_table(config), "recipe": to_table(recipe), "digest": recipe.digest}
-            self._trackers.append(Hosted(asked.track, folder.path, about))
         device = next(model.parameters()).device
         self._profiler = Profiler(asked.profile, folder.path, device, sink.note) if asked.profile else None
         if asked.profile and asked.profile.last <= step:
