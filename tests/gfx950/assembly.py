@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from gfx950.errors import Gfx950Error
 from gfx950.operands import Operand, parse_operand
@@ -80,6 +80,7 @@ def split_operands(text: str) -> list[str]:
     return [p for p in pieces if p]
 
 
+@cache
 def parse_modifier(piece: str) -> tuple[str, object] | None:
     """Return (name, value) if `piece` is a modifier, None if it is an operand."""
     match = MODIFIER.match(piece)

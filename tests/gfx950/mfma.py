@@ -94,33 +94,29 @@ def rows_and_columns(n: int) -> tuple[np.ndarray, np.ndarray]:
     return row, np.broadcast_to(lane % n, row.shape)
 
 
-def lowest_bit(x: np.ndarray) -> np.ndarray:
-    """Return the exponent of the lowest set bit of float64 numbers; a large number for 0."""
-    fraction, exponent = np.frexp(x)
-    whole = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
-    lowest = np.frexp((whole & -whole).astype(np.float64))[1] - 1
-    return np.where(x == 0, 1 << 20, exponent - 53 + lowest)
-
-
 def exact_sum(products: np.ndarray, addend: np.ndarray, spoil: bool) -> np.ndarray:
     """Return addend + products summed over the last axis, float32; where an order could matter, raise or give NaN."""
-    terms = np.concatenate([products, addend[..., None]], axis=-1)
-    special = ~np.isfinite(terms).all(axis=-1)
     with np.errstate(invalid="ignore"):
-        total = terms.sum(axis=-1)
-        finite = np.where(special[..., None], 0, terms)
-        unit = np.minimum(lowest_bit(finite).min(axis=-1), 1 << 20)
-        size = np.abs(finite).sum(axis=-1)
-        fits = (size == 0) | (
-            (unit >= -149) & (size <= np.ldexp(1.0, np.minimum(unit, 104) + 24)) & (size < 2.0**128)
-        )
+        total = products.sum(axis=-1) + addend
+        size = np.abs(products).sum(axis=-1) + np.abs(addend)
+        special = ~np.isfinite(size)
+        fraction, exponent = np.frexp(np.where(special, 0, size))
+        # The least power of two, from 2^-149 on, of which 2^24 are no less than the magnitudes together.
+        q = np.maximum(exponent - (fraction == 0.5) - 24, -149)
+        unit, inverse = np.ldexp(1.0, q), np.ldexp(1.0, -q)
+        whole = (np.rint(products * inverse[..., None]) * unit[..., None] == products).all(axis=-1)
+        whole &= np.rint(addend * inverse) * unit == addend
+    fits = special | (whole & (size < 2.0**128))
     if spoil:
         total = np.where(fits, total, np.nan)
     elif not fits.all():
         raise Gfx950Error("a sum that may depend on the hardware's order or width is not modelled")
-    # -0 only if all terms are: the order cannot matter, but NumPy starts at +0.
-    negative = (terms == 0).all(axis=-1) & np.signbit(terms).all(axis=-1)
-    return np.where(negative, -0.0, total).astype(np.float32)
+    zero = size == 0
+    if zero.any():
+        # -0 only if all terms are: the order cannot matter, but NumPy starts at +0.
+        negative = np.signbit(products[zero]).all(axis=-1) & np.signbit(addend[zero])
+        total[zero] = np.where(negative, -0.0, 0.0)
+    return total.astype(np.float32)
 
 
 def check_overlap(instruction: Instruction) -> None:

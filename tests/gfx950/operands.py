@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -67,6 +68,7 @@ INPUT_MODIFIERS = (
 TEXT = re.compile(r"^(\.L\w+|hwreg\(.*\)|off)$")
 
 
+@cache
 def parse_operand(text: str) -> Operand | None:
     """Return the operand that `text` names, None if it is none that is modelled."""
     if NUMBER.match(text):

@@ -114,7 +114,6 @@ class Group:
         if operand.kind not in "va":
             raise Gfx950Error("destination is no vector register")
         array = self.file(operand)[operand.index + part]
-        values = np.broadcast_to(values, (self.count, LANES))
         if mask is None and not self.all_on:
             mask = self.lanes
         if mask is None:

@@ -79,8 +79,24 @@ def bfe_signed(value: np.ndarray, offset: np.ndarray, width: np.ndarray) -> np.n
     return (field ^ sign) - sign
 
 
+def permute_alike(high: np.ndarray, lower: np.ndarray, selector: int) -> np.ndarray:
+    """Return v_perm_b32 where all lanes have one selector, as nearly always."""
+    result = np.zeros(np.broadcast_shapes(high.shape, lower.shape), U32)
+    for byte in range(4):
+        which = min(selector >> 8 * byte & 0xFF, 13)
+        if which < 12:
+            number = which if which < 8 else 2 * which - 15  # a sign is that of byte 1, 3, 5 or 7
+            field = ((lower if number < 4 else high) >> U32(8 * (number % 4))) & U32(0xFF)
+            result |= (field if which < 8 else (field >> U32(7)) * U32(0xFF)) << U32(8 * byte)
+        elif which == 13:
+            result |= U32(0xFF << 8 * byte)
+    return result
+
+
 def permute_bytes(high: np.ndarray, lower: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """Return v_perm_b32: each selector byte picks one of the eight bytes {high, lower}, a sign, 0 or 255."""
+    if selector.size == 1:
+        return permute_alike(high, lower, int(selector.item()))
     high, lower, selector = np.broadcast_arrays(high, lower, selector)
     table = [((lower if i < 4 else high) >> U32(8 * (i % 4))) & U32(0xFF) for i in range(8)]
     table += [np.where(table[i] & U32(0x80), U32(0xFF), U32(0)) for i in (1, 3, 5, 7)]

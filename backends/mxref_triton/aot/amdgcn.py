@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
 
-from mxref_triton.aot.counts import Counts, loop_of
+from mxref_triton.aot.counts import Code, Counts, loop_of
 
 _WAVES_PER_SIMD = 8
 _SIMDS = 4
@@ -31,7 +31,7 @@ def lines_of(text: str) -> list[tuple[str, str]]:
 
 
 def is_valu(mnemonic: str) -> bool:
-    """Return whether an instruction takes a turn of the vector ALU."""
+    """Return whether an instruction occupies the vector ALU."""
     return mnemonic.startswith("v_") and not mnemonic.startswith(_NOT_COUNTED)
 
 
@@ -41,14 +41,16 @@ def is_chained(operands: str) -> bool:
     return operands.split(",")[3].split()[0] != "0"
 
 
-def count(compiled: Any, warps: int) -> Counts:
-    """Return the counts of a compiled kernel."""
-    text = compiled.asm["amdgcn"]
+def count(codes: Sequence[Code]) -> list[Counts]:
+    """Return the counts of compiled kernels."""
+    return [_count(str(code.code), code.shared, code.warps) for code in codes]
+
+
+def _count(text: str, lds: int, warps: int) -> Counts:
     lines = lines_of(text)
     loop = loop_of(lines, branches=("s_cbranch", "s_branch"))
     all_of = Counter(m for m, _ in lines if m)
     in_loop = Counter(m for m, _ in loop if m)
-    lds = int(compiled.metadata.shared)
     registers_allow = _number(text, r"; Occupancy: (\d+)")
     groups = _LDS // lds if lds else _WAVES_PER_SIMD * _SIMDS
     return Counts(

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Code:
+    """Machine code of a compiled kernel, and what its launch takes."""
+
+    code: bytes | str
+    """A cubin, or assembly."""
+    shared: int
+    """Bytes of LDS or shared memory of a program."""
+    warps: int
+    """Of a program."""
+
+
+@dataclass(frozen=True)
 class Counts:
     """Counts of one compiled kernel. Instructions are those of one wave or warp, each once, taken or not."""
 
@@ -31,7 +43,7 @@ class Counts:
     pipes: dict[str, int]
     """Instructions by the unit that they occupy."""
     mnemonics: dict[str, int]
-    """Every mnemonic and how often it is there."""
+    """Every mnemonic and how often it occurs."""
     loop_mnemonics: dict[str, int]
     """The same of that loop."""
     notable: list[str]

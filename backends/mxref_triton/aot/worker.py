@@ -1,14 +1,15 @@
-"""The process that stands on a machine: it compiles cases in children of its own, so that one may die alone."""
+"""The process that simulates a machine. It compiles cases in child processes, so a crash affects one case."""
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -19,56 +20,86 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.cache import triton_key
 
 from mxref_triton.aot import absent, amdgcn, sass
-from mxref_triton.aot.table import Case, cases
+from mxref_triton.aot.counts import Code
+from mxref_triton.aot.table import CompiledCase, cases
 
 _COUNT = {"hip": amdgcn.count, "cuda": sass.count}
+_CODE = {"hip": "amdgcn", "cuda": "cubin"}
 _TEXT = {"hip": ("amdgcn", "ttgir"), "cuda": ("ptx",)}
 _LIMIT = 300.0
 """Seconds that a case may take to compile, before its process is killed."""
+_TOGETHER = 16
+"""Cases that are counted at a time: the disassembler takes longer to start than to read the code of them all."""
 
 
-def compile_case(case: Case, machine: absent.Machine, keep: Path | None) -> list[dict[str, Any]]:
-    """Return one record per kernel that a case launches, in order of launch, each once."""
+def compile_case(
+    case: CompiledCase, machine: absent.Machine, keep: Path | None
+) -> list[tuple[dict[str, Any], Code]]:
+    """Return a record and the machine code of each kernel that a case launches, in order of launch, each once."""
     with absent.launches() as seen:
         case.launch()
-    records: list[dict[str, Any]] = []
+    out: list[tuple[dict[str, Any], Code]] = []
     names: set[str] = set()
     for launch in seen:
-        metadata = launch.compiled.metadata
+        metadata, asm = launch.compiled.metadata, launch.compiled.asm
         if metadata.hash in names:
             continue
         names.add(metadata.hash)
-        counts = _COUNT[machine.target.backend](launch.compiled, metadata.num_warps)
-        per_thread = case.elements / (launch.programs * metadata.num_warps * machine.warp)
-        records.append(
-            {
-                "case": case.name,
-                "target": machine.name,
-                "kernel": launch.kernel,
-                "programs": launch.programs,
-                "warps": metadata.num_warps,
-                "elements_per_thread": per_thread,
-                **asdict(counts),
-            }
-        )
+        record = {
+            "case": case.name,
+            "target": machine.name,
+            "kernel": launch.kernel,
+            "programs": launch.programs,
+            "warps": metadata.num_warps,
+            "elements_per_thread": case.elements / (launch.programs * metadata.num_warps * machine.warp),
+        }
+        code = asm[_CODE[machine.target.backend]]
+        out.append((record, Code(code, int(metadata.shared), metadata.num_warps)))
         if keep is not None:
             for kind in _TEXT[machine.target.backend]:
-                text = launch.compiled.asm[kind]
-                (keep / f"{case.name}.{launch.kernel}.{machine.name}.{kind}").write_text(text)
-    return records
+                (keep / f"{case.name}.{launch.kernel}.{machine.name}.{kind}").write_text(asm[kind])
+    return out
 
 
-def _child(case: Case, machine: absent.Machine, keep: Path | None, pipe: Connection) -> None:
-    try:
-        pipe.send({"records": compile_case(case, machine, keep)})
-    except Exception as err:  # the boundary of the process: whatever it is, the parent reports it
-        pipe.send({"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()})
+def _child(
+    cases: list[CompiledCase],
+    machine: absent.Machine,
+    keep: Path | None,
+    pipe: Connection,
+    others: list[Connection],
+) -> None:
+    """Compile the cases whose numbers come, until the other end of the pipe is closed."""
+    # Its copies of the parent's ends would keep the others from seeing that the parent closed them.
+    for other in others:
+        other.close()
+    gc.disable()  # it would look through torch and Triton again and again, 5 % of the time
+    while True:
+        try:
+            case = cases[pipe.recv()]
+        except EOFError:
+            return
+        try:
+            pipe.send({"compiled": compile_case(case, machine, keep)})
+        except Exception as err:  # the parent reports any exception
+            pipe.send({"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()})
+
+
+@dataclass
+class _Compiler:
+    """A child, and what it compiles."""
+
+    process: ForkProcess
+    case: CompiledCase | None = None
+    start: float = 0.0
+    """Of the case, by the monotonic clock."""
 
 
 def results(
-    todo: list[Case], machine: absent.Machine, jobs: int, keep: Path | None
+    todo: list[CompiledCase], machine: absent.Machine, jobs: int, keep: Path | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield `records` or `error` of each case as it is done, each compiled by a child of its own.
+    """Yield `records` or `error` of each case, some cases at a time.
+
+    A child that dies takes the case along that it compiles; another takes its place.
 
     Args:
         todo: the cases.
@@ -76,37 +107,81 @@ def results(
         jobs: children at a time.
         keep: folder that gets the machine code; None for none.
     """
+    done: list[dict[str, Any]] = []
+    for number, answer in enumerate(_compiled(todo, machine, jobs, keep), 1):
+        done.append(answer)
+        if len(done) == _TOGETHER or number == len(todo):
+            yield from _counted(done, machine)
+            done = []
+
+
+def _counted(answers: list[dict[str, Any]], machine: absent.Machine) -> list[dict[str, Any]]:
+    """Return answers with the counts of what was compiled in the records."""
+    pairs = [answer.pop("compiled", []) for answer in answers]
+    try:
+        counts = iter(_COUNT[machine.target.backend]([code for made in pairs for _, code in made]))
+    # Any exception is reported, as in the children: with another Triton the format of machine code may change.
+    except Exception as err:
+        failed = {"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()}
+        return [answer if "error" in answer else answer | failed for answer in answers]
+    return [
+        answer
+        if "error" in answer
+        else answer | {"records": [record | asdict(next(counts)) for record, _ in made]}
+        for answer, made in zip(answers, pairs, strict=True)
+    ]
+
+
+def _compiled(
+    cases: list[CompiledCase], machine: absent.Machine, jobs: int, keep: Path | None
+) -> Iterator[dict[str, Any]]:
+    """Yield `compiled` or `error` of each case as it is done."""
     fork = multiprocessing.get_context("fork")
-    running: dict[Connection, tuple[Case, ForkProcess, float]] = {}
-    todo = todo[::-1]
-    while todo or running:
-        while todo and len(running) < jobs:
-            case = todo.pop()
-            ours, theirs = fork.Pipe(duplex=False)
-            process = fork.Process(target=_child, args=(case, machine, keep, theirs))
-            process.start()
-            theirs.close()
-            running[ours] = case, process, time.monotonic()
-        # A pass of the compiler that does not end is a fault of the case like any other.
-        now = time.monotonic()
-        late = [
-            p for p, (_, process, start) in running.items() if now - start > _LIMIT and process.is_alive()
-        ]
-        for pipe in late:
-            running[pipe][1].kill()
-        ready = wait(list(running), timeout=1.0)
-        for pipe in [p for p in running if p in ready]:
-            case, process, start = running.pop(pipe)
-            seconds = time.monotonic() - start
-            try:
-                answer = pipe.recv()
-            except EOFError:
-                process.join()
-                answer = {
-                    "error": f"the compiler ended with exit code {process.exitcode} after {seconds:.0f} s"
-                }
-            process.join()
-            yield {"case": case.name, "target": machine.name, "seconds": seconds, **answer}
+    compilers: dict[Connection, _Compiler] = {}
+    waiting = list(range(len(cases)))[::-1]
+    try:
+        while waiting or any(compiler.case for compiler in compilers.values()):
+            while len(compilers) < min(jobs, len(waiting)):
+                ours, theirs = fork.Pipe()
+                process = fork.Process(target=_child, args=(cases, machine, keep, theirs, [ours, *compilers]))
+                process.start()
+                theirs.close()
+                compilers[ours] = _Compiler(process)
+            for pipe, compiler in compilers.items():
+                if waiting and compiler.case is None:
+                    number = waiting.pop()
+                    compiler.case, compiler.start = cases[number], time.monotonic()
+                    pipe.send(number)
+            yield from _answers(compilers, machine)
+    finally:
+        for pipe in compilers:
+            pipe.close()
+        for compiler in compilers.values():
+            compiler.process.join()
+
+
+def _answers(compilers: dict[Connection, _Compiler], machine: absent.Machine) -> Iterator[dict[str, Any]]:
+    """Wait a second for answers, yield those that came, and leave out the compilers that ended."""
+    busy = {pipe: compiler for pipe, compiler in compilers.items() if compiler.case}
+    # A compiler pass that does not end is reported as an error of the case.
+    for compiler in busy.values():
+        if time.monotonic() - compiler.start > _LIMIT:
+            compiler.process.kill()
+    for pipe in wait(list(busy), timeout=1.0):
+        assert isinstance(pipe, Connection)
+        compiler = busy[pipe]
+        case, compiler.case = compiler.case, None
+        assert case is not None
+        seconds = time.monotonic() - compiler.start
+        try:
+            answer = pipe.recv()
+        except EOFError:
+            compiler.process.join()
+            del compilers[pipe]
+            answer = {
+                "error": f"the compiler ended with exit code {compiler.process.exitcode} after {seconds:.0f} s"
+            }
+        yield {"case": case.name, "target": machine.name, "seconds": seconds, **answer}
 
 
 def _prepare_compiler(machine: absent.Machine) -> None:

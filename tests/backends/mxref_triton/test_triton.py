@@ -1,4 +1,4 @@
-"""The Triton backend without a GPU: its tests run in processes whose kernels are interpreted."""
+"""The Triton backend without a GPU: its tests run in a process whose kernels are interpreted."""
 
 import os
 import subprocess
@@ -12,14 +12,11 @@ from places import ROOT
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
-PARTS = 2
-"""Processes, one after the other: each has the whole time limit, also on one busy core."""
+TESTS = Path(__file__).parent / "interpreted"
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_kernels_under_the_interpreter(tmp_path, part):
+def test_kernels_under_the_interpreter(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -32,7 +29,7 @@ def test_kernels_under_the_interpreter(tmp_path, part):
         tmp_path / "pt",
     ]
     done = subprocess.run(
-        [*command, *FILES[part::PARTS]],
+        [*command, TESTS],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=ROOT,
         capture_output=True,

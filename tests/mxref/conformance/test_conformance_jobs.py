@@ -189,7 +189,7 @@ def test_exit_of_the_backend_is_a_failure(tmp_path):
         ("    if AGAIN: raise ImportError('no driver')", "no driver"),
         (
             "    capabilities = replace(ReferenceBackend.capabilities, native_sr=AGAIN)",
-            "declares something else each time that it is loaded",
+            "declares different capabilities each time it is loaded",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_backend_that_a_second_process_cannot_have(tmp_path, body, message):
 
 
 def test_several_processes_need_a_name():
-    with pytest.raises(BackendError, match="2 processes load the backend by its name"):
+    with pytest.raises(BackendError, match="each of 2 processes loads the backend by its name"):
         check(reference, level="quick", jobs=2)
 
 

@@ -19,7 +19,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.parallel import Axes, ParallelConfig
-from mxref_training.run.estimate import memory
+from mxref_training.run.memory import memory
 
 
 @pytest.mark.parametrize(
