@@ -67,11 +67,8 @@ def _sections(name: str, results: Results) -> Iterator[str]:
     names = short_names(results["arms"])
     runs, left = planned(name), missing(name, results)
     total = sum(runs.values())
-    yield (
-        f"Unfinished: {total - left} of {total} runs. Verdicts wait for the other {left}."
-        if left
-        else headline(results)
-    )
+    unfinished = f"Unfinished: {total - left} of {total} runs. Verdicts wait for the other {left}."
+    yield unfinished if left else headline(results)
     yield ""
     yield f".. image:: /_measured/ablation_{name}.svg"
     reference = reference_of(results)["label"]
@@ -92,7 +89,7 @@ def _sections(name: str, results: Results) -> Iterator[str]:
             (
                 row.stage, row.label, str(len(row.arm["runs"])), row.gap_reference,
                 _whole(f"{row.overhead} {'' if left else row.interval}".strip()), _whole(row.paper),
-                f"{len(row.arm['runs'])} of {runs[row.arm['name']]} runs" if left and row.arm["verdict"] else row.verdict,
+                _runs(row.arm, runs) if left and row.arm["verdict"] else row.verdict,
                 f"``{row.arm['recipe']['digest'][:12]}``",
             )
             for row in rows(results)
@@ -128,6 +125,10 @@ def _answer(row: dict[str, Any]) -> str:
     if row["pairs_to_decide"]:
         said += f"; about {row['pairs_to_decide']} seeds would tell"
     return said + ("; its pairs scatter" if row["loss"] and row["loss"]["noisy"] else "")
+
+
+def _runs(arm: dict[str, Any], of: dict[str, int]) -> str:
+    return f"{len(arm['runs'])} of {of[arm['name']]} runs"
 
 
 def _spread_line(spread: dict[str, dict[str, Any]]) -> str:

@@ -54,9 +54,10 @@ def sentences() -> list[str]:
         "At 50M it is {} from plain rounding, and {} from SR of every operand.".format(
             *told("sr-dy", "sr-where")
         ),
-        "At 50M fixed signs are {} from plain rounding, signs drawn at each step {}, RHT16 in Fprop and Dgrad {}.".format(
-            *told("rht16-fixed", "rht16-step", "fprop-dgrad-rht16")
-        ),
+        "At 50M fixed signs are {} from plain rounding, signs drawn at each step {}, ".format(
+            *told("rht16-fixed", "rht16-step")
+        )
+        + "RHT16 in Fprop and Dgrad {}.".format(*told("fprop-dgrad-rht16")),
         "In Fprop alone RHT16 is {} and {} from it in the two seeds, where it is {} at 20M".format(
             *map(signed, pairs("fprop-rht16", "fprop")),
             signed(contrasts("readings")["fprop-rht16"]["loss"]["nats"]),
