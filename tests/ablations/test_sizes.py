@@ -58,7 +58,7 @@ def sentences() -> list[str]:
             *told("rht16-fixed", "rht16-step")
         )
         + "RHT16 in Fprop and Dgrad {}.".format(*told("fprop-dgrad-rht16")),
-        "In Fprop alone RHT16 is {} and {} from it in the two seeds, where it is {} at 20M".format(
+        "In Fprop alone RHT16 is {} and {} from plain rounding in the two seeds, where it is {} at 20M".format(
             *map(signed, pairs("fprop-rht16", "fprop")),
             signed(contrasts("readings")["fprop-rht16"]["loss"]["nats"]),
         ),
@@ -145,7 +145,7 @@ def test_gaps_at_50m_beside_those_at_20m() -> None:
     ratios = [larger[name] / smaller[name] for name in larger.keys() - {"fp8", "bf16"}]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} of those at 20M" in PROSE
     harms = [contrasts(ladder)["sr-all"]["loss"]["nats"] for ladder in (LADDER, "readings")]
-    assert "with all three GEMMs in MXFP4 SR of every operand is {:.2f} above plain rounding, {:.2f} at 20M".format(
+    assert "in all three GEMMs it is {:.2f} above plain rounding, {:.2f} at 20M".format(
         *harms
     ) in PROSE  # fmt: skip
     share = [-contrasts("readings")[name]["loss"]["nats"] / smaller["all"] for name in ("h16", "h32")]
@@ -163,7 +163,7 @@ def test_who_reached_the_target_at_50m() -> None:
     assert missed == {"fprop-sr": 1, "all-sr": 2}
     there = sum(map(len, runs.values()))
     assert f"At 50M {there - missed.total()} of {there} runs reached it" in PROSE
-    assert f"reached it with {more_tokens('fprop-dgrad-sr')} more tokens than FP8" in PROSE
+    assert f"reached it, with {more_tokens('fprop-dgrad-sr')} more tokens than FP8" in PROSE
 
 
 def test_the_times_of_the_runs_are_those_of_their_records() -> None:
