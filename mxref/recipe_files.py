@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from mxref.dialects import dialect
 from mxref.errors import RecipeError
 from mxref.recipe import OperandSpec, Recipe, require_in_range
 from mxref.recipe_plan import LayerRule, Phase, RecipePlan
 from mxref.roles import OPERANDS, GemmRole
-from mxref.tomlio import build, convert, merge, nearest, read_toml, shown, to_table
+from mxref.tomlio import build, convert, hints_of, merge, nearest, read_toml, shown, to_table
 
 
 def recipe_from_table(table: Mapping[str, Any], where: str = "recipe", folder: Path | None = None) -> Recipe:
@@ -157,7 +157,7 @@ def _layer(value: Any, where: str, operands: Sequence[str] = ()) -> tuple[dict[s
     """
     if not isinstance(value, Mapping):
         raise RecipeError(f"{where}: expected a table, got {shown(value)}")
-    kinds = get_type_hints(OperandSpec)
+    kinds = hints_of(OperandSpec)
     for key, given in value.items():
         if key in operands:
             continue

@@ -132,7 +132,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     for key in table:
         if key not in known:
             raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, known)}")
-    hints = _hints(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    hints = hints_of(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
     values = {key: convert(hints[key], value, f"{where}.{key}") for key, value in table.items()}
     for key, f in known.items():
         if key not in values and f.default is MISSING and f.default_factory is MISSING:
@@ -151,19 +151,25 @@ def normalize(obj: Any, where: str = "") -> None:
     Raises:
         RecipeError: a value of another type; `where` and the field's name begin the message.
     """
-    for name, hint in _hints(type(obj)).items():  # type: ignore[arg-type]
+    for name, hint in hints_of(type(obj)).items():  # type: ignore[arg-type]
         object.__setattr__(obj, name, convert(hint, getattr(obj, name), where + name))
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, which are strings in its source."""
     return typing.get_type_hints(cls)
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
     """Return a value converted to the type of a field; RecipeError, beginning with `where`, if this is impossible."""
-    if type(value) is hint and isinstance(value, Enum | bool | OperandFormat):
-        return value
+    if type(value) is hint:
+        if isinstance(value, Enum | bool | OperandFormat):
+            return value
+        if hint is int:
+            return _integer(value, where)
+        if hint is float:
+            return _finite(value, where)
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         options = [h for h in typing.get_args(hint) if h is not type(None)]
@@ -228,8 +234,13 @@ def _require_text(value: str, where: str) -> None:
         raise RecipeError(f"{where} = {shown(value)} holds a null character")
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def to_table(obj: Any) -> Any:
     """Return a dataclass as plain TOML tables and values, with every field except those that are None."""
+    if type(obj) in _PLAIN:  # most are, and the questions below take longer
+        return obj
     if isinstance(obj, OperandFormat):
         return obj.name
     if is_dataclass(obj):

@@ -348,7 +348,7 @@ def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
 
 
 def _quantizations(block_format: BlockFormat) -> Iterator[Sweep]:
-    """Yield the sweeps of whole quantizations; for MXFP8 those of the Numba backend alone, at few bytes."""
+    """Yield the sweeps of whole quantizations; those of MXFP8 cover the Numba backend only, at a few scale bytes."""
     reference, numba = mxref.quantize, NUMBA.quantize
     highest = 254 - element_of(block_format).largest_exponent
     if block_format != MXFP4:

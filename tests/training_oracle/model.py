@@ -7,6 +7,7 @@ Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped key-value heads), Zhang and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -28,18 +29,29 @@ def _norm(x: Array, weight: Array, eps: float) -> Array:
     return weight * x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)
 
 
+@cache
+def _turns(positions: int, half: int, theta: float) -> Array:
+    angle = np.arange(positions)[:, None] * theta ** (-np.arange(half) / half)
+    return np.exp(1j * angle)
+
+
+@cache
+def _later(positions: int) -> tuple[Array, ...]:
+    """Where a position would read a later one."""
+    return np.triu_indices(positions, 1)
+
+
 def _rotate(x: Array, theta: float) -> Array:
     """x [T, E]: channel i and channel i + E / 2 are a point of the plane, turned by position * theta^(-2i / E)."""
     half = x.shape[1] // 2
-    angle = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
-    point = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
+    point = (x[:, :half] + 1j * x[:, half:]) * _turns(len(x), half, theta)
     return np.concatenate([point.real, point.imag], axis=1)
 
 
 def _attention(q: Array, k: Array, v: Array) -> Array:
     """One head, [T, E] each: position t reads positions 0 to t."""
     score = q @ k.T / np.sqrt(q.shape[1])
-    score[np.triu_indices(len(q), 1)] = -np.inf
+    score[_later(len(q))] = -np.inf
     p = np.exp(score - score.max(axis=1, keepdims=True))
     return p @ v / p.sum(axis=1, keepdims=True)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from mxref.errors import RecipeError
-from mxref.tomlio import MAX_DEPTH, convert, nearest, parse_toml, shown, suggestion
+from mxref.tomlio import MAX_DEPTH, convert, hints_of, nearest, parse_toml, shown, suggestion
 from mxref_training.errors import ConfigError
 
 
@@ -52,7 +52,7 @@ def require_known(table: Mapping[str, Any], into: type, where: str) -> None:
 
 
 def _require_known(whole: type, cls: type, table: Mapping[str, Any], where: str) -> None:
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     for key, value in table.items():
         if key not in hints:
             what = f"unknown key {shown(key)} in [{where}]" if where else f"unknown section {shown(key)}"
@@ -77,7 +77,7 @@ def _elsewhere(whole: type, key: str) -> str:
 
 
 def _keys(cls: type, where: str = "") -> Iterator[str]:
-    for name, hint in get_type_hints(cls).items():
+    for name, hint in hints_of(cls).items():
         inner = _dataclass(hint)
         if inner is None:
             yield f"{where}{name}"

@@ -69,8 +69,8 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
         check_layout(whole, 3)
     for change, message in (
         ({"compile": Compile.MODEL}, "run.compile = 'block'"),
-        ({"shadow": 0.5}, "run.shadow is for one process"),
-        ({"telemetry_every": 2}, "run.telemetry_every is for one process"),
+        ({"shadow": 0.5}, "run.shadow works in one process only"),
+        ({"telemetry_every": 2}, "run.telemetry_every works in one process only"),
     ):
         wanted = replace(config, run=replace(config.run, **change))
         assert check_layout(wanted, 1).ranks == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,16 @@ class Ladder:
 
     def resolve(self, arm: Arm) -> Recipe:
         """Return the arm's full recipe: its overlay on the ladder's base; RecipeError names the arm."""
-        return recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
+        kept, recipe = self._resolved.get(arm.name, (None, None))
+        if kept is not arm or recipe is None:
+            recipe = recipe_from_table(merge(self.recipe, arm.recipe), where=f"arm {arm.name!r}: recipe")
+            self._resolved[arm.name] = arm, recipe
+        return recipe
+
+    @cached_property
+    def _resolved(self) -> dict[str, tuple[Arm, Recipe]]:
+        """Recipes that were asked for, by the arm's name: each report of a ladder asks for them all."""
+        return {}
 
     def names(self, arms: list[str], without: list[str]) -> list[str]:
         """Return the given names of arms, or all names if none is given, without those to leave out.
