@@ -42,8 +42,8 @@ def as_array(x: Any) -> Any:
             return np.asarray(x)
         except Exception as err:  # whatever that library raises
             raise DtypeError(
-                f"{type(x).__name__} gives no NumPy array ({type(err).__name__}: {err}); convert it yourself, "
-                "as in x.get() for CuPy, or use a backend for its device"
+                f"{type(x).__name__} cannot be converted to a NumPy array ({type(err).__name__}: {err}); convert "
+                "it yourself, as in x.get() for CuPy, or use a backend for its device"
             ) from err
     return x
 
@@ -92,9 +92,10 @@ def _from_torch(x: Any, torch: Any) -> Any:
         return x.numpy()
     except TypeError as err:
         raise DtypeError(
-            f"input type {x.dtype} is not taken; cast it to float32, bfloat16 or float16"
+            f"input type {x.dtype} is not supported; cast it to float32, bfloat16 or float16"
         ) from err
     except RuntimeError as err:  # from a subclass without values, such as FakeTensor
         raise DtypeError(
-            f"a tensor of type {type(x).__name__} gives no NumPy array ({err}); pass a plain tensor with its values"
+            f"a tensor of type {type(x).__name__} cannot be converted to a NumPy array ({err}); pass a plain "
+            "tensor with its values"
         ) from err

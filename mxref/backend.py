@@ -254,7 +254,7 @@ class Backend(ABC):
         for name, pair in (("specs", specs), ("placements", placements), ("pads", pads)):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise RecipeError(
-                    f"quantize_dual: {name} holds one for axis 1 and one for axis 0, got {described(pair)}; give a pair"
+                    f"quantize_dual: {name} must be a pair, one for axis 1 and one for axis 0, got {described(pair)}"
                 )
         if len(x.shape) != 2:
             raise ShapeError(

@@ -87,12 +87,12 @@ def check_quantizer(
     random = treatment.rounding is Rounding.SR or treatment.signs is not SignPolicy.NONE
     if random and stream is None:
         raise RecipeError(
-            "the treatment draws random bits: pass stream=mxref.Stream(seed, step, layer, operand), whose bits the "
-            "function draws"
+            "the treatment draws random bits: pass stream=mxref.Stream(seed, step, layer, operand), the stream "
+            "that the function draws from"
         )
     types = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     if unknown := [name for name in types if name not in INPUT_DTYPES] or not types:
-        raise DtypeError(f"dtypes = {unknown or types}: take some of {', '.join(INPUT_DTYPES)}")
+        raise DtypeError(f"dtypes = {unknown or types}: choose one or more of {', '.join(INPUT_DTYPES)}")
     rows, unit = _multiples(multiple, treatment, made)
     along = _matrix_axis(axis)
     # Refuses a random stream that is no operand's before the function is asked.

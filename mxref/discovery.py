@@ -194,7 +194,11 @@ def _load(name: str) -> Backend | Callable[[], Backend]:
     if ":" in name:
         found: Backend | Callable[[], Backend] = _load_object(*name.rsplit(":", 1))
         return found
-    known = [*points, "module:object"]
+    if name.endswith(".py"):
+        raise BackendError(
+            f"{name!r} is a file; name the backend in it too, as in {name}:backend for its variable `backend`"
+        )
+    known = [*points, "module:object", "path/to/file.py:object"]
     raise BackendError(f"unknown backend {name!r}{suggestion(name, points)}; known: {', '.join(known)}")
 
 

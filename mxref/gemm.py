@@ -57,7 +57,7 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
     if a.format.k != b.format.k:
         raise ShapeError(
             f"scaled_gemm: block lengths differ: {a.format.k} in {a.format.title} and {b.format.k} in "
-            f"{b.format.title}; both operands need one"
+            f"{b.format.title}; both operands need the same length"
         )
     if a.rotation != b.rotation:
         raise ShapeError(

@@ -5,9 +5,8 @@ The block axis is stored last, so an array quantized along axis 0 is stored tran
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import dataclass, field, fields
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from operator import index
@@ -17,12 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref import array_file
 from mxref.errors import FileFormatError, ShapeError, UnsupportedError
 from mxref.formats import BLOCK_FORMATS, MXFP4, BlockFormat, BlockShape
 from mxref.layouts.packed import unpack
 from mxref.steps.hadamard import LateRotation, Rotation
 
 _FORMAT = "mxref.mxarray.1"
+# Tuples: to join types anew takes longer than to look at all else of a small array.
+_ROTATIONS = (Rotation, LateRotation, type(None))
+_BOOLS = (bool, np.bool_)
 
 
 def on_host(array: Any) -> NDArray[Any]:
@@ -96,7 +99,7 @@ class MXArray:
                     f"MXArray: {name} must be an array of uint8 codes, got {type(array).__name__}"
                 )
         try:
-            object.__setattr__(self, "shape", tuple(index(length) for length in self.shape))
+            object.__setattr__(self, "shape", tuple(map(index, self.shape)))
             object.__setattr__(self, "axis", index(self.axis))
             object.__setattr__(self, "block", BlockShape(self.block))
         except (TypeError, ValueError) as err:
@@ -104,13 +107,13 @@ class MXArray:
                 f"MXArray: shape {self.shape!r} must hold integers, axis {self.axis!r} be one, "
                 f"and block {self.block!r} be one of {', '.join(BlockShape)}"
             ) from err
-        if not isinstance(self.rotation, Rotation | LateRotation | None):
+        if not isinstance(self.rotation, _ROTATIONS):
             raise ShapeError(
                 f"MXArray: rotation must be a Rotation or None, got {type(self.rotation).__name__}"
             )
         if not isinstance(self.format, BlockFormat):
             raise ShapeError(f"MXArray: format must be a BlockFormat, as mxref.MXFP4, got {self.format!r}")
-        if not isinstance(self.prescale, bool | np.bool_):
+        if not isinstance(self.prescale, _BOOLS):
             raise ShapeError(f"MXArray: prescale must be True or False, got {self.prescale!r}")
 
     @property
@@ -171,11 +174,11 @@ class MXArray:
             FileFormatError: another suffix.
             UnsupportedError: the device drew the signs of the transform, and a file has no place for its step.
         """
-        path = _path(path)
+        path = array_file.checked_path(path)
         if isinstance(self.rotation, LateRotation):
             raise UnsupportedError(
-                "the signs of this array's Hadamard transform were drawn on the device, at a step that is known there "
-                "alone, so a file cannot hold them; quantize with the number as the step of placement.stream"
+                "the signs of this array's Hadamard transform were drawn on the device, at a step that only the "
+                "device knows, so a file cannot hold them; quantize with the number as the step of placement.stream"
             )
         rotation = self.rotation and [self.rotation.n, hex(self.rotation.signs)]
         meta = {
@@ -184,26 +187,7 @@ class MXArray:
         }  # fmt: skip
         if self.format is not MXFP4:  # files of MXFP4 have no such key
             meta["block_format"] = self.format.name
-        arrays = {
-            name: np.ascontiguousarray(on_host(array))
-            for name, array in (("codes", self.codes), ("scales", self.scales))
-        }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            if path.suffix == ".npz":
-                with open(temporary, "wb") as f:
-                    np.savez(
-                        f, meta=np.array(json.dumps(meta)), codes=arrays["codes"], scales=arrays["scales"]
-                    )
-            elif path.suffix == ".safetensors":
-                from safetensors.numpy import save_file
-
-                save_file(arrays, temporary, metadata={"mxref": json.dumps(meta)})
-            else:
-                raise FileFormatError(f"cannot save to {path}: the suffix must be .npz or .safetensors")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        array_file.write(path, meta, on_host(self.codes), on_host(self.scales))
 
     @classmethod
     def load(cls, path: str | Path) -> MXArray:
@@ -212,17 +196,9 @@ class MXArray:
         Raises:
             FileFormatError: the file is missing, damaged, or holds something else.
         """
-        path = _path(path)
+        path = array_file.checked_path(path)
         try:
-            if path.suffix == ".safetensors":
-                from safetensors import safe_open
-
-                with safe_open(path, framework="numpy") as f:
-                    meta = json.loads((f.metadata() or {})["mxref"])
-                    codes, scales = f.get_tensor("codes"), f.get_tensor("scales")
-            else:
-                with np.load(path, allow_pickle=False) as f:
-                    meta, codes, scales = json.loads(str(f["meta"])), f["codes"], f["scales"]
+            meta, codes, scales = array_file.read(path)
             if meta["format"] != _FORMAT:
                 raise KeyError(meta["format"])
             block_format = BLOCK_FORMATS[meta.get("block_format", MXFP4.name)]
@@ -248,6 +224,7 @@ class PreparedArray(MXArray):
     """An MXArray with the arrays that one backend's GEMM reads in its place; any other reads its codes.
 
     A copy of which something was changed (`dataclasses.replace`) has no layout: it would be another array's.
+    `copy.copy` and `copy.deepcopy` keep it.
     What was pickled has none either: a process may have another version of the backend, or another path of it. There
     the GEMM reads the codes.
 
@@ -273,6 +250,15 @@ class PreparedArray(MXArray):
         """Return what a pickle holds: the array without its layout."""
         return vars(self) | {"backend": "", "profile": "", "layout": ()}
 
+    def __copy__(self) -> PreparedArray:
+        """Return an array that shares codes, scales and layout."""
+        return self.of(self, self.backend, self.profile, self.layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedArray:
+        """Return an array with codes, scales and layout of its own."""
+        own = replace(self.plain(), codes=deepcopy(self.codes, memo), scales=deepcopy(self.scales, memo))
+        return self.of(own, self.backend, self.profile, deepcopy(self.layout, memo))
+
     def layout_for(self, backend: str, profile: str) -> tuple[Any, ...]:
         """Return the layout if that backend made it for that profile, else nothing."""
         return self.layout if (self.backend, self.profile) == (backend, profile) else ()
@@ -280,16 +266,6 @@ class PreparedArray(MXArray):
     def plain(self) -> MXArray:
         """Return the same array without a layout."""
         return MXArray(**_own_fields(self))
-
-
-def _path(path: Any) -> Path:
-    """Return a path; FileFormatError for anything else."""
-    try:
-        return Path(path)
-    except TypeError:
-        raise FileFormatError(
-            f"expected a path that ends in .npz or .safetensors, got {type(path).__name__}"
-        ) from None
 
 
 def _own_fields(q: MXArray) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def check_input(x: Any) -> None:
         )
     if dtype_name(x) not in INPUT_DTYPES or not getattr(x.dtype, "isnative", True):
         raise DtypeError(
-            f"input type {x.dtype} is not taken: it would be narrowed silently, and that decides ties; "
-            f"cast it yourself, as in x.astype(numpy.float32) (taken: {', '.join(INPUT_DTYPES)})"
+            f"input type {x.dtype} is not supported: rounding it to float32 first can turn a value into a tie; "
+            f"cast it yourself, as in x.astype(numpy.float32) (supported: {', '.join(INPUT_DTYPES)})"
         )
 
 

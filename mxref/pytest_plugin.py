@@ -97,17 +97,17 @@ class _Clause(pytest.Item):
         report = self.backend.report
         result = next((c for c in report.clauses if c.clause == self.name), None)
         if result is None:  # listing the clauses loaded the backend, but the second load failed
-            raise ConformanceError(failure_text(report.failures[0]))
+            raise BrokenClauseError(failure_text(report.failures[0]))
         if result.failures:
             counts = f"\n{result.failed} of {result.failed + result.passed} checks failed"
-            raise ConformanceError(failure_text(result.failures[0]) + counts)
+            raise BrokenClauseError(failure_text(result.failures[0]) + counts)
         if not result.passed:
             why = reasons_text(result)
             pytest.skip(why if NOT_ASKED in result.reasons else f"not declared: {why}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
         """Return the failure as text, without a traceback into the checks."""
-        if isinstance(excinfo.value, ConformanceError):
+        if isinstance(excinfo.value, BrokenClauseError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args)
 
@@ -116,5 +116,5 @@ class _Clause(pytest.Item):
         return "mxref", None, f"mxref: {self.name}"
 
 
-class ConformanceError(AssertionError):
+class BrokenClauseError(AssertionError):
     """A clause that the backend breaks."""

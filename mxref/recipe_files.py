@@ -185,8 +185,11 @@ def load_recipe(path: str | Path | Recipe) -> Recipe:
     if isinstance(path, Recipe):
         return path
     if not isinstance(path, str | os.PathLike):
+        way_out = (
+            "; make a recipe of it by mxref.recipe_files.recipe_from_table" if isinstance(path, dict) else ""
+        )
         raise RecipeError(
-            f"expected a recipe, the name of one, or the path of a TOML file, got {type(path).__name__}"
+            f"expected a recipe, the name of one, or the path of a TOML file, got {type(path).__name__}{way_out}"
         )
     file = _file_of(os.fspath(path), None)
     return recipe_from_table(read_toml(file), file.name, file.parent)

@@ -115,10 +115,10 @@ class RecipePlan(Recipe):
         for i, phase in enumerate(self.schedule[:-1]):
             if phase.until is None:
                 raise RecipeError(
-                    f"{self._where(i)} lasts to the end of the run, and another follows: give it until"
+                    f"{self._where(i)} has no `until`, but another phase follows it: set its `until`"
                 )
         if self.schedule[0].start is None and self.schedule[0].until is None:
-            raise RecipeError(f"{self._where(0)} lasts for the whole run: give it start or until")
+            raise RecipeError(f"{self._where(0)} lasts for the whole run: set its `start` or `until`")
         positions = [p for phase in self.schedule for p in (phase.start, phase.until) if p is not None]
         shares = [p for p in positions if p.endswith("%")]
         if not shares:

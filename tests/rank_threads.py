@@ -57,7 +57,7 @@ def on_ranks(world: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
             found[rank] = work(ThreadRanks(rank, world, rank, world, meeting=meeting))
         except BaseException as err:
             found[rank] = err
-            if not isinstance(err, MxrefError):  # one that all ranks raise leaves nobody waiting
+            if not isinstance(err, MxrefError):  # if all ranks raise the error, no rank waits
                 meeting.barrier.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]

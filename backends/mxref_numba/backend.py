@@ -29,7 +29,7 @@ from mxref_numba.vector.quantize import quantize_planned as quantize_vector
 from mxref_numba.vector.target import TARGETS
 from mxref_numba.warmup import warm_up
 
-# Not all that there are: another element of four bits needs a rounding of its own.
+# Listed by hand, because another element of four bits would need a rounding of its own.
 _FORMATS = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
 
 
@@ -45,14 +45,13 @@ class NumbaBackend(Backend):
     )
 
     def __init__(self, path: str = "auto") -> None:
-        """Choose the kernels by name.
-
-        `auto` takes those that MXREF_NUMBA_PATH names, or without it the fastest that the CPU can run. So all backends
-        of a process that have the name `numba` have one path, and read each other's layouts.
+        """Choose the kernels by name. `auto` takes those that MXREF_NUMBA_PATH names; without this variable, the
+        fastest that the CPU can run. All backends named `numba` in a process therefore have the same path, and can read
+        each other's layouts.
 
         Raises:
-            BackendError: a path that is unknown, or that the CPU cannot run.
-            SettingError: the same of the variable.
+            BackendError: the path is unknown, or the CPU cannot run it.
+            SettingError: the same for a path that the variable names.
         """
         choice = choose(path)
         self.path, self._why = choice.path, choice.why

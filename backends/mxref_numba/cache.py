@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: found again only while every source that could have shaped them is the same.
+"""Compiled kernels on disk, reused only while every source that they depend on is unchanged.
 
-Numba keeps a compiled function as long as its own file stays as it is, though kernels of other files are
-compiled into it; and it numbers files per function, so that two processes that compile at once can give
-one number to different code. Here a file is named by all that shaped it: the sources of this package and
+Numba's own cache keeps a compiled function until its own file changes, although kernels of other files are compiled
+into it. It also numbers files per function, so two processes that compile at the same time can give one number to
+different code. Here the name of a file depends on everything that the code depends on: the sources of this package and
 of the specification whose constants the kernels freeze, the versions of the compiler, the CPU, and the types.
 
 Where the files lie is still Numba's decision: NUMBA_CACHE_DIR, the package's own `__pycache__`, or the
@@ -39,7 +39,7 @@ CONSTANTS_FROM = ("formats", "steps/hadamard", "steps/random", "steps/rounding",
 """Modules and packages of `mxref` whose constants kernels freeze when they are compiled."""
 
 REFUSED: dict[str, None] = {}
-"""Why folders that Numba would have taken are not used, in the order in which they were refused."""
+"""Why folders that Numba would have used were refused, in the order of refusal."""
 
 _DIGEST = hashlib.sha256().digest_size
 _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
@@ -47,7 +47,7 @@ _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
 
 @cache
 def source_stamp() -> str:
-    """Return a digest of every module that can shape a kernel, as they were at the first call."""
+    """Return a digest of every module on which kernels depend, as they were at the first call."""
     digest = hashlib.sha256()
     specification = (file for name in CONSTANTS_FROM for file in _module(resources.files("mxref"), name))
     for file in [*_modules(resources.files("mxref_numba")), *specification]:
@@ -80,7 +80,7 @@ class _KernelFiles:
         return self._folder / f"{self._base}.{source_stamp()}-{name}.kernel"
 
     def load(self, key: Any) -> Any:
-        """Return what was saved under the key, or None; a damaged file counts as none, and so does another user's."""
+        """Return what was saved under the key; None if there is no file, or it is damaged or another user's."""
         try:
             data = read_trusted(self._path(key))
         except OSError:
@@ -91,7 +91,7 @@ class _KernelFiles:
         return value if saved_key == key else None
 
     def save(self, key: Any, value: Any) -> None:
-        """Write a file, whole or not at all, and remove those of other sources; a full disk is a warning."""
+        """Write a file atomically and remove the files of other sources; a full disk gives a warning."""
         payload = dumps((key, value))
         path = self._path(key)
         try:
@@ -127,7 +127,7 @@ class UntrustedFolder(RuntimeError):
 
 
 class _Trusted:
-    """One of Numba's ways to find a folder, without the folders that other users can change."""
+    """One of Numba's cache locators, which refuses folders that other users can change."""
 
     def __init__(self, locator: Any) -> None:
         self._locator = locator
@@ -137,7 +137,7 @@ class _Trusted:
         if found is None or not (reason := why_untrusted(found.get_cache_path())):
             return found
         REFUSED.setdefault(reason)
-        # What was asked for by name is not replaced by another folder.
+        # A folder that the user named is never replaced by another one.
         if config.CACHE_DIR:  # type: ignore[attr-defined]
             raise UntrustedFolder(reason)
         return None

@@ -1,4 +1,4 @@
-"""How every kernel here is compiled, kept on disk, and run on threads.
+"""How kernels are compiled, cached on disk, and run on threads.
 
 No `fastmath`: float32 operations happen one by one, in the written order, and are not contracted.
 `gemm/portable.py` alone says otherwise, where all products and sums are exact and contraction changes nothing.
@@ -6,10 +6,10 @@ No `fastmath`: float32 operations happen one by one, in the written order, and a
 Indices of inner loops are unsigned: a signed one that is not known to be positive may count from the end
 of the axis, and that test keeps a loop from being vectorised.
 
-Threads are Numba's, of the first layer that is there of tbb, omp and workqueue. On Linux that is omp: calls
-from several Python threads are safe, and PyTorch works on the same OpenMP pool, so the two never compete.
-Its price is that a forked process cannot use the pool, and is told so; workqueue has no such limit but
-aborts on concurrent calls, so these wait for each other.
+Threads are Numba's, from the first threading layer found among tbb, omp and workqueue. On Linux this is omp: calls from
+several Python threads are safe, and PyTorch uses the same OpenMP pool, so the two never compete. A forked process
+cannot use this pool and gets an error. The layer workqueue has no such limit but aborts on concurrent calls, so these
+wait for each other.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -18,6 +18,7 @@ aborts on concurrent calls, so these wait for each other.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -28,6 +29,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba import threading_layer  # type: ignore[attr-defined]
+from numba.core import event
 
 from mxref.errors import BackendError
 from mxref_numba.cache import REFUSED, kernel_cache
@@ -36,7 +38,38 @@ KERNELS: list[Any] = []
 """Every kernel of the package that is imported, in order."""
 
 _GRAIN = 1 << 15
-"""Elements that are worth waking another thread."""
+"""Number of elements for which another thread pays off."""
+
+
+class _WithoutCollector(event.Listener):
+    """Pauses the collection of garbage while a kernel is compiled.
+
+    A compiler makes millions of objects, most of which live until the kernel is done: the search for garbage among them
+    took a fifth of the time. Numba tells of compilations under its own lock, so one thread at a time is here.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._paused = 0, False
+
+    def on_start(self, event: Any) -> None:
+        if _is_kernel(event):
+            if not self._depth:
+                self._paused = gc.isenabled()
+                gc.disable()
+            self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        if _is_kernel(event):
+            self._depth -= 1
+            if not self._depth and self._paused:
+                gc.enable()
+
+
+def _is_kernel(event: Any) -> bool:
+    return any(event.data["dispatcher"] is kernel for kernel in KERNELS)
+
+
+event.register("numba:compile", _WithoutCollector())
 
 
 def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -64,12 +97,12 @@ def parallel_kernel(function: Callable[..., Any] | None = None, /, **options: An
 
 
 class _Pool:
-    """What this process knows of the threads it shares."""
+    """The state of the threads, which all kernels of this process share."""
 
     inherited = False
-    """Whether the process was forked from one whose OpenMP threads, which it does not have, were running."""
+    """Whether the process was forked from one with running OpenMP threads, which a fork does not copy."""
     turns = threading.RLock()
-    """Held by the one caller at a time that the layer workqueue can serve."""
+    """A lock for the layer workqueue, which serves one caller at a time."""
     started = False
     """Whether Numba's threads have started, in this process or in one that it was forked from."""
 
@@ -79,12 +112,12 @@ def _after_fork() -> None:
     _Pool.turns = threading.RLock()
 
 
-if sys.platform == "linux":  # only GNU OpenMP cannot be used behind a fork
+if sys.platform == "linux":  # only GNU OpenMP cannot be used after a fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def started_layer() -> str:
-    """Return Numba's threading layer, or nothing while no parallel kernel has run."""
+    """Return the name of Numba's threading layer; empty before the first parallel kernel."""
     try:
         return str(threading_layer())
     except ValueError:
@@ -92,7 +125,7 @@ def started_layer() -> str:
 
 
 def _library(path: str | None) -> Any:
-    """Return a library by its file, or those that are loaded for everyone; None where it cannot be loaded."""
+    """Return a library by its file, or without one the process's global symbols; None if it cannot be loaded."""
     try:
         return ctypes.CDLL(path)
     except OSError:  # no OpenMP on this machine: Numba takes another layer
@@ -119,7 +152,7 @@ def thread_count() -> int:
 
 
 def running() -> str:
-    """Return on what the kernels run, for people: threads and their layer, and the folder of compiled code."""
+    """Return a line for people: the threads, their layer, and the folder of compiled code."""
     threads = thread_count()
     folder = KERNELS[0]._cache.cache_path or "no folder"
     refused = f" (not where others can change it: {'; '.join(REFUSED)})" if REFUSED else ""
@@ -127,12 +160,12 @@ def running() -> str:
 
 
 def worker_count(elements: int) -> int:
-    """Return into how many shares work on so many elements is cut; no result depends on it."""
+    """Return into how many shares the work on `elements` is divided; no result depends on it."""
     return max(1, min(thread_count(), elements // _GRAIN))
 
 
 class _Team:
-    """A class and not a generator, since entering one costs less and small arrays are many."""
+    """A class, because entering it is faster than entering a generator's context, and small arrays are common."""
 
     __slots__ = ("_alone", "_threads", "_workers")
 

@@ -1,4 +1,4 @@
-"""Memory for large results: aligned to cache lines, and lent again once no array uses it.
+"""Memory for large results: aligned to cache lines, and reused when no array uses it any more.
 
 Fresh memory costs more than the work: the system clears it page by page while a kernel writes it, at twice
 the price of the writing. So results of some size live in buffers that come back here when their last array
@@ -51,7 +51,7 @@ def _lend(size: int) -> NDArray[np.uint8]:
     with _lock:
         found = [i for i, buffer in enumerate(_waiting) if buffer.size == size]
         buffer = _waiting.pop(found[-1]) if found else np.empty(size, np.uint8)
-    # The base of every view of the result: NumPy looks no further than the array that wraps foreign memory.
+    # The base of every view of the result: NumPy's search for the base ends at the array that wraps foreign memory.
     owner = np.frombuffer(buffer.data, np.uint8)
     weakref.finalize(owner, _take_back, buffer).atexit = False
     return owner

@@ -36,45 +36,45 @@ REQUIRED = {
 
 @cache
 def missing(path: KernelPath) -> tuple[str, ...]:
-    """Return which features that the path needs are not among those for which Numba compiles."""
+    """Return the features that the path needs and for which Numba does not compile."""
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
     return tuple(name for name in REQUIRED[path] if f"+{name}" not in features)
 
 
 def available() -> tuple[KernelPath, ...]:
-    """Return the paths that the CPU which Numba compiles for can run, the fastest first."""
+    """Return the paths that Numba's target CPU can run, the fastest first."""
     return tuple(path for path in REQUIRED if not missing(path))
 
 
 @dataclass(frozen=True)
-class Choice:
+class PathChoice:
     """A path, and why it was chosen."""
 
     path: KernelPath
     why: str
 
 
-def choose(path: str) -> Choice:
+def choose(path: str) -> PathChoice:
     """Return the path of that name; for `auto` the one that MXREF_NUMBA_PATH names, or the fastest one without it.
 
     Raises:
         BackendError: no path has the name, or the CPU cannot run it.
-        SettingError: the same of the variable.
+        SettingError: the same for the name in the variable.
     """
     if path == "auto":
         return _chosen_by_environment()
     if problem := _problem(path):
         raise BackendError(f"kernel path {problem}")
-    return Choice(KernelPath(path), "asked for by name")
+    return PathChoice(KernelPath(path), "asked for by name")
 
 
-def _chosen_by_environment() -> Choice:
+def _chosen_by_environment() -> PathChoice:
     asked = os.environ.get(VARIABLE) or "auto"
     if asked == "auto":
-        return Choice(available()[0], _why_no_faster())
+        return PathChoice(available()[0], _why_no_faster())
     if problem := _problem(asked):
         raise SettingError(f"{VARIABLE}={problem}")
-    return Choice(KernelPath(asked), f"{VARIABLE}={asked}")
+    return PathChoice(KernelPath(asked), f"{VARIABLE}={asked}")
 
 
 def _problem(path: str) -> str:

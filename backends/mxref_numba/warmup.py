@@ -1,6 +1,6 @@
-"""Every kernel compiled ahead of its first use, by doing everything that a backend declares on small arrays.
+"""Compiles every kernel ahead of its first use, by running everything that a backend declares on small arrays.
 
-All variants are run in one format, the plainest of them in the others, whose code is shared or compiled whole.
+One format runs all variants. The others run the plainest ones, because their code is shared or compiled as a whole.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _scaled_gemm(backend: Backend) -> None:
 
 
 def _on_threads(backend: Backend) -> None:
-    """Run every operation on as much as two threads take: small arrays are not shared out."""
+    """Run every operation on arrays large enough for two threads."""
     x, plain = np.ones((256, 512), np.float32), _plainest(backend)
     q = _quantized(backend, x, plain, -1)
     backend.quantize_dual(x, (plain, plain), placements=(Placement(_STREAM), Placement(_STREAM)))
@@ -113,7 +113,7 @@ def _on_threads(backend: Backend) -> None:
 
 
 def _inputs(backend: Backend) -> Iterator[NDArray[Any]]:
-    """Yield each shape in each type, and read-only too, which Numba takes for another type of array."""
+    """Yield each shape in each type, also as a read-only array, which Numba treats as another type."""
     kinds = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
     for shape, name in itertools.product(_SHAPES, sorted(backend.capabilities.in_dtypes)):
         x = np.linspace(-2, 2, int(np.prod(shape))).reshape(shape).astype(kinds[name])

@@ -61,7 +61,7 @@ class TritonBackend(Backend):
     reads_left_layouts = True
 
     def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:
-        """Take how `bounded` GEMMs are computed and who rounds.
+        """Choose how `bounded` GEMMs are computed, and whether the hardware rounds.
 
         Args:
             bounded: see `mxref_triton.products.bounded.bounded_way`.
@@ -85,7 +85,7 @@ class TritonBackend(Backend):
         return f"on {DEVICE}, {self._conversions}; bounded GEMMs by {self._bounded}"
 
     def chosen_by_time(self) -> str:
-        """Return the variable that has tiles of gfx950's products timed, if it is set."""
+        """Return the variable that turns on the timing of gfx950's tiles, if it is set."""
         return "MXREF_TRITON_TUNE=1" if TUNES and self._way is BoundedWay.MFMA else ""
 
     def range_exceeded(self) -> bool:
@@ -98,7 +98,7 @@ class TritonBackend(Backend):
 
     @contextmanager
     def widened(self) -> Iterator[None]:
-        """Return a context in which kernels without a range answer `bounded`; their results are of every class."""
+        """Return a context in which `bounded` uses kernels that take any scale; their results belong to every class."""
         self._widened += 1
         try:
             yield
@@ -107,7 +107,7 @@ class TritonBackend(Backend):
 
     def from_numpy(self, array: NDArray[Any]) -> torch.Tensor:
         """Return a NumPy array as a tensor of this backend's device."""
-        array = np.array(array)  # torch wants writable memory
+        array = np.array(array)  # torch needs writable memory
         if array.dtype == ml_dtypes.bfloat16:
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:

@@ -1,6 +1,6 @@
-"""Stochastic rounding by gfx950's own conversions: a backend of its own, that only statistics hold to the reference.
+"""Stochastic rounding by gfx950's own conversions: a separate backend, compared with the reference by statistics only.
 
-How the hardware uses its random bits is described in two ways that disagree, so no code of it is promised; the
+Two descriptions of how the hardware uses its random bits disagree, so its codes are not promised; only their
 distribution is. It is chosen by name: MXREF_BACKEND=mxref_triton.gfx950_sr:backend.
 """
 
@@ -19,18 +19,18 @@ from mxref_triton.products.bounded import BOUNDED
 from mxref_triton.quantizer.native import first_difference, on_device
 
 _SR_BITS = 16
-"""At most so many are asked for: the eight elements of a Philox call then get a word per pair, which is its seed."""
+"""Most random bits per element: each pair of the eight elements of a Philox call then has one word as its seed."""
 
 
 class NativeStochasticBackend(TritonBackend):
-    """The Triton backend, with SR by hardware; everything else is what TritonBackend does, bit for bit."""
+    """The Triton backend with SR in hardware; everything else has the bits of TritonBackend."""
 
     name = "triton-native-sr"
 
     def __init__(self, bounded: str = "auto", conversions: str = "auto") -> None:
         super().__init__(bounded, conversions)
         self.native |= {Rounding.SR}
-        # The conversions multiply by nothing but powers of two.
+        # The conversions multiply by powers of two only.
         self.capabilities = replace(self.capabilities, native_sr=True, max_sr_bits=_SR_BITS, prescale=False)
 
     def details(self) -> str:
@@ -42,11 +42,13 @@ def backend() -> NativeStochasticBackend:
     """Return the backend.
 
     Raises:
-        BackendError: no gfx950, or one that rounds to something else than the two neighbours of a value.
+        BackendError: there is no gfx950, or it rounds values to codes other than their two neighbours.
     """
     gpu = torch.device("cuda")
     if INTERPRETED or not torch.cuda.is_available() or not is_gfx950(gpu):
         raise BackendError("backend 'triton-native-sr' needs a gfx950 GPU, and there is none; take 'triton'")
     if (wrong := first_difference(on_device(gpu, seed=1), stochastic=True)) is not None:
-        raise BackendError(f"the stochastic conversions of this gfx950 leave a value's neighbours: {wrong}")
+        raise BackendError(
+            f"the stochastic conversions of this gfx950 give codes that are not neighbours of the value: {wrong}"
+        )
     return NativeStochasticBackend(BOUNDED)

@@ -25,7 +25,7 @@ WARPS = 4
 
 
 def check_device(x: torch.Tensor) -> None:
-    """Raise UnsupportedError unless a tensor lies where kernels run."""
+    """Raise UnsupportedError unless a tensor is on the device where kernels run."""
     if x.device.type != DEVICE:
         raise UnsupportedError(
             f"backend 'triton' does not declare {x.device} in devices (declared: {DEVICE}); "
@@ -34,13 +34,13 @@ def check_device(x: torch.Tensor) -> None:
 
 
 _RUN = JITFunction.run
-"""Triton's own, which tools replace that look at launches."""
+"""Triton's own launcher, which tools replace to observe launches."""
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-"""Kernels that were started before, with their constants, by what they were compiled for."""
+"""Kernels that were started before, with their constants, by the arguments for which they were compiled."""
 
 
 def kinds(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return what Triton may compile a kernel for, of its arguments on an NVIDIA GPU; None if that is not known here.
+    """Return the properties of arguments for which Triton specializes a kernel on an NVIDIA GPU; None if unknown here.
 
     It is no coarser than Triton's: types, alignment to 16, and the integer 1.
     """
@@ -58,7 +58,7 @@ def kinds(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _is_watched() -> bool:
-    """Return whether somebody, a profiler for example, is told of launches."""
+    """Return whether a tool, such as a profiler, has registered for launches."""
     hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     return JITFunction.run is not _RUN or any(
         hook is not None and getattr(hook, "calls", True) for hook in hooks
@@ -66,9 +66,8 @@ def _is_watched() -> bool:
 
 
 def _start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    """Start a kernel, without Triton's look at each argument and global if it was started alike before.
-
-    That look takes up to 150 us, more than the kernel itself in small models.
+    """Start a kernel. If it was started with similar arguments before, skip Triton's inspection of arguments and
+    globals. The inspection takes up to 150 us, more than the kernel itself in small models.
     """
     on_nvidia = arguments[0].is_cuda and torch.version.hip is None
     kind = kinds(arguments) if on_nvidia and not _is_watched() else None
@@ -98,7 +97,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """
     device: contextlib.AbstractContextManager[Any]
     if INTERPRETED:
-        device = np.errstate(all="ignore")  # overflow and NaN are results here
+        device = np.errstate(all="ignore")  # overflow and NaN are valid results
     elif arguments[0].device.index == torch.cuda.current_device():
         device = contextlib.nullcontext()
     else:

@@ -1,4 +1,4 @@
-"""Operands as kernels read them: packed rows, whole in memory and aligned."""
+"""Operands as kernels read them: packed rows, contiguous and aligned."""
 
 from __future__ import annotations
 

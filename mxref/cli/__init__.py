@@ -65,13 +65,19 @@ class LazyGroup(click.Group):
         own = {name: EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in _OWN.items()}
         return own | {p.name: p for p in entry_points(group=ENTRY_POINT_GROUP) if p.name not in own}
 
+    def point(self, name: str) -> EntryPoint | None:
+        """Return a known command; the entry points of all packages are read only for those that are not mxref's."""
+        if name in _OWN:
+            return EntryPoint(name, _OWN[name], ENTRY_POINT_GROUP)
+        return self.points().get(name)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of `points`."""
         return list(self.points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; BackendError names the package to install if one is missing."""
-        point = self.points().get(cmd_name)
+        point = self.point(cmd_name)
         return load_command(point) if point else None
 
     def resolve_command(
@@ -81,11 +87,11 @@ class LazyGroup(click.Group):
 
         Of several ranks, none gets a command for one process, except to show its help.
         """
-        name, known = args[0], self.points()
+        name = args[0]
         if ctx.resilient_parsing:
             return self._completed(ctx, args)
-        if name not in known and not name.startswith("-"):
-            raise click.UsageError(f"no command {name!r}{nearest(name, known)}", ctx)
+        if self.point(name) is None and not name.startswith("-"):
+            raise click.UsageError(f"no command {name!r}{nearest(name, self.points())}", ctx)
         found = super().resolve_command(ctx, args)
         if found[1] is not None and not set(args) & set(ctx.help_option_names):
             refuse_ranks(name, found[1])

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from mxref.cli import known
-from mxref.cli.explain import OPERAND_IDS, read_array, refuse_key
+from mxref.cli.array_files import read_array, refuse_key
+from mxref.cli.explain import OPERAND_IDS
 from mxref.dialects import DIALECTS
 from mxref.errors import FileFormatError
 from mxref.steps.random import Stream

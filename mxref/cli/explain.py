@@ -14,11 +14,10 @@ from typing import Any
 import click
 import numpy as np
 from click.core import ParameterSource
-from numpy.typing import NDArray
 
 from mxref.cli import known
+from mxref.cli.array_files import SUFFIXES, read_array
 from mxref.dialects import DIALECTS, dialect
-from mxref.errors import FileFormatError
 from mxref.explain import BlockExplanation, explain_block
 from mxref.explain.link import explorer_link
 from mxref.explain.text import notes, reason, scale_steps
@@ -196,6 +195,10 @@ def _floats(words: Sequence[str]) -> list[np.float32]:
                 known = [o for p in context.command.get_params(context) for o in p.opts if o[:2] == "--"]
                 close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
                 raise click.NoSuchOption(word, possibilities=close) from None
+            if word.endswith(SUFFIXES):
+                raise click.UsageError(
+                    f"{word!r} is not a number; to read an array, give --file {word}"
+                ) from None
             raise click.UsageError(
                 f"{word!r} is not a float32 number: write decimals, nan, inf, -0, or bits such as 0x7fc00000"
             ) from None
@@ -215,56 +218,6 @@ def _float(word: str) -> np.float32:
     if is_number and not np.isfinite(narrow):
         raise OverflowError(word)
     return narrow
-
-
-def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
-    """Return an array of a .npy, .npz or .safetensors file.
-
-    Args:
-        path: the file; a .npy file is mapped, not read.
-        key: name of the array, required if a .npz or .safetensors file has several arrays.
-
-    Raises:
-        FileFormatError: the file is missing, damaged or of another kind, or has no such array.
-    """
-    if key is not None and path.suffix == ".npy":
-        refuse_key(path)
-    if path.suffix not in (".npy", ".npz", ".safetensors"):
-        raise FileFormatError(f"cannot read {path}: the suffix must be .npy, .npz or .safetensors")
-    try:
-        if path.suffix == ".npy":
-            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as f:
-                return np.asarray(f[_only(path, list(f.files), key)])
-        from safetensors import safe_open
-
-        with safe_open(path, framework="numpy") as f:
-            return np.asarray(f.get_tensor(_only(path, list(f.keys()), key)))
-    except FileFormatError:
-        raise
-    except OSError as err:
-        raise FileFormatError(f"cannot read {path}: {err.strerror or err}") from err
-    except Exception as err:  # each reader raises its own exceptions on a damaged file
-        text = str(err).partition("\n")[0]
-        raise FileFormatError(f"cannot read {path}: {type(err).__name__}: {text}") from err
-
-
-def refuse_key(path: Path) -> None:
-    """Raise FileFormatError for a .npy file, whose one array has no name."""
-    raise FileFormatError(f"{path} holds one array, which has no name: leave out --key")
-
-
-def _only(path: Path, names: list[str], key: str | None) -> str:
-    if key is None and len(names) == 1:
-        return names[0]
-    if key in names and key is not None:
-        return key
-    asked = f"has no array {key!r}" if key else f"has {len(names)} arrays, choose one with --key"
-    raise FileFormatError(
-        f"{path} {asked}: {', '.join(names[:8]) or 'none'}{', ...' if len(names) > 8 else ''}"
-    )
 
 
 def _plain(block: BlockExplanation) -> Any:

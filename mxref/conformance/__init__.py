@@ -1,8 +1,8 @@
-"""Conformance: a backend held to the specification, clause by clause, in exactly what it declares.
+"""Conformance: checks a backend against the specification, clause by clause, in exactly what it declares.
 
-Golden vectors, crafted blocks and draws go through the backend, and every answer is compared with the
-reference to the bit (`bounded` GEMMs: with their tolerance). What fails is shrunk to the smallest block that
-still fails. What a backend does not declare must be refused, and its checks are skipped and counted.
+Golden vectors, crafted blocks and random blocks go through the backend. Every answer is compared with the reference bit
+for bit (for `bounded` GEMMs, within their tolerance). A failure is shrunk to the smallest block that still fails. The
+backend must refuse what it does not declare; the checks of that are skipped and counted.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def check(
     time_limit: float = TIME_LIMIT,
     in_process: bool = False,
 ) -> Report:
-    """Return how a backend fares against the specification.
+    """Return the report of a backend's checks against the specification.
 
-    A backend that is given by its name runs in processes of its own: where it ends one, crashes it or takes too
-    long, that is a failure of the check that it was at, and the others go on in another process.
+    A backend that is given by its name runs in separate processes. If it ends or crashes its process, or takes too
+    long, the check that was running fails, and the other checks continue in another process.
 
     Args:
         backend: the name to load the backend by, or the backend itself, which then runs in this process.
@@ -73,7 +73,8 @@ def check(
         clauses: check only these clauses.
         seed: of drawn values.
         level: `full`, or `quick` for a tenth of the time.
-        formats: check only these block formats, by name, and what is the same for every format; default all.
+        formats: check only these block formats, by name, and the checks that are the same for every format; default
+            all.
         shrink: whether the first failure of each clause is shrunk.
         progress: called after each check with the number done and the total.
         jobs: processes that share the checks.
@@ -83,15 +84,17 @@ def check(
 
     Raises:
         RecipeError: as `checks_of`.
-        BackendError: there is no backend of that name; several processes for a backend that runs in this one; or
-            processes that cannot load it, or find other checks for it.
+        BackendError: there is no backend of that name; `jobs` is above 1 for a backend that runs in this process; or a
+            process cannot load it, or finds other checks for it.
     """
     start = time.monotonic()
     choice = Choice.of(ops, dialects, clauses, seed, level, formats)
     choice.validate()
     here = in_process or not isinstance(backend, str)
     if here and jobs != 1:
-        raise BackendError(f"{jobs} processes load the backend by its name; give that, or jobs=1")
+        raise BackendError(
+            f"each of {jobs} processes loads the backend by its name: give the name, or jobs=1"
+        )
     source: Processes | _Here
     if isinstance(backend, str) and not in_process:
         source = Processes(backend, choice, jobs, time_limit)
@@ -112,7 +115,7 @@ def check(
 
 
 def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> list[str]:
-    """Return the clauses that a backend is asked about, causes first, those of which it declares nothing included.
+    """Return the clauses that a backend is checked for, causes first, also those of which it declares nothing.
 
     Args:
         backend: the name to load it by, in a process of its own.
@@ -128,11 +131,11 @@ def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> li
 
 
 def examined(backend: Backend, checks: list[Check], shrink: bool = True) -> dict[str, ClauseResult]:
-    """Return what came of each clause of some checks, asked of a backend in this process.
+    """Run checks of a backend in this process, and return the result of each clause.
 
     Args:
-        backend: that is asked.
-        checks: of which those are skipped whose needs it does not declare.
+        backend: the backend under test.
+        checks: the checks; one that needs an undeclared capability is skipped.
         shrink: whether the first failure of each clause is shrunk.
     """
     return _examined(_Here(backend, checks), shrink, None)
@@ -148,7 +151,7 @@ def _examined(
         verdicts[i] = verdict
         if progress:
             progress(skipped + len(verdicts), total)
-    if shrink:  # the first failure of each clause, which is known only now
+    if shrink:  # the first failure of each clause is known only now
         again = [[i] for i in _first_failures(verdicts) if i not in source.lost]
         for i, verdict in source.verdicts(again, shrink=True):
             verdicts[i] = _shrunk(verdicts[i], verdict)
@@ -175,7 +178,7 @@ class _Here:
                 yield i, result_of(self._checks[i], self._subject)
 
     def close(self) -> None:
-        """Have nothing to end."""
+        """Do nothing: there are no processes to end."""
 
 
 def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) -> Report:
@@ -197,13 +200,13 @@ def _first_failures(verdicts: dict[int, CheckResult]) -> list[int]:
 
 
 def _shrunk(whole: CheckResult, again: CheckResult) -> CheckResult:
-    """Return a verdict with the failure as it was found when the check was asked again, if that is the same one."""
+    """Return a verdict with the failure of the repeated check, if it is the same failure."""
     same = again.failure and whole.failure and again.failure.clause == whole.failure.clause
     return replace(whole, failure=again.failure) if same else whole
 
 
 def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, ClauseResult]:
-    """Return what came of each clause: a failure counts where the wrong bits are decided, the rest where asked."""
+    """Return the result of each clause; a failure counts for the clause that decides the wrong bits."""
     results: dict[str, ClauseResult] = {}
     for i, (clause, reason) in enumerate(zip(outline.clauses, outline.reasons, strict=True)):
         result = results.setdefault(clause, ClauseResult(clause))
@@ -226,7 +229,7 @@ def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, Cl
 
 
 def _count(results: dict[str, ClauseResult], failure: Failure) -> None:
-    """Count a failure under its clause, and keep it if it is the first, or the first that lost its process."""
+    """Count a failure for its clause, and keep it if it is the first one, or the first one that lost its process."""
     clause = results.setdefault(failure.clause, ClauseResult(failure.clause))
     clause.failed += 1
     if not clause.failures or (failure.lost and not clause.failures[0].lost):

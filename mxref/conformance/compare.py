@@ -1,4 +1,4 @@
-"""A request made into a check: the backend's answer compared with the reference's, and a failure shrunk."""
+"""Turns a request into a check, which compares the backend's answer with the reference's and shrinks a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FEW_ROWS = 4
 
 
 def quantize_check(clause: str, title: str, request: Request, judge: Judge = all_of_it) -> Check:
-    """Return the check that a backend answers a request as the reference does, as far as `judge` looks."""
+    """Return the check that a backend answers a request as the reference does; `judge` compares the answers."""
 
     def run(subject: Subject) -> CheckResult:
         want = request.expected_blocks
@@ -39,10 +39,10 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
 
 
 def controlled_check(clause: str, title: str, request: Request, controls: Sequence[Request]) -> Check:
-    """Return a check that blames its clause only where the backend answers each control rightly.
+    """Return a check that blames its clause only if the backend answers each control right.
 
-    A control is a request that needs all that `request` needs but for the clause; one that is not declared is not
-    asked. Where a control comes out wrong too, the failure counts under `quantize.order`, which joins all clauses.
+    A control is a similar request that does not depend on the clause; an undeclared one is not asked. If a control is
+    wrong too, the failure counts under `quantize.order`, which joins all clauses.
     """
     check = quantize_check(clause, title, request)
 
@@ -62,10 +62,10 @@ def _right(subject: Subject, control: Request) -> bool:
 
 
 def product_check(clause: str, title: str, product: Product, max_scale: int = 0) -> Check:
-    """Return the check that a backend's GEMM gives what it must, or under `bounded` what it may."""
+    """Return the check that a backend's GEMM gives the required result, or under `bounded` an allowed one."""
 
     def run(subject: Subject) -> CheckResult:
-        asked = product  # as it is, if possible: it keeps the reference's answer
+        asked = product  # unchanged if possible, because it keeps the reference's answer
         if bounded and product.error_class != subject.capabilities.bounded_class:
             asked = replace(product, error_class=subject.capabilities.bounded_class)
         wrong, got = asked.wrong(subject)

@@ -1,4 +1,4 @@
-"""Codes and scales that a kernel wrote, held against the reference: what differs, and what they are instead."""
+"""Compares the codes and scales that a kernel wrote with the reference, and finds which treatment would give them."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _layout_hints(equal: list[list[str]], read: tuple[str, str]) -> Iterator[str
 
 
 def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: str) -> Failure:
-    """Return the failure of a block, as a request of its own where the block's place decides nothing."""
+    """Return the failure of a block; as a separate request if the block's place does not matter."""
     row, block = place
     at = f"block {block} of row {row}"
     plan = request.plan
@@ -238,7 +238,7 @@ class _Sample:
     got: Blocks
 
     def equal(self, request: Request) -> bool:
-        """Return whether a treatment gives these rows; a place in the whole array decides nothing without SR."""
+        """Return whether a treatment gives these rows; without SR, the place in the whole array does not matter."""
         plan = request.plan
         values = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)[: self.rows]
         if request.spec.rounding is Rounding.SR:

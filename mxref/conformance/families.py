@@ -1,4 +1,4 @@
-"""The families of checks: which module makes which, so that a choice of few checks makes no others."""
+"""Which module makes which family of checks, so that a selection of checks does not make all others."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.recipe import OperandSpec
 
 _KEPT_PLANS = 8
-"""Plans whose checks are kept, with the answers that the reference gave to them."""
+"""Plans whose checks are cached, with the reference's answers."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Checks that one function makes, and which these are."""
+    """The checks that one function makes."""
 
     make: Callable[..., Iterable[Check]]
     ops: frozenset[Op]
@@ -82,9 +82,8 @@ def made_for(
     specs: tuple[OperandSpec, ...],
     taken: Collection[BlockFormat],
 ) -> list[Check]:
-    """Return the checks of the families that are asked, of the formats that are taken.
-
-    Those that are the same for all formats are there once. A family is there with all of its checks.
+    """Return the checks of the selected families, for the selected formats. Checks that are the same for all formats
+    appear once. A selected family has all of its checks.
     """
     declared = [made for made in BLOCK_FORMATS.values() if made in capabilities.formats]
     first = declared[0] if declared else next(iter(BLOCK_FORMATS.values()))
@@ -100,7 +99,7 @@ def made_for(
         ]
         if _COMBINATIONS.asked(ops, clauses):
             whole += _combinations(plan, specs)
-        found += [check for check in whole if check.formats or made is first]
+        found += whole if made is first else [check for check in whole if check.formats]
     return [*found, *(_mixed(level, seed, frozenset(taken)) if _MIXED.asked(ops, clauses) else ())]
 
 

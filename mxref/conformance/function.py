@@ -1,4 +1,4 @@
-"""A function on arrays or tensors as a backend that does one treatment, so that the checks can ask it."""
+"""Wraps a function on arrays or tensors as a backend of one treatment, so that the checks can call it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FunctionBackend(Backend):
         device: str | None,
         dtypes: frozenset[str],
     ) -> None:
-        """Take the function and how it is called.
+        """Wrap a function.
 
         Args:
             function: of a matrix; returns codes and scales, an MXArray, or the dequantized matrix.
@@ -63,28 +63,28 @@ class FunctionBackend(Backend):
         )  # fmt: skip
 
     def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return an array as the function takes it."""
+        """Return an array in the type and on the device that the function takes."""
         if self.device is None:
             return array
         import torch
 
-        array = np.array(array)  # torch wants writable memory
+        array = np.array(array)  # torch needs writable memory
         if array.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self.device)
         return torch.from_numpy(array).to(self.device)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """Return what the function takes or gives as a NumPy array."""
+        """Return an input or a result of the function as a NumPy array."""
         return on_host(array)
 
     def quantize(self, x: Any, spec: Any, **arguments: Any) -> MXArray:
-        """Quantize by the function; what it returns is on the host."""
+        """Quantize by the function; the result is on the host."""
         plan = self.plan(x, spec, **arguments)
         return plan.array(*self._quantize(x, plan))
 
     def _quantize(self, x: Any, plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if plan.spec != self.spec or plan.length != plan.shape[plan.axis]:
-            raise UnsupportedError(f"{self.name} does one treatment and pads nothing")
+            raise UnsupportedError(f"{self.name} is a function of one treatment, and pads nothing")
         rows, made = plan.rows, plan.format
         matrix = x
         if len(plan.shape) != 2 or plan.axis != self.axis:
@@ -122,13 +122,13 @@ class FunctionBackend(Backend):
         return codes_of_values(values, held, want)
 
     def _dequantize(self, q: MXArray, dtype: str) -> Any:
-        raise UnsupportedError(f"{self.name} is a quantizer")
+        raise UnsupportedError(f"{self.name} is a quantizer, and does nothing else")
 
     def _hadamard(self, x: Any, rotation: Rotation, axis: int) -> Any:
-        raise UnsupportedError(f"{self.name} is a quantizer")
+        raise UnsupportedError(f"{self.name} is a quantizer, and does nothing else")
 
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> Any:
-        raise UnsupportedError(f"{self.name} is a quantizer")
+        raise UnsupportedError(f"{self.name} is a quantizer, and does nothing else")
 
 
 def on_host(array: Any) -> NDArray[Any]:
@@ -165,7 +165,7 @@ def codes_of_values(
         want: the reference's answer.
 
     Raises:
-        MalformedAnswer: a block whose values are on no grid, whatever its scale.
+        MalformedAnswer: the values of a block are not on the grid under any scale.
     """
     made: BlockFormat = want.format
     rows, k = len(values), made.k
@@ -179,7 +179,7 @@ def codes_of_values(
         if found is None:
             at = int(np.flatnonzero(~same[row, block])[0])
             raise MalformedAnswer(
-                f"the values of block {block} of row {row} are on no grid of {made.title} under one power of two: "
+                f"the values of block {block} of row {row} are not elements of {made.title} times one power of two: "
                 f"element {at} is {got[row, block, at]:.9g}, expected {right[row, block, at]:.9g}"
             )
         codes[row, block], scales[row, block] = found

@@ -1,4 +1,4 @@
-"""What a conformance run is made of: checks, each of one clause, the backend under test, and the report."""
+"""The parts of a conformance run: checks, each of one clause, and the backend under test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CLAUSES = (
 
 
 def cast(x: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return values rounded to an input type; what it cannot hold becomes Inf or zero."""
+    """Return values rounded to an input type; values out of its range become Inf or zero."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
@@ -74,18 +74,18 @@ def storage_clause(element: ElementFormat) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to ask: how much, which draws, and the plainest treatment and input type that a backend declares."""
+    """What to check: the level, the seed, and the plainest treatment and input type that a backend declares."""
 
     level: Level
     seed: int
     base: OperandSpec
     dtype: str
     declared: Capabilities
-    """From which combinations are drawn."""
+    """The declared capabilities, from which combinations are drawn."""
 
     @property
     def format(self) -> BlockFormat:
-        """The block format that is asked about."""
+        """The block format under test."""
         return block_format(self.base)
 
     @property
@@ -136,19 +136,19 @@ class Check:
     """Capabilities that must be declared, as field and value."""
     run: Callable[[Subject], CheckResult]
     spec: OperandSpec | None = None
-    """The treatment, where it is a quantization."""
+    """The treatment of a quantization; None for other operations."""
     describe: Callable[[], dict[str, str]] = dict
     """The request in words, for a failure that is an exception."""
 
     @cached_property
     def formats(self) -> tuple[BlockFormat, ...]:
-        """The block formats that it takes; none where it is the same for all of them."""
+        """The block formats that it uses; empty if it is the same for all of them."""
         found = [value for name, value in self.needs if name == "formats"]
         found += [f for name, value in self.needs if name == "gemms" for f in value[1:]]
         return tuple(dict.fromkeys(found))
 
     def undeclared(self, capabilities: Capabilities) -> str | None:
-        """Return what is not declared, as `field: value`, so that the backend need not answer; None if all is."""
+        """Return the undeclared capability that the check needs, as `field: value`; None if all are declared."""
         for name, value in self.needs:
             if not declares(capabilities, name, value):
                 if isinstance(value, bool):
@@ -186,7 +186,7 @@ class Subject:
         return np.asarray(self.backend.to_numpy(array))
 
     def once(self, key: object, compute: Callable[[], Any]) -> Any:
-        """Return what `compute` gives, without repeating it for the same key as the call before."""
+        """Return the result of `compute`; the last result is reused for the same key."""
         if self._last is None or self._last[0] is not key:
             self._last = key, compute()
         return self._last[1]

@@ -1,4 +1,4 @@
-"""What came of a conformance run: failures, results by clause and the whole report, and all of it as text."""
+"""The outcome of a conformance run: failures, results by clause and the whole report, also as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 
 class Judgement(ABC):
-    """What a check came to; true if everything was right."""
+    """The outcome of a check; true if everything was right."""
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class Judgement(ABC):
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that a backend answers wrongly, shrunk as far as it stays wrong."""
+    """A request that a backend answers wrong, shrunk to the smallest one that is still wrong."""
 
     clause: str
     check: str
@@ -63,11 +63,11 @@ class Failure:
     differing: tuple[int, ...] = ()
     """Positions of the elements that differ."""
     command: str | None = None
-    """A command that prints how the expected answer comes about."""
+    """A command that prints the steps to the expected answer."""
     array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
     """The shrunk input of a quantization, block axis last."""
     file_command: str | None = None
-    """The same command for what words cannot say, tiles; FILE stands for where `array` is saved."""
+    """The same command for tiles, which need a file; FILE stands for the place of `array`."""
     lost: bool = False
     """Whether the backend ended the process of the check, or took too long."""
 
@@ -79,7 +79,7 @@ class CheckResult:
     compared: int
     failure: Failure | None = None
     misuse: Failure | None = None
-    """What a call did to memory, whatever its answer was."""
+    """A wrong use of memory by the call, whatever its answer was."""
     unasked: str | None = None
     """Why the backend was not asked, None where it was."""
 
@@ -91,7 +91,7 @@ class CheckResult:
 
 @dataclass
 class ClauseResult:
-    """What came of the checks of one clause."""
+    """The result of the checks of one clause."""
 
     clause: str
     passed: int = 0

@@ -131,7 +131,7 @@ def load_recording(path: str | Path) -> Recording:
         FileFormatError: the file is missing, damaged, or holds something else.
     """
     try:
-        # NumPy leaves a file open that is no archive.
+        # NumPy does not close a file that is not an archive.
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             meta = json.loads(str(file["meta"]))
             if meta["format"] != FORMAT:
@@ -183,7 +183,7 @@ def _table(call: Call, prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str
 
 
 def _operand_table(q: MXArray) -> dict[str, Any]:
-    # Signs that a device drew are known to nobody else, and decide no bit of a product.
+    # Signs drawn on a device are unknown here, and do not change a product.
     rotation = q.rotation if isinstance(q.rotation, Rotation) else None
     return {
         "shape": q.shape, "block": q.block.value, "prescale": bool(q.prescale), "format": q.format.name,
@@ -221,7 +221,7 @@ def _integers(values: list[int] | None) -> tuple[int, ...] | None:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of a type that NumPy's files have: bfloat16 as the 16-bit words that it is."""
+    """Return an array in a type that NumPy's files support: bfloat16 as 16-bit words."""
     return np.ascontiguousarray(array.view(np.uint16) if array.dtype == _BFLOAT16 else array)
 
 

@@ -1,4 +1,4 @@
-"""Recorded operations, done again: by a backend and by the reference, compared with each other and the record."""
+"""Repeats recorded operations on a backend and on the reference, and compares both with the record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mxref.errors import MxrefError
 
 @dataclass(frozen=True)
 class ReplayedCall:
-    """What came of one recorded operation."""
+    """The result of one recorded operation."""
 
     where: str
     """Step, layer, role and tensor."""
@@ -48,7 +48,7 @@ class ReplayedCall:
 
 @dataclass(frozen=True)
 class ReplayReport(Judgement):
-    """What came of a recording."""
+    """The results of a recording."""
 
     backend: str
     """The backend that was asked now."""
@@ -113,7 +113,7 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
 
     Args:
         file: what `mxref_torch.record` or a shadow wrote.
-        backend: what is asked now, in this process.
+        backend: the backend to ask now, in this process.
         shrink: whether the first difference is shrunk to the smallest block or product that still differs.
 
     Raises:
@@ -174,7 +174,7 @@ def _quantization(subject: Subject, call: RecordedQuantization) -> ReplayedCall:
         return ReplayedCall(where, "quantize", compared, recorded, undeclared=undeclared)
     try:
         got = Blocks.of(request.answer(subject))
-    except Exception as err:  # whatever the backend raises is its answer
+    except Exception as err:  # any exception of the backend is its answer
         return ReplayedCall(where, "quantize", compared, recorded, _raised("quantize.order", where, err))
     wrong, _ = all_of_it(got, want)
     if not wrong.any():
@@ -193,7 +193,7 @@ def _product(subject: Subject, call: RecordedProduct) -> ReplayedCall:
         return ReplayedCall(where, "gemm", compared, recorded, undeclared=undeclared)
     try:
         answered = check.run(subject).failure
-    except Exception as err:  # whatever the backend raises is its answer
+    except Exception as err:  # any exception of the backend is its answer
         answered = _raised(_product_clause(call), where, err)
     return ReplayedCall(where, "gemm", compared, recorded, answered)
 

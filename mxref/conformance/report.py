@@ -77,7 +77,7 @@ def to_junit(report: Report) -> str:
 
 
 def reasons_text(c: ClauseResult) -> str:
-    """Return what was not declared, the values of a capability together."""
+    """Return the undeclared values, grouped by capability."""
     fields: dict[str, list[str]] = {}
     for reason in c.reasons:
         name, _, value = reason.partition(": ")

@@ -1,4 +1,4 @@
-"""The checks of a backend: which there are, which need the same of it, and what came of one."""
+"""The checks of a backend, their groups by need, and the run of one check."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def checks_of(
     return [
         check
         for check in made_for(choice.ops, choice.clauses, Level(level), seed, capabilities, specs, taken)
-        if check.op.value in wanted
-        and taken >= set(check.formats)
-        and (not named or check.clause in named)
+        if (not named or check.clause in named)
+        and check.op in wanted
+        and taken.issuperset(check.formats)
         and (not specs or check.spec is None or any(_within(check.spec, spec) for spec in specs))
     ]
 
@@ -66,7 +66,7 @@ def _member(value: str, known: Collection[str], what: str) -> None:
 
 
 def _several(what: str, values: Any) -> tuple[str, ...]:
-    """Return names as a tuple, one alone too, and none for None; RecipeError for what holds no names."""
+    """Return one name or several as a tuple, None as an empty one; RecipeError for anything else."""
     if isinstance(values, str):
         return (values,)
     try:
@@ -128,13 +128,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is asked of a backend, without the checks themselves: plain data, for another process."""
+    """The list of checks as plain data, which another process can receive."""
 
     clauses: tuple[str, ...]
     """The clause of each check."""
     titles: tuple[str, ...]
     reasons: tuple[str | None, ...]
-    """What each check needs that is not declared, None where all is."""
+    """The undeclared capability that a check needs, for each check; None if all are declared."""
     groups: tuple[tuple[int, ...], ...]
     """Numbers of the checks to ask, those together that need the same kernels."""
 
@@ -157,9 +157,9 @@ def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
 
 
 def result_of(check: Check, subject: Subject) -> CheckResult:
-    """Return what came of a check whose needs are all declared, its use of memory included.
+    """Run a check whose needs are all declared, and return its result and its use of memory.
 
-    A process that the backend forks and that comes back here ends here, and fails the check.
+    A forked copy of the process that returns to this function is ended, and the check fails.
     """
     subject.watched.start()
     with Copies() as copies:
@@ -178,7 +178,7 @@ def _answered(check: Check, subject: Subject) -> CheckResult:
     except UnsupportedError as err:
         # What is declared was refused: the declaration is wrong, whatever the clause of the request.
         return CheckResult(0, _raised("conformance.capabilities", check, err))
-    except (Exception, SystemExit) as err:  # a backend may fail in any way; that is a finding, not an end
+    except (Exception, SystemExit) as err:  # any exception of the backend is a failed check
         return CheckResult(0, _raised(check.clause, check, err))
 
 

@@ -47,9 +47,13 @@ def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
         )
     if together == 1:
         return codes.copy()
-    groups = codes.reshape(*codes.shape[:-1], codes.shape[-1] // together, together).astype(np.uint32)
-    words = np.bitwise_or.reduce(groups << _offsets(together, element.bits), axis=-1, keepdims=True)
-    packed: NDArray[np.uint8] = (words >> _offsets(size, 8)).astype(np.uint8)
+    groups = codes.reshape(*codes.shape[:-1], codes.shape[-1] // together, together)
+    words: NDArray[Any] = groups[..., 0].astype(_word(size), order="C")
+    for i in range(1, together):
+        words |= groups[..., i].astype(words.dtype) << element.bits * i
+    packed: NDArray[np.uint8] = (
+        words if size == 1 else (words[..., None] >> _offsets(size, 8)).astype(np.uint8)
+    )
     return packed.reshape(*codes.shape[:-1], codes.shape[-1] // together * size)
 
 
@@ -61,16 +65,26 @@ def unpack(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint
     together, size = _group(element)
     if together == 1:
         return packed.copy()
-    groups = packed.reshape(*packed.shape[:-1], packed.shape[-1] // size, size).astype(np.uint32)
-    words = np.bitwise_or.reduce(groups << _offsets(size, 8), axis=-1, keepdims=True)
-    codes = (words >> _offsets(together, element.bits)) & np.uint32((1 << element.bits) - 1)
-    return codes.astype(np.uint8).reshape(*packed.shape[:-1], packed.shape[-1] // size * together)
+    groups = packed.reshape(*packed.shape[:-1], packed.shape[-1] // size, size)
+    words: NDArray[Any] = groups[..., 0].astype(_word(size), order="C")
+    for i in range(1, size):
+        words |= groups[..., i].astype(words.dtype) << 8 * i
+    shape = (*packed.shape[:-1], packed.shape[-1] // size, together)
+    codes = np.empty(shape, np.uint8)
+    for i in range(together):
+        codes[..., i] = words >> element.bits * i & (1 << element.bits) - 1
+    return codes.reshape(*packed.shape[:-1], shape[-2] * together)
 
 
 def _group(element: ElementFormat) -> tuple[int, int]:
     """Return the smallest number of codes that fill whole bytes, and the number of bytes."""
     common = math.gcd(element.bits, 8)
     return 8 // common, element.bits // common
+
+
+def _word(size: int) -> type[np.uint8 | np.uint32]:
+    """Return an unsigned integer that holds so many bytes."""
+    return np.uint8 if size == 1 else np.uint32
 
 
 def _offsets(count: int, bits: int) -> NDArray[np.uint32]:

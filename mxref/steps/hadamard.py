@@ -184,7 +184,9 @@ def hadamard(x: Any, rotation: Rotation | int) -> NDArray[np.float32]:
         while h < n:
             pairs = y.reshape(-1, n // (2 * h), 2, h)
             s, t = pairs[:, :, 0], pairs[:, :, 1]
-            y = np.stack([s + t, s - t], axis=2)
+            y = np.empty_like(pairs)
+            np.add(s, t, out=y[:, :, 0])
+            np.subtract(s, t, out=y[:, :, 1])
             h *= 2
         y = y.reshape(v.shape) * norm_factor(n)
     return y

@@ -111,7 +111,10 @@ def stream_words(group: NDArray[np.int64], stream: Stream) -> NDArray[np.uint32]
     Implements: random.counter
     """
     g = group.astype(np.uint64)
-    return np.stack(np.broadcast_arrays(*_group_words(g, stream)), axis=-1).astype(np.uint32)
+    words = np.empty((*g.shape, 4), np.uint32)
+    for i, word in enumerate(_group_words(g, stream)):
+        words[..., i] = word
+    return words
 
 
 def first_bits(count: int, stream: Stream) -> int:

@@ -24,6 +24,10 @@ _LEAVES_GRID = 0x00780000
 _MANTISSA_AND_SIGN = 0x807FFFFF
 _EXPONENT_BITS = 23
 _LADDER_STEPS = 31
+_DIGITS = np.full(256, 255, np.uint8)
+"""The values of the characters that are hex digits; 255 for others."""
+for _characters in (b"0123456789abcdef", b"0123456789ABCDEF"):
+    _DIGITS[list(_characters)] = range(16)
 
 
 class InputRule(StrEnum):
@@ -115,6 +119,8 @@ def parse_words(text: str, count: int | None, where: str) -> NDArray[np.uint32]:
     if count is not None and len(words) != count:
         raise FileFormatError(f"{where}: {len(words)} words, expected {count}")
     try:
+        if {*map(len, words)} <= {8}:
+            return np.frombuffer(bytes.fromhex("".join(words)), ">u4").astype(np.uint32)
         return np.array([int(word, 16) for word in words], np.uint32)
     except (ValueError, OverflowError) as err:
         raise FileFormatError(f"{where}: not hex words of 32 bits: {err}") from err
@@ -126,6 +132,9 @@ def parse_digits(text: str, width: int, count: int | None, where: str) -> NDArra
         raise FileFormatError(
             f"{where}: {len(text)} hex digits, expected {'a multiple of ' * (count is None)}{(count or 1) * width}"
         )
+    digits: NDArray[Any] = _DIGITS[np.frombuffer(text.encode(), np.uint8)]
+    if width <= 2 and digits.size == len(text) and not (digits > 15).any():
+        return digits if width == 1 else digits[::2] << 4 | digits[1::2]
     try:
         return np.array([int(text[i : i + width], 16) for i in range(0, len(text), width)], np.uint8)
     except ValueError as err:
@@ -134,7 +143,12 @@ def parse_digits(text: str, width: int, count: int | None, where: str) -> NDArra
 
 def digits_text(codes: Any, width: int) -> str:
     """Return integer codes as `width` hex digits each, without separators, in the order of the flat array."""
-    return "".join([f"{int(code):0{width}x}" for code in np.asarray(codes).reshape(-1).tolist()])
+    flat = np.asarray(codes).reshape(-1)
+    if flat.dtype == np.uint8 and width <= 2:
+        text = flat.tobytes().hex()
+        if width == 2 or not text[::2].strip("0"):
+            return text[2 - width :: 3 - width]
+    return "".join([f"{int(code):0{width}x}" for code in flat.tolist()])
 
 
 def digest(array: NDArray[Any]) -> str:

@@ -77,7 +77,7 @@ def record_operand(record: Record, name: str) -> MXArray:
     made = record_format(record, f"{name}_format")
     if "operand_seed" in i:
         if made.name != DEFAULT:
-            raise FileFormatError(f"{record.id}: operands are made from a seed in {DEFAULT} alone")
+            raise FileFormatError(f"{record.id}: only operands in {DEFAULT} can be made from a seed")
         codes, scales = generated_operand(int(i["operand_seed"], 16), 0 if name == "a" else 2, rows, length)
     else:
         where = f"{record.id}: {name}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ablations.ladders import Results, interval_of
+from ablations.ladders import Results, interval_of, missing, planned
 from ablations.strip import mark, name_lines
 from bench.plot import WIDE
 from mxref_training.report.drawing import SMALLEST
@@ -35,7 +35,7 @@ class Cell:
     half: float
     """Half of its 95 % interval; infinite of one seed."""
     tokens: str
-    """Tokens to target beyond FP8's, with interval or as a bound."""
+    """Tokens to target beyond FP8's, with interval or as a bound; without interval while runs are missing."""
     reached: tuple[int, int]
     """Runs that reached the target, and all of them."""
     verdict: str
@@ -72,22 +72,23 @@ def lines(found: dict[str, Results]) -> list[Line]:
     return [
         Line(
             arm["name"], arm["stage"], arm["label"], arm["paper"]["overhead"],
-            {name: cell for name, results in found.items() if (cell := _cell(results, arm["name"]))},
+            {name: cell for name, results in found.items() if (cell := _cell(name, results, arm["name"]))},
         )
         for arm in claimed
     ]  # fmt: skip
 
 
-def _cell(results: Results, name: str) -> Cell | None:
+def _cell(ladder: str, results: Results, name: str) -> Cell | None:
     row = next((row for row in rows(results) if row.arm["name"] == name), None)
     known = interval_of(results, name)
     if row is None or known is None:
         return None
+    interval = "" if missing(ladder, results) else row.interval.replace("± ?", "")
     crossings = [run["crossing"] for run in row.arm["runs"]]
     reached = sum(crossing is not None and crossing["reach"] == "crossed" for crossing in crossings)
     return Cell(
         *known,
-        f"{row.overhead} {row.interval.replace('± ?', '')}".strip(),
+        f"{row.overhead} {interval}".strip(),
         (reached, len(crossings)),
         row.verdict,
     )
@@ -97,20 +98,20 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows of the paper's table beside ours."""
     yield (
         "MXFP4 in", "stabiliser", "paper: tokens",
-        *(f"{SHORT[name]}: {what}" for name, of in found.items() for what in _columns(of)),
+        *(f"{SHORT[name]}: {what}" for name, of in found.items() for what in _columns(name, of)),
     )  # fmt: skip
     for line in lines(found):
-        cells = [(line.sizes.get(name), len(_columns(of))) for name, of in found.items()]
+        cells = [(line.sizes.get(name), len(_columns(name, of))) for name, of in found.items()]
         yield (
             line.stage, line.label, line.claim,
             *(text for cell, count in cells for text in (_texts(cell) if cell else ("–",) * 3)[:count]),
         )  # fmt: skip
 
 
-def _columns(results: Results) -> tuple[str, ...]:
-    """Return what is shown of a size: a verdict only where a spread is known."""
+def _columns(ladder: str, results: Results) -> tuple[str, ...]:
+    """Return what is shown of a size: a verdict only where no run is missing."""
     columns = "tokens", "loss less FP8's, nats", "verdict"
-    return columns if results["spread"]["loss"]["freedom"] else columns[:2]
+    return columns[:2] if missing(ladder, results) else columns
 
 
 def _texts(cell: Cell) -> tuple[str, str, str]:
@@ -162,11 +163,8 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
             va="center",
         )
     axes.axvline(0, color=INK, linewidth=0.8)
-    seeds = max(cell.reached[1] for line in shown if (cell := line.sizes.get(name)))
     axes.set_title(
-        (SIZES[name] + (", one seed" if seeds == 1 else "")).replace(
-            ", ", "\n" if width == WIDE else ", ", 1
-        ),
+        (SIZES[name] + _seeds(name, shown)).replace(", ", "\n" if width == WIDE else ", ", 1),
         fontsize=9,
         fontweight="normal",
         loc="center",
@@ -175,6 +173,17 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
     axes.set_axisbelow(True)
     axes.margins(x=0.16)
     name_lines(axes, names, width)
+
+
+def _seeds(ladder: str, shown: Sequence[Line]) -> str:
+    """Return how many of the planned seeds the arms have, where runs are missing."""
+    pairs = [
+        (cell.reached[1], planned(ladder)[line.name]) for line in shown if (cell := line.sizes.get(ladder))
+    ]
+    if all(runs >= of for runs, of in pairs):
+        return ""
+    counts = " or ".join(str(runs) for runs in sorted({runs for runs, _ in pairs}))
+    return f", {counts} of {max(of for _, of in pairs)} seeds"
 
 
 def _write_above(axes: Axes, cell: Cell, y: float, highest: float) -> None:

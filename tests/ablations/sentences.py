@@ -35,3 +35,8 @@ def said(row: dict[str, Any]) -> str:
 def contrasts(ladder: str) -> dict[str, dict[str, Any]]:
     """Return the contrasts of a ladder by their names."""
     return {row["name"]: row for row in results_of(ladder)["contrasts"]}
+
+
+def arms(ladder: str) -> dict[str, dict[str, Any]]:
+    """Return the arms of a ladder by their names."""
+    return {arm["name"]: arm for arm in results_of(ladder)["arms"]}

@@ -10,7 +10,8 @@ With `+captured` a step is one CUDA graph, and steps are not waited for.
 One more step runs under the profiler. It tells how long only NCCL's kernels ran, and how long none did.
 Every rank has `--sequences` sequences in each forward pass, so without `--batch` the work of a rank is always the same.
 With `--batch` the work of all ranks is, and losses can be compared; `--drawn` gives weights that do not depend on the
-ranks. `--json` adds the rows to those that the file has.
+ranks, and sets `run.deterministic`. Without it a compiler chooses kernels by their time, as `mxref train` lets it, and
+two processes may have losses with other last bits. `--json` adds the rows to those that the file has.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from mxref_training.run.eager import EagerTraining
 from mxref_training.run.first_step import FirstStep
 from mxref_training.run.loss import compiled_loss
 from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
-from mxref_training.run.repeatable import deterministic
+from mxref_training.run.repeatable import deterministic, fixed_choices
 from mxref_training.run.silent import SilentObserver
 from mxref_training.run.stepping import CapturedTraining, Taken
 
@@ -190,6 +191,7 @@ def row_of(training: Training, count: int, hashed: bool) -> Row:
         "compile": run.compile.value,
         "recompute": run.recompute.value,
         "captured": run.capture,
+        "deterministic": run.deterministic,
         "kept": bool(training.config.parallel and training.config.parallel.keep_gathered),
     }
     row |= {
@@ -268,7 +270,9 @@ def diagnosis(row: Row) -> str:
 )
 @click.option("--clip", type=float, help="optim.clip; 0: never.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps that are timed.")
-@click.option("--drawn", is_flag=True, help="Weights as training draws them, and their hash at the end.")
+@click.option(
+    "--drawn", is_flag=True, help="Weights as training draws them, run.deterministic, and the weights' hash."
+)
 @click.option("--backend", "backend_name", default="triton", show_default=True)
 @click.option("--label", default="", help="What the rows are for.")
 @click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Add the rows here.")
@@ -298,16 +302,19 @@ def main(
             compiled, *more = ways.split("+")
             if unknown := set(more) - {"captured", "replicas", "kept"}:
                 raise click.BadParameter(f"{text}: {min(unknown)} is neither captured nor replicas nor kept")
-            chosen = with_run(config, compile=Compile(compiled or "none"), capture="captured" in more)
+            chosen = with_run(
+                config, compile=Compile(compiled or "none"), capture="captured" in more, deterministic=drawn
+            )
             if "replicas" in more:
                 chosen = replace(chosen, parallel=ParallelConfig(ranks.world, shard=1))
             if "kept" in more:
                 chosen = replace(chosen, parallel=replace(parallel, keep_gathered=True))
-            training = Training(chosen, find(name), backend, device, ranks, drawn)
-            try:
-                row = {"label": label, "model": model, "recipe": name} | row_of(training, steps, drawn)
-            finally:
-                training.close()
+            with fixed_choices(chosen, backend, device):
+                training = Training(chosen, find(name), backend, device, ranks, drawn)
+                try:
+                    row = {"label": label, "model": model, "recipe": name} | row_of(training, steps, drawn)
+                finally:
+                    training.close()
             row["shape"] = shape_of(chosen)
             rows.append(row)
             del training

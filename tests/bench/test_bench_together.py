@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,9 +16,20 @@ pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
+import warm
 from bench import bench_gpu_together as bench
 
 SMALL = ("--model=tiny", "--mode=eager", "--backend=reference", "--recipe=bf16", "--seconds=0.1")
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the processes begin with PyTorch imported."""
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        return (warm.Popen if command[0] == sys.executable else subprocess.Popen)(command, **options)
+
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
 
 
 def test_two_processes_train_side_by_side(tmp_path: Path) -> None:

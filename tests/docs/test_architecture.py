@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -74,50 +75,98 @@ def test_the_page_lists_the_rooms_of_the_code(package):
 
 @packages
 def test_no_import_points_upward(package):
-    known = modules(package)
-    order = rooms_of_the_page(package)
-    height = {name: number for number, name in enumerate([*order, "__init__"])}
-    # A version number is no way of data: `from mxref import __version__` may stand anywhere.
-    wrong = [
-        f"{name} imports {target}"
-        for name, path in known.items()
-        for target in imported(name, path, set(known))
-        if target.split(".")[0] == package
-        and height[room(package, target)] > height[room(package, name)]
-        and not (target == package and takes_only_the_version(path))
-    ]
+    wrong = [line for name, path in modules(package).items() for line in upward(package, name, path)]
     assert not wrong
 
 
-def takes_only_the_version(path: Path) -> bool:
-    taken = re.findall(r"^\s*from mxref import (.*)$", path.read_text(encoding="utf-8"), re.M)
-    return set(taken) <= {"__version__"} and not re.search(
-        r"^import mxref$", path.read_text(encoding="utf-8"), re.M
-    )
+def upward(package: str, name: str, path: Path) -> list[str]:
+    """Return the imports of a module that take from a room above its own."""
+    known = set(modules(package))
+    height = {room: number for number, room in enumerate([*rooms_of_the_page(package), "__init__"])}
+    # A version number is no way of data: `from mxref import __version__` may stand anywhere.
+    return [
+        f"{name} imports {target}"
+        for target in imported(name, path, known)
+        if target.split(".")[0] == package
+        and height[room(package, target)] > height[room(package, name)]
+        and not (target == package and takes_only_the_version(package, path))
+    ]
+
+
+def takes_only_the_version(package: str, path: Path) -> bool:
+    """Return whether a module takes from its package's `__init__` nothing but the version number."""
+    taken = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            taken |= {alias.name for alias in node.names if alias.name == package}
+        elif isinstance(node, ast.ImportFrom) and node.module == package:
+            taken |= {alias.name for alias in node.names}
+    modules_of_it = {path.stem for path in (FOLDERS[package] / package).iterdir()}
+    return taken - modules_of_it == {"__version__"}
+
+
+def imports_within(package: str) -> dict[str, set[str]]:
+    """Return each module of a package with the modules that its import statements load.
+
+    Python runs the `__init__` of every folder on the way to a module, so these count too, except around the importer.
+    """
+    known = modules(package)
+    edges: dict[str, set[str]] = {}
+    for name, path in known.items():
+        targets = set(imported(name, path, set(known)))
+        for target in list(targets):
+            parts = target.split(".")
+            folders = {".".join(parts[:depth]) for depth in range(2, len(parts))}
+            targets |= {folder for folder in folders if not name.startswith(f"{folder}.")}
+        edges[name] = targets & set(known) - {name}
+    return edges
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """Return the names that only a circle, or a way into one, can keep: none if the graph has no circle."""
+    left = {name: set(targets) for name, targets in edges.items()}
+    while free := [name for name, targets in left.items() if not targets & set(left)]:
+        for name in free:
+            del left[name]
+    return sorted(left)
 
 
 @packages
 def test_no_module_imports_itself_through_others(package):
-    known = modules(package)
-    edges = {
-        name: set(imported(name, path, set(known))) & set(known) - {name} for name, path in known.items()
-    }
-    while free := [name for name, targets in edges.items() if not targets & set(edges)]:
-        for name in free:
-            del edges[name]
-    assert not edges, f"circles among {sorted(edges)}"
+    found = circle(imports_within(package))
+    assert not found, f"circles among {found}"
+
+
+@packages
+def test_the_folders_of_a_room_do_not_import_each_other(package):
+    edges = imports_within(package)
+    for folder in {name.rpartition(".")[0] for name in edges} - {""}:
+        within: dict[str, set[str]] = {}
+        for name, targets in edges.items():
+            if name.startswith(f"{folder}."):
+                places = {child(folder, target) for target in targets if target.startswith(f"{folder}.")}
+                within.setdefault(child(folder, name), set()).update(places - {child(folder, name)})
+        found = circle(within)
+        assert not found, f"circles among {found}"
+
+
+def child(folder: str, module: str) -> str:
+    """Return the module or folder directly inside a folder to which a module belongs."""
+    return f"{folder}.{module.removeprefix(f'{folder}.').split('.')[0]}"
 
 
 @packages
 def test_packages_import_only_packages_below_them(package):
-    known = modules(package)
-    targets = {
-        target.split(".")[0] for name, path in known.items() for target in imported(name, path, set(known))
-    }
-    assert targets & set(FOLDERS) <= BELOW[package] | {package}
-    assert not targets & {
-        path.stem for path in TESTS.iterdir() if path.stem not in FOLDERS | {"torch": 0, "torchtitan": 0}
-    }
+    wrong = [line for name, path in modules(package).items() for line in foreign(package, name, path)]
+    assert not wrong
+
+
+def foreign(package: str, name: str, path: Path) -> list[str]:
+    """Return the imports of a module that take from a package not below its own, or from the tests."""
+    forbidden = set(FOLDERS) - BELOW[package] - {package}
+    forbidden |= {path.stem for path in TESTS.iterdir()} - set(FOLDERS) - {"torch", "torchtitan"}
+    targets = imported(name, path, set(modules(package)))
+    return [f"{name} imports {target}" for target in targets if target.split(".")[0] in forbidden]
 
 
 @packages
@@ -193,6 +242,92 @@ def test_the_oracles_import_nothing_that_they_are_compared_with():
     ]
     assert len(modules) > 8
     assert not wrong
+
+
+SHARED = {"Matrix": "a piece of an input with the block axis last, in both backends"}
+"""Names of classes that several packages use for the same thing."""
+
+
+def test_no_two_classes_share_a_name():
+    places: dict[str, list[str]] = {}
+    for package in FOLDERS:
+        for name, path in modules(package).items():
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1}.keys() == SHARED.keys()
+
+
+LOW = {  # a module of the lowest rooms, a module of a high room, and a name of the package's `__init__`
+    "mxref": ("mxref.steps.scale", "mxref.cli", "quantize"),
+    "mxref_numba": ("mxref_numba.elements", "mxref_numba.backend", "NumbaBackend"),
+    "mxref_triton": ("mxref_triton.lane.scale", "mxref_triton.backend", "TritonBackend"),
+    "mxref_torch": ("mxref_torch.names", "mxref_torch.captured.step", "convert"),
+    "mxref_training": ("mxref_training.durable", "mxref_training.run.loop", "main"),
+}
+FORMS = (
+    "{}\n",
+    "def planted():\n    {}\n",
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n",
+)
+
+
+@packages
+def test_a_planted_import_is_noticed(package, tmp_path):
+    low, high, exported = LOW[package]
+    folder, _, last = high.rpartition(".")
+    text = modules(package)[low].read_text(encoding="utf-8")
+    above = [
+        *(f"import {high}", f"from {high} import thing", f"from {folder} import {last} as other"),
+        *(f"import {package}", f"import {package} as it", f"from {package} import __version__, {exported}"),
+    ]
+    beside = [f"import {other}" for other in FOLDERS if other not in BELOW[package] | {package}]
+    path = tmp_path / "planted.py"
+    for statement, form in product([*above, *beside], FORMS):
+        path.write_text(text + form.format(statement), encoding="utf-8")
+        found = upward(package, low, path) if statement in above else foreign(package, low, path)
+        assert found, f"{statement!r} is not noticed in {form!r}"
+    path.write_text(f"{text}from mxref import __version__\n", encoding="utf-8")
+    assert not upward(package, low, path)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a": "import mxref_numba.b", "b": "def lazily():\n    import mxref_numba.a"},
+        {"f/__init__": "import mxref_numba.a", "f/b": "", "a": "from mxref_numba.f import b"},
+    ],
+    ids=["two modules", "through the __init__ of a folder"],
+)
+def test_a_planted_circle_is_noticed(files, tmp_path, monkeypatch):
+    plant(files, tmp_path, monkeypatch)
+    with pytest.raises(AssertionError, match="circles among"):
+        test_no_module_imports_itself_through_others("mxref_numba")
+
+
+def test_a_planted_circle_of_folders_is_noticed(tmp_path, monkeypatch):
+    files = {
+        "r/f/x": "from mxref_numba.r.g.y import one",
+        "r/f/z": "two = 2",
+        "r/g/y": "one = 1",
+        "r/g/w": "from mxref_numba.r.f.z import two",
+    }
+    plant(files, tmp_path, monkeypatch)
+    test_no_module_imports_itself_through_others("mxref_numba")
+    with pytest.raises(AssertionError, match=r"circles among \['mxref_numba.r.f', 'mxref_numba.r.g'\]"):
+        test_the_folders_of_a_room_do_not_import_each_other("mxref_numba")
+
+
+def plant(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package of these modules, with an empty `__init__` in each other folder, stand for mxref_numba."""
+    for name, text in files.items():
+        path = tmp_path / "mxref_numba" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        for folder in path.parents:
+            if folder != tmp_path and tmp_path in folder.parents and not (folder / "__init__.py").exists():
+                (folder / "__init__.py").write_text("")
+    monkeypatch.setitem(FOLDERS, "mxref_numba", tmp_path)
 
 
 def test_an_upward_import_and_a_circle_are_noticed(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,15 @@ _ORACLE = {
 }
 
 
+@cache
+def _table(dtype: str, element: oracle.Element) -> NDArray[np.uint64]:
+    """The oracle's decodes, [bytes, codes]."""
+    codes = range(2 * element.sign)
+    return np.array(
+        [[_ORACLE[dtype](byte, code, element) for code in codes] for byte in range(256)], np.uint64
+    )
+
+
 def decode(subject: str, dequantize: Dequantize, dtype: str, block_format: BlockFormat = MXFP4) -> Sweep:
     """All decodes; every code stands at an even and at an odd place, the other way round in a second row."""
     element = element_of(block_format)
@@ -51,9 +61,6 @@ def decode(subject: str, dequantize: Dequantize, dtype: str, block_format: Block
     codes = (np.arange(max(count, 32)) % count).astype(np.uint8)
     rows = np.concatenate([np.tile(codes, (256, 1)), np.tile(np.roll(codes, 1), (256, 1))])
     scales = np.repeat(np.tile(np.arange(256, dtype=np.uint8), 2)[:, None], codes.size // 32, axis=1)
-    table = np.array(
-        [[_ORACLE[dtype](byte, code, element) for code in range(count)] for byte in range(256)], np.uint64
-    )
 
     def check(chunk: int) -> Finding | None:
         values = dequantize(array(rows, scales, block_format), dtype)
@@ -61,7 +68,7 @@ def decode(subject: str, dequantize: Dequantize, dtype: str, block_format: Block
         bits = values.view(_WORDS[dtype]).astype(np.uint64)
         if dtype == "float64":  # the canonical NaN is defined for float32 and bfloat16
             bits = np.where(nan, np.uint64(NAN64), bits)
-        want = table[scales[:, 0, None], rows]
+        want = _table(dtype, element)[scales[:, 0, None], rows]
         return compare(
             bits, want, lambda at: f"byte {int(scales[at // codes.size, 0])}, code {int(rows.flat[at])}"
         )

@@ -20,7 +20,7 @@ import mxref
 import oracle
 from exhaustive.families import FAMILIES, NUMBA, element_of, packed, prefix, subjects, unpacked
 from exhaustive.kernels import grid_numbers, sr_codes, sr_edge, sr_integers
-from exhaustive.steps import code_steps, largest_amax
+from exhaustive.steps import code_steps, largest_amax, oracle_code
 from exhaustive.sweep import FLT_MAX, Codes, Finding, Patterns, Span, Sweep, compare
 from mxref import OperandSpec, Rounding, ScaleRule, Stream
 from mxref.formats import MXFP4, BlockFormat
@@ -273,8 +273,10 @@ def formula(block_format: BlockFormat = MXFP4) -> Sweep:
         if chunk == 2:
             return _compare_integers(indices)
         cases = (steps, draws)[chunk]
-        got = np.concatenate([_formula_code(*case, grid_numbers(element)) for case in cases])
-        want = np.array([_oracle_code(*case, element) for case in cases], np.uint8)
+        got = _formula_codes(cases, grid_numbers(element))
+        want = np.array(
+            [oracle_code(m, byte, "sr", r, bits, element) for m, byte, r, bits in cases], np.uint8
+        )
         return compare(got, want, lambda at: f"(|x|, byte, r, R) = {cases[at]}")
 
     return Sweep(
@@ -305,16 +307,15 @@ def _threshold_cases(element: oracle.Element) -> list[tuple[int, int, int, int]]
     return cases
 
 
-def _formula_code(magnitude: int, byte: int, r: int, bits: int, grid: tuple[int, int, int, int]) -> Codes:
-    code = np.empty(1, np.uint8)
-    sr_codes(np.array([magnitude], np.uint32), byte, np.array([r], np.uint32), bits, grid, code)
-    return code
-
-
-def _oracle_code(magnitude: int, byte: int, r: int, bits: int, element: oracle.Element) -> int:
-    scale = oracle.scale_value(byte)
-    assert scale is not None
-    return oracle.round_element(oracle.f32_value(magnitude) / scale, "sr", r, bits, element)
+def _formula_codes(cases: list[tuple[int, int, int, int]], grid: tuple[int, int, int, int]) -> Codes:
+    magnitudes, bytes_, integers, widths = np.array(cases, np.uint32).T
+    codes = np.empty(len(cases), np.uint8)
+    for byte, bits in sorted({(byte, bits) for _, byte, _, bits in cases}):
+        here = (bytes_ == byte) & (widths == bits)
+        found = np.empty(int(here.sum()), np.uint8)
+        sr_codes(magnitudes[here], byte, integers[here], bits, grid, found)
+        codes[here] = found
+    return codes
 
 
 def _compare_integers(indices: list[int]) -> Finding | None:
@@ -347,7 +348,7 @@ def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
 
 
 def _quantizations(block_format: BlockFormat) -> Iterator[Sweep]:
-    """Yield the sweeps of whole quantizations; for MXFP8 those of the Numba backend alone, at few bytes."""
+    """Yield the sweeps of whole quantizations; those of MXFP8 cover the Numba backend only, at a few scale bytes."""
     reference, numba = mxref.quantize, NUMBA.quantize
     highest = 254 - element_of(block_format).largest_exponent
     if block_format != MXFP4:

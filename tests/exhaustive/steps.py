@@ -15,6 +15,8 @@ import numpy as np
 
 import oracle
 from exhaustive.sweep import FLT_MAX, Codes, Patterns
+from oracle.elements import round_ratio
+from oracle.floats import UNIT, units
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,17 @@ def code_steps(
     element: oracle.Element = oracle.E2M1,
 ) -> Steps:
     """The magnitude code of |x| under a shared scale, as a function of the float32 bits of |x|."""
+    return steps_of(lambda p: oracle_code(p, byte, rounding, r, bits, element), 0, FLT_MAX, element.top)
+
+
+def oracle_code(
+    magnitude: int, byte: int, rounding: oracle.Rounding, r: int | None, bits: int, element: oracle.Element
+) -> int:
+    """The magnitude code of |x|, given by its float32 bits, under a shared scale."""
     scale = oracle.scale_value(byte)
     assert scale is not None
-    return steps_of(
-        lambda p: oracle.round_element(oracle.f32_value(p) / scale, rounding, r, bits, element),
-        0,
-        FLT_MAX,
-        element.top,
-    )
+    num, den = units(magnitude) * scale.denominator, UNIT * scale.numerator
+    return round_ratio(num, den, rounding, r, bits, element)
 
 
 @cache

@@ -43,16 +43,14 @@ def faults(sweep: Sweep, every: int = ONLY_CORNERS) -> tuple[int, str]:
 )
 def test_a_wrong_formula_of_sr_is_noticed(monkeypatch, block_format, fault):
     if fault == "threshold":
-        monkeypatch.setattr(elements, "_formula_code", _one_too_high)
+        monkeypatch.setattr(elements, "_formula_codes", _one_too_high)
     else:
         monkeypatch.setattr(elements, "ORACLE_STREAM", (*elements.ORACLE_STREAM[:3], 5))
     assert faults(elements.formula(block_format))[0] > 0
 
 
-def _one_too_high(magnitude, byte, r, bits, grid):
-    code = np.empty(1, np.uint8)
-    elements.sr_codes(np.array([magnitude], np.uint32), byte, np.array([r + 1], np.uint32), bits, grid, code)
-    return code
+def _one_too_high(cases, grid, formula=elements._formula_codes):
+    return formula([(magnitude, byte, r + 1, bits) for magnitude, byte, r, bits in cases], grid)
 
 
 # ---- planted faults: elements ----

@@ -25,12 +25,19 @@ from mxref_training.report.ladder import page
 from mxref_training.run import saving
 
 LATER = (
+    "encodings.ascii",
     "jinja2",
-    "mxref_training.lab.study",
+    "mxref_training.lab.calibrate",
+    "mxref_training.lab.forecast",
+    "mxref_training.lab.paired",
     "mxref_training.lab.processes",
+    "mxref_training.lab.study",
     "mxref_training.cli.ablate",
+    "mxref_training.cli.ablate_pages",
     "mxref_training.cli.train",
+    "mxref_training.report.branches",
     "mxref_training.run.loop",
+    "numpy.ctypeslib",
     "numpy.random",
     "rich.progress",
     "rich.table",

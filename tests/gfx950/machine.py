@@ -142,7 +142,7 @@ class Machine:
                     raise Gfx950Error(f"more than {limit} instructions; an endless loop?")
 
     def _release(self) -> None:
-        """Let the workgroups go on whose running waves all wait."""
+        """Resume each workgroup whose running waves all wait at its barrier."""
         blocked = self.waiting | ~self.running
         full = np.logical_and.reduceat(blocked, np.arange(0, len(blocked), self.per_group))
         self.waiting &= ~np.repeat(full, self.per_group)

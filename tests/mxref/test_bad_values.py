@@ -31,7 +31,7 @@ from mxref_training.config import (
 )
 from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.errors import ConfigError
-from mxref_training.lab.ladder import Arm, Claim, Ladder, Target, TrainOverlay, load_ladder
+from mxref_training.lab.ladder import Arm, Claim, Ladder, LossTarget, TrainOverlay, load_ladder
 
 
 def nested(depth: int, kind: type) -> Any:
@@ -179,7 +179,7 @@ LADDER = {
     [
         *[("arm", f.name) for f in fields(Arm)],
         *[("arm", "paper", f.name) for f in fields(Claim)],
-        *[("target", f.name) for f in fields(Target)],
+        *[("target", f.name) for f in fields(LossTarget)],
         *[("train", f.name) for f in fields(TrainOverlay)],
         *[(f.name,) for f in fields(Ladder)],
     ],

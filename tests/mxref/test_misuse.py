@@ -225,7 +225,7 @@ def test_an_array_of_another_library_is_converted_or_refused(backend: mxref.Back
     ):
         with pytest.raises(
             DtypeError,
-            match=r"OnADevice gives no NumPy array \(TypeError: Implicit conversion .*convert it yourself",
+            match=r"OnADevice cannot be converted to a NumPy array \(TypeError: Implicit conversion .*it yourself",
         ):
             call(OnADevice())
 

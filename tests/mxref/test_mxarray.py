@@ -1,5 +1,6 @@
 """MXArray: what it refuses, how it looks, and that saving loses nothing."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -89,6 +90,23 @@ def test_a_layout_goes_with_the_array_that_it_was_made_of_and_no_other(tmp_path)
     prepared.save(tmp_path / "q.npz")
     assert type(MXArray.load(tmp_path / "q.npz")) is MXArray
     assert MXArray.load(tmp_path / "q.npz") == q
+
+
+def test_copies_keep_the_layout():
+    """A model that is copied goes on as fast as before."""
+    q = _array()
+    prepared = PreparedArray.of(q, "mine", "ordered", (np.arange(3), q.codes))
+    shallow, deep = copy.copy(prepared), copy.deepcopy(prepared)
+    for other in (shallow, deep):
+        assert type(other) is PreparedArray
+        assert other == prepared
+        assert other.format is q.format
+        assert list(other.layout_for("mine", "ordered")[0]) == [0, 1, 2]
+        assert other.layout[1] is other.codes
+    assert shallow.codes is q.codes
+    assert not np.shares_memory(deep.codes, q.codes)
+    assert not np.shares_memory(deep.scales, q.scales)
+    assert not np.shares_memory(deep.layout[0], prepared.layout[0])
 
 
 def test_repr_is_short_and_readable():

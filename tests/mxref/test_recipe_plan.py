@@ -208,7 +208,7 @@ def test_a_phase_begins_where_the_one_before_it_ends():
         ),
         (
             {"schedule": [{"start": 3, "recipe": "bf16"}, {"start": 9, "recipe": "fp8"}]},
-            "another follows: give it until",
+            "another phase follows it: set its `until`",
         ),
         (
             {"schedule": [{"until": 3, "recipe": "bf16"}, {"start": 2, "until": 4, "recipe": "fp8"}]},

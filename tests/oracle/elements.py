@@ -27,12 +27,12 @@ class Element:
     bias: int
     specials: Specials = "none"
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """The width of a code."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
-    @property
+    @cached_property
     def sign(self) -> int:
         """The sign bit of a code."""
         return 1 << (self.bits - 1)
@@ -45,6 +45,13 @@ class Element:
         """
         if not 0 <= code < 2 * self.sign:
             raise ValueError(f"element code {code} is outside 0..{2 * self.sign - 1}")
+        return self._kinds[code]
+
+    @cached_property
+    def _kinds(self) -> list[Kind]:
+        return [self._kind(code) for code in range(2 * self.sign)]
+
+    def _kind(self, code: int) -> Kind:
         exponent, mantissa = self._fields(code)
         largest_exponent = exponent == 2**self.exponent_bits - 1
         if self.specials == "ieee" and largest_exponent:
@@ -65,6 +72,14 @@ class Element:
         kind = self.kind(code)
         if kind != "finite":
             raise ValueError(f"element code {code} of {self.name} is {kind}, not a number")
+        return self._values[code]
+
+    @cached_property
+    def _values(self) -> list[Fraction]:
+        """The number that each code would stand for if all of them were finite."""
+        return [self._value(code) for code in range(2 * self.sign)]
+
+    def _value(self, code: int) -> Fraction:
         exponent, mantissa = self._fields(code)
         fraction = Fraction(mantissa, 2**self.mantissa_bits)
         if exponent == 0:  # subnormal: no hidden one, the exponent of the smallest normal numbers
@@ -87,7 +102,7 @@ class Element:
         """The largest magnitude."""
         return self.grid[-1]
 
-    @property
+    @cached_property
     def top(self) -> int:
         """The code of the largest magnitude."""
         return len(self.grid) - 1
@@ -97,7 +112,7 @@ class Element:
         """The exponent of the largest power of two on the grid."""
         return floor_log2(self.largest.numerator, self.largest.denominator)
 
-    @property
+    @cached_property
     def prescale(self) -> Fraction:
         """The largest magnitude over the power of two above it."""
         return self.largest / Fraction(2) ** (self.largest_exponent + 1)

@@ -91,10 +91,8 @@ def f32_bits_to_bf16_bits(bits: int) -> int:
 
 def f32_add(a: int, b: int) -> int:
     """IEEE 754 float32 addition, ties to even; an exact zero sum is +0 unless both operands are -0."""
-    if is_nan(a) or is_nan(b):
-        return NAN32
     if is_nonfinite(a) or is_nonfinite(b):
-        if is_nonfinite(a) and is_nonfinite(b) and a != b:
+        if is_nan(a) or is_nan(b) or (is_nonfinite(a) and is_nonfinite(b) and a != b):
             return NAN32
         return a if is_nonfinite(a) else b
     total = _signed_units(a) + _signed_units(b)
@@ -111,8 +109,7 @@ def f32_sub(a: int, b: int) -> int:
 def f32_mul(a: int, b: int) -> int:
     """IEEE 754 float32 multiplication, ties to even; the sign is the signs' exclusive or, zeros included."""
     sign, x, y = (a ^ b) & SIGN32, a & 0x7FFFFFFF, b & 0x7FFFFFFF
-    if is_nan(a) or is_nan(b) or (INF32 in (x, y) and 0 in (x, y)):
-        return NAN32
-    if INF32 in (x, y):
-        return sign | INF32
+    if is_nonfinite(a) or is_nonfinite(b):
+        invalid = is_nan(a) or is_nan(b) or 0 in (x, y)  # infinity times zero is invalid
+        return NAN32 if invalid else sign | INF32
     return sign | round_to_float(units(x) * units(y), UNIT * UNIT, 24)

@@ -6,6 +6,7 @@ A contribution is a Fraction. If codes of NaN or infinity meet, it is a Python f
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 from oracle.elements import E2M1, Element
@@ -94,6 +95,7 @@ def _contributions(
     return out
 
 
+@cache
 def undo_factor(prescaled: Prescaled, elements: Elements = (E2M1, E2M1)) -> Fraction:
     """What undoes the prescales: 1 over the product of the factors of the operands that carry one."""
     if isinstance(prescaled, int):

@@ -6,7 +6,7 @@ As all of `oracle`, it shares no code with the package under test: Philox is wri
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import isqrt
 from typing import Literal
 
@@ -32,6 +32,7 @@ def _check(name: str, value: int, bits: int) -> None:
         raise ValueError(f"{name}={value} does not fit {bits} bits")
 
 
+@lru_cache(maxsize=8)  # neighbours ask for the same words
 def _stream_words(g: int, seed: int, step: int, layer: int, operand: int) -> list[int]:
     """Call g of one stream: counter (g, step << 32 | layer << 8 | operand), key = seed, low words first."""
     for name, value, bits in (

@@ -1,6 +1,7 @@
 """Shared scales: E8M0 bytes, and the four rules by comparison of exact magnitudes."""
 
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 from oracle.elements import E2M1, Element
@@ -10,6 +11,7 @@ Rule = Literal["floor", "ceil", "rceil", "even"]
 NAN_BYTE = 255
 
 
+@cache
 def scale_value(byte: int) -> Fraction | None:
     """E8M0: byte b is 2^(b - 127), with no zero and no infinity; 255 is NaN, given as None."""
     if not 0 <= byte <= 255:
@@ -30,17 +32,17 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
         raise ValueError(f"a shared scale needs a finite positive amax, not bits {amax_bits:#010x}")
     num, den = units(amax_bits), UNIT
     e = floor_log2(num, den)  # amax is in [2^e, 2^(e+1))
-    power, amax = Fraction(2) ** e, Fraction(num, den)
-    largest_power = Fraction(2) ** element.largest_exponent
+    num, den = (num, den << e) if e >= 0 else (num << -e, den)  # the significand, amax over 2^e
     if rule == "floor":
         bump = False
     elif rule == "ceil":
-        bump = amax > power
+        bump = num > den
     elif rule == "rceil":
-        bump = amax > element.largest * power / largest_power
+        most = 2 * element.prescale  # M / T, below 2
+        bump = num * most.denominator > den * most.numerator
     elif rule == "even":
         steps = 2**element.mantissa_bits
-        rounded = (steps * amax / power + Fraction(1, 2)).__floor__()  # the significand in steps
+        rounded = (2 * steps * num + den) // (2 * den)  # the significand in steps
         bump = rounded == 2 * steps
     else:
         raise ValueError(f"unknown scale rule {rule!r}")

@@ -23,8 +23,6 @@ from gfloat import (
 from gfloat.formats import format_info_mxfp4_e2m1, format_info_ocp_e2m1, format_info_ocp_e8m0
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchao.prototype.mx_formats.config import ScaleCalculationMode
-from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 
 from bench.records import newest, read
 from differential import assert_same_blocks, bits_of
@@ -61,6 +59,9 @@ def heavy_tailed(dtype=np.float32):
 
 def torchao_quantize(x, rule):
     """Codes and scale bytes of torchao for float32 or bfloat16 rows."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+
     mode = ScaleCalculationMode[rule.name]
     tensor = torch.from_numpy(x.astype(np.float32))
     if x.dtype == ml_dtypes.bfloat16:
@@ -148,6 +149,8 @@ def test_torchao_decodes_every_code_at_every_scale_byte():
     codes = np.tile(np.arange(16, dtype=np.uint8), (256, 2))
     q = MXArray(pack(codes, E2M1), np.arange(256, dtype=np.uint8)[:, None], (256, 32), 1)
     scales = torch.from_numpy(q.scales).view(torch.float8_e8m0fnu)
+    from torchao.prototype.mx_formats.mx_tensor import to_dtype
+
     got = to_dtype(torch.from_numpy(q.codes), scales, torch.float4_e2m1fn_x2, 32, torch.float32)
     np.testing.assert_array_equal(bits_of(got.numpy()), bits_of(dequantize(q)))
 

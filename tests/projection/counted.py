@@ -53,14 +53,14 @@ def compile_here(jobs: int) -> None:
     import torch
 
     from mxref_triton.aot import absent, worker
-    from mxref_triton.aot.table import Case
+    from mxref_triton.aot.table import CompiledCase
 
     def both(spec: OperandSpec, dtype: str, shape: tuple[int, int], backend: Any) -> object:
         x = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
         return backend.quantize_dual(x, (spec, spec))
 
     cases = [
-        Case(
+        CompiledCase(
             case_name(tensor, rotation, native),
             partial(both, OperandSpec(scale_rule=ScaleRule.EVEN, hadamard=n), dtype, shape),
             shape[0] * shape[1],

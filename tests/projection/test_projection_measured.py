@@ -20,36 +20,12 @@ from projection import counted, measure
 from projection.assumptions import Assumptions
 from projection.cases import DOCS, UNIT, peak
 
-
-def test_rates_are_measured_where_the_backend_computes(tmp_path):
-    out = tmp_path / "rates.json"
-    small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
-    run = subprocess.run(
-        [sys.executable, "-m", "projection.measure", "--tokens", "32", "--json", str(out), *small],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    record = json.loads(out.read_text())
-    rates = {r["name"]: r for r in record["rates"]}
-    assert "portable conversions" in record["backend"]
-    assert rates["copy"]["amount"] == 32 * 64 * 2 * 2
-    assert rates["quantize X, h16"]["amount"] == 32 * 64 * (2 + 2 * 17 / 32)
-    for name, (outputs, inputs) in {
-        "q, o": (64, 64),
-        "k, v": (32, 64),
-        "gate, up": (96, 64),
-        "down": (64, 96),
-    }.items():
-        assert rates[f"MXFP4 product, {name}"]["amount"] == 2 * 32 * outputs * inputs
-        assert rates[f"MXFP4 product, {name}"]["assumption"] == "fp4_share"
-        assert rates[f"BF16 product, {name}"]["assumption"] == "bf16_share"
-    assert len(rates) == 1 + len(counted.ROTATIONS) + 2 * 4
-    assert all(r["seconds"] > 0 for r in rates.values())
-
-
 BOTH_PRODUCTS = """
-import json, torch
+import json, runpy, torch
+try:
+    runpy.run_module("projection.measure", run_name="__main__")
+except SystemExit as end:
+    assert not end.code
 from mxref_training.config import load_config
 from mxref_triton import TritonBackend
 from mxref_triton.products import matrix_cores, scale_range
@@ -75,14 +51,41 @@ print(json.dumps(found))
 """
 
 
-def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product():
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """The record that the command writes, and what each rate launches: both of one process of the interpreter."""
+    out = tmp_path_factory.mktemp("rates") / "rates.json"
+    small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
     run = subprocess.run(
-        [sys.executable, "-c", BOTH_PRODUCTS],
+        [sys.executable, "-c", BOTH_PRODUCTS, "--tokens", "32", "--json", str(out), *small],
         env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    found = {name: rest for name, *rest in json.loads(run.stdout)}
+    return json.loads(out.read_text()), json.loads(run.stdout.splitlines()[-1])
+
+
+def test_rates_are_measured_where_the_backend_computes(interpreted):
+    record, _ = interpreted
+    rates = {r["name"]: r for r in record["rates"]}
+    assert "portable conversions" in record["backend"]
+    assert rates["copy"]["amount"] == 32 * 64 * 2 * 2
+    assert rates["quantize X, h16"]["amount"] == 32 * 64 * (2 + 2 * 17 / 32)
+    for name, (outputs, inputs) in {
+        "q, o": (64, 64),
+        "k, v": (32, 64),
+        "gate, up": (96, 64),
+        "down": (64, 96),
+    }.items():
+        assert rates[f"MXFP4 product, {name}"]["amount"] == 2 * 32 * outputs * inputs
+        assert rates[f"MXFP4 product, {name}"]["assumption"] == "fp4_share"
+        assert rates[f"BF16 product, {name}"]["assumption"] == "bf16_share"
+    assert len(rates) == 1 + len(counted.ROTATIONS) + 2 * 4
+    assert all(r["seconds"] > 0 for r in rates.values())
+
+
+def test_the_kernel_of_packed_codes_is_timed_alone_and_in_a_product(interpreted):
+    found = {name: rest for name, *rest in interpreted[1]}
     for shape, (outputs, inputs) in {"q, o": (64, 64), "k, v": (32, 64), "down": (64, 96)}.items():
         flops = 2 * 32 * outputs * inputs
         alone, whole = (found[f"MXFP4 {what}, {shape}"] for what in ("GEMM kernel", "product"))

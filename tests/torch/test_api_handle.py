@@ -416,6 +416,6 @@ def test_a_place_in_training_is_whole_and_not_negative(name: str, wrong: Any) ->
     _, handle, _ = started()
     before = getattr(handle, name)
     for owner in (handle, handle.context):
-        with pytest.raises(LayerError, match=f"{name} = {wrong!r}, and it is a whole number from"):
+        with pytest.raises(LayerError, match=f"{name} = {wrong!r}, but it must be a whole number from"):
             setattr(owner, name, wrong)
     assert getattr(handle, name) == before

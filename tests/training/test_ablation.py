@@ -20,9 +20,9 @@ from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
-from mxref_training.lab import fingerprint
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.run import backend_code
 from mxref_training.run.interrupt import Interrupted
 from mxref_training.run.loop import train
 
@@ -105,6 +105,22 @@ def test_a_signal_in_the_last_step_of_an_arm_stops_the_ladder_behind_it(tmp_path
     assert [label for label, _ in trainer.calls] == ["bad"]
 
 
+def test_a_signal_in_the_last_step_of_all_stops_what_follows_the_ladder(tmp_path: Path) -> None:
+    class Asked(FakeTrainer):
+        def __call__(self, *arguments: Any, **options: Any) -> FakeResult:
+            result = super().__call__(*arguments, **options)
+            return replace(result, stopped="SIGTERM" if options["label"] == "bad" else "")
+
+    results, _ = run(tmp_path / "alone", Asked())
+    assert results["unfinished"] == []
+    with pytest.raises(Interrupted, match="SIGTERM in the last step of bad; .* goes on with the probe"):
+        run(tmp_path / "probed", Asked(), then="the probe")
+    assert load_results(tmp_path / "probed")["unfinished"] == []
+    trainer = FakeTrainer()
+    run(tmp_path / "probed", trainer, then="the probe")
+    assert trainer.calls == []
+
+
 def test_interrupted_ladder_resumes_at_the_unfinished_arm(tmp_path: Path) -> None:
     def stop(label: str) -> None:
         if label == "H16":
@@ -174,12 +190,12 @@ def test_changed_code_reruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_code_digest_sees_what_can_change_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, counts: bool
 ) -> None:
-    monkeypatch.setattr(fingerprint, "__file__", str(tmp_path / "lab" / "fingerprint.py"))
-    before = fingerprint.code_digest()
+    monkeypatch.setattr(backend_code, "__file__", str(tmp_path / "run" / "backend_code.py"))
+    before = backend_code.code_digest()
     file = tmp_path / f"{module}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("x = 1\n")
-    after = fingerprint.code_digest()
+    after = backend_code.code_digest()
     assert (before != after) is counts
 
 

@@ -262,7 +262,7 @@ def test_a_training_curve_is_thinned_to_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["paper", "runs/a"], "runs/a: folders are named with --collect"),
+        (["paper", "runs/a"], "runs/a: folders of results need --collect"),
         (["paper", "--collect", "--out", "x"], "--collect needs folders, and --out"),
         (["paper", "--collect", "runs/a"], "--collect needs folders, and --out"),
     ],

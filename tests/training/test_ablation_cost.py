@@ -121,7 +121,8 @@ def test_a_calibration_times_each_class_as_often_as_there_are_places(tmp_path: P
     trained: list[ArmRun] = []
     said: list[str] = []
 
-    def runner(runs: Any, watch: Any, corpus: Any) -> None:
+    def runner(runs: Any, watch: Any, corpus: Any, then: str) -> None:
+        assert then == "the ladder"  # a signal in the last of these stops the ladder too
         for number, run in enumerate(runs):
             watch.begin(run)
             trained.append(run)

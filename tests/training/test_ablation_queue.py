@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from mxref_training.lab.branches import run_branches
 from mxref_training.lab.budget import Budget
 from mxref_training.lab.costs import Costs, cost_class
 from mxref_training.lab.ladder import Ladder
-from mxref_training.lab.processes import ChildProcesses
+from mxref_training.lab.processes import ChildProcesses, _Batch
 from mxref_training.lab.slots import Slot, make_slots, visible
 from mxref_training.lab.study import planned, run_ladder
 from mxref_training.run.interrupt import Interrupted
@@ -191,7 +192,7 @@ def test_a_corpus_reaches_another_process_by_its_files(corpus: Any) -> None:
         DataError, match=r"tokens\.npy are damaged .it has [\d,]+ tokens, not 7.: give the same command"
     ):
         handed_over.from_table({**sent, "train": {**sent["train"], "length": 7}})
-    with pytest.raises(DataError, match="in no file"):
+    with pytest.raises(DataError, match="not in a file"):
         handed_over.to_table(CORPUS)
 
 
@@ -330,3 +331,16 @@ def test_when_the_time_is_up_runs_stop_with_a_checkpoint_and_the_next_call_goes_
     budget = Budget(50.0, Costs(known).expected, clock=lambda: 0.0)
     with pytest.raises(Interrupted, match=r"too little time is left for another run: 0 of 2 runs finished"):
         in_processes(tmp_path, long, corpus, [Slot()], ["h16"], budget=budget)
+
+
+@pytest.mark.parametrize("why", ["SIGTERM", "the time is up"])
+def test_a_signal_behind_the_last_report_of_the_last_child_stops_what_follows(why: str) -> None:
+    request = SimpleNamespace(signal=why if why == "SIGTERM" else "")
+    batch = _Batch([a_run("fp8")], None, None, request, Budget())  # type: ignore[arg-type]
+    batch.waiting.clear()
+    batch.why = "" if request.signal else why
+    batch.conclude("")
+    with pytest.raises(
+        Interrupted, match=f"{why}: 1 of 1 runs finished; the same command goes on with the probe"
+    ):
+        batch.conclude("the probe")

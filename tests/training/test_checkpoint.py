@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_old_checkpoints_go(store: CheckpointStore) -> None:
 
 def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointStore) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mxref_training.run.checkpoint.remove", lambda path: path / "stays")
+        patch.setattr("mxref_training.run.checkpoint_folder.remove", lambda path: path / "stays")
         for step in (1, 2, 3):
             store.save(snapshot(step))
     assert store.steps() == [1, 2, 3]
@@ -91,6 +92,29 @@ def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointSt
     flip(store.path(3) / "model.safetensors")
     store.settle(3)
     assert store.steps() == [2, 3]
+
+
+def test_a_run_goes_on_where_a_reader_holds_an_old_checkpoint_on_nfs(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.rmtree
+
+    def held(path: Path, **options: Any) -> None:
+        if (path / "model.safetensors").exists():
+            for other in set(path.iterdir()) - {path / "model.safetensors"}:
+                other.unlink()
+            (path / "model.safetensors").rename(path / ".nfs0001")
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", held)
+        for step in (1, 2, 3, 4):
+            store.save(snapshot(step))
+    assert store.steps() == [3, 4]
+    assert {path.name for path in store.folder.glob(".*")} == {".step-1.deleted.tmp", ".step-2.deleted.tmp"}
+    assert shutil.rmtree is real
+    store.save(snapshot(5))
+    assert not list(store.folder.glob(".*"))
 
 
 def flip(path: Path) -> None:

@@ -64,7 +64,7 @@ def listing(folder: Path) -> dict[str, bytes]:
         ("--data ids --val short", "short.bin is cut short: expected 100 bytes, found 60"),
         ("--data ids --val ids", "ids holds the tokens of the validation data ids"),
         ("--data ids --val gone.bin", "cannot read gone.idx"),
-        ("--data hf: --val train.jsonl", "'hf:' does not read hf:NAME"),
+        ("--data hf: --val train.jsonl", "'hf:' is not of the form hf:NAME"),
         ("--data train.jsonl --init-from nowhere", "nowhere"),
     ],
 )

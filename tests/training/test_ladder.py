@@ -97,7 +97,7 @@ CONTRAST = {"name": "c", "arm": "h16", "against": "bad", "question": "Does H16 h
             "contrast 'c': arm = 'h15' is no arm .*did you mean 'h16'",
         ),
         ({"contrast": [{**CONTRAST, "against": "fp8-seed2"}]}, "against = 'fp8-seed2' has a seed_offset"),
-        ({"contrast": [{**CONTRAST, "against": "h16"}]}, "contrast 'c' holds 'h16' against itself"),
+        ({"contrast": [{**CONTRAST, "against": "h16"}]}, "contrast 'c' compares 'h16' with itself"),
         ({"contrast": [CONTRAST, CONTRAST]}, "two contrasts are named 'c'"),
         (
             {"contrast": [{**CONTRAST, "prediction": [{"says": "better", "source": "s"}]}]},

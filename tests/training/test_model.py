@@ -271,7 +271,7 @@ def test_clipping() -> None:
     [
         ("run.stesp=3", r"^--set 'run.stesp=3': unknown key 'stesp' in \[run\] \(did you mean 'steps'\?\)$"),
         ("run.lr=3", r"^--set 'run.lr=3': unknown key 'lr' in \[run\] \(did you mean 'optim.lr'\?\)$"),
-        ("steps=3", r"^--set 'steps=3' does not read section.key=value \(did you mean 'run.steps'\?\)$"),
+        ("steps=3", r"^--set 'steps=3' is not of the form section.key=value \(did you mean 'run.steps'\?\)$"),
         ("run.steps=10\nrun.batch=3", r"run.steps: expected int, got '10\\nrun.batch=3' \(str\)$"),
         ("run.steps=many", r"^--set 'run.steps=many': run.steps: expected int, got 'many' \(str\)$"),
         (
@@ -281,7 +281,7 @@ def test_clipping() -> None:
         ("model.rope_scaling.facto=2", r"in \[model.rope_scaling\] \(did you mean 'factor'\?\)$"),
         ("model.rope_scaling={facto=2}", r"in \[model.rope_scaling\] \(did you mean 'factor'\?\)$"),
         ("runs.steps=3", "unknown section 'runs' .did you mean 'run'"),
-        ("run.steps", "does not read section.key=value"),
+        ("run.steps", "is not of the form section.key=value"),
         ("run.steps=0", "run.steps = 0 is below 1"),
         ("run.micro_batch=3", "run.batch = 8 is not a multiple of run.micro_batch = 3"),
         ("run.seq_len=128", "run.seq_len = 128 is above model.max_seq = 64"),

@@ -191,6 +191,31 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert note.startswith("trackio failed at step 1, and gets no more numbers: ConnectionError: no network")
 
 
+@pytest.mark.parametrize("package", ["trackio", "wandb"])
+def test_a_tracker_that_does_not_start_ends_a_new_run_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    def init(**_: Any) -> None:
+        raise ConnectionError("no network\nand a second line")
+
+    module = SimpleNamespace(init=init, log=None, finish=None)
+    monkeypatch.setitem(sys.modules, package, module)  # type: ignore[arg-type]
+    asked = Observation(track=package)
+    way_out = "; .*WANDB_MODE=offline, or leave" if package == "wandb" else "; leave"
+    with pytest.raises(ConfigError, match=f"--track {package} did not start.*no network.*{way_out} --track"):
+        run(tmp_path / "seen", config=PLAIN, observe=asked)
+    assert metrics(tmp_path / "seen") == b""
+    run(tmp_path / "seen", config=PLAIN, stop_after=2)
+    sink = Saboteur(0, lambda: None)
+    run(tmp_path / "seen", config=PLAIN, observe=asked, progress=sink)
+    run(tmp_path / "alone", config=PLAIN)
+    assert metrics(tmp_path / "seen") == metrics(tmp_path / "alone")
+    (note,) = [note for note in sink.notes if "did not start" in note]
+    assert note.startswith(
+        f"--track {package} did not start, and gets no numbers; the run's own logs have them"
+    )
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

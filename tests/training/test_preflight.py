@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.model.llama import Llama
 from mxref_training.run import device
 from mxref_training.run.device import memory_errors, memory_limit
-from mxref_training.run.estimate import memory, require_memory
+from mxref_training.run.memory import less_memory, memory, require_memory
 from mxref_training.run.preflight import preflight
 from training_setup import change, run
 
@@ -129,22 +130,45 @@ def test_the_lowest_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert memory_limit(CPU) == 2**27
 
 
+@pytest.mark.parametrize(
+    ("settings", "offer"),
+    [
+        ([], "set run.recompute = 'full', lower run.micro_batch, or take"),
+        (["run.recompute=selective"], "set run.recompute = 'full', lower run.micro_batch, or take"),
+        (["run.recompute=full"], "lower run.micro_batch, or take"),
+        (["run.capture=true"], "set run.recompute = 'full' and run.capture = false, lower run.micro_batch"),
+        (["run.compile=model"], "set run.recompute = 'full' and run.compile = 'block', lower"),
+        (
+            ["run.compile=model", "run.capture=true", "run.micro_batch=1"],
+            "set run.recompute = 'full' and run.capture = false and run.compile = 'block', lower run.seq_len",
+        ),
+    ],
+)
+def test_what_is_offered_where_memory_runs_out_fits_the_other_settings(
+    settings: list[str], offer: str
+) -> None:
+    settings = ["run.compile=none", "run.capture=false", *settings]
+    text = less_memory(load_config("tiny", settings))
+    assert text.startswith(offer)
+    load_config("tiny", [*settings, *re.findall(r"(run\.\w+ = [\w']+)", text)])
+
+
 class OwnError(MxrefError, MemoryError):
     """A typed error that is a MemoryError too."""
 
 
 def test_memory_that_runs_out_is_a_message() -> None:
     with (
-        pytest.raises(ConfigError, match=r"out of memory \(.*DefaultCPUAllocator.*lower run.micro_batch"),
-        memory_errors(),
+        pytest.raises(ConfigError, match=r"out of memory \(.*DefaultCPUAllocator.*: lower it"),
+        memory_errors("lower it"),
     ):
         torch.empty(2**60)
-    with pytest.raises(ConfigError, match="out of memory"), memory_errors():
+    with pytest.raises(ConfigError, match="out of memory"), memory_errors("lower it"):
         raise torch.OutOfMemoryError("CUDA out of memory\nmore")
-    with pytest.raises(ConfigError, match=r"out of memory \(no more memory\)"), memory_errors():
+    with pytest.raises(ConfigError, match=r"out of memory \(no more memory\)"), memory_errors("lower it"):
         raise MemoryError
     for error in (RuntimeError("another"), OwnError("said already"), KeyError("x")):
-        with pytest.raises(type(error)), memory_errors():
+        with pytest.raises(type(error)), memory_errors("lower it"):
             raise error
 
 

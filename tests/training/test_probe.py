@@ -28,7 +28,7 @@ from mxref_torch.layer.linear import MXLinear
 from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
 from mxref_training.probe import batch, measure
-from mxref_training.probe.arms import Arm, resolved
+from mxref_training.probe.arms import NamedRecipe, resolved
 from mxref_training.probe.batch import Shape, Side, make_batch
 from mxref_training.probe.layer import Captured, LayerProbe
 from mxref_training.probe.moments import find_moments
@@ -252,7 +252,7 @@ def test_a_schedule_is_probed_as_it_is_at_the_checkpoints_step() -> None:
     )
     layer, *_ = layer_and_batch(BF16_RECIPE, torch.float32)
     for step, kind in ((3, "fp8"), (4, "block"), (10, "block")):
-        of = resolved([Arm("plan", "plan", plan)], {"l": layer}, REFERENCE, 0, step, 8)["plan"]["l"]
+        of = resolved([NamedRecipe("plan", "plan", plan)], {"l": layer}, REFERENCE, 0, step, 8)["plan"]["l"]
         assert of.kind(GemmRole.FPROP) == kind
 
 

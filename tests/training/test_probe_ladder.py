@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,10 +12,12 @@ from click.testing import CliRunner
 from data_files import make_texts, write
 from mxref.cli import main
 from mxref.errors import FileFormatError
+from mxref_training.lab import fresh
 from mxref_training.lab.ladder import load_ladder, shipped
 from mxref_training.probe.arms import chosen_arms
 from mxref_training.probe.results import load
 from mxref_training.report.probe.section import probe_markdown, section
+from mxref_training.run.loop import train
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
@@ -77,7 +81,7 @@ recipe.all = { format = "mxfp4", hadamard = 16 }
 """
 
 
-def test_a_ladder_ends_with_the_probe_of_its_reference(
+def test_a_ladder_ends_with_the_probe_of_its_reference_unless_it_is_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -88,7 +92,19 @@ def test_a_ladder_ends_with_the_probe_of_its_reference(
         write(tmp_path / "val.jsonl", make_texts(6, seed=1)),
     )
     given = ["ablate", str(ladder), "--out", str(out), "--backend", "reference", "--probe"]
-    done = CliRunner().invoke(main, [*given, "--data", str(data[0]), "--val", str(data[1])])
+    given += ["--data", str(data[0]), "--val", str(data[1])]
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        result = train(*arguments, **options)
+        return replace(result, stopped="SIGTERM" if options["label"] == "MXFP4 with H16" else "")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fresh, "train", signalled)
+        done = CliRunner().invoke(main, given)
+    assert done.exit_code == 130, done.output
+    assert "SIGTERM in the last step of h16; the same command goes on with the probe" in done.output
+    assert not (out / "probe.json").exists()
+    done = CliRunner().invoke(main, given)
     assert done.exit_code == 0, done.output
     assert "Of 2 recipes with Wgrad in MXFP4, " in done.output
     assert [recipe["name"] for recipe in load(out)["recipes"]] == ["bf16", "fp8", "all", "h16"]

@@ -13,7 +13,7 @@ from mxref_training.config import Compile, Recompute, load_config
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes
-from mxref_training.run.estimate import memory
+from mxref_training.run.memory import memory
 from training_setup import CONFIG, SR, change, metrics, run, weights
 
 

@@ -230,7 +230,7 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        damaged(shutil.rmtree, "is no folder; name the --out of"),
+        damaged(shutil.rmtree, "is not a folder; name the --out of"),
         damaged(
             lambda f: (f / "run.json").unlink(),
             "is no run: it has no run.json, nor the results.json of a ladder",

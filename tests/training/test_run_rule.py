@@ -55,7 +55,7 @@ def test_keep_one_never_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest
         found.append(len(list(path.parent.glob("step-*"))))
         real(path)
 
-    monkeypatch.setattr("mxref_training.run.checkpoint.remove", watched)
+    monkeypatch.setattr("mxref_training.run.checkpoint_folder.remove", watched)
     run(tmp_path, config=change(checkpoint_every=1, keep=1))
     assert found == [2] * 5
     assert newest(tmp_path) == 6

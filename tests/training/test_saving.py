@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from mxref_training.durable import remove
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint, checkpoint_files
+from mxref_training.run import checkpoint_files
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.loop import Interrupted
 from mxref_training.run.saving import Saver
@@ -91,7 +92,7 @@ def test_a_checkpoint_that_is_late_is_that_of_its_own_step(
     assert store.steps() == [2, 4, 5]
     assert digests(tmp_path / "late", 2) == digests(tmp_path / "whole", 2)
     for step in (5, 4):
-        checkpoint.remove(store.path(step))
+        remove(store.path(step))
     run(tmp_path / "late", "fp8", beside)
     assert metrics(tmp_path / "late") == metrics(tmp_path / "whole")
     assert weights(tmp_path / "late") == weights(tmp_path / "whole")

@@ -14,7 +14,7 @@ from torch import nn
 
 from mxref_torch.errors import LayerError
 
-# No model has attributes of these names but through torch: compilation, checkpointing and FSDP1.
+# Only torch gives a model attributes of these names: compilation, checkpointing and FSDP1.
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 
 # An attribute `module` is a wrapper's only in these classes.
@@ -33,7 +33,7 @@ def require_module(model: Any) -> nn.Module:
 
 
 def is_wrapped(parent: nn.Module, child: str) -> bool:
-    """Return whether a child is what its parent wraps, so that the child has no name of its own."""
+    """Return whether a parent wraps this child, so that the child's attribute is left out of names."""
     return child in _WRAPPED or (child == "module" and isinstance(parent, _HOLDS_MODULE))
 
 

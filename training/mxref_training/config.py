@@ -37,7 +37,7 @@ class DataConfig:
     Token files are a prefix, a `.bin` file, or `WEIGHT PREFIX WEIGHT PREFIX` and so on.
     """
     val: str | None = None
-    """The same; without it the source's own validation side, or 2 % of the files' documents held out."""
+    """As `train`. Without it, the source's own validation side, or 2 % of the files' documents, held out."""
     tokenizer: str | None = None
     """A `tokenizer.json`; without it a byte-level BPE of `model.vocab` tokens is trained on `train`."""
     max_documents: int = 0
@@ -45,7 +45,7 @@ class DataConfig:
     order_samples: int = 0
     """Samples that Megatron's order of token files is made for; 0 is `run.steps` times `run.batch`."""
     max_line_mib: int = 64
-    """Longest line of a data file in MiB, decompressed: what a damaged or hostile file may take of the memory."""
+    """Longest line of a data file in MiB, decompressed: a limit of the memory that a damaged or hostile file uses."""
     workers: int = 0
     """Processes that turn text into tokens; below 2, this process does."""
 
@@ -101,7 +101,7 @@ class OptimConfig:
 
 
 class Compile(StrEnum):
-    """What `torch.compile` compiles."""
+    """The part of a model that `torch.compile` compiles."""
 
     NONE = "none"
     BLOCK = "block"
@@ -166,7 +166,7 @@ class RunConfig:
     The learning rate is then rounded to float32.
     """
     deterministic: bool = False
-    """Choose no kernel by its time, so that the same seed gives the same bits on the same device and versions.
+    """Do not choose kernels by their time, so that the same seed gives the same bits on the same device and versions.
 
     Kernels are deterministic in any case; a compiler that measures its kernels may choose others in another process.
     """

@@ -17,7 +17,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     """Wavelengths above `original_max_position / low_freq_factor` are stretched in full."""
     high_freq_factor: float = 4.0
-    """Wavelengths below `original_max_position / high_freq_factor` are left alone."""
+    """Wavelengths below `original_max_position / high_freq_factor` are not stretched."""
     original_max_position: int = 8192
     """Positions before stretching."""
 

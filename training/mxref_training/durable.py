@@ -42,9 +42,12 @@ def explained(kind: type[MxrefError], action: str, way_out: str) -> Iterator[Non
 
 
 def remedy(err: Exception, way_out: str) -> str:
-    """Return a way out that says to free space, but for an error that is about permission."""
-    if isinstance(err, OSError) and err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    """Return a way out that says to free space, but for an error that is about permission or locks."""
+    number = err.errno if isinstance(err, OSError) else None
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return way_out.replace("free some space", "make it writable")
+    if number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        return way_out.replace("free some space", "mount its file system with locks (flock)")
     return way_out
 
 
@@ -65,7 +68,7 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     except OSError as err:
         # Some network file systems cannot sync a folder; they write its names at once.
-        if err.errno != errno.EINVAL or not path.is_dir():
+        if err.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP) or not path.is_dir():
             raise
     finally:
         os.close(descriptor)
@@ -121,12 +124,24 @@ def remove(path: Path) -> None:
         return
     doomed = path.with_name(f".{path.name}.deleted.tmp")
     if doomed.exists():
-        shutil.rmtree(doomed)
+        _delete(doomed)
     path.rename(doomed)
     sync(path.parent)
-    shutil.rmtree(doomed)
+    _delete(doomed)
     # Without this, a power cut could bring the renamed folder back, and no later process would remove it.
     sync(path.parent)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder and all in it, but for files that a reader on this host has open, as NFS demands.
+
+    NFS renames such a file to `.nfs...` until it is closed. What is left has a temporary name, and goes next time.
+    """
+    try:
+        shutil.rmtree(folder)
+    except OSError as err:
+        if err.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
 
 
 def clean(folder: Path, pattern: str) -> None:
@@ -134,7 +149,7 @@ def clean(folder: Path, pattern: str) -> None:
     found = list(folder.glob(f".{pattern}.tmp"))
     for left in found:
         if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+            _delete(left)
         else:
             left.unlink()
     if found:

@@ -28,7 +28,7 @@ def parse_override(text: str, into: type) -> dict[str, Any]:
     parts = key.strip().split(".")
     if not equals or not 2 <= len(parts) <= MAX_DEPTH or not all(parts):
         near = _elsewhere(into, parts[-1]) or ", as in run.steps=100"
-        raise ConfigError(f"{said} does not read section.key=value{near}")
+        raise ConfigError(f"{said} is not of the form section.key=value{near}")
     parsed: Any = value.strip()
     with suppress(ValueError):
         found = parse_toml(f"value = {value}")

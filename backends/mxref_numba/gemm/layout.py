@@ -48,7 +48,7 @@ class Tiling:
     """Vectors of a row of the tile."""
     dots: Dots
     masks: bool
-    """Whether a part of a vector is stored by one instruction; else only whole tiles are written."""
+    """Whether one instruction can store a part of a vector; if not, only whole tiles are written."""
 
     @property
     def columns(self) -> int:

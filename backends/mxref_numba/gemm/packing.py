@@ -26,7 +26,7 @@ def _decoded(dots: Dots, packed: Lanes, table: list[int]) -> tuple[Lanes, Lanes]
 
 
 def _live(scale: Lanes, zero: Lanes) -> tuple[Lanes, Lanes]:
-    """Return the scale codes, with that of 2^0 for blocks that are NaN or zero, and which are NaN."""
+    """Return the scale codes, 127 (2^0) for NaN and zero blocks, and which blocks are NaN."""
     nan = scale.compare("==", E8M0.nan_code)
     return (nan | zero).choose(E8M0.bias, scale), nan
 
@@ -35,7 +35,7 @@ def _pack(
     builder: ir.IRBuilder, blocks: Any, places: list[tuple[Any, int]], rows: int, found: tuple[Any, Any],
     block: Callable[..., tuple[Lanes, Lanes]],
 ) -> None:  # fmt: skip
-    """Emit the loop over blocks, whose addresses advance by fixed steps, and keep what was found about the rows."""
+    """Emit the loop over blocks, whose addresses advance by fixed steps, and store what it found about the rows."""
 
     def body(*state):
         addresses, (low, high, nan) = (
@@ -133,10 +133,10 @@ def pack_right(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) 
             - code_pitch: bytes from row to row.
             - scales: address of the first row's scale codes.
             - scale_pitch: bytes from row to row.
-            - last: number of the last row that exists; further ones repeat it.
+            - last: index of the last row that exists; rows after it repeat it.
             - blocks: how many, at least one.
             - record: address of the first record of the panel, plus 4 bytes for each row of the panel before these.
-            - found: address of a vector's bytes three times, `found_pitch` apart, with what `pack_left` writes per row.
+            - found: address of three vectors of bytes, `found_pitch` apart, for what `pack_left` writes per row.
             - found_pitch: bytes.
     """
     codes, code_pitch, scales, scale_pitch, last, blocks, record, found, found_pitch = arguments

@@ -175,7 +175,7 @@ def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, w
 
 @kernel
 def bfloat16_bits(bits):
-    """Return the upper half of a float32, rounded to nearest, ties to even; the canonical NaN stays, others may not."""
+    """Return the upper half of a float32, rounded to nearest, ties to even; of NaNs only the canonical one is kept."""
     return np.uint16(
         np.uint32(bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1)))
         >> np.uint32(16)
@@ -211,7 +211,7 @@ class Turned(NamedTuple):
     """An operand for the right side: B."""
 
     live: NDArray[np.uint8]
-    """Scale codes [K / 32, N]; that of 2^0 where a block is NaN or all zeros."""
+    """Scale codes [K / 32, N]; 127 (2^0) for blocks that are NaN or all zeros."""
     values: NDArray[np.int8]
     """Doubled element values [K, N], so that inner loops run along rows of C."""
 

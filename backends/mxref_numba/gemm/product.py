@@ -1,8 +1,8 @@
 """Scaled GEMM from packed operands: which kernels answer which profile and formats, and what they all share.
 
 Where an operand has elements of eight bits, `wide` multiplies, on any CPU. All else here is for MXFP4.
-`ordered` has one result and two sets of kernels, `vector` and `portable`. A result of `ordered` is
-one of `bounded` too, so `bounded` is what is fastest: `ordered` of `vector`, or float32 values and BLAS.
+`ordered` has one result and two sets of kernels, `vector` and `portable`. A result of `ordered` is also valid for
+`bounded`, so `bounded` takes the fastest kernel: `ordered` of `vector`, or float32 values and BLAS.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ def scaled_gemm(
     return out
 
 
-def _wide_operand(b: MXArray) -> wide.Operand:
-    # A layout of MXFP4 is for a product with MXFP4.
+def _wide_operand(b: MXArray) -> wide.DecodedOperand:
+    # The layout of an MXFP4 operand serves only a product with MXFP4.
     if isinstance(b, PreparedArray) and b.format is not MXFP4:
-        return wide.Operand(*b.layout)
+        return wide.DecodedOperand(*b.layout)
     return wide.decoded_operand(b, turn=True)
 
 
 def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray[Any], ...]:
-    """Return what `scaled_gemm` makes of its right operand, a matrix, before it multiplies; () if empty."""
+    """Return the layout of a right operand that `scaled_gemm` would otherwise make itself; () for an empty matrix."""
     if not q.codes.size:
         return ()
     if q.format is not MXFP4:

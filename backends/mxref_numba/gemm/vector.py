@@ -1,7 +1,7 @@
-"""`ordered` of MXFP4 from vector code: operands are packed, and tiles of C computed in an order that caches like.
+"""`ordered` of MXFP4 in vector code: operands are packed, and tiles of C are computed in a cache-friendly order.
 
-`layout` has the idea and the layout. B's panels are taken in ranges that the outer cache keeps while all of A
-passes by, and A's in groups that the inner one keeps while a range of B does.
+`layout` has the idea and the layout. B's panels are divided into ranges that fit the outer cache, and A's into groups
+that fit the inner cache. All of A is multiplied by one range of B before the next range begins.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -151,7 +151,7 @@ def multiply_packed(
     left_size, right_size = blocks * t.left_record, blocks * t.right_record
     group = max(1, min(_GROUP_BYTES // left_size, -(-down // workers)))
     reach = max(1, _RANGE_BYTES // right_size)
-    # Tiles at the edges of C go through memory where only whole ones can be written.
+    # If only whole tiles can be written, tiles at the edges of C go through scratch memory.
     spare = np.empty(0 if t.masks else workers * t.rows * t.columns * out.itemsize, np.uint8)
     numbers = (
         address_of(left), address_of(right), blocks, group, reach, int(factor.view(np.int32)),

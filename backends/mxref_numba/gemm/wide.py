@@ -5,11 +5,12 @@ order, as long as the bits that the magnitudes of both blocks span, and five for
 Two blocks of E4M3 span 36 bits together at most, one of E4M3 and one of E5M2 50, two of E5M2 64. Where two blocks
 span more than 48, their dot comes from integers (`_split_sum`), by itself.
 
-Adding a dot to a float32 has to round once. A float64 sum rounded to odd, its last bit set where it is inexact, rounds
+Adding a dot to a float32 must round only once. A float64 sum rounded to odd, its last bit set where it is inexact,
+rounds
 to float32 as the real sum does: it has more than two bits to spare (Boldo and Melquiond, "Emulation of a FMA and
 correctly rounded sums: proved algorithms using rounding to odd", IEEE Transactions on Computers, 2008).
 
-Codes of NaN and Inf are decoded as such, and IEEE arithmetic does what the definition says of them.
+Codes of NaN and Inf are decoded to NaN and Inf, and IEEE arithmetic gives what the definition requires.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -65,7 +66,7 @@ _halves_at, _words_at, _doubles_at, _integers_at = (
 )
 
 
-class Operand(NamedTuple):
+class DecodedOperand(NamedTuple):
     """An operand of at least one row and one block, decoded."""
 
     values: NDArray[np.float32]
@@ -143,7 +144,7 @@ def _decode_share(arguments, worker, workers):
                         by_column[top + i, left + r] = room[r, i]
 
 
-def decoded_operand(q: MXArray, *, turn: bool) -> Operand:
+def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     """Return an operand of at least one row and one block, decoded for the right side of the product if `turn`."""
     codes, scales = code_rows(q)
     rows, blocks = scales.shape
@@ -157,7 +158,7 @@ def decoded_operand(q: MXArray, *, turn: bool) -> Operand:
         address_of(integers), address_of(values), address_of(found), address_of(room),
     )  # fmt: skip
     run_native(_decode_share, np.array(numbers, np.int64), work)
-    return Operand(values, found)
+    return DecodedOperand(values, found)
 
 
 @kernel
@@ -173,7 +174,7 @@ def _odd_sum(x, y):
     """Return x + y rounded to odd: the sum if it is a float64, else the neighbour of it whose last bit is set."""
     total, error = _two_sum(x, y)
     bits = np.float64(total).view(np.int64)
-    # One step toward the error where that is not 0 (nor NaN) and the last bit is; steps of negative numbers go up.
+    # One step toward the error if the error is not 0 (nor NaN) and the last bit is 0; negative numbers step up.
     step = np.int64(np.int64(error > 0) - np.int64(error < 0)) & np.int64((bits & np.int64(1)) - np.int64(1))
     negative = np.int64(bits >> np.int64(63))
     odd = np.int64(bits + np.int64(np.int64(step ^ negative) - negative))
@@ -319,7 +320,7 @@ def _multiply_share(arguments, worker, workers):
 
 
 def multiply(
-    a: MXArray, right: Operand, format_b: BlockFormat, factor: np.float32, out: NDArray[Any]
+    a: MXArray, right: DecodedOperand, format_b: BlockFormat, factor: np.float32, out: NDArray[Any]
 ) -> None:
     """Write the product, times `factor`, into `out` [M, N], contiguous; rows with NaN blocks are not marked.
 

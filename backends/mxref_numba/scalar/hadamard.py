@@ -85,7 +85,7 @@ def _transform_share(layout, n, signs, factor, out, worker, workers):
 @parallel_kernel
 def _transform(layout, n, signs, factor, out, workers):
     for worker in numba.prange(workers):
-        _transform_share(layout, n, signs, factor, out, worker, workers)
+        _transform_share(layout, n, signs, factor, out, np.int64(worker), workers)
 
 
 def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:

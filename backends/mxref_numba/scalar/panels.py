@@ -147,7 +147,7 @@ def _widen_float16(bits, height, width):
 
 @kernel
 def load_panel(layout, row, column, height, width, panel):
-    """Fill panel[:height, :width], float32, with a matrix from (row, column) on, and +0 past its last column."""
+    """Fill panel[:height, :width], float32, from (row, column) of a matrix, with +0 past its last column."""
     address, row_step, column_step, columns, kind = layout
     bits = panel.view(np.uint32)
     held = max(min(width, columns - column), 0)

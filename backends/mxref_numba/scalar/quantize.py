@@ -160,7 +160,7 @@ def _quantize(
     for worker in numba.prange(workers):
         _quantize_share(
             layout, k, tile, policy, prescale, constant, grid, n, signs, norm,
-            key, global_rows, first, global_length, packed, scales, worker, workers,
+            key, global_rows, first, global_length, packed, scales, np.int64(worker), workers,
         )  # fmt: skip
 
 

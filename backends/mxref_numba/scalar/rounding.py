@@ -49,7 +49,7 @@ def round_even(v):
 
 @kernel
 def round_by(v, random, bits):
-    """Return the code of v in [0, 8): up iff fraction, in 2^-bits and rounded down, plus `random` carries."""
+    """Return the code of v in [0, 8): rounded up if the fraction, in units of 2^-bits, plus `random` carries."""
     line = np.int32(v * _POSITION_UNITS)
     second = np.int32((line >> np.int32(1)) + _TWO)
     third = np.int32((line >> np.int32(2)) + _FOUR)
@@ -62,17 +62,17 @@ def round_even_byte(v, grid):
     """Return the code of a finite magnitude, float32, under RNE to a format of eight bits, by its numbers: int32."""
     held = min(v, float_of(grid[TOP]))
     binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid[SMALLEST_NORMAL])
-    # The product is exact, and adding it leaves of v the steps of its binade: one rounding, ties to even steps.
+    # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
     steps = bits_of(float_of(binade) * float_of(grid[EVEN_UNIT]) + held)
     return np.int32(np.int32(steps + np.int32(binade >> grid[STEP_SHIFT])) & _CODE)
 
 
 @kernel
 def round_byte_by(v, random, bits, grid):
-    """Return the code of such a magnitude: up iff fraction, in 2^-bits and rounded down, plus `random` carries."""
+    """Return the code of such a magnitude: rounded up if the fraction, in units of 2^-bits, plus `random` carries."""
     held = min(v, float_of(grid[TOP]))
     smallest = grid[SMALLEST_NORMAL]
-    # The position of the smallest normal magnitude or of what is below, and how far it is from there.
+    # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from it.
     line = np.int32(min(held, float_of(smallest)) * float_of(grid[LINE_UNIT]))
     above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid[POSITION_SHIFT])
     position = np.int32(line + above)

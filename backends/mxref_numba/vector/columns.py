@@ -40,7 +40,7 @@ from mxref_numba.vector.lanes import (
 from mxref_numba.vector.native import Native, numbers_at, words_at
 from mxref_numba.vector.rounding import TOP_VALUE, round_even
 from mxref_numba.vector.scale import MAGNITUDE, scale_codes
-from mxref_numba.vector.sources import Source, bfloat16, float32
+from mxref_numba.vector.sources import VectorLoad, bfloat16, float32
 from mxref_numba.vector.target import lanes_of, step_length
 from mxref_numba.vector.turn import transposed
 
@@ -62,8 +62,8 @@ def _larger(a: Lanes, b: Lanes) -> Lanes:
     return a.call("umax", b)
 
 
-def _stage(source: Source) -> Any:
-    """Return code that stages a vector of each of 16 lines, and raises amax by them."""
+def _stage(source: VectorLoad) -> Any:
+    """Return code that stages one vector of each of 16 lines, and includes them in amax."""
 
     @vector_code(*(types.int64,) * 7, types.float32, types.int64, types.int64)
     def stage(builder, address, step, target, pitch, ahead, n, signs, factor, floor, amax):

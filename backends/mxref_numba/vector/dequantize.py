@@ -79,7 +79,7 @@ def _decode(half: bool, streaming: bool) -> Any:
 
 
 def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
-    """Return bfloat16 vectors from twice as many of float32."""
+    """Return bfloat16 vectors, half as many as the given float32 vectors."""
     upper = range(1, 4 * vectors[0].count, 2)  # of the 16-bit halves of two vectors
     return [a.cast(I16).pick(upper, b.cast(I16)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
@@ -161,7 +161,7 @@ def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, ro
         else:
             for i in range(steps):
                 _decode_float32(p + width * i, s + blocks * i, o + 4 * step * i)
-        if rest:  # a step reads and writes whole vectors: the last elements borrow the space
+        if rest:  # a step reads and writes whole vectors: the last elements go through scratch
             codes, values, blocks_left = room + 64, room + 64 + LONGEST_STEP, -(-rest // 32)
             copy_bytes(s + blocks * steps, room, blocks_left)
             copy_bytes(p + step * bits // 8 * steps, codes, 4 * bits * blocks_left)

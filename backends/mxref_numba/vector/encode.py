@@ -6,10 +6,10 @@ With 512 bits these are 128 elements, four blocks; with 256 bits 64, and with 12
 because then every part fits one vector: their amax and scales (four lanes each, which is also where their 16 bytes
 end up), and their packed codes.
 
-A step has two halves, *scales* and *codes*, and scales run one step ahead. Each half waits for itself, first on
-a chain of shuffles, then on a chain of roundings; side by side they keep the CPU busy, at the price of reading
-elements twice, the second time from the first-level cache. Between the halves, factors and what is finite wait
-on the stack.
+A step has two halves, *scales* and *codes*, and scales run one step ahead. Alone, each half would stall: the first on a
+chain of shuffles, the second on a chain of roundings. Interleaved, they keep the CPU busy, but elements are read twice,
+the second time from the first-level cache. The factors, and which blocks are finite, pass from half to half on the
+stack.
 """
 
 # Emitters work on IR values, which llvmlite does not annotate.
@@ -57,8 +57,8 @@ _LONGEST_HALF = 128
 
 
 @dataclass(frozen=True)
-class Source:
-    """How elements of a type come and go; a block's are in neighbouring vectors."""
+class ElementType:
+    """How elements of a type are loaded, and codes packed; the elements of a block are in neighbouring vectors."""
 
     bits: Callable[[ir.IRBuilder, Any], list[Lanes]]
     """Load a step as the bits of float32."""
@@ -102,7 +102,7 @@ def _pack_alternating(nibbles: list[Lanes]) -> Lanes:
 
 
 def _joined(vectors: list[Lanes], order: Callable[[int], list[int]]) -> list[Lanes]:
-    """Return two vectors of bytes from eight of words: those of each two in an order, and these side by side."""
+    """Return two vectors of bytes from eight vectors of words, whose elements alternate between pairs of vectors."""
     bytes_ = [vector.cast(I8) for vector in vectors]
     parts = [a.pick(order(a.count), b) for a, b in zip(bytes_[::2], bytes_[1::2], strict=True)]
     while len(parts) > 2:
@@ -118,17 +118,15 @@ def _low_bytes_alternating(vectors: list[Lanes]) -> list[Lanes]:
     return _joined(vectors, lambda size: [byte for i in range(0, size, 4) for byte in (i, size + i)])
 
 
-FLOAT32 = Source(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
-BFLOAT16 = Source(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
+FLOAT32 = ElementType(_float32_bits, _pack_consecutive, _low_bytes_consecutive, 4)
+BFLOAT16 = ElementType(_bfloat16_bits, _pack_alternating, _low_bytes_alternating, 2)
 
 _POLICY = (types.int32, types.int32, types.float32, types.int32)
 
 
-def _scales(kind: Source) -> Any:
-    """Return code for the first half.
-
-    It takes the addresses of source, amax floor (a vector of int32), scale codes, and a half, and how many bytes from a
-    step the elements lie that it asks for meanwhile.
+def _scales(kind: ElementType) -> Any:
+    """Return code for the first half. It takes the addresses of source, amax floor (a vector of int32), scale codes,
+    and a half; and the distance in bytes at which it prefetches elements.
     """
 
     @vector_code(*(types.int64,) * 5, *_POLICY)
@@ -138,7 +136,7 @@ def _scales(kind: Source) -> Any:
         lanes = target.lanes
         for line in range(
             0, kind.size * target.step, 64
-        ):  # SR is too slow to keep the CPU's own prefetcher going
+        ):  # under SR, reads are too slow for the CPU's own prefetcher
             prefetch(builder, builder.add(asked, ir.Constant(I64, line)))
         magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
         amax = largest(magnitudes).call("umax", load(builder, I32, lanes, floor))
@@ -157,7 +155,7 @@ CODES = (*(types.int64,) * 6, types.int32)
 
 
 def load_scaled(
-    builder: ir.IRBuilder, kind: Source, source: Any, half: Any, top: float | Lanes
+    builder: ir.IRBuilder, kind: ElementType, source: Any, half: Any, top: float | Lanes
 ) -> tuple[list[Lanes], list[Lanes]]:
     """Return the bits of a step and its scaled magnitudes, those above `top` as `top`."""
     bits, lanes = kind.bits(builder, source), lanes_of(builder)
@@ -174,7 +172,7 @@ def load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
 def roundings(
     even: Callable[[Lanes], Lanes], by: Callable[[Lanes, Lanes], Lanes]
 ) -> dict[int, Callable[..., list[Lanes]]]:
-    """Return how scaled magnitudes are rounded, by kind: `even` rounds to nearest, `by` by an integer."""
+    """Return the two ways to round scaled magnitudes: `even` rounds to nearest even, `by` adds an integer."""
 
     def by_constant(builder, scaled, group, key, integer):
         same = splat(builder, integer, lanes_of(builder))
@@ -198,7 +196,7 @@ def roundings(
 _ROUNDED = roundings(round_even, round_by)
 
 
-def _codes(kind: Source, rounding: int) -> Any:
+def _codes(kind: ElementType, rounding: int) -> Any:
     """Return code for the second half, which stores a vector.
 
     What rounds gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer.
@@ -232,8 +230,8 @@ def _on_stack(typingctx):
 _halves: Any = intrinsic(_on_stack)
 
 
-def _encoder(kind: Source, per_group: int, scales: Any, codes: Any, bits: int = 4) -> Any:
-    """Return a kernel that encodes the steps of a row, of which there is one at least, to codes of so many bits."""
+def _encoder(kind: ElementType, per_group: int, scales: Any, codes: Any, bits: int = 4) -> Any:
+    """Return a kernel that encodes the steps of a row, at least one, to codes of `bits` bits."""
     item = kind.size
 
     @kernel(inline="always")
@@ -245,7 +243,7 @@ def _encoder(kind: Source, per_group: int, scales: Any, codes: Any, bits: int = 
         size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group
         half = step  # bytes of two vectors
         scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, max_exponent)
-        # The last round repeats the scales of the last step: one more copy of the second half takes long to compile.
+        # The last round repeats the scales of the last step, because a second copy of that half would compile slowly.
         for i in range(1, steps + 1):
             following, last = min(i, steps - 1), i - 1
             scales(
@@ -323,11 +321,10 @@ def encode_rows(
     source, source_step, half, rows, steps,
     floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
 ):  # fmt: skip
-    """Encode so many steps of each row: float32, or bfloat16 if `half`, under RNE.
-
-    A name and its step are the address of the first row's elements, codes or scales, and the bytes to the next;
-    for `group`, the random group of the first element and the groups to the next row; for `floor`, a vector
-    of int32, which raise the amax of a step's blocks, and the bytes to those of the next step.
+    """Encode the given number of steps of each row: float32, or bfloat16 if `half`, under RNE. Most arguments come in
+    pairs: the address of the first row's elements, codes or scales, and the bytes to the next row. For `group` the pair
+    is the random group of the first element and the groups to the next row. For `floor` it is the address of a vector
+    of int32, the least amax of a step's blocks, and the bytes to that of the next step.
     """
     _encode(
         source, source_step, half, rows, steps,

@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from mxref_numba.vector.encode import CODES, Source, load_finite, load_scaled, roundings, rows_encoder
+from mxref_numba.vector.encode import CODES, ElementType, load_finite, load_scaled, roundings, rows_encoder
 from mxref_numba.vector.lanes import I32, I64, vector_code
 from mxref_numba.vector.native import Native
 from mxref_numba.vector.rounding import Grid
@@ -21,7 +21,7 @@ from mxref_numba.vector.rounding import Grid
 _SIGN = 0x80
 
 
-def _codes(kind: Source, rounding: int) -> Any:
+def _codes(kind: ElementType, rounding: int) -> Any:
     """Return code for the second half, which stores two vectors.
 
     A rounding gives codes in the low seven bits, under other bits. It takes the builder, magnitudes, and what SR needs:

@@ -1,8 +1,8 @@
-"""The Hadamard transform of runs: sizes up to 16 in registers, the stages beyond in memory.
+"""The Hadamard transform of runs: sizes up to 16 in registers, later stages in memory.
 
-At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, where h is set in i, y[i ^ h] - y[i]: a
+At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, if i & h is not 0, y[i ^ h] - y[i]: a
 shuffle and a fused multiply-add by +1 or -1, whose product is exact, so that it rounds as the sum does.
-Where h is a number of whole vectors, these are added and subtracted.
+If h is a multiple of the vector length, whole vectors are added and subtracted.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -36,7 +36,7 @@ from mxref_numba.vector.jobs import (
 )
 from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, prefetch, splat, vector_code
 from mxref_numba.vector.native import Native, call_5, call_7, copy_bytes, numbers_at, run_native
-from mxref_numba.vector.sources import Source, bfloat16, float16, float32
+from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
 from mxref_numba.vector.target import Target, lanes_of
 from mxref_numba.vector.turn import fill_panel
 
@@ -70,7 +70,7 @@ def _butterfly(vectors: list[Lanes], i: int, distance: int) -> Lanes:
     return other - vectors[i] if i & distance else vectors[i] + other
 
 
-def _stage(source: Source) -> Any:
+def _stage(source: VectorLoad) -> Any:
     @vector_code(*(types.int64,) * 5, types.float32)
     def stage(builder, address, ahead, target, n, signs, factor):
         lanes = lanes_of(builder)

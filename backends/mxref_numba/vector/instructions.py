@@ -1,4 +1,4 @@
-"""The instructions in which targets differ, beside the number of lanes: all else is LLVM's own.
+"""The instructions in which targets differ, besides the number of lanes; LLVM provides everything else.
 
 "Quarters" are the 16 bytes within which x86 narrows: a vector of 512 bits has four, one of 256 bits two.
 """
@@ -20,7 +20,7 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 def named(name: str, result: Any, lanes: Lanes, *values: Any) -> Lanes:
-    """Return what an LLVM function gives for lanes and further IR values; `result` is its type."""
+    """Return the result of an LLVM function for lanes and further IR values; `result` is its type."""
     operands = [lanes.value, *values]
     function = cgutils.get_or_insert_function(
         lanes.builder.module, ir.FunctionType(result, [value.type for value in operands]), f"llvm.{name}"
@@ -29,7 +29,7 @@ def named(name: str, result: Any, lanes: Lanes, *values: Any) -> Lanes:
 
 
 class _X86(Instructions):
-    """What both widths have under other names."""
+    """Instructions that both widths have under different names."""
 
     _narrowing: ClassVar[dict[Any, str]]
     _pairs: ClassVar[str]
@@ -61,7 +61,7 @@ class Avx512(_X86):
         )  # fmt: skip
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
-        """Return lanes of one vector that holds the whole table."""
+        """Look codes up in one vector that holds the whole table."""
         values = codes.like(table)
         return named("x86.avx512.permvar.sf.512", values.value.type, values, codes.value)
 
@@ -79,7 +79,7 @@ class Avx2(_X86):
         return Lanes(v.builder, smaller).choose(magnitude, limit)
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
-        """Return lanes of a vector that holds the first half of the table, with bit 3 of the code as the sign."""
+        """Look codes 0 to 7 up in one vector, and take bit 3 of the code as the sign."""
         values = codes.like(table[:8])
         magnitude = named("x86.avx2.permps", values.value.type, values, codes.value)
         return (magnitude.cast(I32) | ((codes << 28) & ~_MAGNITUDE)).cast(magnitude.element)
@@ -104,7 +104,7 @@ class Neon(Instructions):
         return (pairs & 0xFF) * even + (pairs >> 8) * odd
 
     def look_up(self, table: tuple[float, ...], codes: Lanes) -> Lanes:
-        """Return the upper halves of the first half of the table, byte by byte, with bit 3 of the code as the sign."""
+        """Look the upper two bytes of values 0 to 7 up one by one, and take bit 3 of the code as the sign."""
         words = np.array(table[:8], np.float32).view(np.uint32)
         halves = (words >> 16).astype(np.uint16).view(np.uint8)
         assert (words & 0xFFFF == 0).all(), "the values have to fit bfloat16"

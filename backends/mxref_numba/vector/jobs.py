@@ -1,4 +1,4 @@
-"""What kernels need to know of a planned quantization: numbers and addresses.
+"""What kernels need to know about a planned quantization: numbers and addresses.
 
 Kernels that take arrays are compiled anew for every type, layout and mutability; these are compiled once.
 """
@@ -36,8 +36,7 @@ EVEN, CONSTANT, RANDOM_16, RANDOM_32 = range(4)
 """Roundings: RNE; RNA and RTZ; SR with up to 16 bits; SR with more."""
 
 DIRECT, STAGED, PANEL, TURNED, COLUMNS = range(5)
-"""How elements reach a step: as they are; converted or transformed; in a panel, gathered or turned; not, since vectors
-run along the other axis."""
+"""How elements reach a step: unchanged; converted or transformed; gathered or transposed in a panel; not at all."""
 
 COLUMN_LINES = 128
 """Elements of a row that are quantized at once under `COLUMNS`, so that their codes fill a cache line."""
@@ -129,12 +128,12 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
 
 
 _AHEAD = 8192
-"""Bytes from what is read to what is asked for meanwhile; the CPU's own prefetcher alone is slower."""
+"""Distance in bytes at which elements are prefetched; the CPU's own prefetcher alone is slower."""
 
 
 @kernel(inline="always")
 def asked_ahead(run, row_step):
-    """Return the bytes to what is asked for meanwhile; short runs of `run` bytes ask for the next row's."""
+    """Return the distance in bytes of the prefetch; runs shorter than that prefetch the next row."""
     return _AHEAD if run >= _AHEAD else row_step
 
 

@@ -69,11 +69,11 @@ class Lanes:
         return self._emit("and_", "", other)
 
     def __or__(self, other: Any) -> Lanes:
-        """Return the bits that either has."""
+        """Return the bits that at least one of both has."""
         return self._emit("or_", "", other)
 
     def __xor__(self, other: Any) -> Lanes:
-        """Return the bits that one of both has."""
+        """Return the bits that exactly one of both has."""
         return self._emit("xor", "", other)
 
     def __lshift__(self, other: Any) -> Lanes:
@@ -89,11 +89,11 @@ class Lanes:
         return self._of(self.builder.icmp_unsigned(relation, self.value, self._operand(other)))
 
     def choose(self, yes: Any, no: Lanes) -> Lanes:
-        """Return, where these bits are set, `yes`, and elsewhere `no`."""
+        """Return `yes` where these bits are set, and `no` elsewhere."""
         return self._of(self.builder.select(self.value, no._operand(yes), no.value))
 
     def call(self, name: str, *others: Any) -> Lanes:
-        """Return what an LLVM intrinsic of lanes of one type gives, as in `umin`."""
+        """Return the result of an LLVM intrinsic whose lanes all have one type, such as `umin`."""
         lane = _NAMES.get(self.element) or f"i{self.element.width}"
         vector = self.value.type
         function = cgutils.get_or_insert_function(
@@ -113,21 +113,21 @@ class Lanes:
         return self._of(getattr(self.builder, operation)(self.value, ir.VectorType(element, self.count)))
 
     def pick(self, lanes: Sequence[int], other: Lanes | None = None) -> Lanes:
-        """Return chosen lanes; those of `other` are counted on from the last of these."""
+        """Return the lanes with the given indices; indices from `count` on mean lanes of `other`."""
         second = other.value if other else ir.Constant(self.value.type, ir.Undefined)
         index = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         return self._of(self.builder.shuffle_vector(self.value, second, index))
 
     def like(self, values: Sequence[float]) -> Lanes:
-        """Return constant float32 lanes beside these."""
+        """Return constant float32 lanes, in the same builder."""
         return self._of(ir.Constant(ir.VectorType(F32, len(values)), list(values)))
 
     def at_most(self, limit: float | Lanes) -> Lanes:
-        """Return float32 magnitudes, those above `limit` as `limit`."""
+        """Return float32 magnitudes, at most `limit`."""
         return self._instructions.at_most(self, self._of(self._operand(limit)))
 
     def narrowed(self, other: Lanes, element: Any) -> Lanes:
-        """Return lanes of half the width, 16 bytes' worth of these and of `other` in turns; they must fit unsigned."""
+        """Return lanes of half the width, alternately from 16 bytes of these and of `other`; each must fit unsigned."""
         return self._instructions.narrowed(self, other, element)
 
     def pairs_summed(self, weights: tuple[int, int]) -> Lanes:
@@ -158,11 +158,11 @@ class Instructions(ABC):
 
     @abstractmethod
     def at_most(self, v: Lanes, limit: Lanes) -> Lanes:
-        """Return float32 magnitudes, those above `limit` as `limit`; NaN gives anything but NaN."""
+        """Return float32 magnitudes, at most `limit`; for NaN, any number."""
 
     @abstractmethod
     def narrowed(self, a: Lanes, b: Lanes, element: Any) -> Lanes:
-        """Return lanes of half the width, of each quarter of `a` and of `b` in turns; they must fit unsigned."""
+        """Return lanes of half the width, alternately from a quarter of `a` and of `b`; values must fit unsigned."""
 
     @abstractmethod
     def pairs_summed(self, v: Lanes, weights: tuple[int, int]) -> Lanes:

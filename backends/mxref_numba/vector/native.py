@@ -38,7 +38,7 @@ numbers_at, words_at, bytes_at, floats_at = (
 
 
 class Native:
-    """A kernel of int64 arguments that gives nothing, and allocates nothing: it has no way to fail."""
+    """A kernel of int64 arguments that returns nothing and allocates nothing, so it cannot fail."""
 
     def __init__(self, function: Callable[..., None], target: Target | None = None) -> None:
         """Wrap a function; without a target it is compiled as Numba compiles anything, and may not use vectors."""
@@ -53,7 +53,7 @@ class Native:
 
     @cached_property
     def compiled(self) -> Any:
-        """What Numba makes of the kernel; the first use compiles it or finds it in the cache."""
+        """Numba's compiled kernel; the first use compiles it or loads it from the cache."""
         with _LOCK:
             made = self.dispatcher()
         return made.get_compile_result(types.void(*self._types))
@@ -79,7 +79,7 @@ class Native:
 
     @cached_property
     def call(self) -> Any:
-        """The C function for Python, which lets other threads run meanwhile."""
+        """The C function for Python; it releases the GIL."""
         return ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * len(self._types))(self.address)
 
 

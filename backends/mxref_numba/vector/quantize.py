@@ -77,11 +77,11 @@ _PART = (256, 512)
 _PART_SIDE = 128
 """Rows and columns of a matrix that are quantized along both axes together."""
 _COLUMNS_PART = (128, 1024)
-"""The same where columns are not turned: half a mebibyte of float32, which a second-level cache holds."""
+"""The same if columns are not transposed: half a mebibyte of float32, which a second-level cache holds."""
 _STAGED_LINES = 8
 """Rows of such a part that are staged at once: 33 KiB of float32, which a first-level cache holds."""
 _LINES = 16
-"""Rows that are quantized, and at once turned into columns, while the caches still hold them."""
+"""Rows that are quantized and transposed together, while the caches still hold them."""
 _CODES, _SCALES, _FLOOR, _ZEROS, _RUN_AT = (
     4 * LONGEST_STEP + n for n in (0, LONGEST_STEP, LONGEST_STEP + 64, LONGEST_STEP + 192, LONGEST_STEP + 256)
 )
@@ -94,7 +94,7 @@ _HEADER = 14
 
 @kernel(inline="always")
 def _encode_last(source, half, rest, floor, packed, scales, group, job, room):
-    # A step reads and writes whole vectors: the last blocks of a row borrow the space.
+    # A step reads and writes whole vectors: the last blocks of a row go through scratch.
     encode, bits, _, _ = read_job(job)[6]
     copy_bytes(source, room, (2 if half else 4) * rest)
     call_14(encode, room, 0, half, 1, 1, floor, 0, room + _CODES, 0, room + _SCALES, 0, group, 0, job)
@@ -166,7 +166,7 @@ def _place(task, down, across, turned):
 
 @kernel(inline="always")
 def _quantize_part(calls, unit, columns, job, top, bottom, left, right, scratch):
-    """Quantize rows from `top` and columns from `left` on, as far as there are any, unit by unit."""
+    """Quantize the part of the matrix at (`top`, `left`), cut at its edges, unit by unit."""
     _, (_, _, rows, length), (flow, _), _, _, _, _, (height, width) = read_job(job)
     bottom, right = min(bottom, rows), min(right, length)
     down, across = max(-(-(bottom - top) // height), 0), max(-(-(right - left) // width), 0)

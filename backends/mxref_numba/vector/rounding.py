@@ -1,4 +1,4 @@
-"""Rounding to the grid of an element, on lanes: E2M1 with its own tricks, and any format of eight bits from numbers.
+"""Rounding to the grid of an element, on lanes: E2M1 by special arithmetic, formats of eight bits by their numbers.
 
 All leave the magnitude's code in the low three or seven bits of each lane, under other bits.
 """
@@ -42,7 +42,7 @@ def round_even(v: Lanes) -> Lanes:
 
 
 def round_by(v: Lanes, random: Lanes) -> Lanes:
-    """Return codes of v in [0, 6]: up iff the fraction, in 2^-22 and rounded down, plus `random` carries."""
+    """Return codes of v in [0, 6]: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
     line = (v * 2.0 ** (FRACTION_BITS + 1)).convert("fptosi", I32)
     second = (line >> 1) + (2 << FRACTION_BITS)
     third = (line >> 2) + (4 << FRACTION_BITS)
@@ -67,14 +67,15 @@ class Grid:
     def round_even(self, v: Lanes) -> Lanes:
         """Return codes of magnitudes up to the largest one, float32, under RNE."""
         binade = (v.cast(I32) & _EXPONENT_FIELD).call("umax", self._number(SMALLEST_NORMAL))
-        # The product is exact, and adding it leaves of v the steps of its binade: one rounding, ties to even steps.
+        # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
         steps = binade.cast(F32).call("fma", self._number(EVEN_UNIT).cast(F32), v)
         return steps.cast(I32) + (binade >> self._number(STEP_SHIFT))
 
     def round_by(self, v: Lanes, random: Lanes) -> Lanes:
-        """Return codes of such magnitudes: up iff the fraction, in 2^-22 and rounded down, plus `random` carries."""
+        """Return codes of such magnitudes: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
         bits, smallest = v.cast(I32), self._number(SMALLEST_NORMAL)
-        # The position of the smallest normal magnitude or of what is below, and how far it is from there.
+        # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from
+        # it.
         low = bits.call("umin", smallest).cast(F32) * self._number(LINE_UNIT).cast(F32)
         above = (bits.call("umax", smallest) - smallest) << self._number(POSITION_SHIFT)
         return (low.convert("fptosi", I32) + above + random) >> FRACTION_BITS

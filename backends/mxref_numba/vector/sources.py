@@ -13,7 +13,7 @@ from llvmlite import ir
 from mxref_numba.vector.lanes import F16, F32, I16, I32, Lanes, load
 from mxref_numba.vector.target import lanes_of
 
-Source = Callable[..., Lanes]
+VectorLoad = Callable[..., Lanes]
 """What loads elements from an address, int64, plus a constant number of elements: int32 lanes."""
 
 

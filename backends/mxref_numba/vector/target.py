@@ -1,8 +1,8 @@
-"""What vector kernels are compiled for: the width of a vector, the CPU, and the instructions that LLVM has no name for.
+"""What vector kernels are compiled for: the vector width, the CPU, and instructions that LLVM IR cannot express.
 
 The source of a kernel is the same for every target. Numba translates it to LLVM, as for any function, and keeps the
-module in a code library. A library of ours knows its target: emitters read it from the module, and LLVM compiles the
-module for the target's CPU. So kernels for AVX2 have no other instructions, also where the machine has more.
+module in a code library. A code library made here knows its target: emitters read it from the module, and LLVM compiles
+the module for the target's CPU. So kernels for AVX2 contain no other instructions, even on a machine that has more.
 """
 
 # Numba's compiler has no annotations.
@@ -35,11 +35,11 @@ class Target:
     bits: int
     """Width of a vector."""
     instructions: Instructions
-    """What differs between targets beside the width."""
+    """The instructions in which targets differ."""
     cpu: str | None = None
     """LLVM's name of the CPU; None is the CPU that Numba compiles for."""
     features: str = ""
-    """What else the CPU has beyond its name, as LLVM takes it: `+a,+b`."""
+    """Features that the CPU has beyond those of its name, in LLVM's notation: `+a,+b`."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def step(self) -> int:
-        """Return how many elements the inner loops take at once: eight vectors, whose four-bit codes fill one."""
+        """Return how many elements an inner loop takes at once: eight vectors, whose four-bit codes fill one vector."""
         return 8 * self.lanes
 
     def codegen(self) -> Any:
@@ -68,7 +68,7 @@ AVX_VNNI = "+avxvnni"
 
 
 def _if_found(feature: str) -> str:
-    """Return the feature if the CPU has it that Numba compiles for, else nothing."""
+    """Return the feature if Numba's target CPU has it, else an empty text."""
     return feature if feature in cpu_target.target_context.codegen().magic_tuple()[2].split(",") else ""
 
 

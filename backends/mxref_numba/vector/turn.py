@@ -1,4 +1,4 @@
-"""Squares as wide as a vector, read along their memory lines and stored as rows of the other axis."""
+"""Transposes squares as wide as a vector: they are read along memory and stored as rows of the other axis."""
 
 # Emitters work on IR values, which llvmlite does not annotate.
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -15,12 +15,12 @@ from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel
 from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
 from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
 from mxref_numba.vector.native import Native, floats_at
-from mxref_numba.vector.sources import Source, bfloat16, float16, float32
+from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
 from mxref_numba.vector.target import lanes_of, step_length
 
 
 def _crossed(vectors: list[Lanes], distance: int, low: list[int], further: int) -> list[Lanes]:
-    """Replace vectors `distance` apart by two choices from both: `low` lanes, and those `further` on."""
+    """Replace each two vectors `distance` apart by two shuffles of both: lanes `low`, and lanes `further` on."""
     high = [lane + further for lane in low]
     out = list(vectors)
     for i, a in enumerate(vectors):
@@ -48,7 +48,7 @@ def transposed(lines: list[Lanes]) -> list[Lanes]:
     return [lines[column & ~3 | (column & 1) << 1 | (column & 2) >> 1] for column in range(side)]
 
 
-def _turn(source: Source) -> Any:
+def _turn(source: VectorLoad) -> Any:
     @vector_code(*(types.int64,) * 5)
     def turn(builder, address, step, target, pitch, ahead):
         lines = []
@@ -69,7 +69,7 @@ _turn_float32, _turn_bfloat16, _turn_float16 = map(_turn, (float32, bfloat16, fl
 def fill_panel(job, row, column, height, width, panel, ahead):
     """Store a panel of a job's input as float32, with +0 past its last column, from (row, column) on.
 
-    What lies `ahead` bytes further is asked for meanwhile: the elements of the next panel, say.
+    Meanwhile the elements `ahead` bytes further are prefetched, for example those of the next panel.
     """
     layout, _, (flow, _), _, _, _, _, _ = read_job(job)
     address, row_step, column_step, columns, kind = layout

@@ -1,7 +1,7 @@
-"""Kernels compiled ahead of time, for machines that are not here: what they cost is counted and held to budgets.
+"""Kernels compiled ahead of time, without a GPU: instructions and registers are counted and held to budgets.
 
-`python -m mxref_triton.aot` runs the backend's own operations on tensors without data, for a GPU that only answers
-what the backend asks of it. Each launch is then compiled with just the arguments, specializations and options that it
-has on the real machine, and not run. The text of the machine code is what is counted: registers, spills,
-instructions per element. No number here was measured on a device.
+`python -m mxref_triton.aot` runs the backend's own operations on tensors without data, for a simulated GPU that only
+answers the backend's questions about itself. Each launch is compiled with exactly the arguments, specializations and
+options that it has on the real machine, and is not run. Registers, spills and instructions per element are counted in
+the text of the machine code. No number here was measured on a device.
 """

@@ -1,4 +1,4 @@
-"""`python -m mxref_triton.aot`: compile the table for machines that are not here, count, and check budgets."""
+"""`python -m mxref_triton.aot`: compile the table without a GPU, count instructions, and check budgets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mxref.errors import MxrefError
 from mxref_triton.aot.absent import MACHINES
 from mxref_triton.aot.budgets import alu_per_element, check, read_budgets
 from mxref_triton.aot.run import compile_cases
-from mxref_triton.aot.table import Case, cases
+from mxref_triton.aot.table import CompiledCase, cases
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -84,7 +84,7 @@ def main(
 
 
 def _hold(records: list[dict[str, Any]], whole: bool) -> tuple[list[str], list[str]]:
-    """Return what exceeds the limits of this Triton, and notes about the limits that are another's."""
+    """Return what exceeds the limits of this Triton release, and notes about limits of other releases."""
     budgets, release = read_budgets(), triton.__version__
     waived = budgets.waived(release)
     notes = [f"{line} (not enforced)" for line in check(records, waived, whole)]
@@ -96,7 +96,7 @@ def _hold(records: list[dict[str, Any]], whole: bool) -> tuple[list[str], list[s
 
 
 def document(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the counts with what they depend on, as JSON is written."""
+    """Return the counts and what they depend on, as JSON text."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "mxref": __version__,
@@ -116,7 +116,7 @@ def _compile(
     console: Console, target: str, names: list[str], jobs: int, keep: Path | None
 ) -> list[dict[str, Any]]:
     out = []
-    table: dict[str, Case] = cases()
+    table: dict[str, CompiledCase] = cases()
     wanted = [name for name in names if target in table[name].targets]
     with console.status(f"{target}: 0 of {len(wanted)}") as status:
         for result in compile_cases(target, MACHINES[target].hip, wanted, jobs, keep):
@@ -127,7 +127,7 @@ def _compile(
 
 def _table(target: str, records: list[dict[str, Any]]) -> Table:
     amd = MACHINES[target].target.backend == "hip"
-    # What occupies the ALU on NVIDIA is not what occupies its FMA pipe, so both are shown there.
+    # On NVIDIA the ALU and the FMA pipe take different instructions, so both are shown.
     pipes = [] if amd else ["fma", "alu", "shuffle", "shared"]
     out = Table(
         title=f"compiled for {target} by Triton {triton.__version__}, never run there", title_justify="left"

@@ -1,4 +1,4 @@
-"""A GPU that is not there: tensors without data that say they lie on it, and launches that only compile.
+"""A simulated GPU: tensors without data that claim to be on it, and launches that only compile.
 
 The backend's host code runs unchanged. It sees torch tensors on device cuda:0, picks tiles, strides and
 specializations as it does on the real machine, and launches; Triton compiles the kernel for the target, and stops.
@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Machine:
-    """What the backend and Triton ask a GPU about itself."""
+    """The properties of a GPU for which the backend and Triton ask."""
 
     name: str
     target: GPUTarget
@@ -71,7 +71,7 @@ class _Driver:
 
 
 class _WithoutData(TorchFunctionMode):
-    """Tensors are made on torch's device `meta`, which has shapes and strides only, and say they are on cuda:0."""
+    """Tensors are made on torch's device `meta`, which has shapes and strides only, and claim to be on cuda:0."""
 
     _DEVICE = torch.device("cuda", 0)
 
@@ -94,7 +94,7 @@ class _WithoutData(TorchFunctionMode):
 
 
 def become(machine: Machine) -> None:
-    """Make torch and Triton answer for a machine, for the rest of this process; import the backend afterwards."""
+    """Make torch and Triton describe a machine for the rest of this process; import the backend afterwards."""
     torch.version.hip = machine.hip
     properties: Any = SimpleNamespace(gcnArchName=machine.architecture, name=machine.name)
     torch.cuda.current_device = lambda: 0

@@ -31,7 +31,7 @@ def lines_of(text: str) -> list[tuple[str, str]]:
 
 
 def is_valu(mnemonic: str) -> bool:
-    """Return whether an instruction takes a turn of the vector ALU."""
+    """Return whether an instruction occupies the vector ALU."""
     return mnemonic.startswith("v_") and not mnemonic.startswith(_NOT_COUNTED)
 
 

@@ -15,7 +15,7 @@ PATH = Path(__file__).parent / "budgets.toml"
 
 
 @dataclass(frozen=True)
-class Budget:
+class KernelBudget:
     """Limits for the kernels that its patterns match; every budget that matches holds."""
 
     case: str
@@ -41,16 +41,16 @@ class Budget:
     max_chained: int | None = None
     """Matrix instructions that add to something other than 0."""
     required: tuple[str, ...] = ()
-    """Beginnings of mnemonics, each of which has to be there; in the loop where there is one."""
+    """Beginnings of mnemonics that must occur; in the loop, if there is one."""
     forbidden: tuple[str, ...] = ()
-    """Beginnings of mnemonics that must not be there."""
+    """Beginnings of mnemonics that must not occur."""
 
     def matches(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the budget is one for a kernel."""
+        """Return whether the budget applies to a kernel."""
         return all(fnmatchcase(record[key], getattr(self, key)) for key in ("case", "kernel", "target"))
 
     def excesses(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what a kernel exceeds, each with its number and its limit."""
+        """Yield the limits that a kernel exceeds, each with the kernel's number."""
         vgpr = record["registers"].get("vgpr", 0) + record["registers"].get("agpr", 0)
         upper = {
             "max_spills": record["spills"],
@@ -85,17 +85,17 @@ class Budgets:
     """A file of limits."""
 
     counted_with: str
-    """Release of Triton that budgets are true of."""
-    goal: tuple[Budget, ...]
+    """Release of Triton for which the budgets were counted."""
+    goal: tuple[KernelBudget, ...]
     """Limits under every release."""
-    budget: tuple[Budget, ...]
+    budget: tuple[KernelBudget, ...]
     """Limits under `counted_with` only: other compilers count a little differently."""
 
-    def enforced(self, triton: str) -> tuple[Budget, ...]:
+    def enforced(self, triton: str) -> tuple[KernelBudget, ...]:
         """Return the limits that hold under a release."""
         return (*self.goal, *self.budget) if triton == self.counted_with else self.goal
 
-    def waived(self, triton: str) -> tuple[Budget, ...]:
+    def waived(self, triton: str) -> tuple[KernelBudget, ...]:
         """Return the limits that need not hold under a release."""
         return () if triton == self.counted_with else self.budget
 
@@ -113,7 +113,9 @@ def read_budgets(path: Path = PATH) -> Budgets:
     return build(Budgets, read_toml(path), path.name)
 
 
-def check(records: Sequence[Mapping[str, Any]], budgets: Sequence[Budget], whole: bool = True) -> list[str]:
+def check(
+    records: Sequence[Mapping[str, Any]], budgets: Sequence[KernelBudget], whole: bool = True
+) -> list[str]:
     """Return one line per excess; empty if all budgets hold.
 
     Args:
@@ -122,7 +124,7 @@ def check(records: Sequence[Mapping[str, Any]], budgets: Sequence[Budget], whole
         whole: whether the whole table was compiled: a budget that matches nothing is an error then.
 
     Raises:
-        RecipeError: a budget is for no kernel at all.
+        RecipeError: a budget matches no kernel at all.
     """
     out = []
     for budget in budgets:

@@ -43,7 +43,7 @@ class Counts:
     pipes: dict[str, int]
     """Instructions by the unit that they occupy."""
     mnemonics: dict[str, int]
-    """Every mnemonic and how often it is there."""
+    """Every mnemonic and how often it occurs."""
     loop_mnemonics: dict[str, int]
     """The same of that loop."""
     notable: list[str]

@@ -13,7 +13,7 @@ from typing import Any
 
 from mxref.errors import BackendError
 
-# Importing the backend fixes what a wavefront is, so torch has to answer for the machine before that.
+# Importing the backend fixes the length of a wavefront, so torch must describe the machine before that.
 _WORKER = """
 import sys, torch
 torch.version.hip = sys.argv[2] or None
@@ -36,7 +36,7 @@ def compile_cases(
         keep: folder that gets the text of the machine code; None for none.
 
     Raises:
-        BackendError: the worker itself failed; its last words are in the message.
+        BackendError: the worker itself failed; the message quotes its last line.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # A process with threads must not fork, and a BLAS starts them when it is loaded.

@@ -1,4 +1,4 @@
-"""The table of what is compiled: operations of the backend, as training calls them, on shapes of training."""
+"""The table of compiled operations: as training calls them, on shapes of training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLACEMENT = Placement(Stream(1))
 
 
 @dataclass(frozen=True)
-class Case:
+class CompiledCase:
     """One operation whose launches are compiled."""
 
     name: str
@@ -49,7 +49,7 @@ class Case:
 
     def launch(self) -> None:
         """Let the backend launch the case's kernels."""
-        # A device would have to answer for its scale bytes and its conversions first.
+        # `auto` would first test the scale bytes and the conversions of the device.
         bounded = BoundedWay.MFMA if is_gfx950(torch.device("cuda")) else "auto"
         backend = TritonBackend(bounded, conversions="portable")
         backend.native = self.native
@@ -140,97 +140,103 @@ _SR = {
 }
 
 
-def _cases() -> Iterator[Case]:
+def _cases() -> Iterator[CompiledCase]:
     whole = (SIDE, SIDE)
     area = SIDE * SIDE
     for name, spec in {**_RNE, **_SR}.items():
         for axis, orientation in ((1, "row"), (0, "column")):
-            yield Case(
+            yield CompiledCase(
                 f"{orientation}.{name}", partial(_quantize, spec, axis, "bfloat16", whole, False), area
             )
     for dtype in ("float16", "float32"):
         for name in ("rne", "rne.h16"):
-            yield Case(f"row.{name}.{dtype}", partial(_quantize, _RNE[name], 1, dtype, whole, False), area)
-    yield Case("column.rne.float32", partial(_quantize, _RNE["rne"], 0, "float32", whole, False), area)
+            yield CompiledCase(
+                f"row.{name}.{dtype}", partial(_quantize, _RNE[name], 1, dtype, whole, False), area
+            )
+    yield CompiledCase(
+        "column.rne.float32", partial(_quantize, _RNE["rne"], 0, "float32", whole, False), area
+    )
     for name in ("rne", "sr16.h16"):
         spec = {**_RNE, **_SR}[name]
-        yield Case(f"row.{name}.odd", partial(_quantize, spec, 1, "bfloat16", _ODD, False), _ODD[0] * _ODD[1])
+        yield CompiledCase(
+            f"row.{name}.odd", partial(_quantize, spec, 1, "bfloat16", _ODD, False), _ODD[0] * _ODD[1]
+        )
     # 16360 rows are no whole number of blocks: the last one is padded.
-    yield Case(
+    yield CompiledCase(
         "column.rne.odd", partial(_quantize, _RNE["rne"], 0, "bfloat16", _ODD, True), _ODD[0] * _ODD[1]
     )
-    yield Case("row.rne.values", partial(_fake, _RNE["rne"], 1), area)
+    yield CompiledCase("row.rne.values", partial(_fake, _RNE["rne"], 1), area)
     for left, right in (("rne", "rne"), ("rne.h16", "rne.h16"), ("rne", "rne.h16"), ("rne", "sr16.h16")):
         specs = ({**_RNE, **_SR}[left], {**_RNE, **_SR}[right])
-        yield Case(f"dual.{left}+{right}", partial(_dual, specs, whole), area)
+        yield CompiledCase(f"dual.{left}+{right}", partial(_dual, specs, whole), area)
     for n in (16, 64):
-        yield Case(f"hadamard.{n}", partial(_hadamard, n, 1), area)
+        yield CompiledCase(f"hadamard.{n}", partial(_hadamard, n, 1), area)
     for dtype in ("bfloat16", "float32"):
-        yield Case(f"dequantize.{dtype}", partial(_dequantize, dtype, MXFP4), area)
+        yield CompiledCase(f"dequantize.{dtype}", partial(_dequantize, dtype, MXFP4), area)
     for name in ("rne", "rne.h16"):
         for axis, orientation in ((1, "row"), (0, "column")):
             run = partial(_quantize, _RNE[name], axis, "bfloat16", whole, False)
-            yield Case(f"native.{orientation}.{name}", run, area, frozenset({Rounding.RNE}))
-    yield Case(
+            yield CompiledCase(f"native.{orientation}.{name}", run, area, frozenset({Rounding.RNE}))
+    yield CompiledCase(
         "native.dual.rne+rne.h16", partial(_dual, (_RNE["rne"], _RNE["rne.h16"]), whole), area,
         frozenset({Rounding.RNE}),
     )  # fmt: skip
     run = partial(_quantize, _SR["sr16.h16"], 1, "bfloat16", whole, False)
-    yield Case("native.row.sr16.h16", run, area, frozenset({Rounding.SR}))
+    yield CompiledCase("native.row.sr16.h16", run, area, frozenset({Rounding.SR}))
     for name, rounding in (("rne", Rounding.RNE), ("sr", Rounding.SR)):
-        yield Case(f"native.check.{name}", partial(_check, rounding), 1 << 19, frozenset({rounding}))
+        yield CompiledCase(f"native.check.{name}", partial(_check, rounding), 1 << 19, frozenset({rounding}))
     for profile in (GemmProfile.ORDERED, GemmProfile.BOUNDED):
         for out_dtype in ("float32", "bfloat16"):
             yield _gemm_case(f"{profile}.{out_dtype}", (8192, 8192, 8192), profile, out_dtype)
     yield _gemm_case("ordered.float32.1024", (1024, 1024, 1024), GemmProfile.ORDERED, "float32")
-    # Too little work to fold operands for.
+    # Too little work for folding to pay off.
     yield _gemm_case("ordered.float32.512", (512, 512, 512), GemmProfile.ORDERED, "float32")
     yield _gemm_case("ordered.odd", (8168, 8152, 8160), GemmProfile.ORDERED, "float32", prescale=True)
     for side in (2048, 1024):
         yield _gemm_case(f"bounded.float32.{side}", (side, side, 8192), GemmProfile.BOUNDED, "float32")
     for name, shape in (("onto", (8192, 8192, 8192)), ("onto.odd", (8168, 8152, 8160))):
-        yield Case(
+        yield CompiledCase(
             f"gemm.bounded.{name}", partial(_onto, *shape, MXFP4), shape[0] * shape[1], gfx950_only=True
         )
     yield _gemm_case("bounded.odd", (8168, 8152, 8160), GemmProfile.BOUNDED, "float32", prescale=True)
     yield from _mxfp8_cases(area)
 
 
-def _mxfp8_cases(area: int) -> Iterator[Case]:
+def _mxfp8_cases(area: int) -> Iterator[CompiledCase]:
     """Yield the cases of MXFP8, which are few: the kernels are those of MXFP4 with another element."""
     whole = (SIDE, SIDE)
     e4m3, e5m2 = OperandSpec(MXFP8_E4M3, ScaleRule.RCEIL), OperandSpec(MXFP8_E5M2, ScaleRule.RCEIL)
     for orientation, axis in (("row", 1), ("column", 0)):
-        yield Case(
+        yield CompiledCase(
             f"mxfp8.{orientation}.rne.e4m3", partial(_quantize, e4m3, axis, "bfloat16", whole, False), area
         )
     sr = replace(e5m2, rounding=Rounding.SR, hadamard=16)
-    yield Case("mxfp8.row.sr16.h16.e5m2", partial(_quantize, sr, 1, "bfloat16", whole, False), area)
-    yield Case("mxfp8.dual.rne.e4m3", partial(_dual, (e4m3, e4m3), whole), area)
-    yield Case("mxfp8.row.rne.e4m3.values", partial(_fake, e4m3, 1), area)
-    yield Case("mxfp8.dequantize.e4m3", partial(_dequantize, "bfloat16", MXFP8_E4M3), area)
+    yield CompiledCase("mxfp8.row.sr16.h16.e5m2", partial(_quantize, sr, 1, "bfloat16", whole, False), area)
+    yield CompiledCase("mxfp8.dual.rne.e4m3", partial(_dual, (e4m3, e4m3), whole), area)
+    yield CompiledCase("mxfp8.row.rne.e4m3.values", partial(_fake, e4m3, 1), area)
+    yield CompiledCase("mxfp8.dequantize.e4m3", partial(_dequantize, "bfloat16", MXFP8_E4M3), area)
     pairs = {
         "e4m3": (MXFP8_E4M3, MXFP8_E4M3),
         "e5m2.e4m3": (MXFP8_E5M2, MXFP8_E4M3),
         "e4m3.mxfp4": (MXFP8_E4M3, MXFP4),
     }
     for name, formats in pairs.items():
-        yield Case(f"gemm.mxfp8.{name}", partial(_mxfp8, formats, "float32"), _WIDTH * _WIDTH)
+        yield CompiledCase(f"gemm.mxfp8.{name}", partial(_mxfp8, formats, "float32"), _WIDTH * _WIDTH)
     shape = (_WIDTH, _WIDTH, _WIDTH)
-    yield Case(
+    yield CompiledCase(
         "gemm.mxfp8.e4m3.onto", partial(_onto, *shape, MXFP8_E4M3), _WIDTH * _WIDTH, gfx950_only=True
     )  # fmt: skip
     for name in ("e5m2.e4m3", "e4m3.mxfp4"):
-        yield Case(f"gemm.mxfp8.{name}.widened", partial(_by_block, pairs[name]), _WIDTH * _WIDTH)
+        yield CompiledCase(f"gemm.mxfp8.{name}.widened", partial(_by_block, pairs[name]), _WIDTH * _WIDTH)
 
 
 def _gemm_case(
     name: str, shape: tuple[int, int, int], profile: GemmProfile, out_dtype: str, prescale: bool = False
-) -> Case:
+) -> CompiledCase:
     run = partial(_gemm, shape, profile, out_dtype, prescale)
-    return Case(f"gemm.{name}", run, shape[0] * shape[1])
+    return CompiledCase(f"gemm.{name}", run, shape[0] * shape[1])
 
 
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, CompiledCase]:
     """Return the table by name."""
     return {case.name: case for case in _cases()}

@@ -1,4 +1,4 @@
-"""The process that stands on a machine: it compiles cases in children, so that a case may die alone."""
+"""The process that simulates a machine. It compiles cases in child processes, so a crash affects one case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triton.runtime.cache import triton_key
 
 from mxref_triton.aot import absent, amdgcn, sass
 from mxref_triton.aot.counts import Code
-from mxref_triton.aot.table import Case, cases
+from mxref_triton.aot.table import CompiledCase, cases
 
 _COUNT = {"hip": amdgcn.count, "cuda": sass.count}
 _CODE = {"hip": "amdgcn", "cuda": "cubin"}
@@ -32,7 +32,9 @@ _TOGETHER = 16
 """Cases that are counted at a time: the disassembler takes longer to start than to read the code of them all."""
 
 
-def compile_case(case: Case, machine: absent.Machine, keep: Path | None) -> list[tuple[dict[str, Any], Code]]:
+def compile_case(
+    case: CompiledCase, machine: absent.Machine, keep: Path | None
+) -> list[tuple[dict[str, Any], Code]]:
     """Return a record and the machine code of each kernel that a case launches, in order of launch, each once."""
     with absent.launches() as seen:
         case.launch()
@@ -60,7 +62,11 @@ def compile_case(case: Case, machine: absent.Machine, keep: Path | None) -> list
 
 
 def _child(
-    cases: list[Case], machine: absent.Machine, keep: Path | None, pipe: Connection, others: list[Connection]
+    cases: list[CompiledCase],
+    machine: absent.Machine,
+    keep: Path | None,
+    pipe: Connection,
+    others: list[Connection],
 ) -> None:
     """Compile the cases whose numbers come, until the other end of the pipe is closed."""
     # Its copies of the parent's ends would keep the others from seeing that the parent closed them.
@@ -74,7 +80,7 @@ def _child(
             return
         try:
             pipe.send({"compiled": compile_case(case, machine, keep)})
-        except Exception as err:  # the boundary of the process: whatever it is, the parent reports it
+        except Exception as err:  # the parent reports any exception
             pipe.send({"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()})
 
 
@@ -83,13 +89,13 @@ class _Compiler:
     """A child, and what it compiles."""
 
     process: ForkProcess
-    case: Case | None = None
+    case: CompiledCase | None = None
     start: float = 0.0
     """Of the case, by the monotonic clock."""
 
 
 def results(
-    todo: list[Case], machine: absent.Machine, jobs: int, keep: Path | None
+    todo: list[CompiledCase], machine: absent.Machine, jobs: int, keep: Path | None
 ) -> Iterator[dict[str, Any]]:
     """Yield `records` or `error` of each case, some cases at a time.
 
@@ -114,9 +120,8 @@ def _counted(answers: list[dict[str, Any]], machine: absent.Machine) -> list[dic
     pairs = [answer.pop("compiled", []) for answer in answers]
     try:
         counts = iter(_COUNT[machine.target.backend]([code for made in pairs for _, code in made]))
-    except (
-        Exception
-    ) as err:  # as in the children: the format of machine code changed with Triton, for example
+    # Any exception is reported, as in the children: with another Triton the format of machine code may change.
+    except Exception as err:
         failed = {"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()}
         return [answer if "error" in answer else answer | failed for answer in answers]
     return [
@@ -128,7 +133,7 @@ def _counted(answers: list[dict[str, Any]], machine: absent.Machine) -> list[dic
 
 
 def _compiled(
-    cases: list[Case], machine: absent.Machine, jobs: int, keep: Path | None
+    cases: list[CompiledCase], machine: absent.Machine, jobs: int, keep: Path | None
 ) -> Iterator[dict[str, Any]]:
     """Yield `compiled` or `error` of each case as it is done."""
     fork = multiprocessing.get_context("fork")
@@ -158,7 +163,7 @@ def _compiled(
 def _answers(compilers: dict[Connection, _Compiler], machine: absent.Machine) -> Iterator[dict[str, Any]]:
     """Wait a second for answers, yield those that came, and leave out the compilers that ended."""
     busy = {pipe: compiler for pipe, compiler in compilers.items() if compiler.case}
-    # A pass of the compiler that does not end is a fault of the case like any other.
+    # A compiler pass that does not end is reported as an error of the case.
     for compiler in busy.values():
         if time.monotonic() - compiler.start > _LIMIT:
             compiler.process.kill()

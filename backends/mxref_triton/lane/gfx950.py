@@ -1,9 +1,9 @@
-"""The conversions to E2M1 that gfx950 has in hardware, in place of the arithmetic of `rounding`.
+"""gfx950's hardware conversions to E2M1, which replace the arithmetic of `rounding`.
 
 One instruction divides two float32 values by a power of two, rounds them, RNE or SR, saturates at 6, and writes the
 pair to one byte of a register, the first value to the low nibble. The divisor is a float32 of which only the exponent
-counts. Four instructions make a word. Between two that write bytes of one register there has to be a wait state, and
-no compiler puts one into inline assembly.
+counts. Four instructions make a word. Two instructions that write bytes of one register need a wait state between them,
+which compilers do not insert into inline assembly.
 """
 
 # Triton infers the types of kernels.
@@ -62,7 +62,7 @@ def nearest_word(values, factor):
 
     Args:
         values: tuple of eight float32 [B].
-        factor: what they are multiplied with first, a power of two, float32 [B].
+        factor: a power of two by which they are multiplied first, float32 [B].
     """
     return tl.inline_asm_elementwise(
         _NEAREST, _OPERANDS,

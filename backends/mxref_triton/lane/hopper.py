@@ -37,7 +37,7 @@ assert max(_LOW, _HIGH) + 0x0707 < 1 << 16
 
 
 def _in_word(even: int, odd: int) -> int:
-    """Return what is left in a word whose even and odd elements come with these bytes."""
+    """Return the constant that remains in a word for these bytes of its even and odd elements."""
     return (even * 0x10001 + 16 * odd * 0x10001) & 0xFFFFFFFF
 
 
@@ -92,8 +92,8 @@ def _fused(a, b, c: tl.constexpr):
 def pairs_of(values, COUNT: tl.constexpr):
     """Return COUNT float32 as words of two bfloat16 without signs, and as words whose upper bits are their signs.
 
-    What bfloat16 has no room for sets the lowest bit that it has. That is rounding to odd, after which rounding to
-    nearest gives the same as from the whole: bfloat16 keeps more than two bits below any rounding point.
+    Bits beyond bfloat16's precision set its lowest bit. This is rounding to odd. Rounding the result to nearest gives
+    the same as rounding the float32, because bfloat16 keeps more than two bits below any rounding point.
     """
     magnitudes = ()
     signed = ()
@@ -128,7 +128,7 @@ def larger_halves(words):
 def amax_bits_of_pairs(magnitudes):
     """Return float32 bits of the largest magnitude in a tuple of words, uint32 [B].
 
-    What rounding to odd makes of an amax lies on the same side of the bound of every scale rule.
+    Rounding to odd keeps an amax on its side of the bound of every scale rule.
     """
     both = larger_halves(magnitudes)
     return tl.maximum(both << 16, both & 0xFFFF0000)

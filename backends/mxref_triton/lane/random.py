@@ -18,7 +18,7 @@ def _wide_product(a, multiplier: tl.constexpr):
 
 @triton.jit
 def philox(group, seed_low, seed_high, stream_low, stream_high):
-    """Return the four random words of group indices [B], of 64 bits or below 2^32 and uint32, each uint32 [B]."""
+    """Return the four random words, each uint32 [B], of group indices [B] of type int64, uint64 or uint32."""
     c0 = group.to(tl.uint32)
     c1 = tl.zeros_like(c0)
     # From 2^63 on a number is uint64.

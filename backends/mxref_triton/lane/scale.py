@@ -69,7 +69,7 @@ def amax_bits_of(values):
 
 @triton.jit
 def scaling(amax_bits, P: tl.constexpr):
-    """Return what a block is multiplied with, which of its codes to keep, and its scale byte.
+    """Return the factor of a block, the mask of its codes, and its scale byte.
 
     Args:
         amax_bits: bits of its amax but for a Hadamard norm that was not applied yet, uint32 [B].

@@ -18,7 +18,7 @@ MAX_FUSED_HADAMARD = 64
 """Largest transform that one thread does in registers, before it quantizes; longer ones go through memory."""
 
 _RANDOM_CONSTANT = {Rounding.RNE: -1, Rounding.RTZ: 0, Rounding.RNA: 1 << 21, Rounding.SR: 0}
-"""What SR's random integer of 22 bits is in the other modes; -1 for RNE, which has its own arithmetic."""
+"""The constant that replaces SR's random integer of 22 bits in other modes; -1 for RNE, which uses other arithmetic."""
 
 
 class Output(StrEnum):
@@ -42,17 +42,17 @@ class Treatment:
     k: int
     """Elements of a block."""
     carry: int
-    """The scale rule, as what is added to amax's bits: a mantissa above its bound carries into the exponent."""
+    """The scale rule: added to amax's bits, it carries into the exponent if the mantissa is above the rule's bound."""
     zero: int
     """Scale code of an all-zero block."""
     constant: int
-    """What is added to the fraction of a gap, of 22 bits; -1 for RNE."""
+    """Integer that is added to the 22-bit fraction of a gap; -1 for RNE."""
     random_bits: int
     """R for SR, else 0."""
     prescale: float
-    """What elements are multiplied with after the division by the scale; 1 for nothing."""
+    """Factor after the division by the scale; 1 for none."""
     saturates: bool
-    """Whether RNE may give a code above the largest, which has to be brought back to it."""
+    """Whether RNE may give a code above the largest one, so that codes must be limited."""
     n: int
     """Size of the Hadamard transform that the kernel does, else 0."""
     signed: bool
@@ -74,7 +74,7 @@ class Treatment:
     by_sum: bool
     """Whether SR finds a place between grid points by a sum rounded toward zero, as `hopper_sr` does."""
     narrow: bool
-    """Whether the numbers of all Philox calls are below 2^32; looked at where `by_sum` is."""
+    """Whether the numbers of all Philox calls are below 2^32; used together with `by_sum`."""
     output: Output
 
     @property

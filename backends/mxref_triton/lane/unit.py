@@ -97,7 +97,7 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
     if P.packed:
         magnitudes, signed = pairs_of(values, P.unit)
     K: tl.constexpr = P.k
-    E: tl.constexpr = P.element  # Triton 3.6 passes no attribute of a constant on
+    E: tl.constexpr = P.element  # Triton 3.6 does not pass attributes of a constant on
     for block in tl.static_range(P.unit // K):
         if P.packed:
             amax_bits = amax_bits_of_pairs(magnitudes[16 * block : 16 * block + 16])

@@ -36,7 +36,7 @@ class BoundedWay(StrEnum):
 
     What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`. Rows that do not fit are
     multiplied from their codes; see `mxref_triton.products.misfits`.
-    Products with an operand in MXFP8 go through BF16.
+    Products with an MXFP8 operand go through BF16.
     """
     BF16 = "bf16"
     """Operands decoded to BF16, multiplied into float32: class `fp32`."""
@@ -65,7 +65,7 @@ MAX_SCALES = {
 }
 """Largest scale code of `bounded` for MXFP4. FP8 and `ordered` have none; BF16 has to hold every element, 6 * 2^125.
 
-What MXFP8 exceeds is flagged by its own limits: of `max_scale` for the matrix cores, by each decoded value for BF16."""
+MXFP8 has limits of its own: `max_scale` for the matrix cores; for BF16, each decoded value is checked."""
 
 BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
 """How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
@@ -83,7 +83,7 @@ LEAST_FOLDED_WORK = 1 if os.environ.get("MXREF_TRITON_FOLD") == "1" else 1 << 30
 """Multiplications from which `ordered` gains by folding its operands first; with MXREF_TRITON_FOLD=1 it always does."""
 
 MOST_FOLDED_ROWS = 1 << 26
-"""From so many rows on a kernel's offset to the next block would need more than 32 bits."""
+"""With this many rows or more, a kernel's offset to the next block would need more than 32 bits."""
 
 
 class RangeFlag:
@@ -122,7 +122,8 @@ def bounded_way(name: str) -> tuple[BoundedWay, str]:
     """Return how `bounded` is computed, and what to say about it.
 
     `auto` is FP8 where the current GPU is a Hopper and BF16 on others, but on gfx950 MFMA if its scaled matrix
-    instruction gives the reference's bits for every scale byte, and `ordered` if not. A name is taken at its word.
+    instruction gives the reference's bits for every scale byte, and `ordered` if not. A name is used without a check of
+    the GPU's bits.
 
     Raises:
         RecipeError: neither a way nor `auto`.
@@ -168,7 +169,7 @@ def scaled_gemm(
         profile: one of the two.
         out_dtype: `float32` or `bfloat16`.
         way: how `bounded` is computed.
-        flag: is set where `bounded` meets an operand outside its range.
+        flag: is set if `bounded` gets an operand outside its range.
         name: of the backend whose layouts these are.
     """
     _check_devices(a, b)
@@ -199,7 +200,7 @@ def is_mxfp4(*operands: MXArray) -> bool:
 
 
 def _flag_prepared(word: torch.Tensor, layouts: Sequence[tuple[torch.Tensor, ...]]) -> None:
-    """Set a word if a decoded operand was out of range when it was prepared: it is so in each of its GEMMs."""
+    """Set a word if a decoded operand was out of range when it was prepared: the error concerns each of its GEMMs."""
     for layout in layouts:
         if layout:
             torch.maximum(word, layout[-1], out=word)
@@ -247,7 +248,7 @@ def add_by_mfma(a: MXArray, b: MXArray, onto: torch.Tensor, flag: RangeFlag) -> 
 
 
 def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
-    """Raise UnsupportedError unless an array lies where the operands of the product that it takes lie."""
+    """Raise UnsupportedError unless the array is on the device of the operands whose product is added to it."""
     if onto.device != a.codes.device:
         raise UnsupportedError(
             f"backend 'triton' adds products where their operands lie, got an array on {onto.device} for operands "
@@ -268,7 +269,7 @@ def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[
 
 
 def _check_devices(a: MXArray, b: MXArray) -> None:
-    """Raise UnsupportedError unless all four arrays lie together where kernels run."""
+    """Raise UnsupportedError unless all four arrays are on one device where kernels run."""
     device = a.codes.device
     for t in (a.codes, a.scales, b.codes, b.scales):
         check_device(t)
@@ -289,7 +290,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def _multiplies_folded(device: torch.device) -> bool:
-    """Return whether a GPU multiplies E4M3 such that each block is a sum of its own."""
+    """Return whether a GPU can multiply E4M3 so that each block is summed separately."""
     return device.type == DEVICE and (_is_hopper(device) or is_gfx950(device))
 
 

@@ -1,10 +1,10 @@
-"""`bounded` for operands of any block format and any scale: each block is multiplied by itself, then scaled.
+"""`bounded` for operands of any block format and any scale: each block is multiplied separately, then scaled.
 
 Elements are multiplied as float16, which holds every element of 8 bits or fewer exactly, and are summed in float32
 over one block. The sum is then multiplied by both scales in two factors of nearly the same exponent: neither they nor
 the product between them overflow unless the result does, and what is lost below float32 is less than 2^-149.
 
-It is slower than a product of whole rows, and answers where an operand does not fit one.
+It is slower than a product of whole rows, and is used if an operand does not fit that.
 """
 
 # Triton infers the types of kernels.

@@ -8,8 +8,8 @@ Folded wide, elements are of E5M2, and P becomes P * 2^(13 - (E - e)), a normal 
 whose magnitude differs much from token to token, fit that. Hopper multiplies E5M2 with E4M3 but not with itself, so
 one operand of a GEMM may be folded wide.
 
-Within each block the elements with even index come first, then those with odd index: a contraction does not mind,
-and no byte has to leave its place in a word.
+Within each block the elements with even index come first, then those with odd index: the order does not matter to a
+contraction, and every byte keeps its place in a word.
 
 Folded by row, an operand keeps its rows together, as Hopper's copy engine reads them. Folded by block, the same block
 of all rows lies together: gfx950 multiplies one block at a time, and a tile's 32 bytes of each row are then one piece
@@ -51,7 +51,7 @@ WIDEST = 26
 _BLOCK = 32
 """Elements of a block of MXFP4, the format that is folded."""
 _TILE = 1 << 14 if INTERPRETED else 128
-"""Blocks that a program folds at a time. A row that has more is read twice, the second time from the cache."""
+"""Blocks that a program folds at a time. A longer row is read twice, the second time from the cache."""
 _WIDEST_BY_BLOCK = 1 << 14 if INTERPRETED else 512
 _LEAST_ROWS_BY_BLOCK = 4
 """Rows of a program that folds by block: so many of 32 bytes fill a line of gfx950's caches."""
@@ -82,7 +82,7 @@ class Folded:
 
     @property
     def layout(self) -> tuple[torch.Tensor, ...]:
-        """The three as a layout holds them: its values as bytes, since torch compares no FP8."""
+        """The three arrays of a layout; the values are stored as bytes, because torch cannot compare FP8."""
         return self.values.view(torch.uint8), self.scale, self.misfits
 
     @classmethod
@@ -116,7 +116,7 @@ def _load(codes, scales, row, block, rows, blocks):
 def _span(words, scale):
     """Return the largest and the smallest scale code of live blocks per row: zeros need no scale.
 
-    A NaN block counts as a very small one, so that rows with one take the path that knows about it.
+    A NaN block counts as a very small one, so that its row takes the path that handles NaN.
     """
     live = tl.reduce(words & 0x77777777, 2, _either) != 0
     spoiled = scale == 255
@@ -170,7 +170,7 @@ def _far_lanes(magnitude, sign, gap):
 
 @triton.jit
 def _lost(magnitude, gap):
-    """Return nonzero where one of four codes has no place in E4M3: bits below its smallest step, or too large."""
+    """Return nonzero if one of four codes does not fit E4M3: it has bits below the smallest step, or is too large."""
     shift = tl.minimum(tl.maximum(gap - 14, 0), 5)
     below = _halves(magnitude) & (((1 << shift) - 1) * 0x01010101)
     return tl.where(gap < 0, magnitude, below)

@@ -1,8 +1,8 @@
 """Scaled GEMM on gfx950's matrix cores, straight from packed codes and scale bytes.
 
 `v_mfma_scale_f32_16x16x128_f8f6f4` multiplies four blocks of 32 elements at once and applies their scales itself; the
-order and the width of its sums are not documented, so it answers the profile `bounded` only. Of the two shapes of that
-instruction the 16x16x128 one is asked for: a wrong layout of the right operand's scales was reported with the other.
+order and the width of its sums are not documented, so it serves the profile `bounded` only. Of the two shapes of that
+instruction, the 16x16x128 one is used: for the other, a wrong layout of the right operand's scales was reported.
 """
 
 # Triton infers the types of kernels.
@@ -46,11 +46,11 @@ _GROUP = 8
 # per matrix instruction in the loop: 128x256 takes 0.7 other vector instructions at three waves per SIMD, 128x128 takes
 # 1.0 at four, 64x64 takes 2.0 at six. 256x256 takes 0.6 at two, but spills with Triton 3.9.0.
 TILES = (Tile(128, 256, 128, 8), Tile(128, 128, 128, 4), Tile(64, 64, 256, 4))
-"""Tiles by size; the first that gives every compute unit work is taken."""
+"""Tiles by size; the first that gives work to every compute unit is used."""
 _INTERPRETED_TILE = Tile(64, 64, 128, 4)
 
 TUNES = os.environ.get("MXREF_TRITON_TUNE") == "1"
-"""Whether the first GEMM of a shape times all tiles on the device, and the fastest is kept for this process."""
+"""Whether the first GEMM of a shape times all tiles on the device; the fastest is then used in this process."""
 _fastest: dict[tuple[int, int, int, str, str, str], Tile] = {}
 
 

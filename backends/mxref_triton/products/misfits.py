@@ -1,9 +1,8 @@
-"""Rows that do not fit FP8 under `bounded`: what they take part in, again from packed codes, each sum in parts.
+"""Rows that do not fit FP8 under `bounded`: their outputs are recomputed from packed codes, each sum in parts.
 
-A few rows are a few tiles, and a GPU that adds up the blocks of each tile one after the other would be nearly idle
-for as long as a whole product takes. `bounded` does not say in which order blocks are added. So programs share the
-blocks of a tile, and the last of them to be done adds their sums, in the order of the blocks: results do not depend
-on which of them that is.
+A few rows make only a few tiles. One program per tile would leave the GPU nearly idle for as long as a whole product
+takes. `bounded` does not fix the order in which blocks are added, so several programs share the blocks of a tile. The
+last one to finish adds their sums in the order of the blocks, so results do not depend on which program is the last.
 """
 
 # Triton infers the types of kernels.
@@ -35,7 +34,7 @@ def _bounded_misfits(
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Do again what listed rows take part in.
+    """Recompute every output that touches a listed row.
 
     Args as in `_ordered_misfits`, and `parts`, float32, a tile for each program; `done`, int32, for each program a
     zero, which it is again at the end.
@@ -61,7 +60,7 @@ def _bounded_misfits(
         finished = count == 1
         if count > 1:
             tl.store(parts + item * (BM * BN) + own, acc)
-            tl.debug_barrier()  # all threads have stored, before one of them says so
+            tl.debug_barrier()  # all threads have stored before one of them reports it
             finished = tl.atomic_add(done + task, 1) == count - 1
             if finished:
                 tl.debug_barrier()
@@ -74,7 +73,7 @@ def _bounded_misfits(
 
 
 def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
-    """Write over what rows that do not fit FP8 take part in: the same from packed codes, under `bounded`.
+    """Overwrite every output that touches a row that does not fit FP8 by its value from packed codes, under `bounded`.
 
     Args:
         a: left operand [M, K].

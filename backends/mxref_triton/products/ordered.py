@@ -3,11 +3,11 @@
 Three kernels give the same bits. One reads packed codes and takes any scale. The others read folded operands: each
 32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside the
 tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing leaves
-the normal numbers, which `fold` guarantees for rows that fit. What rows that do not fit take part in is then done
-again from their codes.
+the normal numbers, which `fold` guarantees for rows that fit. Outputs that touch a row that does not fit are then
+recomputed from the codes.
 
-Of gfx950's matrix cores one thing is taken for granted that nobody documents: that a dot of 32 products on an addend
-of 0 is exact if it and its parts are small multiples of one power of two, here below 2^13. Conformance decides it.
+One undocumented property of gfx950's matrix cores is assumed: a dot of 32 products with an addend of 0 is exact if it
+and its parts are small multiples of one power of two, here below 2^13. `mxref conform` tests it.
 """
 
 # Triton infers the types of kernels.
@@ -34,7 +34,7 @@ from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
 _BLOCK = 32
 """Elements of a block of MXFP4, the format of these kernels."""
 _DEPTH = _BLOCK if INTERPRETED else 128
-"""Elements that the folded kernel loads at a time; the interpreter sums all of them at once, so only one block."""
+"""Elements that the folded kernel loads at a time; one block under the interpreter, which sums all of them at once."""
 _MISFIT_TILE = 256 if INTERPRETED else 64
 _MISFIT_PROGRAMS = 1 if INTERPRETED else 528
 _GROUP = 8
@@ -123,15 +123,13 @@ def ordered_sum(
         dot = tl.dot(element(a & 15, EMULATED), element(b & 15, EMULATED), out_dtype=tl.float32)
         dot = tl.dot(element(a >> 4, EMULATED), element(b >> 4, EMULATED), dot, out_dtype=tl.float32)
         nan_a, nan_b = code_a == 255, code_b == 255
-        if (
-            EMULATED
-        ):  # the interpreter's fma may round twice; float64 holds enough of the sum to round it once
+        if EMULATED:  # the interpreter's fma may round twice; a float64 sum is wide enough to be rounded once
             power_a = tl.where(nan_a, float("nan"), wide_power(code_a - 127 + 28))
             term = dot.to(tl.float64) * power_a[:, None] * wide_power(code_b - 127)[None, :]
             acc = (acc.to(tl.float64) + tl.where(nan_b[None, :], float("nan"), term)).to(tl.float32)
         else:
-            # dot * 2^28 is below 2^10.2 and a multiple of 1/4, so its product with 2^-127 .. 2^117 is exact. What
-            # is left of ea goes to B's power; where that overflows so does every term but zero, at 2^127 too.
+            # dot * 2^28 is below 2^10.2 and a multiple of 1/4, so its product with 2^-127 .. 2^117 is exact. The rest
+            # of ea is multiplied into B's power. If that overflows, every nonzero term overflows too, even at 2^127.
             near = tl.minimum(code_a, 244)
             power_a = tl.where(nan_a, float("nan"), power_of_two(near - 127))
             far_a = power_of_two(code_a - near)
@@ -189,7 +187,7 @@ def _ordered_misfits(
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Do again what a row of A or of B that does not fit E4M3 takes part in: how much, the lists of them say."""
+    """Recompute from codes every output that touches a listed row of A or of B that does not fit E4M3."""
     a_count, b_count = tl.load(a_misfits), tl.load(b_misfits)
     a_tasks = tl.cdiv(a_count, BM) * tl.cdiv(columns, BN)
     tasks = a_tasks + tl.cdiv(b_count, BN) * tl.cdiv(rows, BM)
@@ -275,7 +273,7 @@ def bits_of(out: torch.Tensor) -> torch.Tensor:
 def ordered(
     a: MXArray, b: MXArray, out_dtype: str, folded: tuple[Folded, Folded] | None = None
 ) -> torch.Tensor:
-    """Return A B^T of A [M, K] and B [N, K], checked operands, bit for bit as `ordered` wants it.
+    """Return A B^T of A [M, K] and B [N, K], checked operands, with the bits that `ordered` defines.
 
     Args:
         a: left operand.
@@ -308,7 +306,7 @@ def ordered(
 
 
 def _multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: torch.Tensor) -> None:
-    """Write over what rows that do not fit E4M3 take part in; arguments as in `misfits.multiply_misfits`."""
+    """Overwrite the outputs of rows that do not fit E4M3; arguments as in `misfits.multiply_misfits`."""
     (a_codes, a_scales), (b_codes, b_scales) = rows_of(a), rows_of(b)
     treatment, factor = store_options(a, b, out)
     # Fewer warps spill scalar registers on gfx950.

@@ -1,8 +1,9 @@
-"""Asking gfx950's scaled matrix instruction what it makes of every scale byte, before `bounded` relies on it.
+"""Tests how gfx950's scaled matrix instruction reads every scale byte, before `bounded` relies on it.
 
 No public text says that byte 255, NaN in E8M0, makes a product NaN: hardware that took it for 2^128 would turn a NaN
-block, whose element codes are 0, into zeros. So the products here hold each byte up to 252 to a power of two and 255
-to NaN, for both operands. In each product only one block has codes other than 0, so no sum depends on an order.
+block, whose element codes are 0, into zeros. The products here check that each byte up to 252 is read as its power of
+two, and 255 as NaN, for both operands. In each product only one block has codes other than 0, so no sum depends on an
+order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _operand(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> MXArray:
 
 
 def asked() -> MXArray:
-    """Return the operand whose scale bytes are asked for, [384, 256].
+    """Return the operand whose scale bytes are tested, [384, 256].
 
     Row s of the first 256 has byte s in its block s / 32, and nonzero codes there; bytes that are not promised, 253
     and 254, are 255 instead. The other 128 rows have 255 in each block of each row that a lane can hold, and every
@@ -77,7 +78,7 @@ def first_wrong_scale(multiply: Multiply) -> str | None:
         wrong = (got.view(np.uint32) != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want))
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
-            # A row has one byte other than 127, unless 127 is the byte that is asked for.
+            # A row has one byte other than 127, unless 127 is the byte under test.
             others = a.scales[row][a.scales[row] != 127]
             byte = int(others[0]) if len(others) else 127
             return (

@@ -1,4 +1,4 @@
-"""Whether scales are within the range of `bounded`: one launch for both operands of a product."""
+"""Tests whether scales are within the range of `bounded`, in one launch for both operands."""
 
 # Triton infers the types of kernels.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
@@ -27,7 +27,7 @@ def _flag_scales(a, b, exceeded, of_a, of_b, LIMIT: tl.constexpr, PART: tl.const
         start = (program - parts_of_a).to(tl.int64) * PART
         code = tl.load(b + start + at, at < of_b - start, 0)
     largest = tl.max(tl.where(code == 255, 0, code.to(tl.int32)), 0)
-    # Every program that stores stores the same.
+    # All programs that store, store the same value.
     tl.store(exceeded, 1, largest > LIMIT)
 
 
@@ -38,7 +38,7 @@ def flag_scales(limit: int, exceeded: torch.Tensor, a: torch.Tensor, b: torch.Te
         limit: largest scale code within range, 0 to 254.
         exceeded: int32 [1]; becomes 1, or stays as it is.
         a: scale codes, uint8, of any shape and strides.
-        b: those of the other operand, if it is to be looked at.
+        b: scale codes of the other operand, if it is checked too.
     """
     # Order does not matter, and alignment only to the speed.
     first = a.contiguous()

@@ -11,7 +11,7 @@ from mxref_triton.launch import INTERPRETED, tiles_of
 COMPUTE_UNITS = 256
 """Of an MI355X."""
 MATRIX_SIDE: dict[str, Any] = {} if INTERPRETED else {"matrix_instr_nonkdim": 16}
-"""How matrix instructions are asked for that have 16 rows and columns."""
+"""Triton's option for matrix instructions with 16 rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Tile:
     stages: int = 2
     """Buffers between memory and matrix cores."""
     waves: int = 0
-    """Waves per SIMD that registers have to leave room for; 0 leaves it to the compiler."""
+    """Waves per SIMD that the compiler must leave registers for; 0 leaves the choice to it."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _load_lines(
 ):  # fmt: skip
     """Return what lies at `offsets` and UNIT - 1 times `step` further, as uint32; from `length` on zeros.
 
-    All of it is one load: compilers look through the whole kernel, and squared, for every load that they find.
+    All of it is one load, because compile time grows with the square of the number of loads.
     """
     NEAR: tl.constexpr = min(UNIT, _NEAR)
     far = _of_elements((tl.arange(0, UNIT // NEAR) * NEAR)[:, None])
@@ -66,7 +66,7 @@ def _load_lines(
     loaded = load_integers(pointers, exists)
     if UNITS_LAST:
         loaded = tl.permute(loaded, (2, 0, 1))
-    # Words only now: were this one widening, a compiler would hang other layouts on it, and do its users twice.
+    # Converted to words only now: one widening of the whole would get other layouts, and its users twice the code.
     return bits_alone(split_last(tl.reshape(loaded, [offsets.shape[0], UNIT]), UNIT))
 
 

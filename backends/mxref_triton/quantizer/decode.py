@@ -66,7 +66,7 @@ def _dequantize_bytes(
     if HALF:
         rounded = ()
         for e in tl.static_range(4):
-            # What is not exact is not used where it is checked.
+            # If CHECKED, inexact values are not used.
             rounded = rounded + (out_words[e] >> 16 if CHECKED else to_half(out_words[e]),)
         if CHECKED:
             lost = mask != mask
@@ -74,7 +74,7 @@ def _dequantize_bytes(
                 magnitude = (word >> (8 * e)) & 0x7F
                 overflowed = ((rounded[e] & 0x7FFF) == 0x7F80) & (magnitude <= E.max_code)
                 lost = lost | overflowed | ((out_words[e] & 0xFFFF) != 0)
-            # Every program that stores stores the same.
+            # All programs that store, store the same value.
             tl.store(exceeded, 1, tl.max(lost.to(tl.int32), 0) != 0)
         out_words = (rounded[0] | (rounded[1] << 16), rounded[2] | (rounded[3] << 16))
     COUNT: tl.constexpr = 2 if HALF else 4

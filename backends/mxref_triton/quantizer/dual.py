@@ -1,7 +1,7 @@
 """Both orientations from one read of memory: a program quantizes its tile along the rows, then along the columns.
 
-The second pass finds the tile in the first-level cache, so the elements cross the memory bus once. Each pass has the
-ownership that suits it, and no element crosses from thread to thread.
+The second pass finds the tile in the first-level cache, so the elements cross the memory bus once. Each pass assigns
+elements to threads in its own way, and no element moves between threads.
 """
 
 # Triton infers the types of kernels.

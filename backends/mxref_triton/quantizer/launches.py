@@ -43,7 +43,7 @@ def launch_rows(
     flat = rows == 1 or (one_row and m.tensor.is_contiguous())
     if flat:
         rows, units = 1, rows * units
-    # With twice as much, a wavefront of gfx950 would leave registers for one other.
+    # With twice as many, a wavefront of gfx950 would leave registers for only one other.
     size = _units(how, (1 if how.random_bits else 2) * (1 if torch.version.hip else 2))
     across = power_of_two_from(units, size // _SQUARE_ROWS if how.square else size)
     down = max(power_of_two_from(rows, size // across), _SQUARE_ROWS if how.square else 1)
@@ -112,7 +112,7 @@ def launch_both(
 
 
 def _units(how: Treatment, per_thread: int) -> int:
-    """Return the units of a program of which a thread gets `per_thread`, unless they are long."""
+    """Return the units of a program: `per_thread` for each thread, fewer if units are long."""
     if INTERPRETED:
         return 1 << 12  # its cost is per program
     if how.output is Output.TRANSFORMED:
@@ -133,5 +133,5 @@ def _band(across: int) -> int:
 
 
 def _constant_step(m: Matrix) -> int:
-    """Return the step that kernels are compiled for, 0 for any: large inputs come in few widths, and gain by it."""
+    """Return the constant step of a kernel, 0 for any step. Large inputs have few widths, and a constant is faster."""
     return m.step if m.tensor.numel() >= _LARGE else 0

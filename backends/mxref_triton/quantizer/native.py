@@ -1,7 +1,7 @@
-"""Holding the conversions of gfx950 to the reference on the device itself, before anything else uses them.
+"""Compares the conversions of gfx950 with the reference on the device itself, before they are used.
 
 The inputs are all 2^16 bfloat16 patterns, and float32 values on, beside and between the grid's points and midpoints,
-each under divisors from 2^-127 to 2^126. One bit that differs refuses the conversions.
+each under divisors from 2^-127 to 2^126. If one bit differs, the conversions are refused.
 """
 
 # Triton infers the types of kernels.
@@ -91,17 +91,17 @@ def on_device(device: torch.device, seed: int | None = None) -> Convert:
 
 
 @dataclass(frozen=True)
-class Difference:
+class WrongConversion:
     """A value that was converted wrongly."""
 
     bits: int
     """Of the float32 value."""
     divisor: int
-    """Exponent field of what it was divided by."""
+    """Exponent field of its divisor."""
     got: int
     """Code of four bits."""
     wanted: tuple[int, ...]
-    """Codes that are right."""
+    """Correct codes."""
 
     def __str__(self) -> str:
         wanted = " or ".join(map(str, self.wanted))
@@ -126,7 +126,7 @@ def _inputs() -> Iterator[tuple[int, NDArray[np.float32]]]:
         yield divisor, np.concatenate([_patterns(), values])
 
 
-def first_difference(convert: Convert, stochastic: bool = False) -> Difference | None:
+def first_difference(convert: Convert, stochastic: bool = False) -> WrongConversion | None:
     """Return the first value that is not converted to the reference's bits, or None.
 
     Args:
@@ -140,7 +140,7 @@ def first_difference(convert: Convert, stochastic: bool = False) -> Difference |
         # A block with NaN or Inf in it is not made of its elements' codes.
         finite = np.isfinite(values)
         wide = np.minimum(np.ldexp(np.abs(np.where(finite, values, 0)).astype(np.float64), 127 - divisor), 8)
-        # Too small for float32 is too small for a code other than 0 or, for SR, 1.
+        # A value below float32's range gets code 0 or, under SR, 0 or 1.
         magnitude = wide.astype(np.float32)
         sign = np.signbit(values).astype(np.uint8) << 3
         if stochastic:
@@ -153,7 +153,7 @@ def first_difference(convert: Convert, stochastic: bool = False) -> Difference |
         if len(wrong):
             i = int(wrong[0])
             codes = tuple(sorted({int(code) for code in wanted[:, i]}))
-            return Difference(int(values[i : i + 1].view(np.uint32)[0]), divisor, int(got[i]), codes)
+            return WrongConversion(int(values[i : i + 1].view(np.uint32)[0]), divisor, int(got[i]), codes)
     return None
 
 
@@ -164,8 +164,7 @@ def native_roundings(conversions: str) -> tuple[frozenset[Rounding], str]:
         conversions: `portable`, `native`, or `auto`, which is `native` on a gfx950 whose bits are the reference's.
 
     Raises:
-        RecipeError: none of the three.
-        BackendError: `native` on another GPU, or on a gfx950 with other bits.
+        RecipeError: another name. BackendError: `native` on another GPU, or on a gfx950 with other bits.
     """
     if conversions not in ("auto", "native", "portable"):
         raise RecipeError(f"conversions = {conversions!r} is not one of auto, native, portable")
@@ -180,6 +179,6 @@ def native_roundings(conversions: str) -> tuple[frozenset[Rounding], str]:
         ), "gfx950's conversions for RNE, which gave the reference's bits at start-up"
     if conversions == "native":
         raise BackendError(
-            f"the conversions of this gfx950 are not the reference's: {wrong}; take 'portable'"
+            f"the conversions of this gfx950 differ from the reference: {wrong}; take 'portable'"
         )
     return frozenset(), f"portable conversions: those of this gfx950 are not the reference's, {wrong}"

@@ -1,1 +1,1 @@
-"""The questions: a module for each family of clauses, whose `checks` yields its checks for a plan."""
+"""One module for each family of clauses; its function `checks` yields the family's checks for a plan."""

@@ -1,4 +1,4 @@
-"""Checks of products that are added in place: what the array held, plus what the GEMM gives, rounded once."""
+"""Checks of products that are added in place: the sum of the old array and the product, rounded once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sum:
     prepared: bool
 
     def wrong(self, subject: Subject) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
-        """Return where the array may not hold what it holds afterwards, what it should (or might), and what it does."""
+        """Return where the array is wrong afterwards, an allowed result, and the actual one."""
         product, backend = self.product, subject.backend
         a, b = (given(subject, q, product.layout) for q in (product.a, product.b))
         if self.prepared:
@@ -48,7 +48,7 @@ class Sum:
             want = self.onto + product.expected
             if product.profile is not GemmProfile.BOUNDED:
                 return differs(got, want), want, got
-            # Rounding is monotone: what is added to an end of the interval bounds what is added to any of it.
+            # Rounding is monotone, so the sums with both ends of the interval bound the sum with any number in it.
             total, tolerance = product.bound
             low, high = (self.onto + end.astype(np.float32) for end in (total - tolerance, total + tolerance))
             outside = ~((low <= got) & (got <= high)) & np.isfinite(tolerance) & ~np.isnan(low + high)
@@ -90,13 +90,13 @@ def _operands(
 def _held(
     rng: np.random.Generator, product: NDArray[np.float32]
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield what the array may hold: numbers of the product's size, what rounds or spoils a sum, and its negative."""
+    """Yield contents of the array: numbers of the product's size, roundings, NaN and Inf, and the negative product."""
     finite = np.where(np.isfinite(product), product, np.float32(1))
     size = np.clip(np.abs(finite).mean(dtype=np.float64) if finite.size else 1.0, 1.0, 1e30)
     yield "a gradient", (rng.standard_normal(product.shape) * size).astype(np.float32)
     yield "zeros, NaN and Inf", np.resize(rng.permutation(_SPECIAL), product.shape)
     yield "its negative", -finite
-    # Half a unit in the last place more or less: a product that was rounded on its way is not this one's.
+    # Half a unit in the last place more or less: this shows a product that was rounded before the addition.
     yield "nearly its negative", np.nextafter(-finite, rng.choice(_INFINITIES, product.shape))
 
 
@@ -110,7 +110,7 @@ def _check(title: str, case: Sum) -> Check:
             asked = replace(case, product=replace(product, error_class=subject.capabilities.bounded_class))
         wrong, want, got = asked.wrong(subject)
         if wrong.any():
-            # A GEMM that is wrong by itself has its own clauses.
+            # A GEMM that is wrong without the addition is reported under its own clauses.
             wrong = wrong & ~asked.product.wrong(subject)[0]
         if not wrong.any():
             return CheckResult(wrong.size)
@@ -162,7 +162,7 @@ def _refused(profile: GemmProfile, made: BlockFormat) -> Check:
             try:
                 whole = subject.give(held.copy())
             except (DtypeError, UnsupportedError):
-                continue  # there is no such array, so nobody can give it
+                continue  # such an array cannot exist
             try:
                 subject.backend.add_product(left, given(subject, right), view(whole), profile=profile)
             except error:

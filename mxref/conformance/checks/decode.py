@@ -27,7 +27,7 @@ from mxref.steps.hadamard import Rotation
 
 
 def table(made: BlockFormat) -> MXArray:
-    """Return every element code under every scale code: [256, ..], each code twice, in an order all its own."""
+    """Return every element code under every scale code: [256, ..], each code twice, each row in a different order."""
     codes = np.arange(1 << made.element.bits, dtype=np.uint8)
     order = np.concatenate([codes, codes[::-1]])
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], order.size // made.k, axis=1)
@@ -91,7 +91,7 @@ def _check(
         got = subject.once(decoding, lambda: decoding.answer(subject))
         looked = np.ones(want.shape, np.bool_) if where is None else where
         wrong = differs(got, want) & looked
-        if permuted:  # the layout is to blame only where the very same values lie in another order
+        if permuted:  # the layout is to blame only if the same values are in another order
             others = differs(*(np.sort(_sortable(values), axis=-1) for values in (got, want)))
             wrong &= ~np.any(others, axis=-1, keepdims=True)
         if not wrong.any():
@@ -114,6 +114,6 @@ def _check(
 
 
 def _sortable(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return values with their zeros told apart, as the least magnitudes of either sign."""
+    """Return values with zeros replaced by the smallest magnitudes of their sign, so that -0 differs from +0."""
     wide = values.astype(np.float64)
     return np.where(wide == 0, np.copysign(np.finfo(np.float64).smallest_subnormal, wide), wide)

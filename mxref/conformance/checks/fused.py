@@ -1,4 +1,4 @@
-"""Checks of the fused operations: both orientations at once, and quantized values at once, against the steps alone."""
+"""Checks of the fused operations `quantize_dual` and `fake_quantize` against the separate operations."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _SHAPES: tuple[tuple[tuple[int, int], tuple[bool, bool]], ...] = (
     ((1, 64), (False, True)), ((64, 1), (True, False)), ((1, 1), (True, True)), ((32, 288), (True, True)),
     ((0, 64), (False, False)), ((64, 0), (False, False)), ((0, 0), (True, True)),
 )  # fmt: skip
-"""Shapes, and which block axes are padded; those that a pair of treatments cannot take are left out."""
+"""Shapes, and which block axes are padded; shapes that a pair of treatments cannot take are skipped."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dual:
-    """Arguments of `quantize_dual`; `view` makes the array that is passed out of a copy of `x`."""
+    """Arguments of `quantize_dual`; `view` turns a copy of `x` into the array that is passed."""
 
     x: NDArray[Any]
     specs: Pair
@@ -49,7 +49,7 @@ class Dual:
     pads: tuple[bool, bool] = (False, False)
     view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     layout: str = ""
-    """What `view` does, in words."""
+    """A description of `view`."""
 
     def array(self) -> NDArray[Any]:
         """Return the input: a fresh array, so that a backend that writes to it spoils no other check."""
@@ -64,7 +64,7 @@ class Dual:
 
     @property
     def fits(self) -> bool:
-        """Whether both orientations can be had."""
+        """Whether both orientations are possible."""
         shape = self.array().shape
         try:
             for axis, spec, placement, pad in zip(
@@ -82,7 +82,7 @@ class Dual:
         return (*dict.fromkeys(both), *((("arrays", "numpy"),) if self.layout == "backwards" else ()))
 
     def describe(self) -> dict[str, str]:
-        """Return the request in words: the treatments, the array, and what is not left at its default."""
+        """Return the request in words: the treatments, the array, and arguments that differ from their defaults."""
         x = self.array()
         out = {f"along axis {axis}": _words(spec) for axis, spec in zip((1, 0), self.specs, strict=True)}
         out |= {"dtype": dtype_name(x), "shape": str(x.shape), "rngs": str(self.rngs)}
@@ -137,7 +137,7 @@ def checks(plan: Plan) -> Iterator[Check]:
             f", shape {shape}": Dual(plan.cast(_values(rng, shape)), pair, pads=pads)
             for shape, pads in _SHAPES
         }
-        # Quick takes every way with a third of the treatments.
+        # The level quick covers every layout with a third of the treatments.
         for j, (what, case) in enumerate(ways.items()):
             if plan.full or (i + j) % 3 == 0:
                 yield from _dual(f"treatments {i}{what}", case)
@@ -284,7 +284,7 @@ def _fake(plan: Plan, title: str, spec: OperandSpec, dtype: str, rng: np.random.
 
 
 def _raises(plan: Plan) -> Iterator[Check]:
-    """A NaN under the policy that refuses it, which a fused operation sees no scales of."""
+    """A NaN under the policy that refuses it; a fused operation returns no scales that would show it."""
     x = plan.cast(_values(np.random.default_rng(3), (64, 64)))
     spec = replace(plan.base, nonfinite=Nonfinite.RAISE)
     calls: dict[str, Callable[[Subject], Any]] = {

@@ -95,7 +95,7 @@ def _questions(rng: np.random.Generator, plan: Plan) -> list[Question]:
 
 
 def _structure(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterator[Question]:
-    """Which numbers meet: shapes, axes, padding, strides; every pair of codes; NaN blocks."""
+    """Which numbers are multiplied: shapes, axes, padding, strides; every pair of codes; NaN blocks."""
 
     def operand(shape: tuple[int, int], axis: int, length: int) -> MXArray:
         return drawn_array(rng, shape, axis, length, (126, 129), made=made)
@@ -141,7 +141,7 @@ def _narrowed(rng: np.random.Generator, made: BlockFormat) -> Iterator[tuple[str
 
 
 def _hostile(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterator[Question]:
-    """Sums that show how they were rounded; clauses gemm.exact and gemm.ordered stand for the profile's own."""
+    """Sums that show how they were rounded, under the clause of the profile: gemm.exact or gemm.ordered."""
     unit: Row = [(127, [1])]
     largest, k = made.element.max_value, made.k
 
@@ -214,7 +214,7 @@ def _hostile(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterato
 
 
 def special(made: BlockFormat, other: BlockFormat | None = None) -> Iterator[Question]:
-    """NaN and Inf codes, which quantization never makes, against every number and against each other."""
+    """NaN and Inf codes, which quantization never makes, times every number and times each other."""
     element = made.element
     if np.isfinite(element.values).all():
         return

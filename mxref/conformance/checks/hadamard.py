@@ -112,7 +112,7 @@ def checks(plan: Plan) -> Iterator[Check]:
 def _check(
     clause: str, title: str, transform: Transform, mask: int = 0xFFFFFFFF, control: Transform | None = None
 ) -> Check:
-    """Return a check of the bits of `mask`; where the control comes out wrong too, `hadamard.order` is to blame."""
+    """Return a check of the bits of `mask`; if the control is wrong too, `hadamard.order` is to blame."""
 
     def wrong(t: Transform, subject: Subject) -> NDArray[np.bool_]:
         got = t.answer(subject)
@@ -120,7 +120,7 @@ def _check(
             raise ValueError(f"the result has shape {got.shape}, expected {t.expected.shape}")
         differs: NDArray[np.bool_] = ((got ^ t.expected) & mask) != 0
         if clause == "conventions.inputs" and differs.any() and "float32" in subject.capabilities.in_dtypes:
-            # The narrow type is to blame only where the same values in float32 come out right.
+            # The narrow type is to blame only if the same values in float32 give the right result.
             wide = replace(t, x=t.x.astype(np.float32))
             differs &= wide.answer(subject) == t.expected
         return differs
@@ -161,7 +161,7 @@ def _shrunk(
     def fails(candidate: Transform) -> bool:
         try:
             return bool(wrong(candidate, subject).any())
-        except Exception:  # another way to fail is not the failure that is being shrunk
+        except Exception:  # an exception is another failure than the one that is being shrunk
             return False
 
     if t.axis % t.x.ndim == t.x.ndim - 1:

@@ -1,4 +1,4 @@
-"""Checks of what comes in: narrow types as their float32 values, refused NaN, inputs left alone, equal answers."""
+"""Checks of inputs: narrow types as their float32 values, refused NaN, unchanged inputs, repeatable answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checks(plan: Plan) -> Iterator[Check]:
 
 
 def _narrow_inputs(plan: Plan, name: str) -> Iterator[Check]:
-    """Narrow input types, wherever the same values in float32 are answered rightly."""
+    """Narrow input types, if the same values in float32 give the right answer."""
     dtype = NARROW[name]
     crafted = crafted_blocks(plan.format, plan.full).x
     with np.errstate(over="ignore", invalid="ignore"):

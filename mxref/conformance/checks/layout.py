@@ -93,7 +93,7 @@ def _one_of(rng: np.random.Generator, choices: Any, declared: Any = None) -> Any
 
 
 def drawn_spec(rng: np.random.Generator, caps: Capabilities, made: BlockFormat) -> OperandSpec:
-    """Return a drawn treatment, of what is declared wherever anything is."""
+    """Return a random treatment, made of declared values where any are declared."""
     one_of = partial(_one_of, rng)
     native = {Rounding.SR} if caps.native_sr else set()
     hadamard = one_of([0, 0, 0, *SIZES], {0, *caps.hadamard_sizes})
@@ -151,7 +151,7 @@ def _permuted(plan: Plan, rng: np.random.Generator, clause: str, blocks: int) ->
 
 
 def permuted(clause: str, request: Request) -> Check:
-    """Return the check that blames the layout where the right codes, or scales, lie in another order."""
+    """Return the check that blames the layout if the right codes, or scales, are in another order."""
 
     def judge(got: Blocks, want: Blocks) -> tuple[NDArray[np.bool_], int]:
         if clause != "packing.scales":

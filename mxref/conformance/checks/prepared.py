@@ -1,4 +1,4 @@
-"""Checks of prepared operands: a layout changes no bit, and counts only where it was made for."""
+"""Checks of prepared operands: a layout changes no bit, and serves only its own backend and profile."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def _after_others(subject: Subject, product: Product, a: MXArray, b: MXArray) ->
 
 
 def _foreign(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    """Give B the layout of other numbers, under the name of a backend that does not exist."""
+    """Give B a layout of wrong numbers, under the name of a backend that does not exist."""
     return a, PreparedArray.of(b, "no such backend", product.profile, _wrong_layout(subject, product))
 
 
 def _unnamed(subject: Subject, product: Product, a: MXArray, b: MXArray) -> tuple[MXArray, MXArray]:
-    """Give B the layout of other numbers, under a profile that does not exist."""
+    """Give B a layout of wrong numbers, under a profile that does not exist."""
     return a, PreparedArray.of(b, subject.backend.name, "no such profile", _wrong_layout(subject, product))
 
 
@@ -131,7 +131,7 @@ _CHANGES: dict[str, Operands] = {
 
 
 def _keeps(profile: GemmProfile, operands: list[tuple[str, MXArray, MXArray]], made: BlockFormat) -> Check:
-    """An operand is after `prepare` what it was before, and so is what was prepared."""
+    """`prepare` does not change its operand, and the prepared operand has the same codes and scales."""
     title = f"prepare for {profile.value} keeps codes, scales and meaning"
 
     def run(subject: Subject) -> CheckResult:

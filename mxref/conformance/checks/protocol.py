@@ -1,4 +1,4 @@
-"""Checks of the protocol itself: what is declared is meant, what is not is refused."""
+"""Checks of the protocol itself: declared requests are answered, undeclared ones are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEMBERS: dict[str, tuple[Any, ...]] = {
     ),
     "gemm_dtypes": OUT_DTYPES,
 }  # fmt: skip
-"""Everything that a set of the capabilities can hold."""
+"""All values that the sets in the capabilities can hold."""
 
 
 def checks(plan: Plan) -> Iterator[Check]:

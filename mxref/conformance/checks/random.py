@@ -73,7 +73,7 @@ def checks(plan: Plan) -> Iterator[Check]:
 
 
 def _carries(bits: int) -> dict[str, dict[str, Any]]:
-    """Rows in whose midst the group index passes 2^32, so that its upper word changes, and their neighbours."""
+    """Rows within which the group index passes 2^32, so that its upper word changes, and their neighbours."""
     turn = (1 << 32) * elements_per_call(bits)
     found: dict[str, dict[str, Any]] = {}
     for length in (96, 544):
@@ -120,7 +120,7 @@ def _clear(
     near: dict[str, Any] | None = None,
     **where: Any,
 ) -> Check:
-    """Return a check of random integers; `near` says where a control lies that an index of 32 bits can count."""
+    """Return a check of random integers; `near` is the place of a control whose index fits 32 bits."""
     arguments = {"shape": shape, "spec": spec, "rng": rng, **where}
     controls = [_made(plan, _away, arguments | near)] if near else []
     if plan.base.rounding is not Rounding.SR:  # are the rows the right ones, whatever their random bits?
@@ -131,7 +131,7 @@ def _clear(
 
 
 def _made(plan: Plan, place: Any, where: dict[str, Any]) -> Request:
-    """Return a request whose elements `place` puts relative to the random integers that they should meet."""
+    """Return a request whose elements `place` positions relative to the random integers that they should get."""
     arguments = dict(where)
     shape, spec = arguments.pop("shape"), arguments.pop("spec")
     resolved = Request(plan.cast(np.zeros(shape, np.float32)), spec, **arguments).plan
@@ -188,7 +188,7 @@ def _turning(
 
 
 def _right_bits_anywhere(plan: Plan, spec: OperandSpec) -> Check:
-    """Half-way values in groups of eight: how many go up is in Philox's words, whatever their order."""
+    """Half-way values in groups of eight: how many are rounded up does not depend on the order of Philox's words."""
     one, k = plan.element.values.index(1.0), plan.format.k
     x = np.full((64, 256), sum(plan.element.values[one : one + 2]) / 2, np.float32)
     x[:, ::k] = 2.0**plan.element.max_exponent
@@ -205,7 +205,7 @@ def _right_bits_anywhere(plan: Plan, spec: OperandSpec) -> Check:
 
 
 def _statistics(plan: Plan, spec: OperandSpec) -> Check:
-    """Native SR has random bits of its own: grid points stay, neighbours only, and the right mean."""
+    """Native SR has its own random bits: grid points stay, other values go to a neighbour, and the mean is right."""
     rows, title = 512, "grid points, neighbours and mean"
     rng = np.random.default_rng(plan.seed)
     lower_ends, width = _gaps(plan.element)

@@ -1,4 +1,4 @@
-"""Checks of one treatment, for a function that takes values and nothing else.
+"""Checks of one treatment, for a function that takes only values.
 
 The values are those of the whole suite. A failure counts under the clause that decides its first wrong bit, unless
 a plainer request shows that the transform, the tiles, the input type or the strides are at fault.
@@ -30,7 +30,7 @@ _SIZES = ((1, 1), (3, 3), (33, 1), (130, 2), (7, 40))
 
 @dataclass(frozen=True)
 class Ways:
-    """How a function is asked."""
+    """How a function is called."""
 
     axis: int
     """The block axis of the matrices that it is given, 0 or 1."""
@@ -43,9 +43,9 @@ class Ways:
     strided: bool
     """Whether it is also given views of larger arrays."""
     rows: int
-    """What the number of rows is a multiple of."""
+    """The number of rows is a multiple of this."""
     unit: int
-    """What the length of the block axis is a multiple of."""
+    """The length of the block axis is a multiple of this."""
 
 
 def checks(plan: Plan, ways: Ways) -> Iterator[Check]:
@@ -110,7 +110,7 @@ def _views() -> list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Requests of one treatment, and the checks that they are."""
+    """Makes requests of one treatment, and checks of them."""
 
     plan: Plan
     ways: Ways
@@ -133,7 +133,7 @@ class _Asked:
         return self.request(x, self.ways.dtypes[0])
 
     def order(self) -> Iterator[Check]:
-        """Yield the checks that codes and scales are the right ones in another order."""
+        """Yield checks for right codes and scales in the wrong order."""
         ways = self.ways
         for clause in (storage_clause(self.plan.element), "packing.scales"):
             shape = (16 * ways.rows, 8 * ways.unit if clause == "packing.scales" else ways.unit)
@@ -141,7 +141,7 @@ class _Asked:
             yield self._untransformed(permuted(clause, self.request(x, ways.dtypes[0])))
 
     def _untransformed(self, check: Check) -> Check:
-        """Return a check that blames nothing where the transform is wrong, under which any order may be met.
+        """Return a check that passes if the transform is wrong, because a wrong transform can look like any order.
 
         Exceptions are left to the other checks too.
         """
@@ -157,7 +157,7 @@ class _Asked:
         return replace(check, run=run)
 
     def check(self, clause: str | None, title: str, request: Request) -> Check:
-        """Return the check of a request; without a clause the failure decides it."""
+        """Return the check of a request; without a clause, the failure determines it."""
 
         def run(subject: Subject) -> CheckResult:
             want, got = request.expected_blocks, Blocks.of(request.answer(subject))
@@ -186,7 +186,7 @@ class _Asked:
         return found
 
     def strided(self, title: str, view: Callable[[NDArray[Any]], NDArray[Any]]) -> Check:
-        """Return the check of a view whose values are answered rightly where they are contiguous."""
+        """Return the check of a view; it fails only if the answer is right for a contiguous copy."""
         x = tame(np.random.default_rng(5), (4 * self.ways.rows, 2 * self.ways.unit), made=self.plan.format)
         plain = self.request(x, self.ways.dtypes[0])
         viewed = replace(plain, view=view, layout=title)

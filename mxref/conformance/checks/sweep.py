@@ -1,7 +1,7 @@
 """Sweeps: every crafted block under every scale rule, rounding and policy, each bit compared under its clause.
 
-One answer is judged for several clauses: its scales by the kind of block, its signs, and its magnitudes, where
-the scale is right, by what decides them. So a wrong scale is not also reported as a wrong rounding.
+One answer is judged for several clauses: its scales by the kind of block; its signs; and, where the scale is right, its
+magnitudes by the step that decides them. So a wrong scale is not also reported as a wrong rounding.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _sweep_specs(plan: Plan) -> Iterator[OperandSpec]:
 
 
 def _prescale(spec: OperandSpec) -> str:
-    """Return the prescale of a treatment as its checks are named."""
+    """Return the part of a check's name that tells the prescale."""
     return f" {Fraction(block_format(spec).element.prescale)}" if spec.prescale else ""
 
 
@@ -90,7 +90,7 @@ def _amax_places(plan: Plan) -> Iterator[Check]:
     """The largest magnitude at each position of a block, with each sign."""
     k = plan.format.k
     x = tame(np.random.default_rng(1), (2 * k, k), made=plan.format) / 64
-    # 1.25 times a power of two is on the same side of every rule's turn, whichever way it is off by one.
+    # 1.25 times a power of two stays on its side of every rule's bound, even if it is off by one.
     x[np.arange(2 * k), np.arange(2 * k) % k] = np.where(np.arange(2 * k) < k, 5120.0, -5120.0)
     for rule in ScaleRule:
         yield quantize_check(

@@ -1,4 +1,4 @@
-"""The golden vectors as checks: a record counts for the clause that it is most about."""
+"""The golden vectors as checks: a record counts for the most specific of its clauses."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _check(record: Record, clause: str) -> Check:
 
 
 def _clause(record: Record) -> str:
-    """Return the one of a record's clauses that it is most about, and that its failure is counted under."""
+    """Return the most specific of a record's clauses, under which its failure is counted."""
     if record.op is RecordOp.DEQUANTIZE:
         return by_rank(record.clauses)[-1]
     preferred = {
@@ -90,11 +90,11 @@ def _clause(record: Record) -> str:
 
 
 def _blamed(record: Record, decided: str | None) -> str:
-    """Return the clause of a quantization's failure: what decides the wrong bit, unless that only shows it."""
+    """Return the clause of a quantization's failure: that of the wrong bit, unless another clause is the cause."""
     first = record.clauses[0]
     if decided is None or first.startswith(("quantize.", "dialect.")):
         return first
-    if record.inputs.get("hadamard"):  # a transform changes what every later step sees
+    if record.inputs.get("hadamard"):  # a transform changes the input of every later step
         joined = (c for c in record.clauses if c.startswith("hadamard.") and c != "hadamard.size")
         return "quantize.order" if "quantize.order" in record.clauses else next(joined, first)
     if decided.startswith("scale.") and "scale.block.tile" in record.clauses:

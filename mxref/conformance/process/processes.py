@@ -1,4 +1,4 @@
-"""Checks answered in other processes, so that whatever a backend does to its process is a finding, not an end."""
+"""Runs checks in other processes, so that a backend that crashes its process only fails a check."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Task = tuple[list[int], bool]
 """Numbers of checks, and whether to shrink what fails."""
 
 TIME_LIMIT = 300.0
-"""Seconds for a check: far more than the slowest takes in an interpreter of GPU kernels."""
+"""Seconds for a check: far more than the slowest check needs under an interpreter of GPU kernels."""
 LEAST_TO_LOAD = 60.0
-"""Seconds that loading may take where a check may take less: compilers and GPU drivers start slowly."""
+"""Least seconds for loading, even if a check has fewer: compilers and GPU drivers start slowly."""
 MOST_ENDED, MOST_HUNG = 40, 3
-"""Checks that may end their process, or hang, before no more are asked: a whole run of them would take hours."""
+"""Checks that may crash or hang before the rest is skipped, because a whole run of them would take hours."""
 _POLL = 0.5  # seconds: a copy of a process can hold its connection open after the process has ended
 _GRACE = 10.0  # seconds
 _START = (
@@ -132,20 +132,20 @@ class Processes:
     def _agreed(self, found: Loaded) -> None:
         if found.outline != self.outline:
             raise BackendError(
-                f"backend {self._backend!r} declares something else each time that it is loaded, so processes "
+                f"backend {self._backend!r} declares different capabilities each time it is loaded, so processes "
                 "cannot share its checks; run them in one process"
             )
 
     def _lost(
         self, worker: _Worker, end: str, waiting: deque[_Task], shrink: bool
     ) -> Iterator[tuple[int, CheckResult]]:
-        """Yield a failure of the check that a process ended at; what it has not begun waits again."""
+        """Yield a failure of the check during which a process ended; its other checks go back into the queue."""
         self._workers.remove(worker)
         worker.end()
         if not worker.loaded:
             raise BackendError(
-                f"a process that loads backend {self._backend!r} {end} before its first check; what it "
-                "printed tells why, and fewer processes need less memory"
+                f"a process that loads backend {self._backend!r} {end} before its first check; read what it "
+                "printed, or use fewer processes, which need less memory"
             )
         if not worker.busy:
             return  # between two tasks, so nothing is lost
@@ -160,7 +160,7 @@ class Processes:
             yield self._failed(at, f"the process {end}")
 
     def _given_up(self, waiting: deque[_Task]) -> Iterator[tuple[int, CheckResult]]:
-        """Yield a verdict that gives the reason for every check that waits, which is asked no more."""
+        """Yield for every waiting check a verdict that it is skipped, with the reason."""
         while waiting:
             numbers, shrink = waiting.popleft()
             if not shrink:
@@ -178,17 +178,17 @@ class Processes:
 
 
 class _Worker:
-    """A process, and what it is at."""
+    """A process and its current work."""
 
     def __init__(self, backend: str, choice: Choice, to_load: float) -> None:
         self.busy: deque[int] = deque()
-        """Numbers of the checks that it has not answered, the one it is at first."""
+        """Numbers of its unanswered checks; the first one is running."""
         self.loaded = False
         self._limit, self._per_check, self._since = to_load, to_load, time.monotonic()
         self.pipe, other = Pipe()
         alive, self._alive = os.pipe()
         descriptors = (other.fileno(), alive)
-        # A session of its own, so that what the backend starts ends with it.
+        # A new session, so that processes that the backend starts end with this one.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps(sys.path), *map(str, descriptors)],
             stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True,
@@ -229,11 +229,13 @@ class _Worker:
 
     def hear(self) -> tuple[Any, str | None]:
         """Return what it sent, or how it ended, or neither."""
-        ended = self._process.poll() is not None  # asked first: what it sent before it ended is heard
+        ended = (
+            self._process.poll() is not None
+        )  # checked first, so that a message sent before the end is received
         try:
             if self.pipe.poll():
                 return self.pipe.recv(), None
-        except Exception:  # the end of the connection, or what cannot be read: either way no more is heard
+        except Exception:  # the connection ended or is unreadable: no further message can come
             return None, self._how()
         if ended:
             return None, self._how()
@@ -248,11 +250,11 @@ class _Worker:
         os.close(self._alive)
 
     def _send(self, message: Any) -> None:
-        with suppress(BrokenPipeError):  # it has died, which is seen when it is heard
+        with suppress(BrokenPipeError):  # it has ended, which the next read reports
             self.pipe.send(message)
 
     def _how(self) -> str:
-        """Return how it ended; its connection closes a moment before it has an exit code."""
+        """Return how it ended; its connection closes a moment before the exit code is known."""
         try:
             code = self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """The process that loads a backend and runs its checks; `processes` starts it and receives the results.
 
-It is a fresh interpreter, since the driver of a GPU does not live through a fork. What it sends is `Loaded` or
+It is a fresh interpreter, because a GPU driver does not survive a fork. What it sends is `Loaded` or
 `Refused` once, and then the number and the verdict of every check that it was given.
 """
 
@@ -46,7 +46,7 @@ def main(channel: int, alive: int) -> None:
     """
     for descriptor in (channel, alive):
         os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     pipe = Connection(channel)
     name, choice = pipe.recv()
@@ -58,7 +58,7 @@ def main(channel: int, alive: int) -> None:
             raise LoadError(
                 f"backend {name!r} forked the process while it was loaded, and the copy went on as well"
             )
-        # A copy, because a class of the backend's own could not be read where its file is not loaded.
+        # A plain copy, because the parent could not unpickle a class of the backend's own file.
         plain = {f.name: getattr(backend.capabilities, f.name) for f in fields(Capabilities)}
         loaded = Loaded(str(backend.name), Capabilities(**plain), outline(checks, backend.capabilities))
     except MxrefError as err:
@@ -77,6 +77,6 @@ def main(channel: int, alive: int) -> None:
 
 
 def _end_with_parent(alive: int) -> None:
-    """End this process and what it started once the parent has ended, however it did."""
+    """End this process and its children when the parent has ended, in whatever way."""
     os.read(alive, 1)
     os.killpg(0, signal.SIGKILL)

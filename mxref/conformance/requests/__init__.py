@@ -1,1 +1,1 @@
-"""What can be asked of a backend: quantizations, dequantizations and products, and the values they are made of."""
+"""Requests to a backend: quantizations, dequantizations and products, and their input values."""

@@ -253,9 +253,9 @@ def tame(
 ) -> NDArray[np.float32]:
     """Return grid points, 4 the largest of each block along `axis`, each block times a power of two if `spread`.
 
-    Every scale rule and every rounding keeps them as they are, so a quantizer that gets those wrong still
-    gets these right, unless it puts them in the wrong place. The scale makes the 4 the largest power of two
-    on the grid, and no value is less than a 64th of it, so that narrow input types hold them all.
+    Every scale rule and every rounding keeps them, so a wrong rule or rounding does not show here, only a wrong place.
+    The scale makes the 4 the largest power of two on the grid, and no value is less than a 64th of it, so that narrow
+    input types hold them all.
     """
     lengths = [*shape]
     length = lengths.pop(axis)

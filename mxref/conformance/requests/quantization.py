@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Arguments of a quantization; `view` makes the array that is passed out of a copy of `x`."""
+    """Arguments of a quantization; `view` turns a copy of `x` into the array that is passed."""
 
     x: NDArray[Any]
     spec: OperandSpec
@@ -58,7 +58,7 @@ class Request:
     pad: bool = False
     view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     layout: str = ""
-    """What `view` does, in words."""
+    """A description of `view`."""
 
     @property
     def format(self) -> BlockFormat:
@@ -118,7 +118,7 @@ class Request:
         """Return the backend's answer, codes and scales in NumPy.
 
         Raises:
-            MalformedAnswer: the answer says something else about itself than it should.
+            MalformedAnswer: the answer's shape, axis or another field is wrong.
         """
         q = subject.backend.quantize(subject.give(self.array()), self.spec, **self.arguments)
         got = as_numpy(subject, q)
@@ -188,7 +188,7 @@ def plainest(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> 
     """Return the row and block of a wrong block: one that is not all zeros, its scale nearest to 1, the first."""
     places = np.argwhere(wrong)
     distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
-    zero = ~(want.codes[wrong] & (element.sign - 1)).any(axis=-1)  # a block of zeros shows least
+    zero = ~(want.codes[wrong] & (element.sign - 1)).any(axis=-1)  # a block of zeros shows the least
     row, block = places[int(np.lexsort((distance, zero))[0])]
     return int(row), int(block)
 

@@ -1,4 +1,4 @@
-"""Which clause decides which bit of a quantization: so that a wrong bit is reported under the clause that it breaks."""
+"""Which clause decides which bit of a quantization, so that a wrong bit is reported under that clause."""
 
 from __future__ import annotations
 

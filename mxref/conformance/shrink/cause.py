@@ -1,4 +1,4 @@
-"""The clause that a wrong block breaks, found by asking the backend for the same block in a plainer way."""
+"""Finds the clause that a wrong block breaks, by asking the backend for the same block in plainer ways."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def _along_last(request: Request) -> bool:
 def _right(subject: Subject, request: Request, place: Place) -> bool:
     try:
         got = Blocks.of(request.answer(subject))
-    except Exception:  # what cannot be asked shows nothing
+    except Exception:  # a request that is not possible shows nothing
         return False
     return not all_of_it(got, request.expected_blocks)[0][place]

@@ -1,7 +1,7 @@
-"""Whether a wrong block shows the fault of its clause and not another's: what shrinking has to keep.
+"""Tests whether a wrong block shows the fault of its own clause, which shrinking must keep.
 
-A backend may break several clauses. A block is then wrong in more ways than one, and the simplest block that is
-still wrong would be the same for all of them.
+A backend may break several clauses. One block can then be wrong in several ways, and shrinking would otherwise end at
+the same simple block for all clauses.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _MAX_PLACES = 24
 
 @dataclass(frozen=True)
 class Own:
-    """Tells of a block whether its answer breaks one clause."""
+    """Tests whether the answer for a block breaks one clause."""
 
     subject: Subject
     clause: str
     judge: Judge
     kind: str | None = None
-    """What decides the wrong bits, which has to stay the same, for a clause that joins many."""
+    """For a clause that joins many: the clause of the wrong bits, which must stay the same."""
     alone: bool = True
-    """Whether the block must be right without that which the clause is about."""
+    """Whether the block must be right without the feature of the clause."""
 
     def shown(self, request: Request, place: Place) -> bool:
-        """Return whether a declared request is answered so; an exception is another failure."""
+        """Return whether a declared request still shows the fault; an exception is another failure."""
         if not all(declares(self.subject.capabilities, name, value) for name, value in request.needs):
             return False
         try:
@@ -92,7 +92,7 @@ def own_block(
 
 
 def _places(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> list[Place]:
-    """Return the places of wrong blocks, those of zeros last, for they show least."""
+    """Return the places of wrong blocks; blocks of zeros are last, because they show the least."""
     zero: NDArray[np.bool_] = np.logical_not((want.codes & (element.sign - 1)).any(axis=-1))
     found = sorted(np.argwhere(wrong).tolist(), key=lambda p: (bool(zero[tuple(p)]), *p))
     return [(row, block) for row, block in found]
@@ -120,7 +120,7 @@ Without = Callable[[Request, Place], "tuple[Request, Place] | None"]
 
 
 def _feature(clause: str) -> Without | None:
-    """Return what makes of a block the same without that which the clause is about; None for any other clause."""
+    """Return the function that removes the feature of the clause from a block; None if the clause has no feature."""
     chapter = clause.partition(".")[0]
     if chapter in ("hadamard", "linear"):
         return _untransformed
@@ -189,7 +189,7 @@ FEATURES: dict[str, Without] = {
     "hadamard.order": _untransformed, "scale.block.tile": _by_row, "conventions.inputs": _widened,
     "quantize.strides": _plain,
 }  # fmt: skip
-"""Features that a block may have, by the clause that each breaks, and what makes of a block the same without one."""
+"""Features of a block by clause, each with the function that removes it."""
 
 
 def without_random_bits(request: Request, place: Place) -> tuple[Request, Place] | None:

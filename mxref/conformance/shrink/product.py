@@ -1,4 +1,4 @@
-"""From a failing product to the plainest operands that still fail under the same clause."""
+"""Shrinks a failing product to the plainest operands that still fail under the same clause."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Search:
         self.tries += 1
         try:
             blamed, wrong = decided(self.subject, self.clause, candidate, candidate.wrong(self.subject)[0])
-        except Exception:  # another way to fail is not the failure that is being shrunk
+        except Exception:  # an exception is another failure than the one that is being shrunk
             return False
         if blamed != self.blamed or not wrong.any():
             return False
@@ -97,7 +97,7 @@ class _Search:
 
 
 def _plainer_bytes(element: ElementFormat) -> tuple[tuple[int, int], ...]:
-    """Return what a byte of codes may become, elements of 0 and 1: the bits that are kept, and those that are set."""
+    """Return masks that turn a byte of codes into elements of 0 and 1: the bits to keep, and the bits to set."""
     one = element.values.index(1.0)
     if element.bits == 8:
         return (0x00, 0), (0x00, one)

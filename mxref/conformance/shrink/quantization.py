@@ -1,4 +1,4 @@
-"""From a failing quantization to the smallest block that still fails, and the command that explains it."""
+"""Shrinks a failing quantization to the smallest block that still fails, and makes the command that explains it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a backend does beside its answers: to memory, and to the process that it runs in."""
+"""Observes what a backend does to memory and to its process."""

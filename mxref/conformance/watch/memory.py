@@ -223,7 +223,7 @@ def _differing(now: bytes, held: bytes) -> int:
 def _overlap(a: Any, b: Any) -> bool:
     """Return whether two arrays of one library have an element's memory in common."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.may_share_memory(a, b)  # within their bounds: operands have memory of their own
+        return np.may_share_memory(a, b)  # compared by their bounds, because operands have separate memory
     if hasattr(a, "data_ptr") and hasattr(b, "data_ptr") and a.device == b.device:
         (first, end), (other, other_end) = (
             (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size()) for t in (a, b)

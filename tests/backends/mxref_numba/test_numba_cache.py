@@ -53,11 +53,12 @@ print(json.dumps({
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A copy of both packages, without their caches, and with a kernel that another file's kernel goes into."""
+    """A copy of both packages, without their kernels, and with a kernel that another file's kernel goes into.
+
+    Modules that are compiled stay so, as their times are copied too.
+    """
     for source in (PACKAGE, ROOT / "mxref"):
-        shutil.copytree(
-            source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__", "vectors")
-        )
+        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.kernel", "vectors"))
     shutil.copytree(ROOT / "mxref/vectors", tmp_path / "mxref/vectors")
     (tmp_path / "mxref_numba/inner.py").write_text(INNER)
     (tmp_path / "mxref_numba/outer.py").write_text(OUTER)
@@ -134,15 +135,21 @@ def test_folder_is_the_one_asked_for(copied: Path) -> None:
     assert run(copied, NUMBA_CACHE_DIR=str(wanted))["misses"] == 0
 
 
+def obstruct(folder: Path) -> None:
+    """Put a file where the folder is."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.write_text("in the way of the folder")
+
+
 def test_a_package_that_cannot_be_written_caches_in_the_users_folder(copied: Path) -> None:
-    (copied / "mxref_numba/__pycache__").write_text("in the way of the folder")
+    obstruct(copied / "mxref_numba/__pycache__")
     home = copied / "home"
     assert home in Path(run(copied, XDG_CACHE_HOME=str(home))["folder"]).parents
     assert run(copied, XDG_CACHE_HOME=str(home))["misses"] == 0
 
 
 def test_no_folder_at_all_is_said_once_and_costs_only_time(copied: Path) -> None:
-    (copied / "mxref_numba/__pycache__").write_text("in the way of the folder")
+    obstruct(copied / "mxref_numba/__pycache__")
     found = run(copied, XDG_CACHE_HOME="/dev/null", HOME="/dev/null")
     assert found["result"] == 6
     assert len(found["warnings"]) == 1

@@ -25,7 +25,7 @@ from mxref.steps.rounding import Rounding, round_magnitude
 from mxref_triton.aot import amdgcn, cubin, sass
 from mxref_triton.aot.__main__ import main
 from mxref_triton.aot.absent import MACHINES
-from mxref_triton.aot.budgets import Budget, check, read_budgets
+from mxref_triton.aot.budgets import KernelBudget, check, read_budgets
 from mxref_triton.aot.counts import loop_of
 from mxref_triton.aot.table import cases
 from mxref_triton.quantizer.native import DIVISORS, first_difference
@@ -207,12 +207,12 @@ RECORD = {
     ],
 )
 def test_what_exceeds_a_budget_is_named(limits, excess):
-    found = check([RECORD], [Budget("row.*", **limits)])
+    found = check([RECORD], [KernelBudget("row.*", **limits)])
     assert found == ([f"gfx950 row.rne quantize_rows: {excess}"] if excess else [])
 
 
 def test_what_is_not_counted_exceeds_any_budget():
-    found = check([RECORD | {"chained": None}], [Budget("row.*", max_chained=9)])
+    found = check([RECORD | {"chained": None}], [KernelBudget("row.*", max_chained=9)])
     assert found == ["gfx950 row.rne quantize_rows: chained is not counted"]
 
 
@@ -293,14 +293,14 @@ def test_budgets_are_enforced_under_their_release_only(monkeypatch, tmp_path):
 
 def test_what_a_loop_needs_must_be_in_the_loop():
     record = RECORD | {"mnemonics": {"v_mfma_scale": 2}, "loop_mnemonics": {"v_add_f32": 3}, "loop_alu": 3}
-    assert check([record], [Budget("*", required=("v_mfma",))]) == [
+    assert check([record], [KernelBudget("*", required=("v_mfma",))]) == [
         "gfx950 row.rne quantize_rows: no v_mfma in the loop"
     ]
 
 
 def test_a_budget_for_nothing_is_an_error():
     with pytest.raises(RecipeError, match="no kernel matches case 'colum"):
-        check([RECORD], [Budget("colum.*", max_alu=1.0)])
+        check([RECORD], [KernelBudget("colum.*", max_alu=1.0)])
 
 
 def test_a_misspelt_limit_is_an_error(tmp_path):
@@ -339,8 +339,8 @@ def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
         "torch.version.hip = 'ahead of time'\n"
         "from mxref_triton.aot import absent, table, worker\n"
         "absent.become(absent.MACHINES['gfx950'])\n"
-        "bad = table.Case('bad', lambda backend: os.abort(), 1)\n"
-        "wrong = table.Case('wrong', lambda backend: 1 / 0, 1)\n"
+        "bad = table.CompiledCase('bad', lambda backend: os.abort(), 1)\n"
+        "wrong = table.CompiledCase('wrong', lambda backend: 1 / 0, 1)\n"
         "good = table.cases()['dequantize.bfloat16']\n"
         "for r in worker.results([bad, wrong, good], absent.MACHINES['gfx950'], 1, None):\n"
         "    print(r['case'], r.get('error', len(r.get('records', ()))))\n"

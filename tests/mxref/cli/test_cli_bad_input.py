@@ -226,6 +226,8 @@ def test_help_as_it_is_shown() -> None:
     [
         (("conform", "--backend", "zzz"), ["known: ", "numba", "reference", "module:object"]),
         (("conform", "--backend", "nunba"), ["did you mean 'numba'?", "known: ", "module:object"]),
+        (("conform", "--backend", "mine.py"), ["'mine.py' is a file", "mine.py:backend"]),
+        (("explain", "weights.npy"), ["'weights.npy' is not a number", "--file weights.npy"]),
         (("conform", "--dialect", "zzz"), ["known: ", "nvidia"]),
         (("conform", "--clause", "zzz.zzz"), ["known: ", "scale."]),
         (("conform", "--op", "zzz"), ["'quantize'"]),

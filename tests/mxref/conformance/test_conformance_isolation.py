@@ -179,7 +179,7 @@ def test_one_process_is_kept_for_debuggers(tmp_path):
     refused = CliRunner().invoke(main, ["conform", "--backend", "reference", "--in-process", "--jobs", "2"])
     assert refused.exit_code == 2
     assert "exclude each other" in refused.stderr
-    with pytest.raises(BackendError, match="2 processes load the backend by its name"):
+    with pytest.raises(BackendError, match="each of 2 processes loads the backend by its name"):
         check("reference", in_process=True, jobs=2)
 
 

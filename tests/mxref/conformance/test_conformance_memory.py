@@ -163,7 +163,7 @@ def test_misuse_of_memory_is_found(backend, op, clause, message):
 
 
 def test_misuse_is_found_whatever_is_asked():
-    """The calls of every check are watched, not those of one that looks for it."""
+    """The calls of all checks are watched, not only those of the check for memory."""
     report = check(DequantizeMutates(), clauses=["dequantize.value"], level="quick")
     assert report.failing == ("conformance.protocol",)
     table = {result.clause: result for result in report.clauses}

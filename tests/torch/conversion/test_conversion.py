@@ -63,7 +63,7 @@ def test_convert_refuses_what_the_backend_does_not_declare():
         convert(Model(), recipe_of({"all": {"hadamard": 32}}), backend=Small(), seed=0)
     with pytest.raises(UnsupportedError, match="gemms"):
         convert(Model(), recipe_of({"gemm": "bounded"}), backend=Small(), seed=0)
-    with pytest.raises(LayerError, match="inside a module"):
+    with pytest.raises(LayerError, match=r"inside a module, .* nn.Sequential\(layer\)"):
         convert(nn.Linear(32, 32), recipe_of({}), backend=Small(), seed=0)
     with pytest.raises(MxrefError, match="seed"):
         convert(Model(), recipe_of({}), backend=get_backend("reference"), seed=-1)

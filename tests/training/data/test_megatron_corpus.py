@@ -15,7 +15,7 @@ import megatron_oracle as oracle
 from mxref_training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from mxref_training.data import handed_over
 from mxref_training.data.corpus import TokenCorpus, prepare_corpus
-from mxref_training.data.megatron import IndexedTokens, write_indexed
+from mxref_training.data.megatron import IndexedTokens, facts, write_indexed
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import CheckpointError, ConfigError, DataError
 
@@ -102,6 +102,29 @@ def test_another_process_gets_the_same_data(folder: Path) -> None:
         assert got.hashes == corpus.hashes
         assert got.loader(RUN).state_dict() == corpus.loader(RUN).state_dict()
         assert np.array_equal(got.loader(RUN).next_batch(7)[0], corpus.loader(RUN).next_batch(7)[0])
+
+
+def test_a_file_is_read_in_full_once_for_all_hosts_that_mount_it(
+    folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of the device is another one on each host, and after each boot."""
+    read: list[Path] = []
+    read_all, stat = facts._read, Path.stat
+    monkeypatch.setattr(facts, "_read", lambda file: read.append(file.prefix) or read_all(file))
+    prepare(folder)
+    assert len(read) == 2
+
+    def elsewhere(path: Path, **options: bool) -> os.stat_result:
+        own = stat(path, **options)
+        if path.suffix != ".bin":  # what is locked must be where it was opened
+            return own
+        rest = {name: getattr(own, name) for name in dir(own) if name.startswith("st_")}
+        return os.stat_result([*own[:2], 4321, *own[3:10]], rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", elsewhere)
+        prepare(folder)
+    assert len(read) == 2
 
 
 def test_the_vocabulary_must_hold_every_id(folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import data_files
 from data_files import make_texts, write
 from mxref_training.data import open_corpus
-from mxref_training.data.streamed import Stream, parse_stream
+from mxref_training.data.streamed import DatasetStream, parse_stream
 from mxref_training.errors import DataError
 
 own_cache = data_files.own_cache
@@ -38,23 +38,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("source", "stream"),
     [
-        ("c4", Stream("allenai/c4", "en")),
-        ("hf:allenai/c4:en", Stream("allenai/c4", "en")),
-        ("hf:allenai/c4:en:validation", Stream("allenai/c4", "en", "validation")),
-        ("hf:me/own", Stream("me/own")),
-        ("hf:me/own::test", Stream("me/own", None, "test")),
+        ("c4", DatasetStream("allenai/c4", "en")),
+        ("hf:allenai/c4:en", DatasetStream("allenai/c4", "en")),
+        ("hf:allenai/c4:en:validation", DatasetStream("allenai/c4", "en", "validation")),
+        ("hf:me/own", DatasetStream("me/own")),
+        ("hf:me/own::test", DatasetStream("me/own", None, "test")),
         ("a/file.jsonl", None),
         (Path("c4"), None),
         (["c4"], None),
     ],
 )
-def test_sources(source: object, stream: Stream | None) -> None:
+def test_sources(source: object, stream: DatasetStream | None) -> None:
     assert parse_stream(source) == stream
 
 
 @pytest.mark.parametrize("source", ["hf:", "hf::en", "hf:a:b:c:d"])
 def test_sources_that_are_none(source: str) -> None:
-    with pytest.raises(DataError, match="does not read hf:NAME"):
+    with pytest.raises(DataError, match="is not of the form hf:NAME"):
         parse_stream(source)
 
 

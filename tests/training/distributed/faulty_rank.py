@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training.run import checkpoint_files, eager
+from mxref_training.run import checkpoint_files, eager, same_software, shared_folder
 
 STEP = 4
 """The step in which a rank fails."""
@@ -55,7 +55,22 @@ def slow() -> None:
     dist.destroy_process_group = slowly
 
 
-FAULTS = {"killed": (1, killed), "disk_full": (1, disk_full), "slow": (0, slow), "none": (0, lambda: None)}
+def elsewhere() -> None:
+    """Have the rank on a host that does not share the folder of the run."""
+    shared_folder.PATIENCE = 0.5
+    place = sys.argv.index("--out") + 1
+    sys.argv[place] += "-elsewhere"
+
+
+def older() -> None:
+    """Have the rank on a host with another version of PyTorch."""
+    same_software.versions = lambda: {"torch": "1.0"}
+
+
+FAULTS = {
+    "killed": (1, killed), "disk_full": (1, disk_full), "slow": (0, slow), "elsewhere": (1, elsewhere),
+    "older": (1, older), "none": (0, lambda: None),
+}  # fmt: skip
 """The rank that has the fault, and what gives it to this process."""
 
 if __name__ == "__main__":

@@ -72,6 +72,34 @@ def test_a_killed_rank_brings_the_job_down_and_the_same_command_goes_on(folder: 
     assert metrics(out) == metrics(folder / "whole")
 
 
+def test_hosts_that_do_not_share_the_folder_are_told_before_the_first_step(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A new run, and one that goes on: its checkpoint is not called damaged."""
+    new, begun = tmp_path / "new", tmp_path / "begun"
+    shutil.copytree(folder / "whole", begun)
+    for out in (new, begun):
+        done = command(folder, out, fault="elsewhere")
+        assert done.returncode != 0
+        (error,) = errors(done)
+        assert "rank 1 on " in error
+        assert f"does not find {out / 'run.json'} as rank 0 on " in error
+        assert "--out must be a folder that all hosts share" in error
+    assert not (new / "metrics.jsonl").exists()
+    assert metrics(begun) == metrics(folder / "whole")
+
+
+def test_a_host_with_other_software_is_refused_before_anything_is_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    done = command(folder, tmp_path / "run", fault="older")
+    assert done.returncode != 0
+    (error,) = errors(done)
+    assert "the software: " in error
+    assert "on rank 1: start every rank with the same command, files and environment" in error
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 @pytest.mark.parametrize("options", [(), ("--set", "run.async_checkpoint=true")], ids=["", "async"])
 def test_a_full_disk_of_one_rank_keeps_the_checkpoint_before(
     folder: Path, tmp_path: Path, options: tuple[str, ...]

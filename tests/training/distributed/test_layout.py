@@ -19,7 +19,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.huggingface.config_json import config_json
 from mxref_training.model.llama import Llama, parameter_count
 from mxref_training.parallel import Axes, ParallelConfig
-from mxref_training.run.estimate import memory
+from mxref_training.run.memory import memory
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_what_several_ranks_cannot_do_is_refused() -> None:
         check_layout(whole, 3)
     for change, message in (
         ({"compile": Compile.MODEL}, "run.compile = 'block'"),
-        ({"shadow": 0.5}, "run.shadow is for one process"),
-        ({"telemetry_every": 2}, "run.telemetry_every is for one process"),
+        ({"shadow": 0.5}, "run.shadow works in one process only"),
+        ({"telemetry_every": 2}, "run.telemetry_every works in one process only"),
     ):
         wanted = replace(config, run=replace(config.run, **change))
         assert check_layout(wanted, 1).ranks == 1

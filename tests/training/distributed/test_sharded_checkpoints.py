@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint, checkpoint_files
+from mxref_training.run import checkpoint, checkpoint_files, checkpoint_folder
 from mxref_training.run.checkpoint import GROUPS, CheckpointStore
 from mxref_training.run.snapshot import Snapshot
 from rank_threads import cut, on_ranks
@@ -250,12 +250,12 @@ def test_what_only_the_first_rank_does_stops_all_when_it_fails(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, call, full)
+    complete = call in ("replace_text", "remove")
+    monkeypatch.setattr(checkpoint_folder if complete else checkpoint, call, full)
     found = on_ranks(2, lambda ranks: CheckpointStore(tmp_path, 2, ranks).save(snapshot(ranks)))
     assert len({str(err) for err in found}) == 1
     with pytest.raises(CheckpointError, match="cannot .*No space left on device"):
         raise found[1]
-    complete = call in ("replace_text", "remove")
     assert CheckpointStore(tmp_path, 2).latest() == (5 if complete else 3)
 
 

@@ -30,7 +30,7 @@ def capturing(graph: Any, stream: Any) -> Iterator[None]:
             yield
     except BaseException:
         ended = _ended(graph)
-        graph.reset()  # NCCL ends no connection while a graph lives, and the traceback would hold this one
+        graph.reset()  # NCCL does not close connections while a graph exists, and the traceback would keep this one
         if not ended:
             _end(pool, stream)
         raise
@@ -48,7 +48,7 @@ def _ended(graph: Any) -> bool:
 def _end(pool: Any, stream: Any) -> None:
     """End a capture for the allocator and the generator."""
     for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-        with suppress(RuntimeError):  # the capture did not get as far
+        with suppress(RuntimeError):  # the capture failed earlier
             end(stream.device_index, pool)
     # A capture that succeeds takes the generator out of capture mode. Its seed and its offset stay.
     other = torch.cuda.CUDAGraph()

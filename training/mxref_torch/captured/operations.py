@@ -25,8 +25,8 @@ LossFunction = Callable[..., Tensor]
 class StepOperations:
     """Forward and backward passes, clipping and update of a step, on tensors that stay where they are.
 
-    An update whose loss or gradient is not finite is left out on the device. So are all updates from a step on in
-    which an operand left the range of the backend's fast GEMM, until `held` is set to zero.
+    The device skips an update whose loss or gradient is not finite. If an operand leaves the range of the backend's
+    fast GEMM, it skips the update of this step and of all later ones, until `held` is set to zero.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StepOperations:
             own.copy_(tensor.pin_memory() if to_gpu else tensor, non_blocking=True)
 
     def forget_gradients(self) -> None:
-        """Leave no parameter a gradient."""
+        """Remove the gradients of all parameters."""
         for p in self.parameters:
             p.grad = None
 
@@ -110,7 +110,7 @@ class StepOperations:
         finite = torch.isfinite(losses).all() & torch.isfinite(norm)
         self.held |= exceeded
         if self._clip > 0:
-            # As torch.nn.utils.clip_grads_with_norm_ has it; a norm that is not finite scales nothing.
+            # As in torch.nn.utils.clip_grads_with_norm_; a norm that is not finite does not scale.
             factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([team.own(g) for g in gradients], torch.where(finite, factor, 1.0).float())
         self._optimizer.found_inf = (~finite | self.held).float()  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ class StepOperations:
         return StepOutcome(step, tuple(losses), norm, name), bool(exceeded)
 
     def discard(self) -> None:
-        """Forget a step that did not end: gradients, weights that are held, and amaxes."""
+        """Discard what a step that did not end has left: gradients, kept weights, and amaxes."""
         self.context.sole_uses = {}
         self.forget_gradients()
         restart(self.model)

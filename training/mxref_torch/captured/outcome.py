@@ -1,4 +1,4 @@
-"""What an optimizer step came to."""
+"""The outcome of an optimizer step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step came to, read after it."""
+    """The outcome of a step, read after it."""
 
     step: int
     losses: tuple[float, ...]
-    """Of the micro-batches, each divided by their number."""
+    """The losses of the micro-batches, each divided by their number."""
     norm: float
-    """Of all gradients before clipping; NaN where the loss is not finite."""
+    """The norm of all gradients before clipping; NaN if the loss is not finite."""
     nonfinite: str = ""
     """The first weight, in the order of the backward pass, whose gradient is not finite; else empty."""
     widened: bool = False

@@ -18,7 +18,7 @@ WARM_UP = 2
 
 
 class StepRunner:
-    """Runs a step again and again; on request it is captured once the first steps have been taken."""
+    """Runs a step repeatedly; on request, it captures the step after the first ones."""
 
     def __init__(self, operations: StepOperations, capture: bool) -> None:
         self._operations, self.capture = operations, capture
@@ -37,7 +37,7 @@ class StepRunner:
         """
         recipes = [layer.recipe for layer in self._operations.layers]
         if recipes != self._recipes:
-            # A region, or a step that was set from outside, gave the layers other recipes than the graph has.
+            # A region, or a step that the caller set, gave the layers other recipes than those of the graph.
             self.forget_graph()
             self._recipes = recipes
         if self.capture and self._graph is None and self._taken >= WARM_UP:
@@ -58,7 +58,7 @@ class StepRunner:
         self._aside(self._whole)
 
     def _aside(self, run: Callable[[], None]) -> None:
-        """Run on the stream of the capture, in turn with the caller's."""
+        """Run on the stream of the capture, after the caller's stream, which then waits for it."""
         if self._stream is None:
             run()
             return
@@ -76,7 +76,7 @@ class StepRunner:
                 self._operations.run()
         except Exception as err:
             self._operations.discard()
-            # What ends the capture raises too, and hides the cause.
+            # Ending the capture raises a second error, which hides the cause.
             cause: BaseException = err
             while cause.__context__ is not None:
                 cause = cause.__context__

@@ -88,7 +88,7 @@ class CapturedStep:
             ("clip", clip, 0),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise LayerError(f"CapturedStep: {name} = {value!r}, and it is a number from {least}")
+                raise LayerError(f"CapturedStep: {name} = {value!r}, but it must be a number from {least}")
         self.context = context.context if isinstance(context, Handle) else context
         self.model, self.optimizer = model, optimizer
         self._tokens, self._parts = tokens, micro_batches
@@ -140,7 +140,7 @@ class CapturedStep:
             )
 
     def _after_loading(self, optimizer: torch.optim.Optimizer) -> None:
-        # The optimizer has new tensors, and a graph would go on with the old ones.
+        # The optimizer has new tensors, but the graph would still use the old ones.
         self._runner.forget_graph()
         for group in optimizer.param_groups:
             group["capturable"] = True
@@ -190,7 +190,7 @@ class CapturedStep:
     def close(self) -> None:
         """Free the CUDA graph; the outcome of a step that has not been read is lost.
 
-        Ranks call it before they part: NCCL ends no connection that a graph uses.
+        Ranks call it before they disconnect: NCCL does not close a connection that a graph uses.
         """
         self._pending = None
         self._runner.forget_graph()
@@ -220,7 +220,7 @@ class CapturedStep:
         return self._sent(_Pending(step, kept, rates, self._operations.outcome))
 
     def _set(self, step: int) -> None:
-        """Tell layers, kernels and optimizer the step and the learning rates."""
+        """Give the step to layers and kernels, and the learning rates to the optimizer."""
         if len(self.optimizer.param_groups) != len(self._lrs):
             raise LayerError(
                 f"the optimizer has {len(self.optimizer.param_groups)} groups of parameters, and had {len(self._lrs)} "
@@ -238,7 +238,7 @@ class CapturedStep:
         if self._device.type == "cuda":
             pending.host = torch.empty(self._operations.outcome.shape, pin_memory=True)
             pending.host.copy_(self._operations.outcome, non_blocking=True)
-            # A thread that waits for it sleeps: others need its core where several processes share a GPU.
+            # A waiting thread sleeps, because other processes that share the GPU need its core.
             pending.done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             pending.done.record(torch.cuda.current_stream(self._device))
         else:
@@ -269,7 +269,7 @@ class CapturedStep:
         """Take a step again, one operation at a time and in the wider range, and wait for it."""
         parameters = self._operations.parameters
         gradients = [p.grad for p in parameters]
-        restart(self.model)  # its number comes again
+        restart(self.model)  # its number is used again
         self._set(pending.step)
         now = [lr.clone() for lr in self._lrs]
         try:

@@ -1,4 +1,4 @@
-"""What a step asks of the other ranks that take it too. A process alone asks nobody."""
+"""What a step needs from the other ranks that take it. A single process needs nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 class Survey(NamedTuple):
-    """What a step came to on all ranks: tensors on the device, the same on every rank."""
+    """The outcome of a step over all ranks: tensors on the device, the same on every rank."""
 
     losses: Tensor
-    """Of all parts of the batch in their order, float32."""
+    """Losses of all parts of the batch, in their order, float32."""
     norm: Tensor
-    """Of all gradients; its values are float32 numbers. Clipping computes in its type."""
+    """Norm of all gradients; its values are float32 numbers. Clipping computes in its type."""
     last: Tensor
     """The largest index of a gradient that is not finite, else -1."""
     exceeded: Tensor
@@ -24,7 +24,7 @@ class Survey(NamedTuple):
 
 
 class Team:
-    """The ranks that take a step together; this class is a process alone.
+    """The ranks that take a step together; this class is for a single process.
 
     A subclass adds over ranks. Its methods run inside a CUDA graph, so they may not wait for the device, and they are
     called on every rank in the same order.
@@ -41,11 +41,11 @@ class Team:
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:
-        """Run a backward pass in the block; behind that of the last micro-batch each gradient is the sum over ranks."""
+        """Run a backward pass in the block; after that of the last micro-batch, each gradient is the sum over ranks."""
         yield
 
     def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
-        """Return what the step came to.
+        """Return the outcome of the step.
 
         Args:
             losses: of this rank's parts, float32.
@@ -57,7 +57,7 @@ class Team:
         return Survey(losses, norm, last_nonfinite(norms), exceeded)
 
     def share_scales(self, model: nn.Module) -> None:
-        """Give FP8's history of every rank the largest magnitudes of all."""
+        """Set FP8's history on every rank to the largest magnitudes of all ranks."""
 
 
 def last_nonfinite(norms: Tensor) -> Tensor:

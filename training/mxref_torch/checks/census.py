@@ -126,8 +126,8 @@ def check_census(
         counts = f" ({'; '.join(differences)})" if differences else ""
         raise LayerError(
             f"the GEMMs that ran are not the recipe's{counts}{layers}: a layer that convert has not replaced, or "
-            "whose forward is bypassed, runs in another precision; one that does not run once in a forward pass "
-            "is to be named in `calls`"
+            "whose forward is bypassed, runs in another precision; a layer that does not run exactly once in a "
+            "forward pass must be named in `calls`"
         )
 
 

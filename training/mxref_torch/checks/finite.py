@@ -16,16 +16,16 @@ from mxref_torch.names import named_linears, named_modules, named_parameters
 
 @dataclass
 class NonfiniteSearch:
-    """Looks at every module and linear layer while it runs, and keeps what is first found."""
+    """Checks every module and linear layer while it runs, and keeps the first tensor that is not finite."""
 
     found: str | None = None
     """The first tensor with NaN or infinity, as in `dY of layers.0.q_proj`; None while all are finite."""
 
     looks: bool = True
-    """Whether the block lasts: hooks of its tensors outlive it."""
+    """Whether the block is still running: hooks of its tensors outlive it."""
 
     def look(self, tensor: Any, name: str) -> None:
-        """Look at a tensor unless one was found before; anything else is finite."""
+        """Check a tensor, unless one was found before; other objects count as finite."""
         if self.looks and self.found is None and not is_finite(tensor):
             self.found = name
 

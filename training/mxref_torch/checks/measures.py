@@ -27,7 +27,7 @@ from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operand import Operand
 
 _SLAB = 1 << 22
-"""Elements that are compared at a time: float64 copies of a whole tensor would take several times its memory."""
+"""Elements compared at a time: float64 copies of a whole tensor would need several times its memory."""
 
 _FP8_SLACK = 1 + 2.0**-20
 """The scale of a tensor and its inverse are rounded to float32, so its largest element may seem to be beyond it."""
@@ -93,7 +93,7 @@ class Totals:
         self.magnitude += magnitude
 
     def widen(self, low: float, high: float) -> None:
-        """Take a range of scales into the one so far."""
+        """Extend the range of scales."""
         self.scale_min = low if self.scale_min is None else min(low, self.scale_min)
         self.scale_max = high if self.scale_max is None else max(high, self.scale_max)
 
@@ -116,7 +116,7 @@ def finite(value: float) -> float | None:
 
 
 def percent(part: int, whole: int) -> float:
-    """Return a share in per cent, 0 of nothing."""
+    """Return a share in per cent; 0 if the whole is 0."""
     return 100.0 * part / whole if whole else 0.0
 
 
@@ -142,7 +142,7 @@ Slab = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rounded:
-    """An operand beside its source, as the rounding sees both."""
+    """An operand and its source, both as they are at the rounding."""
 
     source: torch.Tensor
     """[rows, columns] before the rounding. Of a block format the contraction axis is the last, padded and transformed.
@@ -153,9 +153,9 @@ class Rounded:
     largest: float
     """Largest magnitude of an element, in its own units."""
     inverse: torch.Tensor | float = 1.0
-    """What a result without blocks is multiplied by to be compared with the source."""
+    """Factor that makes a result without blocks comparable with the source."""
     prescale: float = 1.0
-    """What a result in blocks is divided by."""
+    """Divisor that makes a result in blocks comparable with the source."""
     scales: torch.Tensor | None = None
     """Scale codes [rows, columns / k] of a block format."""
 

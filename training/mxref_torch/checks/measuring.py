@@ -64,7 +64,7 @@ class Alignment:
 
 @dataclass
 class _LayerSums:
-    """What is known of one layer."""
+    """The measurements of one layer."""
 
     operands: dict[tuple[GemmRole, int, OperandFormat], Totals] = field(default_factory=dict)
     gradients: dict[str, Alignment] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class _Tap(torch.autograd.Function):
         ctx.mark_dirty(y)
         ctx.save_for_backward(x)
         ctx.seen, ctx.layer, ctx.place, ctx.needs_dx = seen, layer, layer.context.place, needs_dx
-        # A recipe for a region may have ended when the backward pass comes by.
+        # A region may have ended before the backward pass runs.
         ctx.recipe, ctx.gemms = layer.recipe, layer.gemms
         return y
 
@@ -221,7 +221,7 @@ class _Tap(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _uncounted(layer: MXLinear) -> Iterator[None]:
-    """Run a GEMM that is none of the step's, and leave the census as it was."""
+    """Run a GEMM that does not belong to the step, without counting it in the census."""
     censuses = layer.census, layer.context.census
     kept, trained = [Counter(census) for census in censuses], layer.census.trained
     try:
@@ -234,7 +234,7 @@ def _uncounted(layer: MXLinear) -> Iterator[None]:
 
 
 def _eager() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which compiled modules run eagerly; compiled code would pass the hooks by."""
+    """Return a context in which compiled modules run eagerly; compiled code would not run the hooks."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")

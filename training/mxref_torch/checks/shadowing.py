@@ -1,4 +1,4 @@
-"""The shadow: a share of the operations of a run, done again by the reference and compared bit by bit.
+"""The shadow: the reference repeats a share of a run's operations and compares them bit by bit.
 
 Which operations are compared follows from their number alone, by a counter-based draw. No random state is read or
 changed, and no bit of the run depends on the shadow. Of a large matrix some whole blocks are compared, at drawn

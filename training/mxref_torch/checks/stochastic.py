@@ -35,7 +35,7 @@ _STREAM_BITS = {
 }  # fmt: skip
 """Bits of a stream's fields that are flipped one by one."""
 _SIGMAS = 7
-"""Correlations of independent draws are smaller than so many standard errors."""
+"""Limit of correlations, in standard errors; independent draws stay below it."""
 
 
 def check_stochastic_rounding(backend: Backend | str, recipe: Recipe | str | Path) -> None:
@@ -130,7 +130,7 @@ def _other_streams(stream: Stream) -> Iterator[tuple[str, Stream]]:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What stochastic rounding makes of a row: [K] each."""
+    """The possible results of stochastic rounding for a row: [K] each."""
 
     grid: NDArray[np.float64]
     """Magnitudes by code."""
@@ -148,7 +148,7 @@ class _Expected:
     def of(
         cls, row: NDArray[np.float32], scales: NDArray[np.uint8], spec: OperandSpec, stream: Stream
     ) -> _Expected:
-        """Return what becomes of a row [K] under its scale codes [K / k]."""
+        """Return the possible results for a row [K] under its scale codes [K / k]."""
         format = operators.block_format(spec)
         if spec.hadamard:
             row = hadamard(row, draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector))

@@ -41,7 +41,7 @@ def _request(call: Quantized, part: Part) -> Request:
     first = (part[0].start, part[1].start)
     origin = tuple(o + f for o, f in zip(call.placement.origin or (0, 0), first, strict=True))
     shape = call.placement.global_shape or tuple(call.x.shape)
-    # The policy "raise" has answered already; here only the bits are of interest.
+    # The policy "raise" has been applied already; here only the bits matter.
     spec = replace(call.spec, nonfinite=Nonfinite.NAN_BLOCK)
     return Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
 

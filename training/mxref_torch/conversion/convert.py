@@ -81,7 +81,11 @@ def convert(
     backend = get_backend() if backend is None else require_backend(backend)
     linears = named_linears(model)
     if not linears or isinstance(model, nn.Linear):
-        raise LayerError("convert replaces the linear layers inside a module, and this model has none inside")
+        way_out = "; put it into a module, as in nn.Sequential(layer)" if linears else ""
+        raise LayerError(
+            f"convert replaces the linear layers inside a module, and this {type(model).__name__} has none "
+            f"inside{way_out}"
+        )
     chosen = chosen_linears(linears, filter_fn)
     check_master_weights(model, chosen)
     check_replaceable(model, chosen)

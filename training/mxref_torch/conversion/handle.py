@@ -57,7 +57,7 @@ class Handle:
         self._micro_batches: MicroBatches | None = None
         self._closing = -1  # backward pass whose end closes the step
 
-    # What a loop of one's own sets and reads.
+    # What a user's own training loop sets and reads.
 
     @property
     def step(self) -> int:
@@ -161,14 +161,14 @@ class Handle:
             )
         if self._micro_batches is None:
             self._micro_batches = self._place_of(rank, ranks, layers)
-            # A step that was closed by hand or captured leaves its own number behind.
+            # After a step that was closed by hand or captured, the context still has its number.
             self.context.step = self.context.next_step
         for optimizer in optimizers:
             self._followed.append(weakref.ref(optimizer))
             self._registered.append(optimizer.register_step_post_hook(self._stepped))
 
     def _place_of(self, rank: int | None, ranks: int | None, layers: Mapping[str, MXLinear]) -> MicroBatches:
-        """Return what counts the tokens, attached to model and layers."""
+        """Return the counter of tokens, attached to model and layers."""
         together = dist.is_available() and dist.is_initialized()
         ranks = ranks if ranks is not None else dist.get_world_size() if together else 1
         rank = rank if rank is not None else dist.get_rank() if together else 0
@@ -198,7 +198,7 @@ class Handle:
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and bool(skipped):
             for layer in converted(self.model).values():
-                layer.passes.forget()  # the step goes on under its number
+                layer.passes.forget()  # the step continues under the same number
         elif not in_backward():
             self._close()
         elif self._closing != (task := torch._C._current_graph_task_id()):
@@ -236,7 +236,7 @@ class Handle:
         The history that only regions of another recipe have used is under the key `regions`, if there is any. Save the
         state beside the state dict of the model, which is that of the unconverted model.
         """
-        # A step that was closed by hand or captured leaves its own number behind.
+        # After a step that was closed by hand or captured, the context still has its number.
         self.context.step = self.context.next_step
         history, regions = (
             {name: t.detach().cpu().clone() for name, t in fp8_history(self.model, of_regions=kind).items()}
@@ -262,7 +262,7 @@ class Handle:
                 f"random bits would be others; pass seed={state['seed']} to convert"
             )
         if isinstance(state["step"], bool) or not isinstance(state["step"], int) or state["step"] < 0:
-            raise LayerError(f"the saved step is {state['step']!r}, and a step is a number from 0")
+            raise LayerError(f"the saved step is {state['step']!r}, but a step is a number from 0")
         before = self.context.step
         self.context.reopen_step()
         # The phase of the step decides which layers have a history.

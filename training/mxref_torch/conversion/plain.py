@@ -45,11 +45,11 @@ def plain_of(layer: MXLinear) -> nn.Linear:
     """
     kept: tuple[nn.Linear, ...] = vars(layer).get("_plain", ())
     if not kept:
-        raise LayerError("a layer that convert has not made has no nn.Linear behind it")
+        raise LayerError("convert has not made this layer, so there is no nn.Linear to return to")
     if hasattr(layer.weight, "to_local"):
         raise LayerError(
-            "its weight is sharded, and FSDP2 knows the converted layer; save the state dict, and load it into an "
-            "unconverted model"
+            "its weight is sharded, and FSDP2 has hooks on the converted layer; save the state dict, and load it "
+            "into an unconverted model"
         )
     (plain,) = kept
     for name in _SHARED:

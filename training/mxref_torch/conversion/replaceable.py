@@ -111,7 +111,7 @@ def _check_linear(name: str, linear: nn.Module) -> None:
         raise LayerError(f"{name} is a lazy layer without a shape yet; run the model once before convert")
     if hasattr(weight, "to_local"):
         raise LayerError(
-            f"{name}: its weight is sharded already, so that the layer that convert makes would get no whole one; "
+            f"{name}: its weight is sharded already, so the converted layer would not get the whole weight; "
             "call convert first, then fully_shard"
         )
     own = type(linear).forward is not nn.Linear.forward or "forward" in vars(linear)

@@ -28,9 +28,9 @@ DTYPES = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 _FLT_MAX = torch.finfo(torch.float32).max
 _INDEX = {tensor: i for i, tensor in enumerate(FORMATS)}
 _UNSEEN = -1.0
-"""The amax of a tensor that has not been seen in this step: below every real one."""
+"""The amax of a tensor that was not seen in this step: below every real amax."""
 _NO_SCALE = 0.0
-"""The scale of a tensor that has no history yet: no formula gives it."""
+"""Marks a tensor that has no history yet: no formula gives this scale."""
 
 
 class Fp8Tensor(NamedTuple):
@@ -159,10 +159,10 @@ class Fp8Scales(nn.Module):
 
 @torch.no_grad()
 def advance_scales(scales: Iterable[Fp8Scales], held: torch.Tensor | None = None) -> None:
-    """Do what `Fp8Scales.advance` does for all layers at once: one by one they would take twenty kernels each.
+    """Do what `Fp8Scales.advance` does, for all layers at once: one by one, each would launch twenty kernels.
 
     Args:
-        scales: of the layers; those under current scaling have nothing to advance.
+        scales: of the layers; layers under current scaling have nothing to advance.
         held: as in `Fp8Scales.advance`.
     """
     by_device: dict[torch.device, list[Fp8Scales]] = {}

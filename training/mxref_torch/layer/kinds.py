@@ -15,7 +15,7 @@ from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.operand import LayerGemm, Operand, Reader, Source
+from mxref_torch.layer.operand import LayerGemm, Operand, Reader, SourceTensor
 from mxref_torch.shared.context import StepContext
 
 
@@ -26,12 +26,12 @@ class Bf16Operand(Operand):
         self.data = data
 
     @classmethod
-    def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round to bfloat16 once for all readers."""
         return [cls(cast(source.values, torch.bfloat16))] * len(readers)
 
     @classmethod
-    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
         """Return None where the operand is the tensor itself, which would be kept alive."""
         return None if source.values.dtype is torch.bfloat16 else (cls, len(readers))
 
@@ -61,7 +61,7 @@ class Fp8Operand(Operand):
         self.data, self.inverse, self.amax = data, inverse, amax
 
     @classmethod
-    def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round once for all readers, under the scale in force."""
         return [cls(*_scales(readers[0][0]).quantize(source.tensor, source.values, source.largest))] * len(
             readers
@@ -78,7 +78,7 @@ class Fp8Operand(Operand):
         return "fp8"
 
     @classmethod
-    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
         """Return None under delayed scaling, whose history each layer has for itself."""
         return None if _scales(readers[0][0]).delayed else (cls, len(readers))
 
@@ -115,7 +115,7 @@ class BlockOperand(Operand):
         self._is_prepared = False
 
     @classmethod
-    def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Quantize along the axis of each reader; two readers share one read of the tensor."""
         given = source.values, source.place, readers[0][0].context.backend_key
         texts = [gemm.texts[which] for gemm, which in readers]
@@ -140,7 +140,7 @@ class BlockOperand(Operand):
         return role.value
 
     @classmethod
-    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
+    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
         """Return the treatments and axes of both readers, unless random bits differ between layers."""
         if any(gemm.by_layer[which] for gemm, which in readers):
             return None

@@ -185,12 +185,12 @@ class MXLinear(OperandMaker):
             a = self.operands("x", tokens, place, (role,), shared=shared)[role]
             w = self.weight_operand(role, weight, place, None)
             y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
-        # As torch's own linear layer: the result is no view, which FSDP2 would warn of.
+        # As in torch's own linear layer, the result is not a view; FSDP2 would warn about one.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle holds: nothing that was made of the weight, nor a reference to it."""
+        """Return the state of a copy or a pickle, without operands made of the weight and without references to it."""
         kept = {key: value for key, value in vars(self).items() if key != "_converted"}
         return kept | {"_weights": {}, "_held": {}, "passes": self.passes.copied()}
 
@@ -209,20 +209,20 @@ class MXLinear(OperandMaker):
         self.context.reopen_step()
 
     def train(self, mode: bool = True) -> MXLinear:
-        """Set the mode; what was made of the weight is forgotten, which may change unseen in between."""
+        """Set the mode, and drop operands made of the weight, because the weight may change unnoticed in between."""
         if mode != self.training:
             self._weights.clear()
         super().train(mode)
         return self
 
     def _forget(self) -> None:
-        """Forget what is known of the weight and of the step that trained it."""
+        """Forget the version of the weight and the step that trained it."""
         self.forget_weights()
         self.context.shared.clear()
         self.passes.forget()
 
     def lies_at(self, tensor: str, placement: Placement) -> None:
-        """Say which part of a larger layer's tensor this layer's is, so that SR draws the bits of that part.
+        """Set which part of a larger layer's tensor this layer has, so that SR draws the bits of that part.
 
         Args:
             tensor: `x`, `w` or `dy`.

@@ -1,4 +1,4 @@
-"""What every kind of operand of a layer's GEMMs has in common."""
+"""The common interface of all kinds of operands of a layer's GEMMs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Reader = tuple[LayerGemm, int]
 
 
 @dataclass(eq=False)
-class Source:
+class SourceTensor:
     """A tensor from which operands are made, and where it lies."""
 
     tensor: str
@@ -68,7 +68,7 @@ class Operand(ABC):
 
     @classmethod
     @abstractmethod
-    def make(cls, source: Source, readers: Sequence[Reader]) -> Sequence[Self]:
+    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Return a tensor as each of one or two GEMMs of this kind reads it, in their order."""
 
     @classmethod
@@ -87,8 +87,8 @@ class Operand(ABC):
         return False
 
     @classmethod
-    def shared_as(cls, source: Source, readers: Sequence[Reader]) -> Hashable | None:
-        """Return a key that layers have in common whose operands of a tensor are the same; None: each has its own."""
+    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
+        """Return a key that is equal for layers with equal operands of a tensor; None if each layer has its own."""
         return cls, len(readers)
 
     @classmethod
@@ -101,7 +101,7 @@ class Operand(ABC):
         """Return the tensors that forward saves so that backward can multiply this operand."""
 
     def observe(self, tensor: str, gemm: LayerGemm) -> None:  # noqa: B027 - most kinds have no history
-        """Tell the layer's history of scales, if there is one, that training read this operand."""
+        """Record in the layer's history of scales, if there is one, that training read this operand."""
 
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Return a second operand with the layout that the backend's GEMM reads, if it has one."""

@@ -1,4 +1,4 @@
-"""What a linear layer asks of the way in which ranks compute it together, as `mxref_torch.layer.split` has it."""
+"""The interface of a layer to the ranks that compute it together; `mxref_torch.layer.split` implements it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ForwardPasses:
         self._trained: tuple[int, int] | None = None  # step, and version of the weight
 
     def forget(self) -> None:
-        """Forget the step: the weight changes by something other than an optimizer step."""
+        """Forget the step, because something other than an optimizer step changes the weight."""
         self._trained = None
 
     def copied(self) -> ForwardPasses:
@@ -45,7 +45,7 @@ class ForwardPasses:
 
     def check_step(self, layer: OperandMaker) -> None:
         """Check the number of a step; errors as in `check`."""
-        # A weight that is refilled by its owner keeps its version: nothing can be said of it here.
+        # A weight that its owner refills keeps its version, so changes cannot be seen here.
         if not layer.has_own_weight(layer.weight):
             return
         context = layer.context

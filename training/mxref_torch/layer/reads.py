@@ -1,4 +1,4 @@
-"""What the GEMMs of a linear layer read: operands made of X, W and dY, and those of W kept for a step."""
+"""The operands that a linear layer's GEMMs read: made of X, W and dY; those of W are kept for a step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
-from mxref_torch.layer.operand import LayerGemm, Operand, Source
+from mxref_torch.layer.operand import LayerGemm, Operand, SourceTensor
 from mxref_torch.layer.part import Split
 from mxref_torch.shared.context import StepContext
 from mxref_torch.shared.inputs import Made
 
 WeightKey = tuple[int, int, int, bool]
-"""Step, version and address of a weight, of which an operand was made; and whether evaluation made it."""
+"""Step, version and address of the weight that an operand was made of, and whether evaluation made it."""
 
 READERS = {
     "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
@@ -38,7 +38,7 @@ class OperandMaker(nn.Linear):
     gemms: dict[GemmRole, LayerGemm]
     """How each GEMM treats its operands now."""
     marker: torch.Tensor
-    """Tells recipes apart on the CPU."""
+    """A marker of the recipe, a tensor on the CPU, which tells recipes apart."""
     draws: bool
     """Whether an operand has random bits."""
     split: Split | None
@@ -99,7 +99,7 @@ class OperandMaker(nn.Linear):
                 watcher.reading(self.index, tensor)
         split = self.split
         largest = None if split is None or tensor not in split.tensors else split.largest
-        source = Source(tensor, values, place, self.regions[tensor], largest)
+        source = SourceTensor(tensor, values, place, self.regions[tensor], largest)
         readers = [(self.gemms[role], which) for role, which in READERS[tensor] if role in roles]
         made: dict[GemmRole, Operand] = {}
         while readers:
@@ -111,7 +111,7 @@ class OperandMaker(nn.Linear):
                 operands = kind.make(source, alike)
             else:
                 operands = shared.get(key) or shared.setdefault(key, kind.make(source, alike))
-            # Compiled code shares by finding equal calls.
+            # Compiled code shares operands by eliminating equal calls.
             if key is not None and (shared is not None or torch.compiler.is_compiling()):
                 for (gemm, _), operand in zip(alike, operands, strict=True):
                     if gemm.role is GemmRole.FPROP and tensor == "x":
@@ -147,10 +147,10 @@ class OperandMaker(nn.Linear):
             operand = self.operands("w", weight, place, (role,))[role]
         else:
             step, _, total = place.tolist()
-            # What evaluation made is not for training: averages of weights are put in place through `.data`.
+            # Training must not use evaluation's operands: averaged weights may be put in place through `.data`.
             key = step, weight._version, weight.data_ptr(), tokens is None
             if not self._keeps(slot, key):
-                # One GEMM alone gains nothing from a layout: it would make the same on its way.
+                # A layout does not help a single GEMM, which would make the same layout itself.
                 again = tokens is None or tokens < total
                 self._keep(key, weight, place, self._wanted(role, ahead, key), again)
             operand = self._weights[slot][1]
@@ -204,7 +204,7 @@ class OperandMaker(nn.Linear):
             self._weights[slot] = key, operand
 
     def _keeps(self, slot: str, key: WeightKey) -> bool:
-        """Return whether what is kept of the weight is of that step and version, and may be used there."""
+        """Return whether the kept operands of the weight belong to that step and version, and may be used."""
         if slot not in self._weights:
             return False
         *made_of, by_evaluation = self._weights[slot][0]

@@ -83,7 +83,7 @@ def _reduced(tensor: torch.Tensor, how: str, group: Any) -> torch.Tensor:
 
 
 class _AddGradients(torch.autograd.Function):
-    """X as it is; dX is the sum over ranks."""
+    """Returns X unchanged in the forward pass, and the sum of dX over ranks in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
@@ -96,7 +96,7 @@ class _AddGradients(torch.autograd.Function):
 
 
 class _AddParts(torch.autograd.Function):
-    """The sum of Y over ranks; dY as it is."""
+    """Returns the sum of Y over ranks in the forward pass, and dY unchanged in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, group: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ def _decode(q: torch.Tensor) -> torch.Tensor:
 
 
 _FP8_UNIT = 16
-"""What cuBLAS wants N and K to be multiples of in FP8."""
+"""For FP8, cuBLAS needs N and K to be multiples of this."""
 
 
 @operator

@@ -75,9 +75,9 @@ def _(
 def _layout_of(
     impl: Backend, shapes: tuple[tuple[int, ...], ...], spec: str, length: int, profile: str
 ) -> list[tuple[torch.Size, torch.dtype]]:
-    """Return shapes and types of a layout. Only the backend knows them: it is asked for the layout of zeros."""
+    """Return shapes and types of a layout. Only the backend knows them, so it makes the layout of zeros."""
     treatment = parse_spec(spec)
-    # Its kernels read memory, so it gets some.
+    # Its kernels read memory, so real memory is allocated.
     with unset_fake_temporarily():
         codes, scales = (impl.from_numpy(np.zeros(shape, np.uint8)) for shape in shapes)
         shape, format = (shapes[0][0], length), block_format(treatment)

@@ -1,4 +1,4 @@
-"""What operators are given by name or number: backends, treatments, random streams, places and censuses."""
+"""What operators receive as names or numbers: backends, treatments, random streams, places and censuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mxref.steps.rounding import Rounding
 from mxref.tomlio import build, nearest, to_table
 
 Gemm = tuple[GemmRole, OperandFormat, OperandFormat]
-"""What the census tells GEMMs apart by: role, and the formats of its two operands."""
+"""The key of the census: a GEMM's role and the formats of its two operands."""
 
 Census = Counter[Gemm]
 """How often each GEMM ran."""
@@ -44,7 +44,7 @@ class LayerCensus(Counter[Gemm]):
     """Is told the role and the tokens of each GEMM that ran, those of a recomputation too."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy or a pickle is made of, without the listener; `Counter` leaves all attributes out."""
+        """Return how to copy or pickle it, without the listener; `Counter` would leave all attributes out."""
         return type(self), (dict(self),), vars(self) | {"listener": None}
 
 
@@ -76,7 +76,7 @@ def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOv
                 "have all three GEMMs: use these, or call it within torch.no_grad()"
             )
         if changes:
-            # What autograd has saved of it is no longer what it was.
+            # Tells autograd that its saved copy of the tensor is out of date.
             torch.autograd.graph.increment_version(arguments[0])
         return untraced()(*arguments)
 
@@ -174,12 +174,12 @@ def placed(
 
 
 def formats_text(a: OperandFormat, b: OperandFormat) -> str:
-    """Return the formats of a GEMM's two operands as texts write them: one name if they have the same."""
+    """Return the formats of a GEMM's two operands for messages: one name if they are equal."""
     return a.name if a is b else f"{a.name} x {b.name}"
 
 
 def gemm_text(gemm: Gemm) -> str:
-    """Return what the census counts as texts write it, as in `fprop in mxfp4`."""
+    """Return a key of the census for messages, as in `fprop in mxfp4`."""
     role, a, b = gemm
     return f"{role.value} in {formats_text(a, b)}"
 
@@ -219,7 +219,7 @@ def draws_by_layer(spec: OperandSpec) -> bool:
 
 
 def _words(values: Sequence[int]) -> torch.Tensor:
-    """Return integers as operators take what differs between layers and steps: int64, on the CPU.
+    """Return integers that differ between layers and steps as operators take them: int64, on the CPU.
 
     `torch.compile` would compile anew for every value of an integer; all values of a tensor share one graph.
     """
@@ -233,7 +233,7 @@ def stream_words(seed: int, layer: int, operand: int) -> torch.Tensor:
 
 _WHOLE = (0, 0, -1, -1)
 WHOLE = _words(_WHOLE)
-"""`region_words` of a matrix that is no part of a larger one."""
+"""`region_words` of a matrix that is not part of a larger one."""
 
 
 def region_words(placement: Placement) -> torch.Tensor:

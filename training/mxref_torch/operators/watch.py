@@ -69,7 +69,7 @@ class Multiplied:
 
 
 class Watcher(Protocol):
-    """What receives every operation of the operators."""
+    """Receives every operation of the operators."""
 
     def quantized(self, call: Quantized) -> None:
         """Receive a quantization."""

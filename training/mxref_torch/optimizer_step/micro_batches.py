@@ -34,14 +34,14 @@ _TWO_PASSES = (
 
 
 class MicroBatches:
-    """Moves a context from one micro-batch to the next; a caller who sets the place by hand takes it over."""
+    """Moves a context from one micro-batch to the next, unless the caller sets the place by hand."""
 
     def __init__(self, context: StepContext, layers: Sequence[MXLinear], rank: int, ranks: int) -> None:
         self.context, self.layers = context, layers
         share = STEP_TOKENS // ranks // _LONGEST * _LONGEST  # whole Hadamard groups
         self._first, self._end = rank * share, (rank + 1) * share
         self._tokens, self._follows = 0, True
-        # Whether the forward pass of the whole model that began last is of training.
+        # Whether the last forward pass of the whole model was one of training.
         self._in_training = False
         # Whether a compiled forward pass of training has no backward pass yet.
         self._begun = False
@@ -49,7 +49,7 @@ class MicroBatches:
         self._set(self._first)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what the hook of a copied model holds: it counts nothing, as no handle follows the copy."""
+        """Return the object for a copied model's hook: it counts nothing, because no handle follows the copy."""
         return {**vars(self), "_tokens": 0, "_origin": None, "_follows": False}
 
     def begin_step(self) -> None:
@@ -60,7 +60,7 @@ class MicroBatches:
 
     @property
     def counts(self) -> bool:
-        """Whether the place is counted here: it is what was set last."""
+        """Whether the place is counted here: the place is still the one that was set last."""
         return (self.context.token_origin, self.context.global_tokens) == (self._origin, STEP_TOKENS)
 
     def begin_pass(self, module: torch.nn.Module, arguments: Any) -> None:
@@ -116,7 +116,8 @@ class MicroBatches:
         origin = self._origin + tokens + -tokens % self._unit(tokens)
         if origin > self._end:
             raise StepError(
-                f"more than {self._end - self._first} tokens ran in a step on this rank, for which it has random bits: "
+                f"more than {self._end - self._first} tokens ran in a step on this rank, and it has random bits "
+                "for no more: "
                 "step the optimizer earlier, or set token_origin and global_tokens before each forward pass"
             )
         self._set(origin)

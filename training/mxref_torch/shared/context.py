@@ -78,7 +78,7 @@ class StepContext:
         if name in _LEAST and not (name == "global_tokens" and value is None):
             whole = isinstance(value, Integral) and not isinstance(value, bool)
             if not whole or value < _LEAST[name]:
-                raise LayerError(f"{name} = {value!r}, and it is a whole number from {_LEAST[name]}")
+                raise LayerError(f"{name} = {value!r}, but it must be a whole number from {_LEAST[name]}")
         if name == "step" and self.schedule is not None:
             self.schedule.enter(value)
         super().__setattr__(name, value)
@@ -96,7 +96,7 @@ class StepContext:
         return self.schedule is not None and self.schedule.changes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle holds: a backend that is found by its name travels as its name."""
+        """Return the state of a copy or a pickle; a backend that can be found by its name is stored as its name."""
         state = dict(vars(self))
         with suppress(MxrefError):
             if get_backend(self.backend.name) is self.backend:
@@ -154,7 +154,7 @@ class StepContext:
         return self.step + (self._closed == self.step)
 
     def note_closed(self) -> None:
-        """Take note that a CUDA graph has taken the step, which closes none in Python."""
+        """Record that a CUDA graph has taken the step: a replay does not close a step in Python."""
         self._closed = self.step
 
     def note_next_step(self) -> None:
@@ -171,7 +171,7 @@ class StepContext:
         )
 
     def reopen_step(self) -> None:
-        """Forget the last optimizer step, so that its number may come again."""
+        """Forget the last optimizer step, so that its number may be used again."""
         self._closed = None
         for own in self.layers:
             own.trained = False
@@ -189,7 +189,7 @@ _WAY_OUT = (
 
 
 def repeated(step: int) -> str:
-    """Return the message of a step whose number was not moved on though the weights changed."""
+    """Return the message of a step whose number was not increased although the weights changed."""
     return (
         f"the weights have changed since a forward pass of step {step}, and its random bits would be drawn again: "
         f"{_WAY_OUT}; before you repeat the step, or after you loaded weights, call mxref_torch.restart(model)"
@@ -197,7 +197,7 @@ def repeated(step: int) -> str:
 
 
 def stood_still(step: int) -> str:
-    """Return the message of a step whose number was not moved on under a recipe with a schedule."""
+    """Return the message of a step whose number was not increased under a recipe with a schedule."""
     return (
         f"the recipe's schedule uses the number of the step, and step {step} was already trained: {_WAY_OUT}; before "
         "you repeat the step, call mxref_torch.restart(model)"

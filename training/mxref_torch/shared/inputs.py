@@ -15,17 +15,16 @@ Made = dict[Any, Any]
 
 
 class SharedOperands:
-    """The operands that were made of the last tensors that layers read, for as long as these tensors live.
-
-    A tensor is told by its identity, version and memory, so that a change in place makes its operands anew. A layer
-    that reads a tensor again does so in another forward pass. Only what does not depend on the layer belongs here.
+    """The operands that were made of the last tensors that layers read, as long as these tensors live. A tensor is
+    recognised by its identity, version and memory, so its operands are made anew after a change in place. If a layer
+    reads a tensor again, another forward pass has begun. Only operands that do not depend on the layer belong here.
     """
 
     def __init__(self) -> None:
         self._held: list[tuple[weakref.ref[torch.Tensor], tuple[int, int], Made, set[int]]] = []
 
     def of(self, x: torch.Tensor, layer: object) -> Made | None:
-        """Return what other layers made of a tensor, to look up and to add to; None if changes of it go unnoticed."""
+        """Return the table of a tensor's operands, to extend; None if changes of the tensor cannot be seen."""
         if x.is_inference():
             return None
         state = x._version, x.data_ptr()

@@ -64,7 +64,7 @@ class RecipeSchedule:
         self._layers: weakref.WeakValueDictionary[int, TakesRecipe] = weakref.WeakValueDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle holds: not the layers, whose copies join the copy."""
+        """Return the state of a copy or a pickle without the layers; their copies join the copy."""
         return {**vars(self), "_layers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class RecipeSchedule:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Refuse another phase within a `with` statement, which gives the layers recipes of its own."""
+        """Refuse a change of phase within a `with` statement that gives the layers other recipes."""
         self._held += 1
         try:
             yield

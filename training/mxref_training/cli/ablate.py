@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mxref_training.lab.arm import ArmRun
-    from mxref_training.lab.ladder import Ladder
     from mxref_training.lab.runner import Runner
 
 
@@ -204,7 +203,7 @@ def ablate(
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     began = time.monotonic()
     if (moments or updates) and not branches:
-        raise click.UsageError("--moments and --updates are given with --branch")
+        raise click.UsageError("--moments and --updates need --branch")
     wait_passively()
     from mxref_training.lab.ladder import load_ladder
 
@@ -214,9 +213,11 @@ def ablate(
         show_arms(loaded, names)
         return
     if folders and not collects:
-        raise click.UsageError(f"{folders[0]}: folders are named with --collect")
+        raise click.UsageError(f"{folders[0]}: folders of results need --collect")
     if collects:
-        _collect(loaded, folders, out)
+        from mxref_training.cli.ablate_collect import collect_folders
+
+        collect_folders(loaded, folders, out)
         return
     from mxref.discovery import choose, get_backend
     from mxref.errors import RecipeError
@@ -322,6 +323,7 @@ def ablate(
             folder,
             keep_checkpoints=kept,
             extra=lambda corpus: prepare(last_val, last_recipes, config, corpus, computes),
+            then="the probe" if probes else "",
             **shared,
         )
     except Interrupted as err:
@@ -333,18 +335,3 @@ def ablate(
         left_out = [arm.name for arm in loaded.arm if arm.name not in names]
         probe_reference(loaded, left_out, folder, computes)
     show_ladder(results, folder)
-
-
-def _collect(ladder: Ladder, folders: tuple[Path, ...], out: Path | None) -> None:
-    if out is None or not folders:
-        raise click.UsageError("--collect needs folders, and --out for what is collected")
-    require("ablate", "torch", "tokenizers", "matplotlib", "jinja2")
-    from mxref.terminal import echo
-    from mxref_training.cli.ablate_pages import show_branches
-    from mxref_training.lab.collect import collect
-
-    found = collect(ladder, folders, out, lambda line: echo(line, err=True))
-    if found.ladder:
-        show_ladder(found.ladder, out)
-    if found.branches:
-        show_branches(found.branches, out)

@@ -14,7 +14,7 @@ from mxref.cli.known import one_of_or_file, several_of
 
 _PACKAGE = Path(__file__).parents[1]
 _RESULTS = ("run.json", "results.json", "probe.json")
-"""A file that the folder of a run, of a ladder or of a probe has."""
+"""Each folder of a run, a ladder or a probe has one of these files."""
 _DEPTH = 2
 
 
@@ -25,7 +25,7 @@ def shipped(folder: str) -> list[str]:
 
 def _arms(ctx: Context) -> Iterator[str]:
     """Yield the arms of the ladder that the command names; none if its file cannot be read."""
-    # Behind an option without its value, click leaves the arguments unparsed.
+    # After an option without its value, click does not parse the arguments.
     ladder = next(iter([*filter(None, [ctx.params.get("ladder")]), *ctx.args]), "")
     file = Path(ladder) if ladder.endswith(".toml") else _PACKAGE / "ladders" / f"{ladder}.toml"
     try:

@@ -18,14 +18,14 @@ from mxref_training.cli.setting import FOLDER
 if TYPE_CHECKING:
     from mxref.backend import Backend
     from mxref_training.lab.ladder import Ladder
-    from mxref_training.probe.arms import Arm
+    from mxref_training.probe.arms import NamedRecipe
     from mxref_training.probe.measure import Said
     from mxref_training.probe.moments import Moment
     from mxref_training.probe.results import Results
 
 
 CPU_TOKENS = 512
-"""Most tokens with which a CPU probes the reference of a ladder."""
+"""On a CPU, the reference of a ladder is probed with this many tokens at most."""
 
 
 @click.command()
@@ -195,7 +195,7 @@ def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, bac
 
     moments = find_moments([folder / "arms" / ladder.reference.name])
     arms = chosen_arms([], {"ladder": ladder}, left_out)
-    # A CPU shall not take longer for this than for an arm.
+    # On a CPU this must not take longer than an arm.
     run = moments[0].config().run
     few = max(1, CPU_TOKENS // run.seq_len) if "cpu" in backend.capabilities.devices else run.sequences
     shape = Shape(sequences=min(few, run.sequences))
@@ -205,7 +205,7 @@ def probe_reference(ladder: Ladder, left_out: Collection[str], folder: Path, bac
 
 
 def _measured(
-    moments: Sequence[Moment], arms: Sequence[Arm], backend: Backend, out: Path, **options: Any
+    moments: Sequence[Moment], arms: Sequence[NamedRecipe], backend: Backend, out: Path, **options: Any
 ) -> Results:
     """Probe the checkpoints, with the progress on standard error, and write the numbers."""
     from mxref_training.probe.results import save
@@ -221,7 +221,7 @@ def _measured(
 
 @contextmanager
 def _progress() -> Iterator[Said]:
-    """Yield what takes lines of progress: a line that changes where standard error is a terminal, else plain ones."""
+    """Yield a function that shows progress: one changing line if standard error is a terminal, else plain lines."""
     from mxref.terminal import console, echo
 
     screen = console(stderr=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _LET_IT_SPEAK = 5
-"""Seconds that a rank stays after another one has failed, if nobody ends it sooner."""
+"""Seconds that a rank waits to be ended after another one has failed."""
 
 
 @click.command(cls=ForRanks)
@@ -166,7 +166,7 @@ def train(
         raise click.UsageError(f"--{next(iter(mesh)).replace('_', '-')} is an option of --dry-run")
     folder = out or Path("runs") / f"{Path(config).stem}-{Path(recipe).stem}"
     if not resume and restarted():
-        resume = True  # else each restart would delete what the attempt before has trained
+        resume = True  # otherwise each restart would delete the training of the attempt before
         if started.first:
             echo(
                 "torchrun has started the ranks again: the run goes on, --no-resume deletes nothing more",
@@ -212,7 +212,7 @@ def _train(
     observe: Observation,
     ranks: Ranks,
 ) -> int:
-    """Train, print what it came to, and return the exit code."""
+    """Train, print the result, and return the exit code."""
     from mxref.terminal import echo
     from mxref_training.run import loop
     from mxref_training.run.preflight import preflight

@@ -69,7 +69,7 @@ VALIDATION_SHARE = 0.05  # of source files
 
 
 @dataclass(frozen=True)
-class Side:
+class SideReport:
     """Counts of one side of the split; `sha256` is computed by `documents.TextHash`."""
 
     documents: int
@@ -92,8 +92,8 @@ class BuiltinReport:
         near: nearly repeated paragraphs removed, including paragraphs of validation that training quotes.
     """
 
-    train: Side
-    val: Side
+    train: SideReport
+    val: SideReport
     sources: dict[str, int]
     versions: dict[str, str]
     absent: tuple[str, ...]
@@ -120,7 +120,7 @@ class Builtin:
 
 
 def _documents(paragraphs: list[str]) -> Iterator[str]:
-    """Join paragraphs to documents of at most `MAX_DOCUMENT` characters, unless one paragraph is longer."""
+    """Join paragraphs into documents of at most `MAX_DOCUMENT` characters; a longer paragraph is a document."""
     text = ""
     for paragraph in paragraphs:
         if text and len(text) + 1 + len(paragraph) > MAX_DOCUMENT:
@@ -149,9 +149,9 @@ class _Writer:
         self._documents += 1
         self._characters += len(text)
 
-    def side(self) -> Side:
+    def side(self) -> SideReport:
         """Return the counts so far."""
-        return Side(self._documents, self._characters, self._hash.hexdigest())
+        return SideReport(self._documents, self._characters, self._hash.hexdigest())
 
 
 @contextlib.contextmanager
@@ -214,7 +214,8 @@ def _build(folder: Path, sources: list[Installed], absent: tuple[str, ...]) -> N
         for file in files:
             side, paragraphs = train, file.paragraphs
             if file.code in held_out:
-                # A paragraph that a longer training paragraph quotes passed as new, but training reads it.
+                # A validation paragraph that a longer training paragraph quotes is new to the test, but training reads
+                # its text.
                 side, paragraphs = val, [p for p in file.paragraphs if not _is_known(p, known)]
                 leaked += len(file.paragraphs) - len(paragraphs)
             for document in _documents(paragraphs):
@@ -263,7 +264,7 @@ def builtin_corpus(distributions: Sequence[str] = DISTRIBUTIONS, pattern: str = 
     folder = cached("builtin", key, lambda partial: _build(partial, sources, absent))
     try:
         fields = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        train, val = Side(**fields.pop("train")), Side(**fields.pop("val"))
+        train, val = SideReport(**fields.pop("train")), SideReport(**fields.pop("val"))
         report = BuiltinReport(train, val, absent=tuple(fields.pop("absent")), **fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"the cached corpus in {folder} is damaged: delete this folder") from error

@@ -112,7 +112,7 @@ def _lock(final: Path) -> Path:
 
 
 def _sweep(parent: Path, own: Path) -> None:
-    """Remove what killed builders left; the caller holds the lock of `own`."""
+    """Remove the temporary folders of killed builders; the caller holds the lock of `own`."""
     for left in parent.glob(".*.tmp"):
         final = left.with_name(left.name[1 : -len(".tmp")])
         with suppress(_Busy), nullcontext() if final == own else locked(_lock(final), _Busy):

@@ -137,7 +137,7 @@ def require_indexed_sides(data: DataConfig, train: Parts | None, val: Parts | No
         )
     if len(val) > 1:
         raise ConfigError(
-            "data.val names several token files: validation data must be one, because its order counts"
+            "data.val names several token files: validation data must be one file, because its order counts"
         )
     if data.max_documents:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a configuration says of data and tokenizer, in words, without reading any data."""
+"""Describes the data and the tokenizer of a configuration in words, without reading any data."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def side_to_table(tokens: Tokens | IndexedTokens) -> dict[str, Any]:
     path = getattr(tokens.ids, "filename", None)
     if path is None:
         raise DataError(
-            "these tokens are in no file, so no other process can read them: prepare_corpus makes one"
+            "these tokens are not in a file, so no other process can read them: prepare_corpus writes one"
         )
     facts = {"documents": tokens.documents, "utf8_bytes": tokens.utf8_bytes, "sha256": tokens.sha256}
     return {"path": str(path), "length": len(tokens), **facts}

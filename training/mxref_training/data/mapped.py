@@ -1,4 +1,4 @@
-"""Watches a file that is mapped into memory: to read behind the end of one that was cut kills the process (SIGBUS)."""
+"""Watches a file that is mapped into memory: reading beyond the end of a shortened file kills the process (SIGBUS)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MappedFile:
     memory: mmap.mmap
     size: int
     mark: Mark | None
-    """None: the path names no file any more; its content stays mapped."""
+    """None: there is no file at the path any more; its content stays mapped."""
 
     @classmethod
     def of(cls, ids: NDArray[Any]) -> MappedFile | None:

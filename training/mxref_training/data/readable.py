@@ -1,4 +1,4 @@
-"""Whether the data of a run can be read, found out without reading it all and without writing anything."""
+"""Checks that the data of a run can be read, without reading all of it and without writing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ BUILTIN = "builtin"
 HOLDOUT_SHARE = 0.02  # share of the documents that is held out if no validation data is given
 MAX_OVERLAP = 0.01  # share of validation documents found in training from which the split counts as broken
 
-Source = PathLike | Sequence[PathLike]
+CorpusPaths = PathLike | Sequence[PathLike]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Reader:
     """A named stream of documents, optionally without some of them."""
 
     name: str
-    source: Source
+    source: CorpusPaths
     max_line: int
     unchecked: dict[Path, None] = field(default_factory=dict)
     """The files without a checksum among those read so far, in the order of reading."""
@@ -88,7 +88,7 @@ class _Reader:
         ]
 
 
-def _reader(source: Source, side: str, documents: int, max_line: int, notes: list[str]) -> _Reader:
+def _reader(source: CorpusPaths, side: str, documents: int, max_line: int, notes: list[str]) -> _Reader:
     """Resolve one side of a corpus; `side` is `train` or `val`."""
     if source == BUILTIN:
         corpus = builtin_corpus()
@@ -141,7 +141,7 @@ def _separate(train: _Reader, val: _Reader, notes: list[str]) -> tuple[Documents
     return train_docs, val_docs, len(common)
 
 
-def _has_own_validation(train: Source) -> bool:
+def _has_own_validation(train: CorpusPaths) -> bool:
     """Return whether a source for training has a validation side of its own."""
     if train in (BUILTIN, C4):
         return True
@@ -150,8 +150,8 @@ def _has_own_validation(train: Source) -> bool:
 
 
 def open_corpus(
-    train: Source,
-    val: Source | None = None,
+    train: CorpusPaths,
+    val: CorpusPaths | None = None,
     *,
     stream_documents: int = 100_000,
     stream_val_documents: int = 2_000,

@@ -27,7 +27,7 @@ _WAY_OUT = "pass a JSONL file with a text field, or `builtin`"
 
 
 @dataclass(frozen=True)
-class Stream:
+class DatasetStream:
     """A data set, as `datasets.load_dataset` finds it.
 
     Attributes:
@@ -44,33 +44,33 @@ class Stream:
         return ":".join([self.name, *([self.config] if self.config else [])])
 
 
-def parse_stream(source: object) -> Stream | None:
+def parse_stream(source: object) -> DatasetStream | None:
     """Return the data set that `c4` or `hf:NAME[:CONFIG[:SPLIT]]` names; None for any other source.
 
     Raises:
         DataError: the name is empty, or there are too many parts.
     """
     if source == C4:
-        return Stream("allenai/c4", "en")
+        return DatasetStream("allenai/c4", "en")
     if not isinstance(source, str) or not source.startswith(PREFIX):
         return None
     name, *rest = source.removeprefix(PREFIX).split(":")
     if not name or len(rest) > 2:
         raise DataError(
-            f"{source!r} does not read hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, as in hf:allenai/c4:en"
+            f"{source!r} is not of the form hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, as in hf:allenai/c4:en"
         )
     config, split = (*rest, None, None)[:2]
-    return Stream(name, config or None, split or None)
+    return DatasetStream(name, config or None, split or None)
 
 
-def has_validation(stream: Stream) -> bool:
+def has_validation(stream: DatasetStream) -> bool:
     """Return whether a data set has a split named `validation`; DataError if it cannot be reached."""
     return VALIDATION in _asked(
         stream, lambda datasets: datasets.get_dataset_split_names(stream.name, stream.config)
     )
 
 
-def fetched(stream: Stream, split: str, documents: int, notes: list[str]) -> Path:
+def fetched(stream: DatasetStream, split: str, documents: int, notes: list[str]) -> Path:
     """Return a JSONL file with the first documents of a split, from the cache if it has them.
 
     Args:
@@ -113,7 +113,7 @@ def _local_state(name: str) -> str:
     return " ".join(f"{path} {state.st_size} {state.st_mtime_ns}" for path, state in states)
 
 
-def _texts(stream: Stream, split: str, documents: int) -> Iterator[str]:
+def _texts(stream: DatasetStream, split: str, documents: int) -> Iterator[str]:
     rows = _asked(
         stream,
         lambda datasets: iter(datasets.load_dataset(stream.name, stream.config, split=split, streaming=True)),
@@ -131,7 +131,7 @@ def _texts(stream: Stream, split: str, documents: int) -> Iterator[str]:
         yield text
 
 
-def _asked(stream: Stream, question: Any) -> Any:
+def _asked(stream: DatasetStream, question: Any) -> Any:
     """Return what the package answers; DataError for whatever it raises."""
     if importlib.util.find_spec("datasets") is None:
         raise DataError(f"{stream} needs the package datasets: pip install 'mxref[datasets]', or {_WAY_OUT}")

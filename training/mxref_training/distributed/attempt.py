@@ -23,7 +23,7 @@ def of_this_attempt(store: Store, rank: int, world: int, timeout: timedelta) -> 
     """Return the part of a store that the ranks of this attempt alone use; collective.
 
     The first rank invents a name. Every other rank answers to the name that it finds with a word of its own, and goes
-    on when the first rank has repeated that word. So nothing that an earlier attempt has left is believed.
+    on when the first rank has repeated that word. Entries of an earlier attempt are therefore never used.
 
     Args:
         store: shared by all ranks of all attempts.

@@ -36,6 +36,13 @@ TIMEOUT = timedelta(hours=1)
 _PATIENCE = timedelta(seconds=1)
 _TURNS = count()
 """Numbers the blocks of `first_alone`, which all ranks reach in the same order."""
+_CONNECTING = timedelta(minutes=10)
+"""How long a rank tries to reach the others at first. They start together, but may import slowly."""
+_LOST = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "connection timed out", "no route to host",
+    "timed out waiting", "remote process exiting prematurely", "remote process has terminated",
+)  # fmt: skip
+"""What gloo and NCCL say, in lower case, when another process or its host has gone."""
 _FAILED = "mxref/failed"
 """The key under which the first rank that fails puts its number."""
 
@@ -185,7 +192,7 @@ class Ranks:
             if first != self.rank:
                 raise PeerStopped(f"rank {first} has failed") from err
             if not isinstance(err, MxrefError) and (lost := _lost_connection(err)):
-                # `torchrun` shows how the other process ended, so it is not told of this error.
+                # `torchrun` shows how the other process ended, so this error is not reported to it.
                 raise PeerLost(
                     f"rank {self.rank}: another rank ended without an error of its own (was it killed?): {lost}; "
                     "the same command goes on from the newest checkpoint"
@@ -207,7 +214,7 @@ class Ranks:
         # Not a collective: other ranks may be in another one, or gone.
         store = _store()
         if isinstance(err, MxrefError) and not self.first:
-            # What is wrong everywhere, as a setting is, the first rank says.
+            # The first rank reports an error that all ranks have, such as a wrong setting.
             with suppress(RuntimeError):
                 store.wait([_FAILED], _PATIENCE)
         try:
@@ -241,12 +248,23 @@ def _tell_launcher(err: Exception) -> None:
 
 
 def _lost_connection(err: Exception) -> str:
-    """Return how a collective failed because another process has gone; nothing if it failed otherwise."""
+    """Return how a collective failed because another process has ended; empty if it failed for another reason."""
     text = str(err).lower()
-    for said in ("connection closed by peer", "connection reset by peer", "broken pipe"):
+    for said in _LOST:
         if isinstance(err, RuntimeError) and said in text:
             return said
     return raised_text(err) if isinstance(err, dist.DistNetworkError | dist.DistStoreError) else ""
+
+
+def _between_hosts(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what several hosts need to reach each other; nothing if there is one."""
+    if ranks.world == ranks.local_world:
+        return ""
+    address, port = (environment.get(name, "not set") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return (
+        f"; every host must reach MASTER_ADDR = {address}, MASTER_PORT = {port}; if a host's name leads to another "
+        "network, as to 127.0.1.1, name the network interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    )
 
 
 SOLE = Ranks()
@@ -309,12 +327,15 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
 
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
-        store, rank, world = next(rendezvous("env://", ranks.rank, ranks.world, timeout=TIMEOUT))
-        own = of_this_attempt(store, rank, world, TIMEOUT)
+        store, rank, world = next(rendezvous("env://", ranks.rank, ranks.world, timeout=_CONNECTING))
+        own = of_this_attempt(store, rank, world, _CONNECTING)
+        own.set_timeout(TIMEOUT)
         backends = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
         dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)
     except (RuntimeError, ValueError, TimeoutError) as err:
-        raise ConfigError(f"the ranks cannot connect to each other: {raised_text(err)}") from err
+        raise ConfigError(
+            f"the ranks cannot connect to each other: {raised_text(err)}{_between_hosts(ranks)}"
+        ) from err
     try:
         yield ranks
     except BaseException:

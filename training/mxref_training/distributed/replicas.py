@@ -1,4 +1,4 @@
-"""Ranks that each hold the whole model: gradients are added over them while the backward pass makes more of them."""
+"""Ranks that each hold the whole model: gradients are added over the ranks while the backward pass goes on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Replicas:
 
     @contextmanager
     def adding(self, last: bool) -> Iterator[None]:
-        """Run a backward pass in the block; behind that of the last micro-batch each gradient is the sum over ranks."""
+        """Run a backward pass in the block; after that of the last micro-batch, each gradient is the sum over ranks."""
         if not last:
             yield
             return

@@ -50,7 +50,7 @@ def shard(model: Any, mesh: DeviceMesh, device: torch.device, keep_gathered: boo
     for layer in model.model.layers:
         fully_shard(layer, mesh=over, reshard_after_forward=not keep_gathered)
     fully_shard(model, mesh=over)
-    # Else a layer is gathered when the CPU comes to it, and a GPU that waits for the CPU waits for that too.
+    # Otherwise a layer is gathered only when the CPU reaches it, and a GPU that waits for the CPU also waits for that.
     for before, layer in pairwise((model, *model.model.layers)):
         before.set_modules_to_forward_prefetch([layer])
     register_fsdp_forward_method(model, "through")

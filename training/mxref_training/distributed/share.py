@@ -103,7 +103,7 @@ def check_layout(config: TrainConfig, ranks: int) -> Axes:
     ):
         if wanted:
             raise ConfigError(
-                f"{key} is for one process, and there are {ranks} ranks: switch it off"
+                f"{key} works in one process only, and there are {ranks} ranks: switch it off"
                 + (", or take run.compile = 'block'" if "compile" in key else "")
             )
     return axes

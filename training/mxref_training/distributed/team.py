@@ -1,4 +1,4 @@
-"""The ranks of a run as `mxref_torch.CapturedStep` sees them: what they tell each other in a step, on the device."""
+"""The ranks of a run for `mxref_torch.CapturedStep`: the values that they exchange in a step, on the device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RankTeam(Team):
             yield
 
     def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
-        """Return what the step came to on all ranks, with the norm as `clip_split_gradients` computes it."""
+        """Return the outcome of the step over all ranks, with the norm as `clip_split_gradients` computes it."""
         norms, square = own_norms(gradients, self._share.ranks)
         own = torch.cat(
             [losses.double(), torch.stack([square, last_nonfinite(norms).double(), exceeded.double()])]
@@ -53,7 +53,7 @@ class RankTeam(Team):
         return Survey(every, total.sqrt().float().double(), last.max(), any_exceeded.any())
 
     def share_scales(self, model: nn.Module) -> None:
-        """Give FP8's history of every rank the largest magnitudes of all."""
+        """Set FP8's history on every rank to the largest magnitudes of all ranks."""
         share_amax(model, self._share.ranks)
 
 

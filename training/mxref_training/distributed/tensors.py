@@ -1,4 +1,4 @@
-"""Tensors that are split over ranks: this rank's part of one, and its values out of whole ones.
+"""Tensors that are split over ranks: this rank's part of a tensor, and the part of a whole one that belongs to it.
 
 PyTorch's module of split tensors takes half a second to import. Where nothing has imported it, no tensor is split.
 """
@@ -30,7 +30,7 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Return the part of a whole tensor that this rank has of a split one, without a word to other ranks."""
+    """Return this rank's part of a whole tensor, as a split tensor has it, without communication."""
     from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
     assert is_split(like)

@@ -1,4 +1,4 @@
-"""Waits of any length for other ranks, which a collective would end with an error after a time limit."""
+"""Waits for other ranks without a time limit; a collective would end with an error after its time limit."""
 
 from __future__ import annotations
 

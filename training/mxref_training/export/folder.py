@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorGroup:
     """Tensors of the folder that are made together, when their file is written."""
 
     sizes: Mapping[str, int]
@@ -52,7 +52,9 @@ def require_free(out: Path) -> None:
         raise HuggingFaceError(f"{out} is the current folder, which would be replaced: name another one")
 
 
-def write_folder(out: Path, parts: Sequence[Part], files: Mapping[str, str], max_shard: int) -> list[str]:
+def write_folder(
+    out: Path, parts: Sequence[TensorGroup], files: Mapping[str, str], max_shard: int
+) -> list[str]:
     """Write tensors and texts into a new folder, which gets its name when everything is on the disk.
 
     Args:
@@ -81,8 +83,8 @@ def write_folder(out: Path, parts: Sequence[Part], files: Mapping[str, str], max
     return names
 
 
-def _shards(parts: Sequence[Part], max_shard: int) -> list[list[Part]]:
-    shards: list[list[Part]] = [[]]
+def _shards(parts: Sequence[TensorGroup], max_shard: int) -> list[list[TensorGroup]]:
+    shards: list[list[TensorGroup]] = [[]]
     filled = 0
     for part in parts:
         if shards[-1] and filled + part.bytes > max_shard:
@@ -93,7 +95,7 @@ def _shards(parts: Sequence[Part], max_shard: int) -> list[list[Part]]:
     return shards
 
 
-def _index(shards: Sequence[Sequence[Part]], names: Sequence[str]) -> str:
+def _index(shards: Sequence[Sequence[TensorGroup]], names: Sequence[str]) -> str:
     found = {
         tensor: name
         for name, shard in zip(names, shards, strict=True)
@@ -104,7 +106,9 @@ def _index(shards: Sequence[Sequence[Part]], names: Sequence[str]) -> str:
     return dump({"metadata": {"total_size": total}, "weight_map": dict(sorted(found.items()))})
 
 
-def _write_shards(folder: Path, shards: Sequence[Sequence[Part]], names: Sequence[str], title: str) -> None:
+def _write_shards(
+    folder: Path, shards: Sequence[Sequence[TensorGroup]], names: Sequence[str], title: str
+) -> None:
     from safetensors.torch import save_file
 
     work = [(i, part) for i, shard in enumerate(shards) for part in shard]

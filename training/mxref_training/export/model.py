@@ -16,7 +16,7 @@ from mxref.tomlio import build, to_table
 from mxref_training.data.tokenizer import Tokenizer
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import CheckpointError, HuggingFaceError
-from mxref_training.export.folder import Part, dump, require_free, write_folder
+from mxref_training.export.folder import TensorGroup, dump, require_free, write_folder
 from mxref_training.export.packed import CONVENTIONS, packed_layers, packed_part
 from mxref_training.export.tokenizer_files import find_tokenizer, tokenizer_files
 from mxref_training.huggingface.config_json import CONFIG, config_json
@@ -44,7 +44,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """A description of the written folder."""
 
     step: int
     parameters: int
@@ -146,13 +146,13 @@ def _weights(moment: Moment, config: ModelConfig) -> dict[str, Tensor]:
     return {name: stored[name] for name in names}
 
 
-def _plain_part(name: str, weight: Tensor, dtype: torch.dtype) -> Part:
+def _plain_part(name: str, weight: Tensor, dtype: torch.dtype) -> TensorGroup:
     def make() -> dict[str, Tensor]:
         narrow = weight.to(dtype)
         _require_finite(name, narrow)
         return {name: narrow}
 
-    return Part({name: weight.numel() * dtype.itemsize}, make)
+    return TensorGroup({name: weight.numel() * dtype.itemsize}, make)
 
 
 def _require_finite(name: str, weight: Tensor) -> None:

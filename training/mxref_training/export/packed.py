@@ -26,7 +26,7 @@ from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_training.errors import HuggingFaceError
-from mxref_training.export.folder import Part
+from mxref_training.export.folder import TensorGroup
 
 SCALE = "weight_scale"
 
@@ -44,7 +44,7 @@ class Convention:
 
 def _compressed_tensors(spec: OperandSpec, ignore: Sequence[str]) -> dict[str, Any]:
     made = spec.format
-    assert isinstance(made, BlockFormat)  # `packed_layers` has seen to it
+    assert isinstance(made, BlockFormat)  # checked by `packed_layers`
     weights = {
         "num_bits": made.element.bits,
         "type": "float",
@@ -184,7 +184,7 @@ def _require_readable(convention: Convention, name: str, spec: OperandSpec) -> N
 
 def packed_part(
     convention: Convention, layer: str, weight: Tensor, spec: OperandSpec, backend: Backend
-) -> Part:
+) -> TensorGroup:
     """Return the packed weight of a linear layer.
 
     Args:
@@ -198,7 +198,7 @@ def packed_part(
         ShapeError: K is no multiple of the block length, or under tiles N is not; the message names the layer.
     """
     made = spec.format
-    assert isinstance(made, BlockFormat)  # `packed_layers` has seen to it
+    assert isinstance(made, BlockFormat)  # checked by `packed_layers`
     rows, length = weight.shape
     codes, scales = f"{layer}.{convention.formats[made]}", f"{layer}.{SCALE}"
 
@@ -213,4 +213,4 @@ def packed_part(
             stored = stored.view(torch.float8_e4m3fn)
         return {codes: stored, scales: from_backend(q.scales, backend).cpu()}
 
-    return Part({codes: rows * made.code_bytes(length), scales: rows * (length // made.k)}, make)
+    return TensorGroup({codes: rows * made.code_bytes(length), scales: rows * (length // made.k)}, make)

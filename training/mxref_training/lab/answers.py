@@ -1,4 +1,4 @@
-"""What a ladder answers: its contrasts, computed from the measures of the finished runs."""
+"""The answers of a ladder: its contrasts, computed from the measures of the finished runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mxref_training.lab.statistics import Crossing, Reach
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured of the finished runs, by arm and seed."""
+    """The measures of the finished runs, by arm and seed."""
 
     losses: Runs
     """Loss at equal tokens, in nats per token; diverged runs are left out."""

@@ -65,7 +65,7 @@ class ArmRun:
     stops: tuple[int, ...] = ()
     """Steps of which it keeps a checkpoint; it ends after the last. Empty: it ends after `config.run.steps`."""
     extra: Extra = field(default=Extra(), compare=False)
-    """What its last checkpoint is evaluated on too."""
+    """Further evaluations of its last checkpoint."""
 
     @property
     def name(self) -> str:
@@ -130,7 +130,7 @@ class ArmRun:
             return
         store = CheckpointStore(self.folder / "checkpoints", self.config.run.keep)
         with self._explained():
-            store.drop()  # the empty folder says that none is missing
+            store.drop()  # an empty folder shows that no checkpoint is missing
 
     def prepare(self) -> str:
         """Prepare the directory, and move one with another fingerprint aside. Return what will happen, and why.

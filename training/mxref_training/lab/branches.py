@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mxref.backend import Backend
 from mxref_training.lab.arm import ArmRun, Start
 from mxref_training.lab.costs import Costs
-from mxref_training.lab.fingerprint import DESIGN, code_digest, fingerprint
+from mxref_training.lab.fingerprint import DESIGN, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
@@ -22,6 +22,7 @@ from mxref_training.lab.result_file import Record, digest, plain, write_json
 from mxref_training.lab.runner import Before, Runner, Trainer
 from mxref_training.lab.study import require_runnable, seeded
 from mxref_training.lab.tally import Tally, one_by_one
+from mxref_training.run.backend_code import code_digest
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -106,7 +107,7 @@ def run_branches(
     if before:
         before([*needed, *missing], tokens)
     at_trunks = Tally(needed, needed, lambda records: None, say)
-    train(at_trunks.unfinished(), at_trunks, tokens)
+    train(at_trunks.unfinished(), at_trunks, tokens, then="the branches")
     try:
         train(tally.unfinished(), tally, tokens)
     finally:

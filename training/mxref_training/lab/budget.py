@@ -13,13 +13,13 @@ _TO_STOP = 10.0  # seconds in which a run ends its step and saves a checkpoint
 
 @dataclass
 class Budget:
-    """No run starts that would not end in time; unlimited by default.
+    """A limit of time: a run that would not end in time is not started. Unlimited by default.
 
     A run whose cost nobody knows is started.
     """
 
     deadline: float | None = None
-    """On the clock `time.monotonic`."""
+    """The end of the budget, on the clock `time.monotonic`."""
     expected: Callable[[ArmRun], float | None] = lambda run: None
     """Seconds that a run will take; None if nothing is known."""
     learn: Callable[[ArmRun, float], None] = lambda run, seconds: None

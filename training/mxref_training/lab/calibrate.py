@@ -35,15 +35,14 @@ def calibrate(runs: Sequence[ArmRun], places: int, out: Path, train: Runner, cor
     """
     by_class: dict[str, ArmRun] = {}
     for run in runs:
-        if run.config.run.steps > STEPS:  # a shorter run may as well be trained
+        if run.config.run.steps > STEPS:  # training a shorter run takes no longer than calibrating it
             by_class.setdefault(cost_class(run.recipe), run)
     copies = -(-places // max(1, len(by_class)))
     folder = out / _FOLDER
     watch = _Stopwatch(say)
     try:
-        train(
-            [_short(run, folder, copy) for copy in range(copies) for run in by_class.values()], watch, corpus
-        )
+        short = [_short(run, folder, copy) for copy in range(copies) for run in by_class.values()]
+        train(short, watch, corpus, then="the ladder")
     finally:
         if folder.exists():
             remove(folder)
@@ -77,7 +76,7 @@ def _short(run: ArmRun, out: Path, copy: int) -> ArmRun:
 
 @dataclass
 class _Stopwatch:
-    """Reads what each calibration took; a `Watch`."""
+    """Reads the time of each calibration; a `Watch`."""
 
     say: Any
     rates: dict[str, list[Rate]] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which passes it on
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which forwards it
             )
         child = cls(slot, process, log_start=start)
         child._write(shared)

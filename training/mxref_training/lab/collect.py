@@ -19,13 +19,14 @@ from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun, Start, set_aside
 from mxref_training.lab.branches import RESULTS as BRANCHES
 from mxref_training.lab.branches import branch_place
-from mxref_training.lab.fingerprint import code_digest, differences
+from mxref_training.lab.fingerprint import differences
 from mxref_training.lab.found import Found, parting, results_in, where
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.study import RESULTS
+from mxref_training.run.backend_code import code_digest
 from mxref_training.wording import counted
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _SHOWN = 3  # results that an error names
 
 @dataclass(frozen=True)
 class _Corpus:
-    """What the results say of their tokens."""
+    """The facts about the tokens that the results record."""
 
     hashes: dict[str, str]
     report: str
@@ -44,7 +45,7 @@ class _Corpus:
 
 @dataclass(frozen=True)
 class Collected:
-    """What the results of a ladder come to."""
+    """The collected results of a ladder."""
 
     ladder: dict[str, Any] | None
     """As `run_ladder` returns it; None while no run of the reference arm is there."""
@@ -205,7 +206,7 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
         (a, one), (b, other) = list(firsts.items())[:2]
         raise ConfigError(
             f"{one.path} is of a ladder whose first seeds (run.seed, run.data_seed) are {a}, and {other.path} of one "
-            f"with {b}: their pairs are no pairs. Collect them into another --out"
+            f"with {b}: their runs cannot be paired. Collect them into another --out"
         )
     (seed, order), result = next(iter(firsts.items()))
     config = config_from_table(result.table["config"], str(result.path))

@@ -1,4 +1,4 @@
-"""The contrasts of a ladder: paired differences, their corrected p-values, equivalence, and what they say.
+"""The contrasts of a ladder: paired differences, corrected p-values, equivalence, and outcomes.
 
 The rules are those of docs/explanation/ablation-protocol, which was written before the runs.
 """
@@ -26,7 +26,7 @@ EQUAL_PERCENT = 3.0
 
 
 class Outcome(StrEnum):
-    """What a contrast says."""
+    """The outcome of a contrast."""
 
     DIVERGES = "diverges"
     """Every run of the arm diverged, and none of the arm that it is held against."""
@@ -141,7 +141,7 @@ class Divergence:
 
 
 def outcome(found: Difference | None, corrected: float | None, diverged: Divergence) -> Outcome:
-    """Return what a contrast of losses says.
+    """Return the outcome of a contrast of losses.
 
     Args:
         found: the difference in nats, over pairs that did not diverge.

@@ -13,7 +13,7 @@ class Says(StrEnum):
     """The arm's loss is lower than that of the arm it is held against."""
     HIGHER = "higher"
     EQUAL = "equal"
-    """The losses differ by less than can be told."""
+    """The difference of the losses is too small to be measured."""
     DIVERGES = "diverges"
     """The arm diverges."""
 

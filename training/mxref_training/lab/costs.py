@@ -19,7 +19,7 @@ from mxref_training.lab.result_file import Record, read_json, write_json
 FILE = "costs.json"
 _FORMAT = "mxref-costs/1"
 _SPARE = 1.1
-"""By how much a run may take longer than the slowest one of its class."""
+"""Factor by which a run may take longer than the slowest one of its class."""
 
 
 def cost_class(recipe: Recipe) -> str:
@@ -56,7 +56,7 @@ def _operand(spec: OperandSpec) -> str:
 
 @dataclass(frozen=True)
 class Rate:
-    """What a calibration measured, in seconds."""
+    """The result of a calibration, in seconds."""
 
     start: float
     """From the start of a run to its first step, and from its last step to its result."""
@@ -75,17 +75,17 @@ class Costs:
     """Seconds of runs by cost class."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the slowest whole run of each class so far, from its start to its result."""
+    """Seconds of the slowest whole run of each class so far, from its start to its result."""
     rates: dict[str, Rate] = field(default_factory=dict)
-    """Of the classes that were calibrated."""
+    """Rates of the calibrated classes."""
 
     def learn_records(self, found: Iterable[tuple[ArmRun, Record]]) -> None:
-        """Take note of what finished runs say of themselves: their steps and evaluations, without their start."""
+        """Record the times of steps and evaluations that finished runs report, without their start."""
         for run, record in found:
             self.learn(run, (record.get("seconds") or 0.0) + (record.get("evaluation_seconds") or 0.0))
 
     def learn(self, run: ArmRun, seconds: float) -> None:
-        """Take note of the seconds that a run took."""
+        """Record the seconds that a run took."""
         if seconds > 0:
             name = _name(run)
             self.seconds[name] = max(seconds, self.seconds.get(name, 0.0))

@@ -1,6 +1,6 @@
 """Distribution functions that the comparison of arms needs: Student's t, F, and the power of a t test.
 
-SciPy has them too, and is no dependency of this project for five functions.
+SciPy has them too, but five functions do not justify the dependency.
 """
 
 from __future__ import annotations

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mxref
-import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.run.backend_code import digest, own_sources
-from mxref_training.run.folder import identity
+from mxref_training.run.identity import identity
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -31,12 +27,6 @@ def is_longer(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Return whether the new fingerprint differs only in a larger number of steps, so that the old run can continue."""
     before, now = old["run"].get("steps", 0), new["run"]["steps"]
     return before < now and old | {"run": old["run"] | {"steps": now}} == new
-
-
-def code_digest() -> str:
-    """Return 12 hex digits of the SHA-256 over the sources of this project that a result depends on."""
-    packages = Path(mxref.__file__).parent, Path(mxref_torch.__file__).parent, Path(__file__).parents[1]
-    return digest(pair for package in packages for pair in own_sources(package))
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -15,34 +15,34 @@ if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
 
 _CHECKPOINT_BYTES = 12
-"""Of a parameter: its weight and two moments in float32."""
+"""Bytes of a parameter in a checkpoint: its weight and two moments in float32."""
 _RESULT_BYTES = 400_000
-"""Of a finished run without checkpoints: its logs, and the result."""
+"""Bytes of a finished run without checkpoints: its logs and its result."""
 
 
 @dataclass(frozen=True)
 class ArmCost:
-    """What the runs of an arm take."""
+    """The cost of an arm's runs."""
 
     name: str
     runs: int
-    """Unfinished ones."""
+    """Number of unfinished runs."""
     seconds: float | None
-    """Of one run; None if no run has been timed."""
+    """Seconds of one run; None if no run has been timed."""
     timed: bool
-    """Whether a run of its cost class was timed; else the slowest class counts."""
+    """Whether a run of its cost class was timed; if not, the time is that of the slowest class."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the unfinished runs take."""
+    """The cost of the unfinished runs."""
 
     arms: tuple[ArmCost, ...]
     parameters: int
     tokens: int
-    """Of one run."""
+    """Tokens of one run."""
     flops: float
-    """Of all unfinished runs, without their evaluations."""
+    """Operations of all unfinished runs, without their evaluations."""
     busy: float | None
     """Seconds of all runs, one after another in one place."""
     wall: float | None

@@ -1,4 +1,4 @@
-"""A result file that was found in a folder, and where it and another one of the same run part."""
+"""A result file that was found in a folder, and the first difference between two files of the same run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def results_in(folder: Path, *, required: bool = True) -> Iterator[Found]:
 
 
 def parting(one: Found, other: Found) -> str:
-    """Return where two results of one run part; empty if they are equal."""
+    """Return where two results of one run begin to differ; empty if they are equal."""
     if one.table["metrics"] == other.table["metrics"] and _curves(one) == _curves(other):
         return ""
     for (what, a), (_, b) in zip(_curves(one).items(), _curves(other).items(), strict=True):

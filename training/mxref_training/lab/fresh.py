@@ -1,4 +1,4 @@
-"""What a run leaves in its process is released before the next one, so that no run depends on those before it."""
+"""Releases what a run leaves in its process, so that no run depends on earlier ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mxref_training.run.outcome import TrainResult
 
 
 def train_afresh(*arguments: Any, backend: Backend, **options: Any) -> TrainResult:
-    """Train as `mxref_training.run.loop.train` does, after releasing what runs before have left in this process."""
+    """Train as `mxref_training.run.loop.train` does, after releasing what earlier runs have left in this process."""
     start_fresh(backend)
     return train(*arguments, backend=backend, **options)
 
 
 def start_fresh(backend: Backend) -> None:
-    """Release the memory of runs before: models, CUDA graphs and compiled code; forget the range that they exceeded.
+    """Release the memory of earlier runs: models, CUDA graphs and compiled code; clear the flag of exceeded range.
 
     Compiled kernels, and what compilers keep on the disk, stay.
     """
@@ -30,5 +30,5 @@ def start_fresh(backend: Backend) -> None:
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-    # A run that ended within a step has not asked; the next one would repeat its first step for it.
+    # A run that ended within a step has not read the flag, and the next run would repeat its first step.
     backend.range_exceeded()

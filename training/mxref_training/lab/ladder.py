@@ -92,7 +92,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Target:
+class LossTarget:
     """The validation loss at which tokens are counted, and the arms that the others are compared with."""
 
     reference: str = "fp8"
@@ -131,7 +131,7 @@ class Ladder:
     description: str = ""
     recipe: Table = field(default_factory=dict)
     """The base recipe's table."""
-    target: Target = Target()
+    target: LossTarget = LossTarget()
     contrast: tuple[Contrast, ...] = ()
     """One family: their p-values are corrected together for the number of them."""
     branch: Branch = field(default_factory=Branch)
@@ -192,7 +192,7 @@ class Ladder:
                         "equal seeds; name an arm without one"
                     )
             if contrast.arm == contrast.against:
-                raise ConfigError(f"contrast {contrast.name!r} holds {contrast.arm!r} against itself")
+                raise ConfigError(f"contrast {contrast.name!r} compares {contrast.arm!r} with itself")
 
     @property
     def reference(self) -> Arm:

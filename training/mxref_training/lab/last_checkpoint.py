@@ -52,7 +52,7 @@ UNLABELLED = "other"
 
 @dataclass(frozen=True)
 class Extra:
-    """What the last checkpoint is evaluated on, and with; nothing by default."""
+    """The texts and recipes of the last checkpoint's evaluations; none by default."""
 
     texts: Table = field(default_factory=dict)
     """Tokens by name, as `mxref_training.data.handed_over` describes them."""
@@ -66,12 +66,12 @@ class Extra:
 def prepare(
     paths: Sequence[str], recipes: Sequence[str], config: TrainConfig, corpus: TokenCorpus, backend: Backend
 ) -> Extra:
-    """Return what some files and recipes ask for, the text tokenized and in the cache.
+    """Return the evaluations that files and recipes define; the text is tokenized and cached.
 
     Args:
         paths: JSONL files, folders or patterns.
         recipes: names or files.
-        config: of the runs.
+        config: the configuration of the runs.
         corpus: the tokens of the runs, whose tokenizer is used.
         backend: computes the block formats.
 
@@ -145,7 +145,11 @@ def evaluate_last(
     recipes = {OWN: recipe} | {name: recipe_from_table(table) for name, table in extra.recipes.items()}
     device = choose_device(config.run.device, backend)
     losses: dict[str, dict[str, float]] = {}
-    with deterministic(device, config.run.threads), fixed_choices(config, backend, device), memory_errors():
+    with (
+        deterministic(device, config.run.threads),
+        fixed_choices(config, backend, device),
+        memory_errors("lower --jobs, or leave --last-val and --last-recipe out"),
+    ):
         for name, treatment in recipes.items():
             model = Llama(config.model, device=device)
             losses[name] = _losses(model, treatment, name == OWN, snapshot, texts, config, backend)

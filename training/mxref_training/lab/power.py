@@ -1,4 +1,4 @@
-"""What a number of seeds can find: the power of the contrasts, before they are run."""
+"""The power of the contrasts: the difference that a number of seeds can find, before the runs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ChildProcesses:
     gets a new process.
 
     Raises:
-        Interrupted: it was stopped, or its time was up, and runs are unfinished.
+        Interrupted: it was stopped, or its time was up, and runs are unfinished, or what follows them is.
         ArmError: runs ended without a result.
     """
 
@@ -58,12 +58,12 @@ class ChildProcesses:
         self._slots, self._backend, self._display = slots, backend, display
         self._budget = budget or Budget()
 
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
-        """Train all of them."""
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+        """Train all of them, as `Runner` says."""
         if runs:
             shared = {"backend": self._backend, "corpus": handed_over.to_table(corpus)}
             with self._display(len(self._slots), len(runs)) as display, StopRequest() as request:
-                _Batch(runs, watch, display, request, self._budget).train(self._slots, shared)
+                _Batch(runs, watch, display, request, self._budget).train(self._slots, shared, then)
 
 
 class _Batch:
@@ -77,10 +77,10 @@ class _Batch:
         self.stopped: list[str] = []
         self.failed: list[str] = []
         self.why = ""
-        """Why no more runs start: a signal, or the time."""
+        """The reason why no more runs start: a signal, or the time limit."""
         self.watch, self.display, self.request, self.budget = watch, display, request, budget
 
-    def train(self, slots: Sequence[Slot], shared: Mapping[str, Any]) -> None:
+    def train(self, slots: Sequence[Slot], shared: Mapping[str, Any], then: str) -> None:
         free = deque(slots)
         try:
             while True:
@@ -108,7 +108,7 @@ class _Batch:
                 if child.training:
                     child.training.sink.stop()
                 child.wait()
-        self.conclude()
+        self.conclude(then)
 
     def _look_at_the_clock(self) -> None:
         if self.why:
@@ -171,7 +171,8 @@ class _Batch:
         self.watch.failed(training.run, reason(training, code))
         self.display.done()
 
-    def conclude(self) -> None:
+    def conclude(self, then: str) -> None:
+        """Raise the error that stopped the runs, or that is to stop what follows them."""
         failed = f"{', '.join(self.failed)} failed" if self.failed else ""
         if self.stopped or self.waiting:
             ended = self.total - len(self.waiting) - len(self.stopped) - len(self.failed)
@@ -184,6 +185,10 @@ class _Batch:
             raise ArmError(
                 f"{len(self.failed)} of {self.total} runs without a result: {failed}, for the reasons above and in "
                 f"{logs}; the same command goes on with what is missing, and finished arms are kept"
+            )
+        if then and (why := self.why or self.request.signal):
+            raise Interrupted(
+                f"{why}: {self.total} of {self.total} runs finished; the same command goes on with {then}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Who trains the runs of a ladder, and how a single run is trained: in its directory, with divergence as a result."""
+"""Trains the runs of a ladder, and a single run in its directory, with divergence as a result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trainer(Protocol):
 
 
 class Watch(Protocol):
-    """Receives what happens to the runs of a ladder."""
+    """Receives the events of a ladder's runs."""
 
     def begin(self, run: ArmRun) -> None:
         """Prepare a run's directory; called just before the run trains."""
@@ -56,12 +56,23 @@ class Watch(Protocol):
 class Runner(Protocol):
     """Trains runs, and starts them in order."""
 
-    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
-        """Train all runs on the tokens of a corpus, or raise the error that stopped them."""
+    def __call__(self, runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
+        """Train all runs on the tokens of a corpus, or raise the error that stopped them.
+
+        Args:
+            runs: in the order in which they start.
+            watch: receives what happens to them.
+            corpus: the tokens.
+            then: what the caller does behind the last run, as in `the probe`; empty for nothing. A signal in the last
+                step of the last run is then an error too, because it asks to stop that.
+
+        Raises:
+            Interrupted: a signal asked to stop.
+        """
 
 
 Before = Callable[[Sequence[ArmRun], Any], None]
-"""Is told the runs that will train, and the corpus."""
+"""Receives the runs that will train, and the corpus."""
 
 
 def train_arm(run: ArmRun, trainer: Trainer, backend: Backend, corpus: Any, progress: Any) -> Record:

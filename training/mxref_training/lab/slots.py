@@ -29,7 +29,7 @@ class Slot:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the process is told by its environment."""
+        """The environment variables of the process."""
         return {VISIBLE: self.device} if self.device else {}
 
 
@@ -128,6 +128,6 @@ def device_numbers(text: str) -> list[int]:
 
 
 def visible(number: int, environment: Mapping[str, str]) -> str:
-    """Return what a child process is told to see of a GPU that this process knows by its number."""
+    """Return the value of `CUDA_VISIBLE_DEVICES` that shows a child process the GPU of this number."""
     own = [word.strip() for word in environment.get(VISIBLE, "").split(",") if word.strip()]
     return own[number] if own else str(number)

@@ -18,13 +18,14 @@ from mxref_torch.conversion.convert import require_supported
 from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.costs import Costs
-from mxref_training.lab.fingerprint import code_digest, fingerprint
+from mxref_training.lab.fingerprint import fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.runner import Before, Runner, Trainer
 from mxref_training.lab.tally import Tally, one_by_one
+from mxref_training.run.backend_code import code_digest
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -48,6 +49,7 @@ def run_ladder(
     costs: Costs | None = None,
     before: Before | None = None,
     extra: Callable[[Any], Extra] = lambda corpus: Extra(),
+    then: str = "",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the arms that are not finished, and return the results, also written to `out/results.json`.
@@ -68,6 +70,7 @@ def run_ladder(
         costs: learns how long the finished runs took.
         before: is told all runs that will train, before the first one does.
         extra: makes, of the tokens, what the last checkpoint of each run is evaluated on too.
+        then: what the caller does behind the ladder, as in `the probe`; a signal in the last run stops that too.
         say: prints one line.
 
     Raises:
@@ -109,7 +112,7 @@ def run_ladder(
     if before:
         before(unfinished, tokens)
     try:
-        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens)
+        (runner or one_by_one(trainer, backend, progress))(unfinished, tally, tokens, then=then)
     finally:
         final = results(tally.records)
     return final

@@ -1,4 +1,4 @@
-"""What happens to the runs of a ladder: which are finished, what is said of each, and the results after it."""
+"""Keeps track of a ladder's runs: which are finished, the line printed for each, and the results after it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mxref_training.run.interrupt import Interrupted
 from mxref_training.run.outcome import TrainResult
 
 _SPARSE = 10
-"""Results are written again when a tenth more runs have finished: all runs wait for it, and it takes ever longer."""
+"""Results are written again when a tenth more runs have finished: all runs wait for it, and it grows slower."""
 
 
 def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
-    """Return what trains runs one after another in this process."""
+    """Return the runner that trains runs one after another in this process."""
 
-    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any) -> None:
+    def train(runs: Sequence[ArmRun], watch: Watch, corpus: Any, then: str = "") -> None:
         asked = ""
 
         def noting(*arguments: Any, **options: Any) -> TrainResult:
@@ -32,9 +32,10 @@ def one_by_one(trainer: Trainer, backend: Backend, progress: Any) -> Runner:
         for run in runs:
             watch.begin(run)
             watch.done(run, train_arm(run, noting, backend, corpus, progress))
-            if asked and run is not runs[-1]:
+            follows = then if run is runs[-1] else "the next run"
+            if asked and follows:
                 raise Interrupted(
-                    f"{asked} in the last step of {run.title}; the same command goes on with the next run"
+                    f"{asked} in the last step of {run.title}; the same command goes on with {follows}"
                 )
 
     return train

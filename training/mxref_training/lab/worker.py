@@ -101,7 +101,7 @@ def main() -> int:
 
 def _serve(progress: PipeProgress) -> int:
     lines = _lines()
-    first = next(lines, None)  # before the imports, for which the other process would have to wait
+    first = next(lines, None)  # before the imports, so that the other process need not wait for them
     if first is None:
         return 0
     from mxref.errors import MxrefError
@@ -146,10 +146,11 @@ def _shared(table: dict[str, Any]) -> Shared:
 def _train(table: dict[str, Any], shared: Shared, progress: PipeProgress) -> None:
     from mxref_training.errors import ConfigError
     from mxref_training.lab.arm import ArmRun
-    from mxref_training.lab.fingerprint import DESIGN, changes, code_digest, fingerprint
+    from mxref_training.lab.fingerprint import DESIGN, changes, fingerprint
     from mxref_training.lab.fresh import train_afresh
     from mxref_training.lab.result_file import plain
     from mxref_training.lab.runner import train_arm
+    from mxref_training.run.backend_code import code_digest
 
     run = ArmRun.from_table(table)
     key = plain(fingerprint(run.config, run.recipe, shared.backend, shared.corpus, code_digest()))

@@ -23,7 +23,7 @@ BASELINE = "bf16"
 
 
 @dataclass(frozen=True)
-class Arm:
+class NamedRecipe:
     """A recipe with a name."""
 
     name: str
@@ -34,7 +34,7 @@ class Arm:
 
 def chosen_arms(
     recipes: Sequence[str], ladders: Mapping[str, Ladder], without: Collection[str] = ()
-) -> list[Arm]:
+) -> list[NamedRecipe]:
     """Return the arms of some recipes and ladders, each recipe once, BF16 first.
 
     Args:
@@ -47,14 +47,14 @@ def chosen_arms(
         MxrefError: a recipe that cannot be read.
     """
     recipes = recipes or ([] if ladders else names(RECIPES))
-    found = [("", Arm(BASELINE, "BF16", find_recipe(BASELINE)))]
-    found += [("", Arm(Path(name).stem, Path(name).stem, find_recipe(name))) for name in recipes]
+    found = [("", NamedRecipe(BASELINE, "BF16", find_recipe(BASELINE)))]
+    found += [("", NamedRecipe(Path(name).stem, Path(name).stem, find_recipe(name))) for name in recipes]
     found += [(name, arm) for name, ladder in ladders.items() for arm in _of_ladder(ladder)]
     known = [arm.name for _, arm in found]
     for name in without:
         if name not in known:
             raise ConfigError(f"--without {shown(name)}: no recipe has this name{nearest(name, known)}")
-    arms: dict[str, Arm] = {}
+    arms: dict[str, NamedRecipe] = {}
     for source, arm in found:
         if arm.name in without or any(_alike(arm.recipe, other.recipe) for other in arms.values()):
             continue
@@ -70,11 +70,11 @@ def chosen_arms(
     return list(arms.values())
 
 
-def _of_ladder(ladder: Ladder) -> list[Arm]:
+def _of_ladder(ladder: Ladder) -> list[NamedRecipe]:
     """Return the arms of a ladder, with the stage in a label that two arms share."""
     labels = [arm.label for arm in ladder.arm]
     return [
-        Arm(
+        NamedRecipe(
             arm.name,
             f"{arm.stage}: {arm.label}" if labels.count(arm.label) > 1 else arm.label,
             ladder.resolve(arm),
@@ -94,7 +94,12 @@ def _alike(one: Recipe, other: Recipe) -> bool:
 
 
 def resolved(
-    arms: Sequence[Arm], linears: Mapping[str, nn.Linear], backend: Backend, seed: int, step: int, steps: int
+    arms: Sequence[NamedRecipe],
+    linears: Mapping[str, nn.Linear],
+    backend: Backend,
+    seed: int,
+    step: int,
+    steps: int,
 ) -> dict[str, dict[str, Recipe]]:
     """Return the recipe of each layer at a step of a run of `steps`, by the arm's name.
 

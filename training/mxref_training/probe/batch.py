@@ -58,7 +58,7 @@ class Batch:
         return f"{self.side.value} windows {self.first} to {last} of {length:,} tokens"
 
     def facts(self) -> dict[str, Any]:
-        """Return what the results say of the batch."""
+        """Return the description of the batch for the results."""
         sequences, length = self.inputs.shape
         tokens = np.concatenate([self.inputs, self.targets[:, -1:]], axis=1).astype("<i8")
         return {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 Take = Callable[[str, Tensor, Tensor], None]
-"""Is given a layer's name, X [tokens, inputs] and dY [tokens, outputs], while the backward pass stands still."""
+"""Receives a layer's name, X [tokens, inputs] and dY [tokens, outputs], while the backward pass waits."""
 
 
 @contextmanager
 def captured(layers: Mapping[str, nn.Linear], take: Take) -> Iterator[None]:
-    """Give X and dY of each layer to `take` when the backward pass within the block comes by.
+    """Give X and dY of each layer to `take` when the backward pass within the block reaches the layer.
 
     Both are as the layer has them, in its compute type. A layer has to run once in the forward pass.
     """

@@ -57,7 +57,7 @@ class Spread:
 
 
 class LayerDraws:
-    """What draws of the random bits do to the products and operands of one layer.
+    """Measures the effect of random bits on the products and operands of one layer.
 
     Args:
         captured: the layer.
@@ -155,7 +155,7 @@ class LayerDraws:
         return {
             "draws": self.draws,
             "variance": over(variance, signal),
-            # The part of the mean's error that the finite number of draws leaves is taken off.
+            # The expected error of a mean over this many unbiased draws is subtracted.
             "bias_energy": over(error.square().sum().item() - variance / self.draws, signal),
             "mean_bias": over((error * exact).sum().item(), signal),
         }

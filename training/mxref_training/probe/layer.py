@@ -65,7 +65,7 @@ class Captured:
 
 
 def treatment(gemm: LayerGemm, which: int) -> Hashable:
-    """Return what an operand's values depend on, beside its source and role: equal keys give equal operands."""
+    """Return a key of an operand's treatment: with equal source and role, equal keys give equal operands."""
     return (gemm.kind, gemm.texts[which]) if issubclass(gemm.kind, BlockOperand) else gemm.kind
 
 
@@ -117,7 +117,7 @@ class LayerProbe:
         return self._product_rows[found]
 
     def _in_range(self, a: Operand, b: Operand, gemm: LayerGemm) -> Tensor:
-        """Return a product in the type that the layer asks for; again where it left the backend's fast range."""
+        """Return a product in the layer's type; it is repeated if it left the backend's fast range."""
         backend, length = gemm.context.backend, self.captured.length(gemm.role)
         dtype = torch.float32 if gemm.role is GemmRole.WGRAD else self.captured.x.dtype
         product = a.multiply(b, gemm, length, dtype)
@@ -155,7 +155,7 @@ def rounded(captured: Captured, operand: Operand, spec: OperandSpec, role: GemmR
 
 
 def split_row(captured: Captured, seen: Rounded, spec: OperandSpec, role: GemmRole, which: int) -> Row:
-    """Return what becomes of an operand: its error by cause, and in the mean of its Hadamard groups."""
+    """Return the error of an operand: by cause, and in the mean of its Hadamard groups."""
     height, rotation = 1, None
     if isinstance(spec.format, BlockFormat):
         height = spec.format.k if spec.block is BlockShape.TILE else 1

@@ -1,4 +1,4 @@
-"""What of an operand and its error lies in the mean of each Hadamard group, and what does not.
+"""Splits an operand and its error into the mean of each Hadamard group and the rest.
 
 The mean of a group of n elements is its component along 1/sqrt(n) (1, .., 1), the DC component. The rotation R of the
 group is orthogonal, so the component is read in the rotated group, along R 1/sqrt(n): nothing has to be rotated back.

@@ -16,15 +16,15 @@ from mxref_torch.names import named_linears
 from mxref_training.config import TrainConfig
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama
-from mxref_training.probe.arms import Arm, probed_layers, resolved
+from mxref_training.probe.arms import NamedRecipe, probed_layers, resolved
 from mxref_training.probe.batch import Batch
 from mxref_training.probe.capture import captured
 from mxref_training.probe.draws import LayerDraws
 from mxref_training.probe.layer import Captured, LayerProbe, Row
 from mxref_training.probe.moments import Moment
 from mxref_training.run.device import choose_device, memory_limit
-from mxref_training.run.estimate import memory
 from mxref_training.run.evaluate import cross_entropy
+from mxref_training.run.memory import memory
 from mxref_training.run.repeatable import deterministic
 from mxref_training.run.state import load_weights
 from mxref_training.wording import si
@@ -33,7 +33,7 @@ Said = Callable[[str], None]
 
 
 @dataclass
-class Found:
+class ProbeRows:
     """The rows of one checkpoint."""
 
     loss: float = 0.0
@@ -41,9 +41,9 @@ class Found:
     products: list[Row] = field(default_factory=list)
     operands: list[Row] = field(default_factory=list)
     variances: list[Row] = field(default_factory=list)
-    """Of products, over the draws."""
+    """Variances of products over the draws."""
     unbiased: list[Row] = field(default_factory=list)
-    """Of operands under SR, over the draws."""
+    """Errors of the mean of operands under SR, over the draws."""
     growth: list[Row] = field(default_factory=list)
     """Variance of SR products by length, beside the bounds."""
 
@@ -51,14 +51,14 @@ class Found:
 def measure(
     moment: Moment,
     config: TrainConfig,
-    arms: Sequence[Arm],
+    arms: Sequence[NamedRecipe],
     batch: Batch,
     *,
     backend: Backend,
     layers: str = "*",
     draws: int = 0,
     said: Said = print,
-) -> Found:
+) -> ProbeRows:
     """Return what every recipe does to the GEMMs of a checkpoint on a batch.
 
     Args:
@@ -91,7 +91,7 @@ def measure(
         chosen = chosen_layers(model, recipes, layers)
         model.requires_grad_(False)
         model.model.embed_tokens.weight.requires_grad_(True)  # so that a gradient flows through every layer
-        found = Found()
+        found = ProbeRows()
         done: list[str] = []
 
         def take(name: str, x: torch.Tensor, dy: torch.Tensor) -> None:
@@ -155,7 +155,7 @@ def _block(name: str) -> str:
     return ".".join(parts[: numbers[0] + 1]) if numbers else ""
 
 
-def _in_order(found: Found, layers: list[str], arms: list[str]) -> None:
+def _in_order(found: ProbeRows, layers: list[str], arms: list[str]) -> None:
     """Sort all rows by layer in forward order, then by recipe; the backward pass gave them the other way round."""
     for rows in (found.products, found.operands, found.variances, found.unbiased):
         rows.sort(key=lambda row: (arms.index(row["recipe"]), layers.index(row["layer"])))

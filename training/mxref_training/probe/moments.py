@@ -33,7 +33,7 @@ class Moment:
     record: Mapping[str, Any]
     """`run.json`."""
     identity: Mapping[str, Any]
-    """What determines the run's numbers, as the checkpoint has it."""
+    """Everything that determines the run's numbers, as stored in the checkpoint."""
 
     @property
     def store(self) -> CheckpointStore:
@@ -71,7 +71,7 @@ class Moment:
         return config_from_table(table, str(path))
 
     def facts(self) -> dict[str, Any]:
-        """Return what the results say of the checkpoint."""
+        """Return the description of the checkpoint for the results."""
         table = self.identity["run"]
         return {
             "name": self.name,

@@ -12,10 +12,10 @@ from mxref.backend import Backend
 from mxref.errors import FileFormatError
 from mxref.tomlio import to_table
 from mxref_training.durable import explained, make_folder, replace_text
-from mxref_training.probe.arms import Arm
+from mxref_training.probe.arms import NamedRecipe
 from mxref_training.probe.batch import Batch
 from mxref_training.probe.layer import Row
-from mxref_training.probe.measure import Found
+from mxref_training.probe.measure import ProbeRows
 from mxref_training.probe.moments import Moment
 from mxref_training.run.treatment import describe
 
@@ -29,8 +29,8 @@ Results = dict[str, Any]
 
 
 def assemble(
-    moments: Sequence[tuple[Moment, Found]],
-    arms: Sequence[Arm],
+    moments: Sequence[tuple[Moment, ProbeRows]],
+    arms: Sequence[NamedRecipe],
     batch: Batch,
     *,
     backend: Backend,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mxref.backend import Backend
-from mxref_training.probe.arms import Arm
+from mxref_training.probe.arms import NamedRecipe
 from mxref_training.probe.batch import Shape, corpus_of, make_batch
 from mxref_training.probe.measure import Said, measure
 from mxref_training.probe.moments import Moment
@@ -18,7 +18,7 @@ from mxref_training.wording import counted
 
 def run_probe(
     moments: Sequence[Moment],
-    arms: Sequence[Arm],
+    arms: Sequence[NamedRecipe],
     *,
     backend: Backend,
     shape: Shape,

@@ -57,7 +57,7 @@ DARK = {name: dark for name, (_, dark) in _PAIRS.items()}
 ON_PAPER = ("ink", "text", "muted", "gold-ink")
 """Colours in which text is written on paper and on soft ground."""
 CHIPS = ("good", "bad", "open")
-"""Colours with `-ink` and `-soft`: text, and the ground that it is written on."""
+"""Colours with the variants `-ink`, for text, and `-soft`, for the background of that text."""
 
 PAPER, INK, MUTED, GRID, BAND, SLATE, GREY, GOLD, GOLD_INK = (
     LIGHT[name] for name in ("paper", "ink", "muted", "line", "soft", "slate", "grey", "gold", "gold-ink")

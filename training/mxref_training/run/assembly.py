@@ -1,4 +1,4 @@
-"""What a run is made of: model, optimizer, loader, steps and evaluations, and the state with which it begins."""
+"""The parts of a run: model, optimizer, loader, steps and evaluations, and its initial state."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Assembly:
 
     def begin(self, step: int) -> None:
         """Take the state of a checkpoint, or the initial one at step 0, and refuse it unless it is finite."""
-        torch.manual_seed(self.config.run.seed)  # a module that draws from it would still be repeatable
+        torch.manual_seed(self.config.run.seed)  # so that a module that draws from it stays repeatable
         self.marks: dict[str, Mark] = {}
         if step:
             self.marks = self._restore(step)

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import mxref
+import mxref_torch
 from mxref.backend import Backend
 
 _CORE = "mxref"
@@ -34,6 +35,12 @@ def digest(files: Iterable[tuple[str, Path]]) -> str:
         data = path.read_bytes()
         found.update(f"{name}\0{len(data)}\0".encode() + data)
     return found.hexdigest()[:12]
+
+
+def code_digest() -> str:
+    """Return 12 hex digits of the SHA-256 over the sources of this project that a run's result depends on."""
+    packages = Path(mxref.__file__).parent, Path(mxref_torch.__file__).parent, Path(__file__).parents[1]
+    return digest(pair for package in packages for pair in own_sources(package))
 
 
 def own_sources(package: Path) -> list[tuple[str, Path]]:

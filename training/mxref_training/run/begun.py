@@ -1,11 +1,12 @@
-"""What a folder holds of a run that is to begin or to go on."""
+"""Checks a run's folder before the run begins or continues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mxref_training.run.folder import RunFolder, changed_environment
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.identity import changed_environment
 
 
 def begun_run(

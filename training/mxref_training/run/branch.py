@@ -16,7 +16,8 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.device import choose_device, device_name
-from mxref_training.run.folder import RunFolder, identity, run_facts
+from mxref_training.run.folder import RunFolder
+from mxref_training.run.identity import identity, run_facts
 from mxref_training.run.snapshot import Snapshot
 
 
@@ -84,7 +85,7 @@ def _fresh_history(config: TrainConfig, recipe: Recipe, backend: Backend, step: 
     """Return the history that the recipe's layers have at a step before they have seen a tensor."""
     model = Llama(config.model, device="meta")
     handle = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed, steps=config.run.steps)
-    handle.context.step = max(0, step - 1)  # a checkpoint has the layers of its phase
+    handle.context.step = max(0, step - 1)  # a checkpoint has the FP8 layers of its phase
     for module in model.modules():
         if isinstance(module, Fp8Scales):
             module.to_empty(device="cpu")

@@ -1,7 +1,7 @@
 """An evaluation as one CUDA graph: the forward passes over all validation batches, without Python between them.
 
 Small models wait for Python in every operator of a forward pass. The graph reads weights and FP8 scales where they lie,
-and the step from the device, so each replay evaluates what the weights are then.
+and the step from the device, so each replay evaluates the current weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class CapturedEvaluation:
         recipes = [getattr(module, "recipe", None) for module in self._model.modules()]
         if recipes != self._recipes:
             self._recipes, self._graph = recipes, None
-            # With the step on the device as in a graph, so that it finds the kernels that read it there compiled.
+            # The step is on the device as in a graph, so that the kernels that read it there are compiled before the
+            # capture.
             with operators.device_step(self._step):
                 return evaluate(
                     self._model, self._context, self._tokens, loss_sum=self._loss_sum, **self._sizes

@@ -9,7 +9,6 @@ checkpoint, on any number of ranks. Nothing is pickled.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,21 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.durable import (
-    clean,
-    explained,
-    make_folder,
-    publish,
-    remedy,
-    remove,
-    replace_text,
-    temporary,
-)
+from mxref_training.durable import make_folder, publish, remedy, temporary
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.run.checkpoint_files import (
     FORMAT,
     GROUPS,
-    LATEST,
     MANIFEST,
     SHARDED,
     STATE,
@@ -51,42 +40,25 @@ from mxref_training.run.checkpoint_files import (
     verify_file,
     write_manifest,
 )
+from mxref_training.run.checkpoint_folder import CheckpointFolder
 from mxref_training.run.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mxref_training.run.shards import SavePlans
 
-_NAME = re.compile(r"step-(0|[1-9][0-9]*)")
-
 Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
-"""Takes a group and the names in it, and returns the tensors to fill; None if it is wanted as whole tensors."""
+"""Takes a group and its names, and returns the tensors to fill; None asks for whole tensors."""
 
 
 @dataclass(frozen=True)
-class CheckpointStore:
-    """The checkpoints of one run: their folder, and how many are kept.
+class CheckpointStore(CheckpointFolder):
+    """Writes and reads the checkpoints of one run.
 
     On several ranks `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them. If one
     cannot go on, all raise the same error.
     """
 
-    folder: Path
-    keep: int
     ranks: Ranks = SOLE
-
-    def path(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint."""
-        return self.folder / f"step-{step}"
-
-    def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint, ascending."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(found[1]) for p in self.folder.iterdir() if (found := _NAME.fullmatch(p.name)))
-
-    def latest(self) -> int | None:
-        """Return the step of the newest checkpoint, from which a run resumes; None if there is none."""
-        return max(self.steps(), default=None)
 
     def save(self, snapshot: Snapshot, plans: SavePlans | None = None) -> Path:
         """Write a checkpoint. Then delete the oldest ones beyond `keep`, and all of later steps.
@@ -159,13 +131,13 @@ class CheckpointStore:
             raise
         with self._agreed():
             if self.ranks.first:
-                self._name(step)
-                self._thin_out(step)
+                self.name_newest(step)
+                self.thin_out(step)
         return final
 
     @contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Turn what keeps the block from writing a checkpoint into CheckpointError."""
+        """Turn an error that prevents the block from writing a checkpoint into CheckpointError."""
         try:
             yield
         except CheckpointError:
@@ -207,33 +179,9 @@ class CheckpointStore:
             return
         if len(self.steps()) > self.keep:
             replace(self, ranks=SOLE).verify(step)
-            self._thin_out(step)
+            self.thin_out(step)
         if named(self.folder) != self.path(step).name:
-            self._name(step)
-
-    def _name(self, step: int) -> None:
-        path = self.folder / LATEST
-        with explained(CheckpointError, f"write {path}", f"{self.path(step)} is complete; free some space"):
-            replace_text(path, f"{self.path(step).name}\n")
-
-    def lost(self) -> str:
-        """Return a note if `latest` names a checkpoint that is not there; else nothing. A run takes the newest one."""
-        name, newest = named(self.folder), self.latest()
-        if name is None or newest is None or (self.folder / name / MANIFEST).is_file():
-            return ""
-        return f"{self.folder / LATEST} names {name!r}, which is not there: the newest is step-{newest}"
-
-    def _thin_out(self, newest: int) -> None:
-        steps = self.steps()
-        known = [step for step in steps if step <= newest]
-        for step in [*known[: -self.keep], *steps[len(known) :]]:
-            try:
-                remove(self.path(step))
-            except OSError as err:
-                raise CheckpointError(
-                    f"cannot delete {self.path(step)}, which {self.path(newest)} replaces: "
-                    f"{err.strerror or err}; delete this folder"
-                ) from err
+            self.name_newest(step)
 
     def load(self, step: int, groups: Sequence[str] = GROUPS, targets: Targets | None = None) -> Snapshot:
         """Return a checkpoint after verifying every byte of it, or of the groups that are asked for.
@@ -254,7 +202,7 @@ class CheckpointStore:
         world = int(state.get("ranks", 1))
         with own._agreed(), own._reading(step):
             names = [name for group in groups for name in group_files(group, world)]
-            for name in names[own.ranks.rank :: own.ranks.world]:  # together the ranks read each byte once
+            for name in names[own.ranks.rank :: own.ranks.world]:  # all ranks together read each byte once
                 verify_file(self.path(step), name, facts)
         with own._agreed(), own._reading(step):
             tensors = {group: self._read(step, group, world, targets) for group in groups}
@@ -309,28 +257,9 @@ class CheckpointStore:
             f"{start_over(self.folder.parent)}"
         )
 
-    def clean(self) -> None:
-        """Remove the unfinished checkpoint of a killed process."""
-        clean(self.folder, "step-*")
-        clean(self.folder, LATEST)
-
-    def drop(self) -> None:
-        """Delete all checkpoints, and keep the folder."""
-        if named(self.folder) is not None:
-            remove(self.folder / LATEST)
-        for step in self.steps():
-            remove(self.path(step))
-
-    def clear(self) -> None:
-        """Delete all checkpoints. A folder that is a link stays, and so do files that mxref did not write."""
-        self.clean()
-        self.drop()
-        if self.folder.is_dir() and not self.folder.is_symlink() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
-
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Turn what keeps the block from reading a checkpoint into CheckpointError."""
+        """Turn an error that prevents the block from reading a checkpoint into CheckpointError."""
         try:
             yield
         except CheckpointError:

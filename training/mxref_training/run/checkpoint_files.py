@@ -75,7 +75,7 @@ def named(folder: Path) -> str | None:
 
 
 def file_facts(paths: Iterable[Path]) -> Facts:
-    """Return what a manifest says of files."""
+    """Return the entries of a manifest for files."""
     return {path.name: (path.stat().st_size, file_sha256(path)) for path in paths}
 
 
@@ -86,7 +86,7 @@ def write_manifest(folder: Path, facts: Facts) -> None:
 
 
 def read_manifest(folder: Path) -> Facts:
-    """Return what the manifest says; ValueError if it cannot be read."""
+    """Return the entries of the manifest; ValueError if it cannot be read."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         facts = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest.items()}
@@ -116,7 +116,7 @@ class Unfinished:
     state: Mapping[str, Any]
     folder: Path
     files: dict[str, dict[str, Part]]
-    """What this rank writes, by file."""
+    """The parts that this rank writes, by file."""
     facts: Facts = field(default_factory=dict)
     """The files that it has written."""
     problem: Exception | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from mxref.errors import MxrefError
 from mxref.tomlio import shown
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
+from mxref_training.wording import counted
 
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -56,12 +58,16 @@ def choose_device(wanted: str, backend: Backend, ranks: Ranks = SOLE) -> torch.d
                 f"run.device = {wanted!r} on {ranks.world} ranks, each of which takes a GPU of its own: set 'cuda'"
             )
         count, index = torch.cuda.device_count(), device.index or ranks.local_rank
-        if ranks.local_world > count:
+        seen = f"PyTorch sees {counted(count, 'GPU')} on {socket.gethostname()}"
+        if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            seen += f", where CUDA_VISIBLE_DEVICES = {shown(visible)}"
+        if ranks.several and ranks.local_world > count:
             raise ConfigError(
-                f"{ranks.local_world} ranks on this host, but PyTorch sees {count} GPUs here: start at most {count}"
+                f"{counted(ranks.local_world, 'rank')} of this host, but {seen}: each rank must see the GPUs of all "
+                "ranks of its host; let it see them, or start fewer ranks there"
             )
         if not 0 <= index < count:
-            raise ConfigError(f"run.device = {wanted!r}, but PyTorch sees {count} GPUs here")
+            raise ConfigError(f"run.device = {wanted!r}, but {seen}")
         device = torch.device("cuda", index)
     return device
 
@@ -86,10 +92,8 @@ def memory_limit(device: torch.device) -> int:
 
 
 @contextmanager
-def memory_errors(
-    way_out: str = "set run.recompute = 'full', lower run.micro_batch, or take a smaller model; see --dry-run",
-) -> Iterator[None]:
-    """Have an allocation that fails in the block end in ConfigError that says what to lower."""
+def memory_errors(way_out: str) -> Iterator[None]:
+    """Have an allocation that fails in the block end in ConfigError that says what to do: `way_out`."""
     try:
         yield
     except MxrefError:

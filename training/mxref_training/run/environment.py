@@ -13,14 +13,19 @@ import torch
 _VERSIONS_OF = ("mxref", "torch", "numpy", "ml_dtypes", "numba", "triton", "tokenizers", "safetensors")
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Return the versions and the hardware that decide a run's bits; `device` is the name of where it computes."""
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide a run's bits."""
+    found = {"python": platform.python_version()}
     for name in _VERSIONS_OF:
         try:
-            versions[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    return found
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Return the versions and the hardware that decide a run's bits; `device` is the name of where it computes."""
     hardware = {
         "machine": platform.machine(),
         "processor": _processor(),
@@ -29,7 +34,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
     }
-    return {"versions": versions, "platform": platform.platform(), "hardware": hardware}
+    return {"versions": versions(), "platform": platform.platform(), "hardware": hardware}
 
 
 def _processor() -> str:

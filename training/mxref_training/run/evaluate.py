@@ -1,4 +1,4 @@
-"""Looking at a model without touching its training: validation loss, and where a value stopped being finite."""
+"""Evaluates a model without changing its training: validation loss, and the place where a value is not finite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Evaluation:
 
 @contextmanager
 def undisturbed(model: nn.Module, context: StepContext) -> Iterator[None]:
-    """Run the block in evaluation mode without gradients, and leave no trace of it.
+    """Run the block in evaluation mode without gradients, and restore all state after it.
 
     Mode, position in the random streams, GEMM census, PyTorch's generator and every buffer (FP8 scales and
     amax among them) are as before afterwards.
@@ -134,7 +134,7 @@ def first_nonfinite_output(
         model: as for `evaluate`.
         context: as for `evaluate`.
         inputs: the micro-batch that gave the loss, int64 [B, T]; of each rank its own.
-        ranks: of the run, all of which call this; the first that finds something is believed.
+        ranks: the ranks of the run, all of which call this; the result is that of the first rank that finds something.
     """
     weights = (n for n, p in named_parameters(model) if not bool(torch.isfinite(own_part(p)).all()))
     for name in ranks.gather(next(weights, None)):

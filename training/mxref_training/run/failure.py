@@ -1,4 +1,4 @@
-"""Exceptions that nobody expected, most often a backend's: one line for the user, the traceback in the run's log."""
+"""Unexpected exceptions, most often a backend's: one line for the user, the traceback in the run's log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Run(Protocol):
 
 @dataclass
 class Failures:
-    """What is known of a run when an exception ends it."""
+    """The facts about a run that an exception ended."""
 
     folder: RunFolder
     backend: Backend

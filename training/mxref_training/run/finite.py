@@ -1,4 +1,4 @@
-"""A run's state is finite, or the run stops: NaN and infinity are never saved, and never trained on."""
+"""Stops a run whose state is not finite: NaN and infinity are never saved, and never trained on."""
 
 from __future__ import annotations
 

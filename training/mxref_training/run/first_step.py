@@ -45,7 +45,7 @@ class FirstStep:
         """
         if not self._expected:
             return
-        # Of the run's own recipe, not of what the model was converted to.
+        # By the run's own recipe, not by the one to which the model was converted.
         spans = self._recipe.spans(self._run.steps)
         recipe = next(span.recipe for span in reversed(spans) if span.first <= step)
         mxref_torch.check_census(self._context, self._model, recipe, self._run.micro_batches)

@@ -9,6 +9,8 @@ resumed run has the metrics of a run that never stopped. `docs/reference/durabil
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,20 +18,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref.tomlio import dumps, to_table
-from mxref_training.config import Compile, Schedule, TrainConfig
+from mxref.tomlio import dumps
+from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
-from mxref_training.huggingface.weights import Weights
-from mxref_training.model.llama import flops_per_token, parameter_count
 from mxref_training.parallel import LAYOUT
-from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.environment import environment
+from mxref_training.run.identity import differences
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.saving import wait_for_writers
 
@@ -38,67 +37,15 @@ _FAMILY = "mxref.run."
 _DELETED = ".run.json.deleted"
 """`run.json` gets this name before a run is deleted. If the name is found, the deletion has to be completed."""
 _LOCK = "run.lock"
+LEASE = 120.0
+"""Seconds after which servers of NFSv4 release the locks of a host that is down; 90 in Linux by default."""
+_PAUSE = 0.5
 _OWN = (
     "config.toml", "recipe.toml", "metrics.jsonl", "timing.jsonl", "telemetry.jsonl", "spikes.jsonl", "tensorboard",
     "profile", "shadow.npz", "checkpoints", "run.json",
 )  # fmt: skip
 LOG = "log.txt"
 """Tracebacks of a run, and in a ladder what it prints. It may be there before `run.json`."""
-
-
-def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
-    """Return everything that determines a run's numbers, as plain tables. A resumed run must match it."""
-    run = config.run
-    kept: dict[str, Any] = {
-        "seed": run.seed,
-        "data_seed": run.order_seed,
-        "batch": run.batch,
-        "micro_batch": run.sequences,
-        "seq_len": run.seq_len,
-        "eval_every": run.eval_every,
-        "eval_tokens": run.eval_tokens,
-        "log_every": run.log_every,
-    }
-    if run.compile is not Compile.NONE:
-        kept["compile"] = run.compile
-    for name in ("capture", "deterministic"):
-        if getattr(run, name):
-            kept[name] = True
-    if run.init_from is not None:
-        kept["init_from"] = Weights.open(Path(run.init_from)).sha256()  # the weights, wherever they lie
-    if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
-        kept["steps"] = run.steps  # it sets where the cosine ends
-    table = {
-        "model": to_table(config.model),
-        "optim": to_table(config.optim),
-        "run": kept,
-        "recipe": to_table(recipe),
-        "data": corpus.hashes,
-        "backend": backend_identity(backend),
-    }
-    spans = recipe.spans(run.steps)
-    if len(spans) > 1:  # where the phases begin, which shares of the run leave open
-        table["phases"] = [[span.name, span.first] for span in spans]
-    plain: dict[str, Any] = json.loads(json.dumps(table))
-    return plain
-
-
-def run_facts(config: TrainConfig, label: str, wanted: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
-    """Return what the record of a run says of it, beside versions and hardware.
-
-    Args:
-        config: the run.
-        label: its name in progress reports.
-        wanted: what `identity` returned.
-        backend: computes the block formats.
-    """
-    return {
-        "label": label,
-        "identity": wanted,
-        "backend": backend.name,
-        "parameters": parameter_count(config.model),
-        "flops_per_token": flops_per_token(config.model, config.run.seq_len),
-    }
 
 
 @dataclass(frozen=True)
@@ -108,7 +55,7 @@ class RunFolder:
     path: Path
     keep: int
     ranks: Ranks = SOLE
-    """Who saves and loads its checkpoints together; one rank does all else."""
+    """The ranks, which save and load checkpoints together; the first rank does everything else."""
 
     @property
     def metrics(self) -> Path:
@@ -122,12 +69,12 @@ class RunFolder:
 
     @property
     def telemetry(self) -> Path:
-        """What quantization did to the operands, by step, layer and GEMM."""
+        """Telemetry of the operands, by step, layer and GEMM."""
         return self.path / "telemetry.jsonl"
 
     @property
     def spikes(self) -> Path:
-        """Losses far above the recent ones; there only if there were some."""
+        """Losses far above the recent ones; the file exists only if there were any."""
         return self.path / "spikes.jsonl"
 
     @property
@@ -141,8 +88,11 @@ class RunFolder:
         return CheckpointStore(self.path / "checkpoints", self.keep, self.ranks)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, patience: float = 0.0) -> Iterator[None]:
         """Lock the folder, made if it is missing, and remove what killed processes left.
+
+        Args:
+            patience: seconds to wait for the lock.
 
         Raises:
             ConfigError: another process trains there, or the folder holds files that belong to no run.
@@ -150,8 +100,14 @@ class RunFolder:
         """
 
         def busy(holder: str) -> ConfigError:
+            elsewhere = (
+                ""
+                if socket.gethostname() in holder
+                else (f" (if that host is down and its lock stays, delete {self.path / _LOCK})")
+            )
             return ConfigError(
                 f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out"
+                + elsewhere
             )
 
         with self._explained():
@@ -161,7 +117,15 @@ class RunFolder:
             with ExitStack() as held:
                 with self._explained():
                     make_folder(self.path)
-                    held.enter_context(locked(self.path / _LOCK, busy))
+                    until = time.monotonic() + patience
+                    while True:
+                        try:
+                            held.enter_context(locked(self.path / _LOCK, busy))
+                            break
+                        except ConfigError:
+                            if time.monotonic() >= until:
+                                raise
+                        time.sleep(_PAUSE)
                     wait_for_writers(self.store.folder)
                     for name in _OWN:
                         clean(self.path, name)
@@ -232,9 +196,9 @@ class RunFolder:
         It may have been on other ranks.
         """
         mine, theirs = ({k: v for k, v in side.items() if k != LAYOUT} for side in (wanted, found))
-        if differences := _differences(mine, theirs):
-            key, here, there = differences[0]
-            more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+        if unlike := differences(mine, theirs):
+            key, here, there = unlike[0]
+            more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
             raise CheckpointError(
                 f"{self.path} holds another run: {key} is {there} there and {here} here{more}; "
                 f"choose another --out, or {start_over(self.path)}"
@@ -324,26 +288,3 @@ def log_marks(state: Mapping[str, Any]) -> dict[str, Mark]:
 def _is_ours(text: str) -> bool:
     """Return whether a text begins like a `run.json` of mxref, even if the rest is damaged."""
     return text.startswith(f'{{\n "format": "{_FAMILY}')
-
-
-def changed_environment(record: Mapping[str, Any], device: str) -> list[str]:
-    """Return the differences between the machine that a run recorded and this one, as in `torch 2.12 -> 2.13`."""
-    now = environment(device)
-    return [
-        f"{key} {theirs} -> {mine}"
-        for part in ("versions", "hardware")
-        for key, mine, theirs in _differences(now[part], record.get(part, {}))
-    ]
-
-
-def _differences(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = ""
-) -> list[tuple[str, Any, Any]]:
-    found = []
-    for key in dict.fromkeys([*mine, *theirs]):
-        a, b = mine.get(key), theirs.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append((prefix + key, "not set" if a is None else a, "not set" if b is None else b))
-    return found

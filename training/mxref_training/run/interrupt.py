@@ -19,7 +19,7 @@ class Interrupted(AgreedStop):
 _AT_ONCE: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
 }  # fmt: skip
-"""What the second signal does if signals were ignored before; shells ignore them for commands started with `&`."""
+"""Handlers of the second signal if signals were ignored before; shells ignore them for commands started with `&`."""
 TOGETHER = 2.0
 """Seconds after the first signal in which others repeat it. A service manager signals every process of a job, and
 `torchrun` passes its own signal on, so that a rank gets two.

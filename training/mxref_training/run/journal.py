@@ -1,4 +1,4 @@
-"""The journal of a run: its lines of metrics and timing, told to trackers and to the progress report too."""
+"""The journal of a run: writes its lines of metrics and timing, and passes them to trackers and the progress report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mxref_training.run.stepping import Taken
 
 
 class Journal:
-    """Writes what each step and each evaluation came to."""
+    """Writes the results of each step and each evaluation."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Journal:
         sink: ProgressSink,
         marks: Mapping[str, Mark],
     ) -> None:
-        """Open the logs, cut to what a checkpoint knows of them.
+        """Open the logs, cut to the lengths that a checkpoint recorded.
 
         Raises:
             CheckpointError: a log is missing or changed, or cannot be written.

@@ -14,7 +14,7 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_training.config import Compile, TrainConfig
 from mxref_training.data.corpus import TokenCorpus, check_lengths, prepare_corpus
-from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.ranks import SOLE, Ranks, restarted
 from mxref_training.distributed.share import layout_identity
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError, start_over
 from mxref_training.run.assembly import Assembly
@@ -23,15 +23,19 @@ from mxref_training.run.device import device_name, made_current, memory_errors
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.failure import Failures
 from mxref_training.run.finite import require_finite, require_finite_loss, way_out
-from mxref_training.run.folder import RunFolder, identity, run_facts
+from mxref_training.run.folder import LEASE, RunFolder
+from mxref_training.run.identity import identity, run_facts
 from mxref_training.run.interrupt import Interrupted, StopRequest
 from mxref_training.run.journal import Journal
+from mxref_training.run.memory import less_memory
 from mxref_training.run.observe import UNOBSERVED, Observation, Observer
 from mxref_training.run.optim import learning_rate, set_learning_rate
 from mxref_training.run.outcome import TrainResult, outcome
 from mxref_training.run.preflight import preflight
 from mxref_training.run.progress import ProgressSink, SilentProgress, default_progress, reporting
 from mxref_training.run.repeatable import compiler_threads, deterministic, deterministic_errors, fixed_choices
+from mxref_training.run.same_software import require_same_draws, require_same_software
+from mxref_training.run.shared_folder import require_shared
 from mxref_training.run.silent import SilentJournal, SilentObserver
 from mxref_training.run.stepping import Taken
 
@@ -94,13 +98,14 @@ def train(
         compiler_threads(config),
         fixed_choices(config, backend, device),
         reporting((progress or default_progress()) if ranks.first else SilentProgress()) as sink,
-        folder.alone() if ranks.first else nullcontext(),
+        folder.alone(LEASE if restarted() else 0.0) if ranks.first else nullcontext(),
         Failures(folder, backend, config.run.steps).explained() as failures,
         ranks.one_error(),
-        memory_errors(),
+        memory_errors(less_memory(config)),
         deterministic_errors(device),
     ):
         wanted = identity(config, recipe, backend, corpus) | layout_identity(config, ranks.world)
+        require_same_software(ranks)
         ranks.agree("what determines the run's numbers", wanted)
         begun: tuple[bool, int] | None = None
         if ranks.first:
@@ -110,6 +115,8 @@ def train(
         begun = ranks.broadcast(begun)
         assert begun is not None  # the first rank has said
         exists, step = begun
+        if exists:
+            require_shared(folder.path / "run.json", ranks)
         stopped = ""
         if step > config.run.steps:
             raise CheckpointError(
@@ -123,6 +130,8 @@ def train(
                 folder.store.settle(step)
                 folder.describe(config, recipe)
         elif stop_after is None or step < stop_after:
+            if not step and config.run.init_from is None:
+                require_same_draws(ranks)
             run = _Run(config, recipe, folder, backend, device, corpus, wanted, sink, ranks)
             run.begin(step)
             failures.run = run
@@ -132,6 +141,8 @@ def train(
                         recipe, corpus, device_name(device), run_facts(config, label, wanted, backend)
                     )
                 folder.describe(config, recipe)
+            if not exists:
+                require_shared(folder.path / "run.json", ranks)
             with run.shadowed():
                 stopped = run.go(min(config.run.steps, stop_after or config.run.steps), label, observe)
             step = run.step
@@ -167,15 +178,15 @@ class _Run(Assembly):
         run = self.config.run
         self.journal: Journal | SilentJournal = SilentJournal()
         self.observer: Observer | SilentObserver = SilentObserver()
-        if self.ranks.first:
-            self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
-            watched = self.config, self.recipe, self.folder, self.model, self.context
-            self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
-        self.sink.start(label, self.step, run.steps, run.step_tokens)
-        if self.step:
-            self.sink.note(f"resumed at step {self.step} of {run.steps}")
-        self.journal.start_clock()
         try:
+            if self.ranks.first:
+                self.journal = Journal(self.config, self.folder, self.schedule, self.sink, self.marks)
+                watched = self.config, self.recipe, self.folder, self.model, self.context
+                self.observer = Observer(observe, *watched, self.sink, self.step, self.marks.get("telemetry"))
+            self.sink.start(label, self.step, run.steps, run.step_tokens)
+            if self.step:
+                self.sink.note(f"resumed at step {self.step} of {run.steps}")
+            self.journal.start_clock()
             with StopRequest() as request, self.saver:
                 while self.step < last:
                     with self.observer.step(self.step + 1):
@@ -233,7 +244,7 @@ class _Run(Assembly):
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if taken.problem else 0
         self.journal.add_step(taken, self.observer)
         if taken.problem:
-            self._require_finite()  # what is lost stays lost, so more skipped steps would not help
+            self._require_finite()  # skipping more steps would not bring the model back
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise DivergedError(
                 f"{taken.problem} at step {taken.step + 1}, the {MAX_SKIPPED}th step in a row to be skipped: "

@@ -1,4 +1,4 @@
-"""What a run shows beside its metrics: telemetry, trackers and profiles. None of it changes a bit of the run."""
+"""The outputs of a run besides its metrics: telemetry, trackers and profiles. None of them changes a bit of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mxref_training.run.folder import RunFolder
 from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.profiler import Profiler, Window
 from mxref_training.run.progress import ProgressSink
-from mxref_training.run.trackers import Hosted, TensorBoard, Tracker, flat, require_trackers
+from mxref_training.run.trackers import flat, require_trackers, start_trackers
 
 if TYPE_CHECKING:
     from mxref_torch import StepContext
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a run shows beside its logs. `run.telemetry_every` switches telemetry on."""
+    """The outputs of a run besides its logs. `run.telemetry_every` switches telemetry on."""
 
     tensorboard: bool = False
     """Write TensorBoard's event files."""
@@ -64,22 +64,18 @@ class Observer:
         step: int,
         mark: Mark | None,
     ) -> None:
-        """Begin to watch behind a step; `mark` is what its checkpoint knows of the log of telemetry."""
+        """Begin to watch after a step; `mark` is the length of telemetry's log that its checkpoint recorded."""
         self._every, self._context, self._model = config.run.telemetry_every, context, model
         self._note = sink.note
         self._rows: list[dict[str, Any]] = []
         self._log: MetricsLog | None = None
-        self._trackers: list[Tracker] = []
+        about = {"config": to_table(config), "recipe": to_table(recipe), "digest": recipe.digest}
+        self._trackers = start_trackers(asked.tensorboard, asked.track, folder.path, about, step, sink.note)
         if self._every or mark or folder.telemetry.exists():
             # Lines of a process that died, or of one that measured more often, are cut off even where none is added.
             self._log = MetricsLog(folder.telemetry, mark)
         if self._every and {own.kind(role) for own in recipe.treatments() for role in GemmRole} == {"bf16"}:
             sink.note("telemetry has no operands to measure: the recipe quantizes none")
-        if asked.tensorboard:
-            self._trackers.append(TensorBoard(folder.path, step))
-        if asked.track:
-            about = {"config": to_table(config), "recipe": to_table(recipe), "digest": recipe.digest}
-            self._trackers.append(Hosted(asked.track, folder.path, about))
         device = next(model.parameters()).device
         self._profiler = Profiler(asked.profile, folder.path, device, sink.note) if asked.profile else None
         if asked.profile and asked.profile.last <= step:
@@ -142,7 +138,7 @@ class Observer:
         return {"telemetry": self._log.mark().to_table()} if self._log else {}
 
     def close(self) -> None:
-        """End all that watched, whichever way the run ended."""
+        """Close all trackers and profiles, however the run ended."""
         try:
             if self._profiler:
                 self._profiler.close()

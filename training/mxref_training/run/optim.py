@@ -14,7 +14,7 @@ from mxref_training.distributed.tensors import by_mesh, is_split
 from mxref_training.errors import CheckpointError, ConfigError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps of each parameter."""
+"""The state of AdamW for each parameter."""
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:

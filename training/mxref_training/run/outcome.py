@@ -18,14 +18,14 @@ class TrainResult:
     losses: list[tuple[int, float]]
     """Validation loss by step, in nats per token; NaN where it was not finite."""
     final_loss: float
-    """The last of them; NaN before the first evaluation."""
+    """The last validation loss; NaN before the first evaluation."""
     train_losses: list[float]
     """Training loss of every step that was logged and not skipped."""
     seconds: float
-    """Spent in training steps."""
+    """Seconds spent in training steps."""
     tokens: int
     diverged: bool
-    """By the rule of `mxref_training.run.divergence.has_diverged`."""
+    """Whether the run diverged, by the rule of `mxref_training.run.divergence.has_diverged`."""
     skipped_steps: int
     widened_steps: int
     """Steps that were repeated because an operand left the range of the backend's fast GEMM."""

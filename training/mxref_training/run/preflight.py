@@ -1,4 +1,4 @@
-"""What is checked of a run before its data is read and before anything is allocated."""
+"""The checks of a run before its data is read and before anything is allocated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import check_layout
 from mxref_training.run.device import choose_device, device_name, memory_limit
-from mxref_training.run.estimate import require_memory
+from mxref_training.run.memory import require_memory
 from mxref_training.run.shape import converted_shape
 
 

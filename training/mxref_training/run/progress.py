@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a progress bar on a terminal, and lines elsewhere."""
+"""The progress of a run: a progress bar on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mxref_training.wording import clock
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_PLAIN_INTERVAL = 10.0  # seconds between lines where there is no terminal
+_PLAIN_INTERVAL = 10.0  # seconds between lines without a terminal
 
 
 class ProgressSink(Protocol):
-    """Where a run reports to while it runs; none of it reaches a file of the run."""
+    """Receives the progress of a run; nothing of it is written to a file of the run."""
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         """Begin, or go on, at a step of `steps`, each of `step_tokens` tokens."""
@@ -41,19 +41,19 @@ class SilentProgress:
     """Reports nothing."""
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def step(self, step: int, loss: float | None) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def validation(self, step: int, loss: float) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
 
 @dataclass
@@ -163,7 +163,7 @@ class BarProgress(SilentProgress):
             print(printable(text), file=sys.stderr)
 
     def stop(self) -> None:
-        """Take the bar's thread down; the bar stays on the screen."""
+        """Stop the bar's thread; the bar stays on the screen."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

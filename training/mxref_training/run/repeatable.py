@@ -1,4 +1,4 @@
-"""Runs whose numbers come again: kernels with one order of additions, and no kernel that is chosen by its time.
+"""Repeatable runs: kernels with a fixed order of additions, and no kernel that is chosen by its time.
 
 Every run uses PyTorch's deterministic kernels. `run.deterministic = true` adds that nothing is measured to choose a
 kernel: a compiler or library that times several of them may take another one in another process, on a GPU that is
@@ -44,7 +44,7 @@ def deterministic(device: torch.device, threads: int, compiled: bool = True) -> 
     if compiled:
         torch.use_deterministic_algorithms(True)
     torch.set_deterministic_debug_mode("error")
-    # Else every new tensor is filled with NaN first: one more kernel, and one more pass over memory, for each of them.
+    # Otherwise every new tensor is filled with NaN first, which takes one more kernel and pass over memory for each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if threads:
         torch.set_num_threads(threads)
@@ -60,15 +60,15 @@ def deterministic(device: torch.device, threads: int, compiled: bool = True) -> 
 
 @contextmanager
 def deterministic_errors(device: torch.device) -> Iterator[None]:
-    """Have an operation of the block that has no deterministic kernel end in ConfigError that names it."""
+    """Raise a ConfigError that names the operation if an operation of the block has no deterministic kernel."""
     try:
         yield
     except RuntimeError as err:
         if isinstance(err, MxrefError) or not (found := _NOT_DETERMINISTIC.match(str(err))):
             raise
         raise ConfigError(
-            f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, and a run is not "
-            "trained without: choose another run.device, or another version of PyTorch"
+            f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, which training "
+            "requires: choose another run.device, or another version of PyTorch"
         ) from err
 
 

@@ -1,4 +1,5 @@
-"""The tensors of a checkpoint, cut over ranks: who writes which part, and tensors of any placement made of parts.
+"""The tensors of a checkpoint, split over ranks: which rank writes which part, and how parts fill tensors of any
+placement.
 
 `torch.distributed.checkpoint` (DCP) plans both. Ranks that hold the same part share the work: one of them writes it.
 The parts lie in safetensors files, and the header of a file says where each part lies in its whole tensor. DCP's own

@@ -1,4 +1,4 @@
-"""What ranks other than the first have in place of a journal and an observer: they write nothing."""
+"""Replaces the journal and the observer on ranks other than the first, which write nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class SilentJournal:
     """Takes what `mxref_training.run.journal.Journal` takes, and writes none of it."""
 
     def start_clock(self) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def add_step(self, *values: Any) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def add_evaluation(self, *values: Any) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def marks(self) -> dict[str, Any]:
         """Return nothing: a checkpoint has the marks of the first rank."""
         return {}
 
     def close(self) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
 
 class SilentObserver:
@@ -41,11 +41,11 @@ class SilentObserver:
         yield
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     def marks(self) -> dict[str, Any]:
         """Return nothing."""
         return {}
 
     def close(self) -> None:
-        """Take no notice."""
+        """Do nothing."""

@@ -91,7 +91,7 @@ class RunState:
 
     @property
     def _own(self) -> str:
-        """Return what the names of this rank's generators begin with."""
+        """Return the prefix of the names of this rank's generators."""
         return f"rank-{self.ranks.rank}/" if self.ranks.several else ""
 
     def _own_generators(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:

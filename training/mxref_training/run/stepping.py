@@ -1,4 +1,4 @@
-"""What a step of training came to, and captured steps, each of which is reported when the next has been started."""
+"""The outcome of a training step, and captured steps, each of which is reported when the next one has started."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Taken:
-    """What an optimizer step came to."""
+    """The outcome of an optimizer step."""
 
     step: int
     """From 0."""
     lr: float
     loss: float
     norm: float
-    """Of the gradient, before clipping."""
+    """Norm of the gradient, before clipping."""
     problem: str
-    """What was not finite, so that the update was skipped; else empty."""
+    """The value that was not finite, so that the update was skipped; else empty."""
     widened: bool
-    """Whether it was done over, because an operand left the range of the backend's fast GEMM."""
+    """Whether it was repeated, because an operand left the range of the backend's fast GEMM."""
 
 
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

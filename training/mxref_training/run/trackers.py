@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mxref.errors import MxrefError
+from mxref.raised import raised_text
 from mxref_training.errors import ConfigError
 
 TRACKERS = ("trackio", "wandb")
 """Packages that `--track` takes."""
 
 _PROJECT = "mxref"
+_WAYS_OUT = {"wandb": "log in by `wandb login`, set WANDB_MODE=offline, or "}
+"""What else than leaving the tracker out helps where it does not start."""
 
 
 class Tracker(ABC):
@@ -94,6 +98,57 @@ def require_trackers(tensorboard: bool, track: str) -> None:
             raise _missing("--tensorboard", "tensorboard") from err
     if track:
         _imported(track)
+
+
+def start_trackers(
+    tensorboard: bool,
+    track: str,
+    folder: Path,
+    config: Mapping[str, Any],
+    step: int,
+    note: Callable[[str], None],
+) -> list[Tracker]:
+    """Return the trackers that a run asks for, started behind a step.
+
+    A tracker that does not start is an error at step 0, where nothing is lost. A run that goes on, which may be one
+    that a launcher started again at night, is trained without it.
+
+    Args:
+        tensorboard: whether to write TensorBoard's event files.
+        track: package of a hosted tracker; empty for none.
+        folder: of the run.
+        config: what a hosted tracker shows of the run.
+        step: from which the run goes on.
+        note: is told which tracker is left out.
+
+    Raises:
+        ConfigError: a tracker is not installed, or does not start at step 0.
+    """
+    asked: list[tuple[str, Callable[[], Tracker]]] = []
+    if tensorboard:
+        asked.append(("--tensorboard", lambda: TensorBoard(folder, step)))
+    if track:
+        asked.append((f"--track {track}", lambda: Hosted(track, folder, config)))
+    started: list[Tracker] = []
+    for option, start in asked:
+        try:
+            started.append(start())
+        except MxrefError:
+            raise
+        except Exception as err:  # whatever its package raises, for example without a network
+            if step:
+                note(
+                    f"{option} did not start, and gets no numbers; the run's own logs have them: {raised_text(err)}"
+                )
+                continue
+            for tracker in started:
+                with suppress(Exception):
+                    tracker.close()
+            raise ConfigError(
+                f"{option} did not start, and nothing has been trained: {raised_text(err)}; "
+                f"{_WAYS_OUT.get(track, '')}leave {option} out"
+            ) from err
+    return started
 
 
 def _imported(package: str) -> Any:

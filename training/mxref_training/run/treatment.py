@@ -25,7 +25,7 @@ def _parts(recipe: Recipe, role: GemmRole) -> list[str]:
     if not isinstance(recipe, RecipePlan):
         return [_treatment(recipe, role)]
     own = _treatment(recipe.own, role)
-    # The first entries may give a GEMM what it has anyway.
+    # The first entries may repeat a GEMM's default treatment.
     rules = dropwhile(lambda rule: _treatment(rule.recipe, role) == own, recipe.layers)
     parts = [f"{_treatment(rule.recipe, role)} in {_layers(rule)}" for rule in rules]
     since = None
@@ -88,7 +88,7 @@ def _of_both(role: GemmRole, values: tuple[str, ...], default: str | None) -> li
 
 
 def _shown(choice: StrEnum) -> str:
-    """Return a choice as texts write it: acronyms in capitals, block shapes as they are."""
+    """Return a choice for messages: acronyms in capitals, block shapes unchanged."""
     return choice.value if isinstance(choice, BlockShape) else choice.value.upper()
 
 

@@ -59,7 +59,8 @@ def test_a_card_that_gives_neighbours_is_taken(gfx950):
 def test_a_card_that_leaves_the_neighbours_is_refused(gfx950):
     gfx950(coin_flips(spoiled_at=2100))
     with pytest.raises(
-        BackendError, match=r"leave a value's neighbours: 0x[0-9a-f]{8} / 2\^-?\d+ became code"
+        BackendError,
+        match=r"give codes that are not neighbours of the value: 0x[0-9a-f]{8} / 2\^-?\d+ became code",
     ):
         gfx950_sr.backend()
 

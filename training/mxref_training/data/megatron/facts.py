@@ -25,7 +25,7 @@ _QUIET_BELOW = 1 << 28  # tokens; fewer take only seconds and get no progress ba
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a file after one full reading.
+    """The facts about a file after one full reading.
 
     Attributes:
         sha256: of the token ids as they are stored.
@@ -49,7 +49,8 @@ def read_facts(file: IndexedFile) -> Facts:
     """
     path = Path(str(file.ids.filename))  # type: ignore[attr-defined]
     status = path.stat()
-    mark = f"{status.st_dev}.{status.st_ino}.{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}"
+    # Not the device: a network file system has another number on each host, and after each boot.
+    mark = f"{status.st_ino}.{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}"
     lengths = hashlib.sha256(np.ascontiguousarray(file.lengths).data).hexdigest()
 
     def build(folder: Path) -> None:

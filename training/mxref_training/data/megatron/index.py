@@ -96,7 +96,7 @@ def open_indexed(prefix: Path) -> IndexedFile:
         )
     expected = int(starts[-1]) * dtype.itemsize
     if not expected:
-        raise DataError(f"{index_path}: the index lists no tokens: give data that is not empty")
+        raise DataError(f"{index_path}: the index lists no tokens: give data with tokens")
     why = f"{index_path.name} lists {starts[-1]:,} tokens of {dtype.itemsize} bytes"
     changed = _check_size(tokens_path, expected, why)
     return IndexedFile(prefix, _map(tokens_path, dtype), lengths, starts, len(boundaries) - 1, changed)

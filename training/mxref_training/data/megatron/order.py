@@ -29,8 +29,8 @@ _FILES = ("documents", "samples", "shuffle")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How often the data is gone through, which the number of samples decides.
+class Epochs:
+    """The epochs of the data that a number of samples needs.
 
     Attributes:
         epochs: epochs that hold the samples.
@@ -49,14 +49,14 @@ class Plan:
         return f"{self.epochs} epoch{'s' * (self.epochs > 1)}{apart}"
 
 
-def plan(tokens: int, seq_len: int, wanted: int) -> Plan:
-    """Return how often data of `tokens` tokens is gone through for a number of samples."""
+def plan(tokens: int, seq_len: int, wanted: int) -> Epochs:
+    """Return the epochs that a number of samples needs of data of `tokens` tokens."""
     epochs = max(1, -(-(wanted * seq_len + 1) // tokens))
     before_last = max(0, ((epochs - 1) * tokens - 1) // seq_len)
     of_an_epoch = (tokens - 1) // seq_len
     # As Megatron computes it: the product in float64, then rounded down.
     apart = epochs > 1 and wanted - before_last < int(0.80 * of_an_epoch)
-    return Plan(epochs, apart, before_last, (epochs * tokens - 1) // seq_len)
+    return Epochs(epochs, apart, before_last, (epochs * tokens - 1) // seq_len)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Order:
     shuffle: NDArray[np.integer[Any]]
 
 
-def make_order(lengths: NDArray[np.int32], what: Plan, seq_len: int, seed: int) -> Order:
+def make_order(lengths: NDArray[np.int32], what: Epochs, seq_len: int, seed: int) -> Order:
     """Return the order of sequences of given lengths, as Megatron builds it."""
     state = np.random.RandomState(seed)
     sequences = np.arange(len(lengths), dtype=np.int32)
@@ -116,7 +116,7 @@ def _sample_index(
     return index
 
 
-def cached_order(lengths: NDArray[np.int32], seq_len: int, seed: int, wanted: int) -> tuple[Plan, Order]:
+def cached_order(lengths: NDArray[np.int32], seq_len: int, seed: int, wanted: int) -> tuple[Epochs, Order]:
     """Return plan and order for a number of samples; the arrays are mapped from the cache, made once.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The answers of a ladder in plain words: what it can show at all, and what each of its contrasts says."""
+"""The answers of a ladder in plain words: what it can show, and the outcome of each contrast."""
 
 from __future__ import annotations
 

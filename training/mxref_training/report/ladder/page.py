@@ -46,7 +46,7 @@ class Row:
     gap_reference: str
     gap_high_precision: str
     verdict: str
-    """A verdict, or what the arm is for where the paper claims nothing."""
+    """A verdict; or, if the paper claims nothing about the arm, its purpose."""
     reason: str
     arm: dict[str, Any]
 
@@ -101,7 +101,7 @@ def headline(results: Results) -> str:
 
 
 def noise_line(results: Results) -> str:
-    """Return what another seed alone does, in one sentence."""
+    """Return the effect of another seed alone, in one sentence."""
     noise = results["noise"]
     if noise["runs"] < 2:
         return "The reference ran with one seed only: what another seed does is unknown."
@@ -220,7 +220,7 @@ def markdown(results: Results) -> str:
 
 
 def how_to_read(results: Results) -> str:
-    """Return the paragraph that says what such a comparison can and cannot carry."""
+    """Return the paragraph about what such a comparison can and cannot show."""
     return (
         f"Every arm starts from the same weights as {_label(results)} and sees the same data in the same order, so "
         "what differs is the arithmetic. Even so, another seed alone moves the tokens to target, by several per cent "
@@ -232,7 +232,7 @@ def how_to_read(results: Results) -> str:
 
 
 def provenance(results: Results) -> list[tuple[str, str]]:
-    """Return what the numbers stand on: software, hardware, data, size and time."""
+    """Return the provenance of the numbers: software, hardware, data, size and time."""
     model, run = results["config"]["model"], results["config"]["run"]
     shape = (
         f"{model['layers']} layers, width {model['width']}, FFN {model['ffn']}, vocabulary {model['vocab']:,}"

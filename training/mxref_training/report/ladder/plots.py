@@ -90,7 +90,7 @@ def curves_svg(results: dict[str, Any]) -> str:
             gap.axhspan(-spread, spread, color=BAND, zorder=0)
         zoom(loss, [v for arm in results["arms"] for run in arm["runs"] for _, v in _finite(run["curve"])])
         if max(late) > min(late):
-            # A loss that jumps for one early step would press the ends, which matter, into one line.
+            # A loss that jumps in one early step would compress the ends, which matter, into one line.
             room = 0.5 * (max(late) - min(late))
             gap.set_ylim(min(late) - room, max(late) + room)
         for axes in (loss, gap):
@@ -174,7 +174,7 @@ def _bar(axes: Axes, found: dict[str, Any] | None, y: int, colour: str, low: flo
         return
     left, right = found["low"], found["high"]
     if left is None or right is None or left < low or right > high:
-        return  # a line that is cut off looks like an interval, and is none
+        return  # a line that is cut off would look like an interval
     axes.plot([left, right], [y, y], color=INK, lw=1.1, zorder=4, solid_capstyle="butt")
     for end in (left, right):
         axes.plot([end, end], [y - 0.16, y + 0.16], color=INK, lw=1.1, zorder=4)

@@ -73,7 +73,7 @@ def lead(results: Results) -> str:
 
 
 def provenance(results: Results) -> list[Fact]:
-    """Return what the numbers stand on."""
+    """Return the provenance of the numbers."""
     batch = results["batch"]
     lines = [
         (

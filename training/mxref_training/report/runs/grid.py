@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Grid:
+class LayerGrid:
     """Where each layer of a model stands."""
 
     depths: list[str]
@@ -18,14 +18,14 @@ class Grid:
     """Row and column by the layer's name."""
 
 
-def layer_grid(names: Sequence[str]) -> Grid:
+def layer_grid(names: Sequence[str]) -> LayerGrid:
     """Return the grid of some layers: the first number in a name is its depth, the rest its kind."""
     split = {name: _split(name) for name in names}
     depths = list(dict.fromkeys(depth for depth, _ in split.values()))
     depths.sort(key=lambda depth: (depth < 0, depth))
     kinds = list(dict.fromkeys(kind for _, kind in split.values()))
     place = {name: (depths.index(depth), kinds.index(kind)) for name, (depth, kind) in split.items()}
-    return Grid([str(depth) if depth >= 0 else "–" for depth in depths], _short(kinds), place)
+    return LayerGrid([str(depth) if depth >= 0 else "–" for depth in depths], _short(kinds), place)
 
 
 def _split(name: str) -> tuple[int, str]:

@@ -13,13 +13,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mxref_training.report.drawing import SMALLEST
-from mxref_training.report.runs.grid import Grid
+from mxref_training.report.runs.grid import LayerGrid
 from mxref_training.report.runs.metrics import Metric, value_of
 from mxref_training.report.runs.read import Line
 
 
 def draw_panel(
-    axes: Axes, values: NDArray[np.float64], grid: Grid, metric: Metric, norm: Normalize, depths: bool
+    axes: Axes, values: NDArray[np.float64], grid: LayerGrid, metric: Metric, norm: Normalize, depths: bool
 ) -> Any:
     """Draw one panel; cells without a number stay empty."""
     image = axes.imshow(
@@ -64,7 +64,7 @@ def colour_range(tables: Sequence[NDArray[np.float64]], metric: Metric) -> Norma
     return Normalize(low, high if high > low else low + 1.0)
 
 
-def by_place(lines: Sequence[Line], grid: Grid, metric: Metric) -> NDArray[np.float64]:
+def by_place(lines: Sequence[Line], grid: LayerGrid, metric: Metric) -> NDArray[np.float64]:
     """Return a number of each layer at its place in the grid; NaN where there is none."""
     values = np.full((len(grid.depths), len(grid.kinds)), np.nan)
     for line in lines:
@@ -74,7 +74,7 @@ def by_place(lines: Sequence[Line], grid: Grid, metric: Metric) -> NDArray[np.fl
     return values
 
 
-def rows_height(grid: Grid) -> float:
+def rows_height(grid: LayerGrid) -> float:
     """Return the height of a panel in inches."""
     return min(4.2, max(0.9, 0.16 * len(grid.depths)))
 

@@ -15,7 +15,7 @@ class Metric:
     key: str
     title: str
     scale: float = 1.0
-    """What the number is multiplied by."""
+    """Factor of the number in figures."""
     colours: str = "viridis"
     signed: bool = False
     """Whether zero is the middle of the colours."""
@@ -29,7 +29,7 @@ METRICS = (
     Metric("bias", "Bias, %", 100.0, "RdBu_r", signed=True),
     Metric("spread", "Spread of scales, binades", from_zero=True),
 )
-"""What figures show of each operand."""
+"""The numbers that figures show for each operand."""
 
 COSINE = Metric("cosine", "Cosine of dW")
 

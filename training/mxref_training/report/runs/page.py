@@ -39,7 +39,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def signs(runs: Sequence[Run]) -> list[str]:
-    """Return what in the last measured steps is worth a look, in sentences."""
+    """Return sentences about unusual values in the last measured steps."""
     found = []
     for run in runs:
         step = run.measured[-1] if run.measured else None
@@ -71,7 +71,7 @@ _LIMITS = (
     ("scale_low", 1.0, "{:.1f} % of the scales are at the lowest byte"),
     ("scale_high", 1.0, "{:.1f} % of the scales are at the highest byte"),
 )
-"""Beyond what a number is worth a look; docs/how-to/telemetry.rst says why."""
+"""Limits beyond which a number is unusual; docs/how-to/telemetry.rst gives the reasons."""
 
 _COSINE = 0.95
 

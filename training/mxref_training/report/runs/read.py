@@ -24,10 +24,10 @@ SLOTS = [(role.value, operand.tensor) for role in GemmRole for operand in OPERAN
 
 @dataclass(frozen=True)
 class Run:
-    """What the files of a run hold."""
+    """The content of a run's files."""
 
     name: str
-    """Short, and no other run of the report has it."""
+    """A short name that no other run of the report has."""
     path: Path
     record: dict[str, Any]
     """`run.json`."""
@@ -113,7 +113,9 @@ def _read(folder: Path, name: str) -> Run:
 def _record(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     if not folder.is_dir():
-        raise FileFormatError(f"{folder} is no folder; name the --out of an `mxref train` or `mxref ablate`")
+        raise FileFormatError(
+            f"{folder} is not a folder; name the --out of an `mxref train` or `mxref ablate`"
+        )
     if not path.exists():
         raise FileFormatError(
             f"{folder} is no run: it has no run.json, nor the results.json of a ladder; "
@@ -171,7 +173,7 @@ OPERAND_NUMBERS = (
     "elements", "nonzero", "clipped", "zeroed", "snr", "bias", "scale_min", "scale_max", "scale_low", "scale_high",
     "nonfinite",
 )  # fmt: skip
-"""Keys of a line about an operand, behind those that name it."""
+"""Keys of a line about an operand, after those that name it."""
 GRADIENT_NUMBERS = ("cosine", "norm_ratio")
 """The same of a line about a gradient."""
 

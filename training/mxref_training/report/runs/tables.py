@@ -19,7 +19,7 @@ TENSORS = {"x": "X", "w": "W", "dy": "dY", "dw": "dW"}
 
 
 def overview(runs: Sequence[Run]) -> Table:
-    """Return what each run came to, in one row."""
+    """Return the result of each run, one row for each."""
     columns = [
         Column("run", "Run", left=True),
         Column("recipe_digest", "Recipe", left=True),
@@ -199,7 +199,7 @@ def summary(runs: Sequence[Run]) -> Table:
             if lines
         ]
     order = [slot_title(*slot) for slot in SLOTS]
-    rows.sort(key=lambda row: order.index(row[2]))  # the same operand of all runs stands together
+    rows.sort(key=lambda row: order.index(row[2]))  # rows of one operand stand together for all runs
     return Table("telemetry_summary", columns, rows)
 
 

@@ -1,0 +1,54 @@
+"""How a function becomes a kernel."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba")
+
+from numba.core import errors, types
+from numba.core.caching import NullCache
+from numba.extending import intrinsic
+
+from mxref_numba import compiled
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_a_kernel_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    monkeypatch.setattr(compiled, "KERNELS", [])
+    monkeypatch.setattr(compiled, "kernel_cache", lambda *_: NullCache())
+
+    seen: list[bool] = []
+
+    @intrinsic
+    def look(typingctx: Any, value: Any) -> Any:
+        seen.append(gc.isenabled())
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    @compiled.kernel
+    def inner(x: Any) -> Any:
+        return look(x)
+
+    @compiled.kernel
+    def outer(x: Any) -> Any:
+        return look(inner(x)) + 1
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        assert outer(3) == 4
+        assert gc.isenabled() is enabled
+        with pytest.raises(errors.TypingError):
+            outer("no number")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen
+    assert not any(seen)
+    assert len(outer.overloads) == 1
+    assert outer.overloads[types.int64,]
