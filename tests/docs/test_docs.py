@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import doctest
+import os
 import re
 import shlex
 import tomllib
@@ -135,6 +136,7 @@ def test_every_rendered_measurement_is_on_a_page_and_the_tables_of_the_pages_are
     for package in ("torch", "triton", "numba", "matplotlib"):
         pytest.importorskip(package)
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    monkeypatch.setattr(os, "fsync", os.fstat)  # what is collected on the way need not outlive the test
     from committed import filled, names, pages
     from measured import STUDIES
 
