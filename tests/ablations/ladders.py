@@ -44,6 +44,7 @@ def results_of(name: str, folder: Path = FOLDER) -> Results:
     return found
 
 
+@cache
 def planned(name: str) -> dict[str, int]:
     """Return how many runs a ladder plans of each arm."""
     return {arm.name: arm.seeds for arm in load_ladder(name).arm}
