@@ -191,6 +191,22 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert note.startswith("trackio failed at step 1, and gets no more numbers: ConnectionError: no network")
 
 
+def test_the_way_out_is_that_of_the_tracker_which_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: Any) -> None:
+        raise OSError("no space")
+
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = refused  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"--tensorboard did not start.*no space.*\); leave --tensorboard out"
+    ):
+        run(tmp_path, config=PLAIN, observe=Observation(tensorboard=True, track="wandb"))
+
+
 @pytest.mark.parametrize("package", ["trackio", "wandb"])
 def test_a_tracker_that_does_not_start_ends_a_new_run_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str

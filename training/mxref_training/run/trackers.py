@@ -20,7 +20,7 @@ TRACKERS = ("trackio", "wandb")
 """Packages that `--track` takes."""
 
 _PROJECT = "mxref"
-_WAYS_OUT = {"wandb": "log in by `wandb login`, set WANDB_MODE=offline, or "}
+_WAYS_OUT = {"--track wandb": "log in by `wandb login`, set WANDB_MODE=offline, or "}
 """What else than leaving the tracker out helps where it does not start."""
 
 
@@ -146,7 +146,7 @@ def start_trackers(
                     tracker.close()
             raise ConfigError(
                 f"{option} did not start, and nothing has been trained: {raised_text(err)}; "
-                f"{_WAYS_OUT.get(track, '')}leave {option} out"
+                f"{_WAYS_OUT.get(option, '')}leave {option} out"
             ) from err
     return started
 
