@@ -316,4 +316,4 @@ def test_the_command_branches_and_prints_the_differences(
     assert (tmp_path / "out" / "branch" / "branch_train.csv").read_text().count("\n") == 5
     found = CliRunner().invoke(main, ["ablate", str(lad), "--updates", "2"])
     assert found.exit_code == 2
-    assert "given with --branch" in found.stderr
+    assert "--updates need --branch" in found.stderr
