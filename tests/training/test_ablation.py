@@ -22,6 +22,7 @@ from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results, run_ladder
+from mxref_training.report.ladder.page import headline
 from mxref_training.run import backend_code
 from mxref_training.run.interrupt import Interrupted
 from mxref_training.run.loop import train
@@ -130,6 +131,8 @@ def test_interrupted_ladder_resumes_at_the_unfinished_arm(tmp_path: Path) -> Non
         run(tmp_path, FakeTrainer(interrupt=stop))
     assert [arm["name"] for arm in load_results(tmp_path)["arms"]] == ["fp8", "fp8-seed2"]
     assert load_results(tmp_path)["unfinished"] == ["h16", "bad"]
+    assert load_results(tmp_path)["runs"] == {"planned": 4, "finished": 2}
+    assert "Not final: 2 of 4 planned runs have ended." in headline(load_results(tmp_path))
     (tmp_path / "arms" / "h16" / "checkpoint").touch()  # stands for what the trainer left
     trainer = FakeTrainer()
     results, said = run(tmp_path, trainer)
@@ -138,6 +141,7 @@ def test_interrupted_ladder_resumes_at_the_unfinished_arm(tmp_path: Path) -> Non
     assert "[3/4] h16: resumes where it stopped" in said
     assert (tmp_path / "arms" / "h16" / "checkpoint").exists()
     assert results["unfinished"] == []
+    assert "Not final" not in headline(results)
 
 
 def test_a_changed_recipe_reruns_that_arm_alone_and_says_why(tmp_path: Path) -> None:

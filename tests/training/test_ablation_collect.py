@@ -73,7 +73,9 @@ def test_collected_results_are_those_of_one_ladder(tmp_path: Path, halves: tuple
 
 
 def test_the_queue_goes_on_from_collected_results(tmp_path: Path, halves: tuple[Path, Path]) -> None:
-    bring(tmp_path / "all", halves[0])
+    some, _ = bring(tmp_path / "all", halves[0])
+    assert some is not None
+    assert some["runs"] == {"planned": 6, "finished": 4}  # the ladder itself asks for one run of each arm
     results, trainer = run(tmp_path / "all", seeds=2)
     assert trainer.calls == [("FP8 again", 7), ("bad", 0), ("bad", 1)]
     assert results["unfinished"] == []

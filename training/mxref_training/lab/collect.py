@@ -108,7 +108,16 @@ def _compare_runs(
         say(f"no run of {ladder.reference.name}, the reference, so there is nothing to compare with")
         return None
     seeds = 1 + max(result.record["pair"] for result in runs)
-    results = assemble(ladder, config, by_arm, seeds=seeds, corpus=_corpus(runs[0]), backend=runs[0].backend)
+    planned = sum(max(ladder.repetitions(arm), len(by_arm[arm.name])) for arm in ladder.arm)
+    results = assemble(
+        ladder,
+        config,
+        by_arm,
+        seeds=seeds,
+        planned=planned,
+        corpus=_corpus(runs[0]),
+        backend=runs[0].backend,
+    )
     written: dict[str, Any] = plain(results)
     write_json(out / RESULTS, written)
     return written

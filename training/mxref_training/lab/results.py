@@ -39,7 +39,14 @@ Records = Mapping[str, Sequence[Record]]
 
 
 def assemble(
-    ladder: Ladder, config: TrainConfig, records: Records, *, seeds: int, corpus: Any, backend: str
+    ladder: Ladder,
+    config: TrainConfig,
+    records: Records,
+    *,
+    seeds: int,
+    planned: int,
+    corpus: Any,
+    backend: str,
 ) -> dict[str, Any]:
     """Return everything that the report shows, as plain values.
 
@@ -48,6 +55,7 @@ def assemble(
         config: the configuration that the arms share.
         records: the finished runs of each arm, by name; an unfinished ladder has some.
         seeds: repetitions asked for.
+        planned: runs of the whole ladder.
         corpus: the shared tokens; `hashes` and `report` are kept.
         backend: name of the backend.
     """
@@ -63,6 +71,7 @@ def assemble(
         "config": to_table(config),
         "tokens": study.budget,
         "seeds": seeds,
+        "runs": {"planned": planned, "finished": sum(map(len, records.values()))},
         "unfinished": [arm.name for arm in ladder.arm if not records.get(arm.name)],
         "data": {"hashes": dict(corpus.hashes), "report": str(corpus.report)},
         "target": to_table(ladder.target) | {"losses": study.targets, "budget_percent": study.allowed},

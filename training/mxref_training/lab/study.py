@@ -98,7 +98,9 @@ def run_ladder(
         by_arm: dict[str, list[Record]] = {arm.name: [] for arm in ladder.arm}
         for run in runs:
             by_arm[run.arm.name] += [records[run.title]] if run.title in records else []
-        table = assemble(ladder, config, by_arm, seeds=most, corpus=tokens, backend=backend.name)
+        table = assemble(
+            ladder, config, by_arm, seeds=most, planned=len(runs), corpus=tokens, backend=backend.name
+        )
         written: dict[str, Any] = plain(table)
         # Without a run of the reference there is nothing to compare with, so no results are written.
         if by_arm[ladder.reference.name]:

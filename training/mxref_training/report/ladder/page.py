@@ -95,6 +95,9 @@ def headline(results: Results) -> str:
             f"{results['min_runs']} (--seeds {results['min_runs']})."
         )
     text = f"{text} {counts_line(results)}".rstrip()
+    counted = results.get("runs")  # which results of earlier versions do not have
+    if counted and counted["finished"] < counted["planned"]:
+        text += f" Not final: {counted['finished']} of {counted['planned']} planned runs have ended."
     if results["unfinished"]:
         text += f" Not run yet: {', '.join(results['unfinished'])}."
     return text
