@@ -132,7 +132,7 @@ def parse_digits(text: str, width: int, count: int | None, where: str) -> NDArra
         raise FileFormatError(
             f"{where}: {len(text)} hex digits, expected {'a multiple of ' * (count is None)}{(count or 1) * width}"
         )
-    digits: NDArray[Any] = _DIGITS[np.frombuffer(text.encode(), np.uint8)]
+    digits: NDArray[Any] = _DIGITS[np.frombuffer(text.encode(errors="replace"), np.uint8)]
     if width <= 2 and digits.size == len(text) and not (digits > 15).any():
         return digits if width == 1 else digits[::2] << 4 | digits[1::2]
     try:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mxref_training.durable import clean, remove
 from mxref_training.errors import CheckpointError
 from mxref_training.run import checkpoint_files
 from mxref_training.run.checkpoint import GROUPS, CheckpointStore
@@ -110,7 +111,13 @@ def test_a_run_goes_on_where_a_reader_holds_an_old_checkpoint_on_nfs(
         patched.setattr(shutil, "rmtree", held)
         for step in (1, 2, 3, 4):
             store.save(snapshot(step))
+        for _ in range(2):  # the second time the reader still holds what was removed the first time
+            (store.folder / "log").mkdir()
+            (store.folder / "log/model.safetensors").touch()
+            remove(store.folder / "log")
     assert store.steps() == [3, 4]
+    assert {path.name for path in store.folder.glob(".log*")} == {".log.deleted.tmp", ".log.1.deleted.tmp"}
+    clean(store.folder, "log*")
     assert {path.name for path in store.folder.glob(".*")} == {".step-1.deleted.tmp", ".step-2.deleted.tmp"}
     assert shutil.rmtree is real
     store.save(snapshot(5))

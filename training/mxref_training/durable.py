@@ -123,8 +123,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     doomed = path.with_name(f".{path.name}.deleted.tmp")
-    if doomed.exists():
+    number = 0
+    while doomed.exists():
         _delete(doomed)
+        if doomed.exists():  # a reader still has a file of it open
+            number += 1
+            doomed = path.with_name(f".{path.name}.{number}.deleted.tmp")
     path.rename(doomed)
     sync(path.parent)
     _delete(doomed)

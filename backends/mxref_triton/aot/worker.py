@@ -122,6 +122,9 @@ def _counted(answers: list[dict[str, Any]], machine: absent.Machine) -> list[dic
         counts = iter(_COUNT[machine.target.backend]([code for made in pairs for _, code in made]))
     # Any exception is reported, as in the children: with another Triton the format of machine code may change.
     except Exception as err:
+        if len(answers) > 1:  # one at a time: the error may be of one case
+            alone = [answer | {"compiled": made} for answer, made in zip(answers, pairs, strict=True)]
+            return [result for answer in alone for result in _counted([answer], machine)]
         failed = {"error": f"{type(err).__name__}: {err}", "traceback": traceback.format_exc()}
         return [answer if "error" in answer else answer | failed for answer in answers]
     return [
@@ -147,11 +150,15 @@ def _compiled(
                 process.start()
                 theirs.close()
                 compilers[ours] = _Compiler(process)
-            for pipe, compiler in compilers.items():
+            for pipe, compiler in list(compilers.items()):
                 if waiting and compiler.case is None:
-                    number = waiting.pop()
-                    compiler.case, compiler.start = cases[number], time.monotonic()
-                    pipe.send(number)
+                    try:
+                        pipe.send(waiting[-1])
+                    except OSError:  # it died after its last answer
+                        compiler.process.join()
+                        del compilers[pipe]
+                        continue
+                    compiler.case, compiler.start = cases[waiting.pop()], time.monotonic()
             yield from _answers(compilers, machine)
     finally:
         for pipe in compilers:
@@ -164,10 +171,11 @@ def _answers(compilers: dict[Connection, _Compiler], machine: absent.Machine) ->
     """Wait a second for answers, yield those that came, and leave out the compilers that ended."""
     busy = {pipe: compiler for pipe, compiler in compilers.items() if compiler.case}
     # A compiler pass that does not end is reported as an error of the case.
-    for compiler in busy.values():
-        if time.monotonic() - compiler.start > _LIMIT:
+    ready = wait(list(busy), timeout=1.0)
+    for pipe, compiler in busy.items():
+        if pipe not in ready and time.monotonic() - compiler.start > _LIMIT:
             compiler.process.kill()
-    for pipe in wait(list(busy), timeout=1.0):
+    for pipe in ready:
         assert isinstance(pipe, Connection)
         compiler = busy[pipe]
         case, compiler.case = compiler.case, None
@@ -175,7 +183,7 @@ def _answers(compilers: dict[Connection, _Compiler], machine: absent.Machine) ->
         seconds = time.monotonic() - compiler.start
         try:
             answer = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # OSError: in the middle of its answer, or before it read the number
             compiler.process.join()
             del compilers[pipe]
             answer = {

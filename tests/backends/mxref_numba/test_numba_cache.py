@@ -57,9 +57,13 @@ def copied(tmp_path: Path) -> Path:
 
     Modules that are compiled stay so, as their times are copied too.
     """
+    passing = ("*.partial", "*.pyc.*")  # names that other processes give a file for a moment
     for source in (PACKAGE, ROOT / "mxref"):
-        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.kernel", "vectors"))
-    shutil.copytree(ROOT / "mxref/vectors", tmp_path / "mxref/vectors")
+        left_out = shutil.ignore_patterns("*.kernel", "vectors", *passing)
+        shutil.copytree(source, tmp_path / source.name, ignore=left_out)
+    shutil.copytree(
+        ROOT / "mxref/vectors", tmp_path / "mxref/vectors", ignore=shutil.ignore_patterns(*passing)
+    )
     (tmp_path / "mxref_numba/inner.py").write_text(INNER)
     (tmp_path / "mxref_numba/outer.py").write_text(OUTER)
     return tmp_path

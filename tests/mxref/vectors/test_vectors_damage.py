@@ -15,6 +15,7 @@ from mxref.vectors import (
     CHAPTERS,
     load_vectors,
 )
+from mxref.vectors.data import parse_digits
 from mxref.vectors.run import verify_vectors
 
 SCALES = len(load_vectors("scale"))
@@ -76,6 +77,8 @@ def test_damaged_files_are_one_clear_line(copy, damage, message):
 def test_operands_that_do_not_fit_are_named(copy):
     edit(copy / "gemm.json", '"m":16', '"m":15')
     edit(copy / "packing.json", '"packed":"00', '"packed":"0')
+    with pytest.raises(FileFormatError, match=r"packed: not hex digits: invalid literal .*'\\ud800'"):
+        parse_digits("\ud800", 1, None, "packed")
     with pytest.raises(
         FileFormatError, match=r"gemm.products.exact.float32: a_codes: 512 hex digits, expected 480"
     ):

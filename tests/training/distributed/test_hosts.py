@@ -100,7 +100,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("host", [HERE, "node-7"])
+@pytest.mark.parametrize("host", [HERE, f"{HERE}2"])
 def test_the_lock_of_a_host_that_is_down_can_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:

@@ -102,7 +102,7 @@ class RunFolder:
         def busy(holder: str) -> ConfigError:
             elsewhere = (
                 ""
-                if socket.gethostname() in holder
+                if holder.endswith(f" on {socket.gethostname()}")
                 else (f" (if that host is down and its lock stays, delete {self.path / _LOCK})")
             )
             return ConfigError(
@@ -128,7 +128,7 @@ class RunFolder:
                         time.sleep(_PAUSE)
                     wait_for_writers(self.store.folder)
                     for name in _OWN:
-                        clean(self.path, name)
+                        clean(self.path, f"{name}*")
                     self.store.clean()
                     if (self.path / _DELETED).exists():
                         self._finish_deletion()

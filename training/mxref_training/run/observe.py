@@ -70,10 +70,10 @@ class Observer:
         self._rows: list[dict[str, Any]] = []
         self._log: MetricsLog | None = None
         about = {"config": to_table(config), "recipe": to_table(recipe), "digest": recipe.digest}
-        self._trackers = start_trackers(asked.tensorboard, asked.track, folder.path, about, step, sink.note)
         if self._every or mark or folder.telemetry.exists():
             # Lines of a process that died, or of one that measured more often, are cut off even where none is added.
             self._log = MetricsLog(folder.telemetry, mark)
+        self._trackers = start_trackers(asked.tensorboard, asked.track, folder.path, about, step, sink.note)
         if self._every and {own.kind(role) for own in recipe.treatments() for role in GemmRole} == {"bf16"}:
             sink.note("telemetry has no operands to measure: the recipe quantizes none")
         device = next(model.parameters()).device
