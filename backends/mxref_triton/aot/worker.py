@@ -170,13 +170,12 @@ def _compiled(
 def _answers(compilers: dict[Connection, _Compiler], machine: absent.Machine) -> Iterator[dict[str, Any]]:
     """Wait a second for answers, yield those that came, and leave out the compilers that ended."""
     busy = {pipe: compiler for pipe, compiler in compilers.items() if compiler.case}
-    # A compiler pass that does not end is reported as an error of the case.
     ready = wait(list(busy), timeout=1.0)
+    # A compiler pass that does not end is reported as an error of the case.
     for pipe, compiler in busy.items():
         if pipe not in ready and time.monotonic() - compiler.start > _LIMIT:
             compiler.process.kill()
-    for pipe in ready:
-        assert isinstance(pipe, Connection)
+    for pipe in [pipe for pipe in busy if pipe in ready]:
         compiler = busy[pipe]
         case, compiler.case = compiler.case, None
         assert case is not None
