@@ -57,8 +57,11 @@ def scan_code(folder: Path, root: Path) -> list[CodeLink]:
     for path in sorted(folder.rglob("*.py")):
         if any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(root).parts):
             continue
+        text = path.read_text(encoding="utf-8")
+        if not _IMPLEMENTS.search(text):  # most files; to parse them would take most of the time
+            continue
         module = _module_name(path)
-        for name, node in _definitions(ast.parse(path.read_text(encoding="utf-8"))):
+        for name, node in _definitions(ast.parse(text)):
             for ids in _IMPLEMENTS.findall(ast.get_docstring(node) or ""):
                 for clause_id in re.split(r"\s*,\s*", ids):
                     full = ".".join(filter(None, [module, name]))
@@ -94,8 +97,10 @@ def scan_tests(folder: Path, root: Path) -> tuple[list[TestLink], list[str]]:
     _reached.cache_clear()
     links, problems = [], []
     for path in sorted(folder.rglob("test_*.py")):
-        file = str(path.relative_to(root))
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        file, text = str(path.relative_to(root)), path.read_text(encoding="utf-8")
+        if "clause" not in text:
+            continue
+        tree = ast.parse(text)
         of_module = [
             mark
             for node in tree.body

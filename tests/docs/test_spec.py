@@ -17,8 +17,12 @@ clauses = load_clauses()
 ROOT = EXTENSION.parent.parent
 
 
-def test_the_specification_is_in_order():
-    spec = clauses.load(ROOT)
+@pytest.fixture(scope="module")
+def spec():
+    return clauses.load(ROOT)
+
+
+def test_the_specification_is_in_order(spec):
     assert spec.problems == []
     assert len(spec.clauses) > 80
     assert len(spec.chapters) > 12
@@ -29,8 +33,7 @@ def test_docs_render_the_chapters_in_place():
     assert "spec/index" in (ROOT / "docs" / "index.rst").read_text(encoding="utf-8")
 
 
-def test_every_module_of_the_reference_that_defines_bits_implements_clauses():
-    spec = clauses.load(ROOT)
+def test_every_module_of_the_reference_that_defines_bits_implements_clauses(spec):
     names = {link.file for links in spec.code.values() for link in links}
     modules = {
         *(
