@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -45,15 +46,21 @@ def modules(package: str) -> dict[str, Path]:
     return found
 
 
+@cache
+def import_statements(code: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements anywhere in a module; each module is asked for by many tests."""
+    return [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(name: str, path: Path, known: set[str]) -> Iterator[str]:
     """Yield every module that a module imports, wherever in the file and for type checking too.
 
     An import from a package counts as one of its module if the name is a module, else of the package itself.
     """
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, f"{name} has a relative import; name the package"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -96,7 +103,7 @@ def upward(package: str, name: str, path: Path) -> list[str]:
 def takes_only_the_version(package: str, path: Path) -> bool:
     """Return whether a module takes from its package's `__init__` nothing but the version number."""
     taken = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             taken |= {alias.name for alias in node.names if alias.name == package}
         elif isinstance(node, ast.ImportFrom) and node.module == package:
