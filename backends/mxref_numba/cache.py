@@ -126,6 +126,12 @@ class UntrustedFolder(RuntimeError):
     """A folder of compiled kernels that other users can change; the message says why."""
 
 
+@cache
+def _why_untrusted(folder: str) -> str:
+    """Return why a folder cannot be trusted, found out once: a process has tens of kernels in few folders."""
+    return why_untrusted(folder)
+
+
 class _Trusted:
     """One of Numba's cache locators, which refuses folders that other users can change."""
 
@@ -134,7 +140,7 @@ class _Trusted:
 
     def from_function(self, function: Any, file: str) -> Any:
         found = self._locator.from_function(function, file)
-        if found is None or not (reason := why_untrusted(found.get_cache_path())):
+        if found is None or not (reason := _why_untrusted(found.get_cache_path())):
             return found
         REFUSED.setdefault(reason)
         # A folder that the user named is never replaced by another one.
@@ -157,7 +163,7 @@ class KernelCache(FunctionCache):
         super().__init__(function)
         self._codegen = codegen
         folder = Path(self.cache_path).resolve()
-        if reason := why_untrusted(folder):  # NUMBA_CACHE_LOCATOR_CLASSES replaces the ways above
+        if reason := _why_untrusted(str(folder)):  # NUMBA_CACHE_LOCATOR_CLASSES replaces the ways above
             raise UntrustedFolder(reason)
         self._cache_file: Any = _KernelFiles(folder, self._impl.filename_base)
 
