@@ -23,7 +23,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
 from mxref_numba.vector import columns, dequantize, encode, encode_bytes, hadamard, turn
-from mxref_numba.vector.native import Native
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.target import NEON, TARGETS, Target
 
 AARCH64 = "aarch64-unknown-linux-gnu", "neoverse-n1"
@@ -41,7 +41,7 @@ KERNELS = {
     "encode_byte_rows": encode_bytes.encode_byte_rows,
     "dequantize": dequantize._dequantize_share,
     "stage_row": hadamard.stage_row,
-    "turn": Native(_turned),
+    "turn": VectorNative(_turned),
     "encode_columns": columns.encode_columns,
 }
 """What a path's time goes into; `turn` is the square of float32 that `fill_panel` repeats."""
@@ -109,7 +109,7 @@ class _Moved:
         )
 
 
-def assembly(kernel: Native, target: Target) -> str:
+def assembly(kernel: VectorNative, target: Target) -> str:
     """Return the assembly code of a kernel for a target, on the CPU of `CPUS`."""
     library = _Library(target, _Codegen(*CPUS[target.path]))
     flags = DEFAULT_FLAGS.copy()

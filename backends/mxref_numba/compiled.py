@@ -72,9 +72,15 @@ def _is_kernel(event: Any) -> bool:
 event.register("numba:compile", _WithoutCollector())
 
 
+_OPTIONS: dict[str, Any] = {
+    "nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+}  # fmt: skip
+"""The wrappers by which Python or C calls a kernel take a sixth of its compilation, and most kernels need none."""
+
+
 def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        dispatcher = numba.njit(**_OPTIONS | options)(function)
         # What cache=True does, with Numba's own class of cache.
         dispatcher._cache = kernel_cache(function, codegen)
         KERNELS.append(dispatcher)
@@ -84,7 +90,7 @@ def _compiled(codegen: Any = None, **options: Any) -> Callable[[Callable[..., An
 
 
 def kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Compile a function that is called from kernels.
+    """Compile a function that is called from kernels; Python cannot call it, unless `no_cpython_wrapper=False`.
 
     `options` are those of `numba.njit`, and `codegen`, the code generator that stands in the key of the cache.
     """
@@ -93,7 +99,7 @@ def kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 
 def parallel_kernel(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Compile an entry point, to be called within `team`: thin, since parallel functions take long to compile."""
-    return kernel(function, parallel=True, **options)
+    return kernel(function, parallel=True, no_cpython_wrapper=False, **options)
 
 
 class _Pool:

@@ -22,11 +22,17 @@ from mxref.formats import E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
+from mxref_numba.native import (
+    Native,
+    address_of,
+    bytes_at,
+    floats_at,
+    numbers_at,
+    pointer_to,
+    run_native,
+)
 from mxref_numba.scalar.dequantize import code_rows, twice_magnitude
-from mxref_numba.scalar.panels import pointer_to
 from mxref_numba.scalar.scale import NAN_CODE
-from mxref_numba.vector.jobs import address_of
-from mxref_numba.vector.native import Native, bytes_at, floats_at, numbers_at, run_native
 
 _K = 32
 _TILE_M, _TILE_N = 128, 256

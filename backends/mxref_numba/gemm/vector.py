@@ -21,9 +21,9 @@ from mxref_numba import compiled, memory
 from mxref_numba.compiled import float_of, kernel, share
 from mxref_numba.gemm import packing, tile
 from mxref_numba.gemm.layout import HIGHEST_SUM, LOWEST_SUM, tiling_of
-from mxref_numba.vector.jobs import address_of
+from mxref_numba.native import address_of, bytes_at, numbers_at, run_native
 from mxref_numba.vector.lanes import vector_code
-from mxref_numba.vector.native import Native, bytes_at, copy_bytes, numbers_at, run_native
+from mxref_numba.vector.native import VectorNative, copy_bytes
 from mxref_numba.vector.target import Target, target_of
 
 _K = 32
@@ -60,7 +60,7 @@ def _extremes(found, padded, first, count):
     return np.int64(low), np.int64(high)
 
 
-@Native
+@VectorNative
 def _pack_share(arguments, worker, workers):
     j = carray(numbers_at(arguments), (12,))
     is_right, codes, code_pitch, scales, scale_pitch = j[0], j[1], j[2], j[3], j[4]
@@ -80,7 +80,7 @@ def _pack_share(arguments, worker, workers):
                 _pack_left(code_row, scale_row, blocks, record, r, place, padded)
 
 
-@Native
+@VectorNative
 def _multiply_share(arguments, worker, workers):
     j = carray(numbers_at(arguments), (15,))
     left, right, blocks, group, reach, factor = j[0], j[1], j[2], j[3], j[4], float_of(j[5])

@@ -33,10 +33,16 @@ from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
 from mxref_numba.elements import decoded
 from mxref_numba.gemm.portable import bfloat16_bits, fill_dots, wide_power
+from mxref_numba.native import (
+    Native,
+    address_of,
+    bytes_at,
+    floats_at,
+    numbers_at,
+    pointer_to,
+    run_native,
+)
 from mxref_numba.scalar.dequantize import code_rows
-from mxref_numba.scalar.panels import pointer_to
-from mxref_numba.vector.jobs import address_of
-from mxref_numba.vector.native import Native, bytes_at, floats_at, numbers_at, run_native
 
 _K = 32
 _TILE_M, _TILE_N = 64, 128

@@ -9,17 +9,30 @@ import math
 from typing import Any
 
 import ml_dtypes
-import numba
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
 from numpy.typing import NDArray
 
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref_numba.compiled import bits_of, float_of, kernel, parallel_kernel, share, team
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import bits_of, float_of, kernel, share
 from mxref_numba.elements import decoded
+from mxref_numba.native import (
+    Native,
+    address_of,
+    bytes_at,
+    floats_at,
+    numbers_at,
+    pointer_to,
+    run_native,
+)
 from mxref_numba.scalar.scale import NAN_CODE
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
+
+_words_at, _halves_at = pointer_to(types.uint32), pointer_to(types.uint16)
 
 
 @kernel
@@ -84,16 +97,26 @@ def _decode_byte_row(codes, scales, k, length, drop, table, out):
             out[start + j] = np.uint32(np.uint32(_NAN_BITS if spoiled else rounded) >> shift)
 
 
-@parallel_kernel
-def _dequantize(packed, scales, k, drop, table, out, workers):
-    for worker in numba.prange(workers):
-        values = np.empty(k, np.uint32)
-        begin, end = share(out.shape[0], worker, workers)
-        for r in range(begin, end):
-            if table.size == 256:
-                _decode_byte_row(packed[r], scales[r], k, out.shape[1], drop, table, out[r])
-            else:
-                _decode_row(packed[r], scales[r], k, out.shape[1], drop, values, out[r])
+@Native
+def _dequantize_share(arguments, worker, workers):
+    j = carray(numbers_at(arguments), (11,))
+    rows, columns, blocks, k, bits, drop = j[0], j[1], j[2], j[3], j[4], j[5]
+    packed, scales = (
+        carray(bytes_at(j[6]), (rows, blocks * k * bits // 8)),
+        carray(bytes_at(j[7]), (rows, blocks)),
+    )
+    table, values = carray(floats_at(j[8]), (256,)), carray(_words_at(j[10] + worker * 4 * k), (k,))
+    wide, narrow = carray(_words_at(j[9]), (rows, columns)), carray(_halves_at(j[9]), (rows, columns))
+    begin, end = share(rows, worker, workers)
+    for r in range(begin, end):
+        if bits == 8 and drop:
+            _decode_byte_row(packed[r], scales[r], k, columns, drop, table, narrow[r])
+        elif bits == 8:
+            _decode_byte_row(packed[r], scales[r], k, columns, drop, table, wide[r])
+        elif drop:
+            _decode_row(packed[r], scales[r], k, columns, drop, values, narrow[r])
+        else:
+            _decode_row(packed[r], scales[r], k, columns, drop, values, wide[r])
 
 
 def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
@@ -108,11 +131,14 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
     """
     out = np.empty((*q.rows_shape, q.shape[q.axis]), np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
     if out.size:
-        bits, drop = (np.uint32, 0) if dtype == "float32" else (np.uint16, 16)
         packed, scales = code_rows(q)
-        with team(out.size) as workers:
-            rows = out.view(bits).reshape(-1, out.shape[-1])
-            _dequantize(packed, scales, q.format.k, drop, decoded(q.format.element), rows, workers)
+        rows, blocks, k, table = *scales.shape, q.format.k, decoded(q.format.element)
+        room = np.empty(compiled.worker_count(out.size) * 4 * k + memory.LINE, np.uint8)
+        numbers = (
+            rows, out.shape[-1], blocks, k, q.format.element.bits, 0 if dtype == "float32" else 16,
+            address_of(packed), address_of(scales), address_of(table), address_of(out), memory.aligned(room),
+        )  # fmt: skip
+        run_native(_dequantize_share, np.array(numbers, np.int64), out.size)
     return np.moveaxis(out, -1, q.axis)
 
 

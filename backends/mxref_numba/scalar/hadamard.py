@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.steps.hadamard import Rotation, norm_factor
-from mxref_numba.compiled import kernel, parallel_kernel, share, team
-from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import float_of, kernel, share
+from mxref_numba.native import Native, address_of, floats_at, numbers_at, run_native
+from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices, unsigned_at
+
+_PANEL_BYTES = 4 * HEIGHT * WIDTH
 
 
 def panel_signs(rotation: Rotation | None) -> NDArray[np.float32]:
@@ -64,28 +68,26 @@ def transform_row(y, width, n, signs, factor):
         y[i] = y[i] * factor
 
 
-@kernel
-def _transform_share(layout, n, signs, factor, out, worker, workers):
-    rows, length = out.shape
+@Native
+def _transform_share(arguments, worker, workers):
+    j = carray(numbers_at(arguments), (12,))
+    layout, n, factor = (j[0], j[1], j[2], j[3], j[4]), j[5], float_of(j[7])
+    rows, length = j[9], j[10]
+    signs, out = carray(floats_at(j[6]), (WIDTH,)), carray(floats_at(j[8]), (rows, length))
+    panel_at = j[11] + worker * _PANEL_BYTES
+    panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(unsigned_at(panel_at), (HEIGHT, WIDTH))
     across = -(-length // WIDTH)
-    panel = np.empty((HEIGHT, WIDTH), np.float32)
     begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * HEIGHT, task % across * WIDTH
         height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
-        load_panel(layout, row, column, height, width, panel)
+        load_panel(layout, row, column, height, width, bits)
         for r in range(height):
             y = panel[r]
             transform_row(y, width, n, signs, factor)
             line, left = out[row + r], np.uint64(column)
             for c in range(np.uint64(width)):
                 line[left + c] = y[c]
-
-
-@parallel_kernel
-def _transform(layout, n, signs, factor, out, workers):
-    for worker in numba.prange(workers):
-        _transform_share(layout, n, signs, factor, out, np.int64(worker), workers)
 
 
 def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float32]:
@@ -100,10 +102,13 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float
         float32 in the shape of x; in memory the transformed axis is the last.
     """
     out = np.empty((*x.shape[:axis], *x.shape[axis + 1 :], x.shape[axis]), np.float32)
-    rows = out.reshape(-1, out.shape[-1]) if out.size else out
     signs, factor = panel_signs(rotation), norm_factor(rotation.n)
     for m in matrices(x, axis):
-        part = rows[m.first_row : m.first_row + m.rows]
-        with team(part.size) as workers:
-            _transform(m.layout, rotation.n, signs, factor, part, workers)
+        length = out.shape[-1]
+        panels = np.empty(compiled.worker_count(m.rows * length) * _PANEL_BYTES + memory.LINE, np.uint8)
+        numbers = (
+            *m.layout, rotation.n, address_of(signs), int(factor.view(np.int32)),
+            address_of(out) + out.itemsize * m.first_row * length, m.rows, length, memory.aligned(panels),
+        )  # fmt: skip
+        run_native(_transform_share, np.array(numbers, np.int64), m.rows * length)
     return np.moveaxis(out, -1, axis)

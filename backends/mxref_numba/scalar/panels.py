@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from mxref.plan import dtype_name
 from mxref_numba.compiled import bits_of, float_of, kernel
+from mxref_numba.native import pointer_to
 
 HEIGHT = 32
 """Rows of a panel: those of a 32x32 tile."""
@@ -73,20 +73,7 @@ def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
         yield Matrix(i * rows, rows, (start, step, strides[-1], shape[-1], kind))
 
 
-def pointer_to(element: types.Type) -> Any:
-    """Return the kernel function from an address, int64, to a pointer to elements of a type."""
-
-    @intrinsic
-    def pointer(typingctx, address):
-        def generate(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(element)(types.int64), generate
-
-    return pointer
-
-
-_words_at = pointer_to(types.uint32)
+unsigned_at = pointer_to(types.uint32)
 _halves_at = pointer_to(types.uint16)
 
 
@@ -94,7 +81,7 @@ _halves_at = pointer_to(types.uint16)
 def _gather_words(address, row_step, column_step, height, width, bits):
     if row_step == 4 and column_step != 4:
         for c in range(np.uint64(width)):
-            line = carray(_words_at(address + np.int64(c) * column_step), (height,))
+            line = carray(unsigned_at(address + np.int64(c) * column_step), (height,))
             for r in range(np.uint64(height)):
                 bits[r, c] = line[r]
         return
@@ -102,12 +89,12 @@ def _gather_words(address, row_step, column_step, height, width, bits):
         start = address + np.int64(r) * row_step
         target = bits[r]
         if column_step == 4:
-            line = carray(_words_at(start), (width,))
+            line = carray(unsigned_at(start), (width,))
             for c in range(np.uint64(width)):
                 target[c] = line[c]
         else:
             for c in range(np.uint64(width)):
-                target[c] = carray(_words_at(start + np.int64(c) * column_step), (1,))[0]
+                target[c] = carray(unsigned_at(start + np.int64(c) * column_step), (1,))[0]
 
 
 @kernel
@@ -146,10 +133,9 @@ def _widen_float16(bits, height, width):
 
 
 @kernel
-def load_panel(layout, row, column, height, width, panel):
-    """Fill panel[:height, :width], float32, from (row, column) of a matrix, with +0 past its last column."""
+def load_panel(layout, row, column, height, width, bits):
+    """Fill bits[:height, :width], of float32, from (row, column) of a matrix, with +0 past its last column."""
     address, row_step, column_step, columns, kind = layout
-    bits = panel.view(np.uint32)
     held = max(min(width, columns - column), 0)
     start = address + row * row_step + column * column_step
     if kind == FLOAT32:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
-import numba
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from mxref.formats import BlockShape
@@ -16,10 +17,20 @@ from mxref.plan import QuantPlan
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import bump_above
-from mxref_numba.compiled import kernel, parallel_kernel, share, team
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import float_of, kernel, share
 from mxref_numba.elements import FRACTION_BITS, rounding_numbers
+from mxref_numba.native import (
+    Native,
+    address_of,
+    bytes_at,
+    floats_at,
+    numbers_at,
+    run_native,
+    words_at,
+)
 from mxref_numba.scalar.hadamard import panel_signs, transform_row
-from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices
+from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices, unsigned_at
 from mxref_numba.scalar.philox import random_integers, stream_key
 from mxref_numba.scalar.rounding import CONSTANTS, round_by, round_byte_by, round_even, round_even_byte
 from mxref_numba.scalar.scale import INFINITY, NAN_CODE, block_amax, code_of_amax, inverse_scale
@@ -27,10 +38,16 @@ from mxref_numba.scalar.scale import INFINITY, NAN_CODE, block_amax, code_of_ama
 _K = 32
 _BLOCKS = WIDTH // _K
 
+_SIZES = {
+    "panel": 4 * HEIGHT * WIDTH, "amax": 4 * HEIGHT * _BLOCKS, "codes": WIDTH, "random": 4 * WIDTH,
+    "words": 4 * WIDTH,
+}  # fmt: skip
+_PANEL, _AMAX, _CODES, _RANDOM, _WORDS, _SCRATCH = accumulate(_SIZES.values(), initial=0)
+"""Where a worker's scratch has elements; largest magnitudes of blocks; codes, random integers and words of a row."""
+
 
 @kernel
-def _panel_amax(panel, height, width, k, tile, amax):
-    bits = panel.view(np.int32)
+def _panel_amax(bits, height, width, k, tile, amax):
     for r in range(height):
         row = bits[r]
         for b in range(width // k):
@@ -81,10 +98,9 @@ def _encode_bytes_by(row, bits, start, k, factor, prescale, random, random_bits,
 
 
 @kernel
-def _encode_row(row, width, k, amax, policy, prescale, random, grid, codes, packed, scales):
+def _encode_row(row, bits, width, k, amax, policy, prescale, random, grid, codes, packed, scales):
     # `policy`: bump bound of the scale rule, zero_scale, random bits (0 for RNE), exponent of the largest binade,
     # bits of an element.
-    bits = row.view(np.int32)
     random_bits = np.int32(policy[2])
     for b in range(width // k):
         top = amax[b]
@@ -113,55 +129,46 @@ def _encode_row(row, width, k, amax, policy, prescale, random, grid, codes, pack
         packed[i] = np.uint8(codes[two * i] | np.uint8(codes[two * i + one] << np.uint8(4)))
 
 
-@kernel
-def _quantize_share(
-    layout,
-    k, tile, policy, prescale, constant, grid,
-    n, signs, norm,
-    key, global_rows, first, global_length,
-    packed, scales, worker, workers,
-):  # fmt: skip
-    rows, length = scales.shape[0], scales.shape[1] * k
+@Native
+def _quantize_share(arguments, worker, workers):
+    j = carray(numbers_at(arguments), (27,))
+    layout, policy = (j[0], j[1], j[2], j[3], j[4]), carray(numbers_at(arguments + 8 * 5), (5,))
+    element_bits, k, tile = policy[4], j[10], j[11]
+    prescale, constant, grid = float_of(j[12]), np.int32(j[13]), carray(words_at(j[14]), (6,))
+    n, signs, norm = j[15], carray(floats_at(j[16]), (WIDTH,)), float_of(j[17])
+    key, global_rows, first, global_length = carray(unsigned_at(j[18]), (4,)), j[19], j[20], j[21]
+    rows, length = j[22], j[23]
+    row_index = carray(numbers_at(global_rows), (rows,))
+    packed = carray(bytes_at(j[24]), (rows, length * element_bits // 8))
+    scales = carray(bytes_at(j[25]), (rows, length // k))
+    scratch = j[26] + worker * _SCRATCH
+    panel_at = scratch + _PANEL
+    panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(words_at(panel_at), (HEIGHT, WIDTH))
+    amax = carray(words_at(scratch + _AMAX), (HEIGHT, _BLOCKS))
+    codes = carray(bytes_at(scratch + _CODES), (WIDTH,))
+    random = carray(words_at(scratch + _RANDOM), (WIDTH,))
+    words = carray(unsigned_at(scratch + _WORDS), (4, WIDTH // 4))
+    random[:] = constant
     across = -(-length // WIDTH)
-    panel = np.empty((HEIGHT, WIDTH), np.float32)
-    amax = np.empty((HEIGHT, _BLOCKS), np.int32)
-    codes = np.empty(WIDTH, np.uint8)
-    random = np.full(WIDTH, constant, np.int32)
-    words = np.empty((4, WIDTH // 4), np.uint32)
     begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * HEIGHT, task % across * WIDTH
         height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
-        load_panel(layout, row, column, height, width, panel)
+        load_panel(layout, row, column, height, width, carray(unsigned_at(panel_at), (HEIGHT, WIDTH)))
         if n:
             for r in range(height):
                 transform_row(panel[r], width, n, signs, norm)
-        _panel_amax(panel, height, width, k, tile, amax)
+        _panel_amax(bits, height, width, k, tile, amax)
         for r in range(height):
-            if global_rows.size:
+            if global_rows:
                 random_integers(
-                    global_rows[row + r], first + column, width, global_length, key, policy[2], words, random
+                    row_index[row + r], first + column, width, global_length, key, policy[2], words, random
                 )
             _encode_row(
-                panel[r], width, k, amax[r], policy, prescale, random, grid, codes,
-                packed[row + r, column * policy[4] // 8 : (column + width) * policy[4] // 8],
+                panel[r], bits[r], width, k, amax[r], policy, prescale, random, grid, codes,
+                packed[row + r, column * element_bits // 8 : (column + width) * element_bits // 8],
                 scales[row + r, column // k : (column + width) // k],
             )  # fmt: skip
-
-
-@parallel_kernel
-def _quantize(
-    layout,
-    k, tile, policy, prescale, constant, grid,
-    n, signs, norm,
-    key, global_rows, first, global_length,
-    packed, scales, workers,
-):  # fmt: skip
-    for worker in numba.prange(workers):
-        _quantize_share(
-            layout, k, tile, policy, prescale, constant, grid, n, signs, norm,
-            key, global_rows, first, global_length, packed, scales, np.int64(worker), workers,
-        )  # fmt: skip
 
 
 def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -171,13 +178,12 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     scales = np.empty((*plan.rows_shape, plan.length // plan.format.k), np.uint8)
     if not scales.size:
         return packed, scales
-    packed_rows, scale_rows = (a.reshape(-1, a.shape[-1]) for a in (packed, scales))
 
     random_bits = 0 if spec.rounding is Rounding.RNE else FRACTION_BITS
     if spec.rounding is Rounding.SR:
         random_bits = spec.sr_bits
     bound = bump_above(spec.scale_rule, element)
-    policy = np.array([bound, spec.zero_scale, random_bits, element.max_exponent, element.bits], np.int64)
+    policy = bound, spec.zero_scale, random_bits, element.max_exponent, element.bits
     global_rows = plan.global_rows() if plan.stream else np.empty(0, np.int64)
     prescale, constant = np.float32(element.prescale if spec.prescale else 1), CONSTANTS.get(spec.rounding, 0)
     grid = rounding_numbers(element)
@@ -185,13 +191,19 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     signs, norm = panel_signs(plan.rotation), norm_factor(n) if n else np.float32(1.0)
     key = stream_key(plan.stream)
     for m in matrices(x, plan.axis):
-        rows = slice(m.first_row, m.first_row + m.rows)
-        with team(m.rows * plan.length) as workers:
-            _quantize(
-                m.layout,
-                plan.format.k, spec.block is BlockShape.TILE, policy, prescale, constant, grid,
-                n, signs, norm,
-                key, global_rows[rows], plan.first, plan.global_length,
-                packed_rows[rows], scale_rows[rows], workers,
-            )  # fmt: skip
+        elements = m.rows * plan.length
+        scratch = np.empty(compiled.worker_count(elements) * _SCRATCH + memory.LINE, np.uint8)
+        numbers = (
+            *m.layout, *policy, plan.format.k, spec.block is BlockShape.TILE,
+            _bits(prescale), constant, address_of(grid), n, address_of(signs), _bits(norm), address_of(key),
+            address_of(global_rows) + global_rows.itemsize * m.first_row if global_rows.size else 0,
+            plan.first, plan.global_length, m.rows, plan.length,
+            address_of(packed) + plan.format.code_bytes(m.first_row * plan.length),
+            address_of(scales) + m.first_row * plan.length // plan.format.k, memory.aligned(scratch),
+        )  # fmt: skip
+        run_native(_quantize_share, np.array(numbers, np.int64), elements)
     return packed, scales
+
+
+def _bits(value: np.float32) -> int:
+    return int(value.view(np.int32))

@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
+from mxref_numba.native import numbers_at, words_at
 from mxref_numba.scalar.panels import FLOAT32
 from mxref_numba.vector.hadamard import butterflies
 from mxref_numba.vector.jobs import COLUMN_LINES, read_job
@@ -37,7 +38,7 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.native import Native, numbers_at, words_at
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.rounding import TOP_VALUE, round_even
 from mxref_numba.vector.scale import MAGNITUDE, scale_codes
 from mxref_numba.vector.sources import VectorLoad, bfloat16, float32
@@ -127,7 +128,7 @@ def _join_scales(builder, scales, pitch, joined):
     reduce(or_, [v.convert("zext", I32) << 8 * i for i, v in enumerate(of_blocks)]).store(joined)
 
 
-@Native
+@VectorNative
 def encode_columns(calls, job, row, height, column, width, room, scratch, filled):
     """Quantize the rows of a unit, as `_quantize_unit` does, from lines that hold one element of each row.
 

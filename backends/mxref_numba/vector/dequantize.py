@@ -25,9 +25,9 @@ from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
 from mxref_numba.elements import HALF_SHIFT, HALF_UNIT, LAST_NUMBER, MAGNITUDE_CODE, decoding_numbers
+from mxref_numba.native import address_of, numbers_at, run_native
 from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.vector.encode import LONGEST_STEP
-from mxref_numba.vector.jobs import address_of
 from mxref_numba.vector.lanes import (
     F16,
     F32,
@@ -41,7 +41,7 @@ from mxref_numba.vector.lanes import (
     load,
     vector_code,
 )
-from mxref_numba.vector.native import Native, copy_bytes, numbers_at, run_native
+from mxref_numba.vector.native import VectorNative, copy_bytes
 from mxref_numba.vector.target import Target, lanes_of, step_length
 
 _SUBNORMAL_SCALE = 1 << 22
@@ -122,20 +122,33 @@ _bytes_bfloat16, _stream_bytes_bfloat16 = (_decode_bytes(half=True, streaming=s)
 
 
 @kernel(inline="always")
-def _decode_byte_steps(codes, scales, out, steps, half, streaming, element):
-    step, blocks = step_length(), step_length() // 32
-    if half and streaming:
+def _decode_steps(packed, scales, out, steps, half, streaming, bits, element):
+    step = step_length()
+    width, blocks, size = step * bits // 8, step // 32, 2 * step if half else 4 * step
+    if bits == 8 and half and streaming:
         for i in range(steps):
-            _stream_bytes_bfloat16(codes + step * i, scales + blocks * i, out + 2 * step * i, element)
+            _stream_bytes_bfloat16(packed + width * i, scales + blocks * i, out + size * i, element)
+    elif bits == 8 and half:
+        for i in range(steps):
+            _bytes_bfloat16(packed + width * i, scales + blocks * i, out + size * i, element)
+    elif bits == 8 and streaming:
+        for i in range(steps):
+            _stream_bytes_float32(packed + width * i, scales + blocks * i, out + size * i, element)
+    elif bits == 8:
+        for i in range(steps):
+            _bytes_float32(packed + width * i, scales + blocks * i, out + size * i, element)
+    elif half and streaming:
+        for i in range(steps):
+            _stream_bfloat16(packed + width * i, scales + blocks * i, out + size * i)
     elif half:
         for i in range(steps):
-            _bytes_bfloat16(codes + step * i, scales + blocks * i, out + 2 * step * i, element)
+            _decode_bfloat16(packed + width * i, scales + blocks * i, out + size * i)
     elif streaming:
         for i in range(steps):
-            _stream_bytes_float32(codes + step * i, scales + blocks * i, out + 4 * step * i, element)
+            _stream_float32(packed + width * i, scales + blocks * i, out + size * i)
     else:
         for i in range(steps):
-            _bytes_float32(codes + step * i, scales + blocks * i, out + 4 * step * i, element)
+            _decode_float32(packed + width * i, scales + blocks * i, out + size * i)
 
 
 @kernel(inline="always")
@@ -144,37 +157,24 @@ def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, ro
     size = 2 if half else 4
     step = step_length()
     steps, rest = columns // step, columns % step
-    width, blocks = step // 2, step // 32
+    codes, values = room + 64, room + 64 + LONGEST_STEP
     for r in range(rows):
         p, s, o = packed + length * bits // 8 * r, scales + length // 32 * r, out + size * columns * r
-        if bits == 8:
-            _decode_byte_steps(p, s, o, steps, half, streaming, element)
-        elif half and streaming:
-            for i in range(steps):
-                _stream_bfloat16(p + width * i, s + blocks * i, o + 2 * step * i)
-        elif half:
-            for i in range(steps):
-                _decode_bfloat16(p + width * i, s + blocks * i, o + 2 * step * i)
-        elif streaming:
-            for i in range(steps):
-                _stream_float32(p + width * i, s + blocks * i, o + 4 * step * i)
-        else:
-            for i in range(steps):
-                _decode_float32(p + width * i, s + blocks * i, o + 4 * step * i)
-        if rest:  # a step reads and writes whole vectors: the last elements go through scratch
-            codes, values, blocks_left = room + 64, room + 64 + LONGEST_STEP, -(-rest // 32)
-            copy_bytes(s + blocks * steps, room, blocks_left)
-            copy_bytes(p + step * bits // 8 * steps, codes, 4 * bits * blocks_left)
-            if bits == 8:
-                _decode_byte_steps(codes, room, values, 1, half, 0, element)
-            elif half:
-                _decode_bfloat16(codes, room, values)
-            else:
-                _decode_float32(codes, room, values)
-            copy_bytes(values, o + size * step * steps, size * rest)
+        # A step reads and writes whole vectors, so the last elements go through scratch, in a second round: the code
+        # of the steps a second time would compile slowly.
+        for last in range(2 if rest else 1):
+            packed_at, scales_at, out_at, count, stream = p, s, o, steps, streaming
+            if last:
+                blocks_left = -(-rest // 32)
+                copy_bytes(s + step // 32 * steps, room, blocks_left)
+                copy_bytes(p + step * bits // 8 * steps, codes, 4 * bits * blocks_left)
+                packed_at, scales_at, out_at, count, stream = codes, room, values, 1, 0
+            _decode_steps(packed_at, scales_at, out_at, count, half, stream, bits, element)
+            if last:
+                copy_bytes(values, o + size * step * steps, size * rest)
 
 
-@Native
+@VectorNative
 def _dequantize_share(arguments, worker, workers):
     numbers = carray(numbers_at(arguments), (11,))
     packed, scales, out, rows, columns, length = (

@@ -27,6 +27,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mxref_numba.compiled import kernel
+from mxref_numba.native import numbers_at
 from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, asked_ahead, read_job
 from mxref_numba.vector.lanes import (
     F32,
@@ -42,7 +43,7 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.native import Native, numbers_at
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.philox import random_vectors
 from mxref_numba.vector.rounding import TOP_VALUE, round_by, round_even
 from mxref_numba.vector.scale import MAGNITUDE, largest, scale_codes, store_codes
@@ -316,7 +317,7 @@ def rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
 _encode = rows_encoder(_codes, 4)
 
 
-@Native
+@VectorNative
 def encode_rows(
     source, source_step, half, rows, steps,
     floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
@@ -332,7 +333,7 @@ def encode_rows(
     )  # fmt: skip
 
 
-@Native
+@VectorNative
 def tile_amax(panel, height, width, pitch, floor):
     """Set the amax floors of a panel's steps to the amax of whole tiles; rows are `pitch` bytes apart."""
     carray(numbers_at(floor), (16,))[:] = 0

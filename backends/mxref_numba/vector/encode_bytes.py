@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from mxref_numba.vector.encode import CODES, ElementType, load_finite, load_scaled, roundings, rows_encoder
 from mxref_numba.vector.lanes import I32, I64, vector_code
-from mxref_numba.vector.native import Native
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.rounding import Grid
 
 _SIGN = 0x80
@@ -48,7 +48,7 @@ def _codes(kind: ElementType, rounding: int) -> Any:
 _encode = rows_encoder(_codes, 8)
 
 
-@Native
+@VectorNative
 def encode_byte_rows(
     source, source_step, half, rows, steps,
     floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,

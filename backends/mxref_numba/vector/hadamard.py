@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from mxref.steps.hadamard import Rotation
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import share
+from mxref_numba.native import Native, address_of, numbers_at, run_native
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, matrices
 from mxref_numba.vector.jobs import (
     PANEL,
     PANEL_BYTES,
     STAGED,
-    address_of,
     asked_ahead,
     flow_of,
     panel_pitch,
@@ -35,7 +35,7 @@ from mxref_numba.vector.jobs import (
     unit_of,
 )
 from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, prefetch, splat, vector_code
-from mxref_numba.vector.native import Native, call_5, call_7, copy_bytes, numbers_at, run_native
+from mxref_numba.vector.native import VectorNative, call_5, call_7, copy_bytes
 from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
 from mxref_numba.vector.target import Target, lanes_of
 from mxref_numba.vector.turn import fill_panel
@@ -101,7 +101,7 @@ def _across(builder, first, second, factor):
         ((s - t) * norm).store(builder.add(second, ir.Constant(I64, offset)))
 
 
-@Native
+@VectorNative
 def stage_row(address, kind, target, count, job):
     """Store a run of `count` elements, a multiple of 16 and of n, in float32, transformed by the job's rotation."""
     (_, row_step, _, _, _), _, _, (n, signs, norm), _, _, _, _ = read_job(job)

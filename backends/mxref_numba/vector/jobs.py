@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from mxref.formats import BlockShape
@@ -22,14 +23,15 @@ from mxref.steps.hadamard import Rotation, norm_factor
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import bump_above
 from mxref_numba import memory
-from mxref_numba.compiled import float_of, kernel
+from mxref_numba.compiled import kernel
 from mxref_numba.elements import FRACTION_BITS, rounding_numbers
+from mxref_numba.native import address_of
 from mxref_numba.scalar.hadamard import panel_signs
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
 from mxref_numba.scalar.philox import stream_key
 from mxref_numba.scalar.rounding import CONSTANTS
 from mxref_numba.scalar.scale import MANTISSA
-from mxref_numba.vector.native import numbers_at
+from mxref_numba.vector.lanes import F32, I32, I64
 from mxref_numba.vector.philox import round_table
 
 EVEN, CONSTANT, RANDOM_16, RANDOM_32 = range(4)
@@ -52,8 +54,17 @@ JOB_SIZE = 31
 """Numbers of a job."""
 
 
-@kernel(inline="always")
-def read_job(job):
+_N, _WORD, _REAL = types.int64, types.int32, types.float32
+_GROUPS = tuple(
+    types.Tuple(group)
+    for group in (
+        (_N, _N, _N, _N, _N), (_N, _N, _N, _N), (_N, _N), (_N, _N, _REAL), (_WORD, _WORD, _REAL, _N, _WORD, _N),
+        (_N, _N, _N, _N, _N), (_N, _N, _WORD, _N), (_N, _N),
+    )
+)  # fmt: skip
+
+
+def _read_job(typingctx, job):
     """Return a job from the address of its numbers, int64 [31], in groups of what is used together.
 
     (address, bytes between rows, bytes between columns, columns, type of the input), (addresses of codes and
@@ -62,23 +73,25 @@ def read_job(job):
     first row, groups of a row, first column, elements per group), (address of the `Native` that encodes rows, bits of
     an element, exponent of its largest binade, address of `rounding_numbers`), (rows and columns of a unit).
     """
-    j = carray(numbers_at(job), (JOB_SIZE,))
-    return (
-        (j[0], j[1], j[2], j[3], j[4]),
-        (j[5], j[6], j[7], j[8]),
-        (j[9], j[10]),
-        (j[11], j[12], float_of(j[13])),
-        (np.int32(j[14]), np.int32(j[15]), float_of(j[16]), j[17], np.int32(j[18]), j[19]),
-        (j[20], j[21], j[22], j[23], j[24]),
-        (j[25], j[26], np.int32(j[27]), j[28]),
-        (j[29], j[30]),
-    )
+
+    def generate(context, builder, signature, arguments):
+        numbers = builder.inttoptr(arguments[0], I64.as_pointer())
+        places = iter(range(JOB_SIZE))
+
+        def read(kind: Any) -> Any:
+            number = builder.load(builder.gep(numbers, [I64(next(places))]))
+            if kind is _N:
+                return number
+            word = builder.trunc(number, I32)
+            return word if kind is _WORD else builder.bitcast(word, F32)
+
+        groups = [context.make_tuple(builder, group, [read(kind) for kind in group]) for group in _GROUPS]
+        return context.make_tuple(builder, signature.return_type, groups)
+
+    return types.Tuple(_GROUPS)(types.int64), generate
 
 
-def address_of(array: NDArray[Any]) -> int:
-    """Return where an array's first element lies."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+read_job: Any = intrinsic(_read_job)
 
 
 def bits_of(value: np.float32) -> int:

@@ -40,6 +40,7 @@ from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
+from mxref_numba.native import Native, numbers_at, run_native
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
 from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.encode import LONGEST_STEP, encode_rows, tile_amax
@@ -57,16 +58,7 @@ from mxref_numba.vector.jobs import (
     panel_pitch,
     read_job,
 )
-from mxref_numba.vector.native import (
-    Native,
-    call_5,
-    call_7,
-    call_9,
-    call_14,
-    copy_bytes,
-    numbers_at,
-    run_native,
-)
+from mxref_numba.vector.native import call_5, call_7, call_9, call_14, copy_bytes
 from mxref_numba.vector.target import Target
 from mxref_numba.vector.turn import fill_panel
 

@@ -123,12 +123,12 @@ def target_of(builder: Any) -> Target:
     """Return the target of the kernel that a builder builds.
 
     Raises:
-        TypeError: the kernel has none: only a `Native` on a target, and what is inlined in it, may use vectors.
+        TypeError: the kernel has none: only a `VectorNative` on a target, and what is inlined in it, may use vectors.
     """
     target = getattr(builder.module, "mxref_target", None)
     if target is None:
         raise TypeError(
-            f"{builder.module.name} uses vectors, but was compiled without a target: see Native.on"
+            f"{builder.module.name} uses vectors, but was compiled without a target: see VectorNative.on"
         )
     return target  # type: ignore[no-any-return]
 

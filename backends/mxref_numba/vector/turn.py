@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
-from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel, unsigned_at
 from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
 from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
-from mxref_numba.vector.native import Native, floats_at
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
 from mxref_numba.vector.target import lanes_of, step_length
 
@@ -65,7 +65,7 @@ def _turn(source: VectorLoad) -> Any:
 _turn_float32, _turn_bfloat16, _turn_float16 = map(_turn, (float32, bfloat16, float16))
 
 
-@Native
+@VectorNative
 def fill_panel(job, row, column, height, width, panel, ahead):
     """Store a panel of a job's input as float32, with +0 past its last column, from (row, column) on.
 
@@ -75,7 +75,7 @@ def fill_panel(job, row, column, height, width, panel, ahead):
     address, row_step, column_step, columns, kind = layout
     pitch, side = panel_pitch(job), step_length() // 8
     if flow != TURNED or height % side or width % side or column + width > columns:
-        load_panel(layout, row, column, height, width, carray(floats_at(panel), (height, pitch // 4)))
+        load_panel(layout, row, column, height, width, carray(unsigned_at(panel), (height, pitch // 4)))
         return
     start = address + row * row_step + column * column_step
     for c in range(0, width, side):

@@ -31,7 +31,7 @@ OUTER = """
 from mxref_numba.compiled import kernel
 from mxref_numba.inner import limited
 
-@kernel
+@kernel(no_cpython_wrapper=False)
 def twice(v):
     return 2 * limited(v)
 """

@@ -34,7 +34,7 @@ def test_no_garbage_is_collected_while_a_kernel_is_compiled(
     def inner(x: Any) -> Any:
         return look(x)
 
-    @compiled.kernel
+    @compiled.kernel(no_cpython_wrapper=False)
     def outer(x: Any) -> Any:
         return look(inner(x)) + 1
 

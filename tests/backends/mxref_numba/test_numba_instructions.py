@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from mxref_numba import path
 from mxref_numba.gemm.dots import BytePairs, Dots, Vnni
+from mxref_numba.native import address_of
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.instructions import Avx2, Avx512, named
-from mxref_numba.vector.jobs import address_of
 from mxref_numba.vector.lanes import F32, I8, I16, I32, Lanes, constant, load, vector_code
-from mxref_numba.vector.native import Native
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.target import Target
 
 LIMIT = 6.0
@@ -202,7 +202,7 @@ def _matches(name: str, of: KernelPath, instructions: type = Avx2, dots: type = 
     def applied(first, second, out):
         code(first, second, out)
 
-    native = Native(applied, target)
+    native = VectorNative(applied, target)
     made = native.dispatcher()
     made._cache = NullCache()  # a fault must not be kept
     native.__dict__["compiled"] = made.get_compile_result(types.void(*native._types))

@@ -22,7 +22,7 @@ from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.dequantize import _dequantize_share
 from mxref_numba.vector.encode import encode_rows
 from mxref_numba.vector.hadamard import stage_row
-from mxref_numba.vector.native import Native
+from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.target import NEON, TARGETS, Target
 
 
@@ -131,7 +131,7 @@ NEEDS = {
 """Beginnings of instructions that not every CPU with AVX2 need have, and the features that they are of."""
 
 
-def compiled(kernel: Native, target: Target) -> str:
+def compiled(kernel: VectorNative, target: Target) -> str:
     """Return the assembly code of a kernel that runs here, compiled anew: the cache keeps no text."""
     made = kernel.on(target).dispatcher()
     made._cache = NullCache()
@@ -147,7 +147,7 @@ def compiled(kernel: Native, target: Target) -> str:
     [encode_rows, encode_columns, stage_row, _multiply_share],
     ids=["encode", "columns", "stage", "gemm"],
 )
-def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: Native) -> None:
+def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: VectorNative) -> None:
     code = compiled(kernel, TARGETS[KernelPath.AVX2])
     assert "%ymm" in code
     assert not re.search(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]", code)
@@ -166,7 +166,9 @@ def test_code_that_runs_on_avx2_has_no_other_instruction(kernel: Native) -> None
     ],
     ids=["encode", "columns", "dequantize"],
 )
-def test_kernels_compile_for_arm_to_vector_instructions(kernel: Native, most: int, used: set[str]) -> None:
+def test_kernels_compile_for_arm_to_vector_instructions(
+    kernel: VectorNative, most: int, used: set[str]
+) -> None:
     code = assembly(kernel, NEON)
     count = instructions(code)
     assert used <= count.keys()
