@@ -53,20 +53,38 @@ print(json.dumps({
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A copy of both packages, without their kernels, and with a kernel that another file's kernel goes into.
+    """A copy of both packages, without their kernels, and with a kernel that another file's kernel goes into."""
+    copy_packages(tmp_path)
+    return tmp_path
 
-    Modules that are compiled stay so, as their times are copied too.
-    """
+
+def copy_packages(to: Path) -> None:
+    """Modules that are compiled stay so, as their times are copied too."""
     passing = ("*.partial", "*.pyc.*")  # names that other processes give a file for a moment
     for source in (PACKAGE, ROOT / "mxref"):
         left_out = shutil.ignore_patterns("*.kernel", "vectors", *passing)
-        shutil.copytree(source, tmp_path / source.name, ignore=left_out)
-    shutil.copytree(
-        ROOT / "mxref/vectors", tmp_path / "mxref/vectors", ignore=shutil.ignore_patterns(*passing)
-    )
-    (tmp_path / "mxref_numba/inner.py").write_text(INNER)
-    (tmp_path / "mxref_numba/outer.py").write_text(OUTER)
-    return tmp_path
+        shutil.copytree(source, to / source.name, ignore=left_out)
+    shutil.copytree(ROOT / "mxref/vectors", to / "mxref/vectors", ignore=shutil.ignore_patterns(*passing))
+    (to / "mxref_numba/inner.py").write_text(INNER)
+    (to / "mxref_numba/outer.py").write_text(OUTER)
+    (to / "mxref_numba/more").mkdir()
+    (to / "mxref_numba/more/deep.py").write_text("")
+
+
+@pytest.fixture(scope="module")
+def first_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Such a copy after a process that compiled the kernels, and what that process said."""
+    where = tmp_path_factory.mktemp("first")
+    copy_packages(where)
+    return where, run(where)
+
+
+@pytest.fixture
+def compiled(first_process: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of that copy, whose kernels are compiled."""
+    where = tmp_path / "compiled"
+    shutil.copytree(first_process[0], where)
+    return where
 
 
 def python(where: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -87,50 +105,48 @@ def kernel_files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.rglob("*.kernel")}
 
 
-def test_second_process_compiles_nothing(copied: Path) -> None:
-    first = run(copied)
-    assert (first["hits"], first["misses"], first["warnings"]) == (0, 1, [])
-    assert Path(first["folder"]) == copied / "mxref_numba/__pycache__"
-    files = kernel_files(copied)
-    second = run(copied)
+def test_second_process_compiles_nothing(first_process: tuple[Path, Any]) -> None:
+    where, first = first_process
+    assert (first["result"], first["hits"], first["misses"], first["warnings"]) == (6, 0, 1, [])
+    assert Path(first["folder"]) == where / "mxref_numba/__pycache__"
+    files = kernel_files(where)
+    second = run(where)
     assert (second["result"], second["hits"], second["misses"]) == (6, 1, 0)
-    assert kernel_files(copied) == files
+    assert kernel_files(where) == files
 
 
 @pytest.mark.parametrize(
     "edited", ["mxref_numba/inner.py", "mxref_numba/more/deep.py", "mxref/formats/elements.py"]
 )
-def test_an_edit_anywhere_compiles_anew(copied: Path, edited: str) -> None:
-    (copied / "mxref_numba/more").mkdir()
-    (copied / "mxref_numba/more/deep.py").write_text("")
-    assert run(copied)["result"] == 6
-    before = kernel_files(copied)
-    file = copied / edited
+def test_an_edit_anywhere_compiles_anew(compiled: Path, edited: str) -> None:
+    before = kernel_files(compiled)
+    assert before
+    file = compiled / edited
     file.write_text(file.read_text().replace("LIMIT = 3", "LIMIT = 4") + "\n# edited\n")
-    after = run(copied)
+    after = run(compiled)
     assert (after["result"], after["misses"]) == (8 if edited.endswith("inner.py") else 6, 1)
-    assert not before.keys() & kernel_files(copied).keys(), "files of the old sources are removed"
+    assert not before.keys() & kernel_files(compiled).keys(), "files of the old sources are removed"
 
 
-def test_an_edit_of_what_no_kernel_sees_compiles_nothing(copied: Path) -> None:
-    run(copied)
-    with open(copied / "mxref/explain.py", "a") as f:
+def test_an_edit_of_what_no_kernel_sees_compiles_nothing(compiled: Path) -> None:
+    with open(compiled / "mxref/explain.py", "a") as f:
         f.write("# edited\n")
-    assert run(copied)["misses"] == 0
+    assert run(compiled)["misses"] == 0
 
 
 @pytest.mark.parametrize(
     "damage", [lambda data: data[: len(data) // 2], lambda data: data[:-9] + b"damaged!!"]
 )
-def test_a_damaged_file_is_compiled_and_written_anew(copied: Path, damage: Any) -> None:
-    folder = Path(run(copied)["folder"])
+def test_a_damaged_file_is_compiled_and_written_anew(compiled: Path, damage: Any) -> None:
+    folder = compiled / "mxref_numba/__pycache__"
     files = kernel_files(folder)
+    assert files
     for name, data in files.items():
         (folder / name).write_bytes(damage(data))
-    again = run(copied)
+    again = run(compiled)
     assert (again["result"], again["misses"]) == (6, 1)
     assert kernel_files(folder).keys() == files.keys()
-    assert run(copied)["misses"] == 0
+    assert run(compiled)["misses"] == 0
 
 
 def test_folder_is_the_one_asked_for(copied: Path) -> None:
@@ -174,21 +190,21 @@ def test_a_folder_asked_for_that_others_can_write_is_refused_and_that_is_said(co
     assert kernel_files(copied) == before, "nothing is written there either"
 
 
-def test_a_package_that_others_can_write_caches_in_the_users_folder(copied: Path) -> None:
-    first = Path(run(copied)["folder"])
+def test_a_package_that_others_can_write_caches_in_the_users_folder(compiled: Path) -> None:
+    first = compiled / "mxref_numba/__pycache__"
     first.chmod(0o777)
-    home = copied / "home"
-    found = run(copied, XDG_CACHE_HOME=str(home))
+    home = compiled / "home"
+    found = run(compiled, XDG_CACHE_HOME=str(home))
     assert home in Path(found["folder"]).parents
     assert (found["result"], found["hits"], found["warnings"]) == (6, 0, [])
     code = (
         "from mxref_numba.outer import twice\ntwice(10)\n"
         "from mxref_numba.backend import backend\nprint(backend.details())"
     )
-    done = python(copied, code, XDG_CACHE_HOME=str(home))
+    done = python(compiled, code, XDG_CACHE_HOME=str(home))
     assert f"{first} can be written by every user" in done.stdout, done.stderr
     home.chmod(0o777)
-    nowhere = run(copied, XDG_CACHE_HOME=str(home))
+    nowhere = run(compiled, XDG_CACHE_HOME=str(home))
     assert nowhere["result"] == 6
     (said,) = nowhere["warnings"]
     assert f"{first} can be written by every user; {home} can be written by every user" in said
