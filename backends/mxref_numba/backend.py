@@ -64,7 +64,7 @@ class NumbaBackend(Backend):
         return f"{self.path} kernels ({self._why}), {running()}"
 
     def warm_up(self) -> Iterator[tuple[str, float]]:
-        """Compile every kernel, or find it in the cache, by running every declared variant on small arrays."""
+        """Compile every kernel, or find it in the cache, by running every operation in every format on small arrays."""
         return warm_up(self)
 
     def _quantize(self, x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
