@@ -23,7 +23,7 @@ SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M param
 """The ladders with arms of the paper's table, and what they train."""
 SHORT = {"readings": "20M", "paper_50m": "50M"}
 """How the tables call them."""
-COLUMNS = "tokens", "loss less FP8's, nats", "verdict"
+COLUMNS = "tokens, verdict", "loss less FP8's, nats"
 """What the table shows of a size."""
 
 
@@ -106,9 +106,9 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
         )  # fmt: skip
 
 
-def _texts(cell: Cell) -> tuple[str, str, str]:
+def _texts(cell: Cell) -> tuple[str, str]:
     some = "" if cell.reached[0] == cell.reached[1] else f"; {cell.reached[0]} of {cell.reached[1]} reach it"
-    return cell.tokens + some, cell.loss, cell.verdict
+    return f"{cell.tokens}{some}; {cell.verdict}", cell.loss
 
 
 def figure(found: dict[str, Results], width: float = WIDE) -> Figure:
