@@ -5,6 +5,7 @@ Words are chosen one by one or drawn from Philox, never from a library's generat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -150,8 +151,8 @@ def thresholds(
 
 def code_of(value: float, element: ElementFormat) -> int:
     """Return the code of a value that the element has; -0 has its own."""
-    code = element.values.index(value)
-    return code | element.sign if value == 0 and np.signbit(value) else code
+    code = element.magnitudes.index(abs(value))
+    return code | element.sign if math.copysign(1.0, value) < 0 else code
 
 
 def codes_block(*placed: tuple[int, int]) -> str:
