@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -37,8 +38,8 @@ def code_digits(made: BlockFormat) -> int:
 
 def code_of(value: float, element: ElementFormat) -> int:
     """Return the code of a value that the element has; -0 has its own."""
-    code = element.values.index(value)
-    return code | element.sign if value == 0 and np.signbit(value) else code
+    code = element.magnitudes.index(abs(value))
+    return code | element.sign if math.copysign(1.0, value) < 0 else code
 
 
 def record_stream(record: Record) -> Stream | None:
