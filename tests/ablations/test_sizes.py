@@ -10,6 +10,7 @@ from ablations import front, ladders, page, predictions
 from ablations.ladders import results_of
 from ablations.sentences import PROSE, arms, contrasts, interval, said, signed
 from mxref_training.lab.ladder import load_ladder
+from mxref_training.lab.power import smallest_difference
 
 LADDER = "paper_50m"
 
@@ -109,6 +110,38 @@ def test_predictions_and_cells_at_50m_are_counted_as_the_text_says() -> None:
     assert cells["reproduced"] == 0
 
 
+def test_a_true_difference_as_small_as_the_measured_one_takes_more_seeds_than_equality() -> None:
+    spread, row = results_of(LADDER)["spread"]["loss"], contrasts(LADDER)["h32"]
+    nats, count = abs(row["loss"]["nats"]), len(contrasts(LADDER))
+    seeds = next(
+        n for n in range(1, 100) if smallest_difference(spread["nats"], n, spread["freedom"], count) <= nats
+    )
+    assert seeds > row["pairs_to_decide"]
+    assert f"{seeds} seeds for H32 at 50M, if it is the measured {signed(row['loss']['nats'])}." in PROSE
+
+
+def test_the_cell_whose_interval_nearly_meets_the_claim_is_named() -> None:
+    near = {}
+    for name in front.SIZES:
+        for arm in results_of(name)["arms"]:
+            if arm["paper"] and arm["paper"]["range"]:
+                low = arm["overhead"]["percent"] - arm["overhead"]["half_width"]
+                near[name, arm["name"]] = low - arm["paper"]["range"][1]
+    (cell,) = (key for key, beyond in near.items() if 0 < beyond < 1)
+    assert cell == (LADDER, "fprop-rht16")
+    assert f"That of RHT16 in Fprop at 50M begins at {9 + near[cell]:.2f} %, so it misses" in PROSE
+
+
+def test_tokens_of_arms_and_of_contrasts_differ_by_what_the_text_says() -> None:
+    apart = [
+        abs(arms(name)[row["arm"]]["overhead"]["percent"] - row["tokens"]["percent"])
+        for name in ladders.ladders()
+        for row in results_of(name)["contrasts"]
+        if row["against"] == ladders.reference_of(results_of(name))["name"] and row["tokens"]["bound"] is None
+    ]
+    assert f"by up to {max(apart):.1f} percentage points between them" in PROSE
+
+
 def test_both_sizes_have_their_verdicts_in_the_tables() -> None:
     found = {name: results_of(name) for name in front.SIZES}
     assert next(predictions.table(found))[3:] == ("20M", "50M")
@@ -137,7 +170,12 @@ def test_who_reached_the_target_at_50m() -> None:
     missed = Counter(name for name, of in runs.items() for run in of if run["crossing"]["reach"] != "crossed")
     assert missed == {"fprop-sr": 2, "fprop-dgrad-sr": 1, "all-sr": 3}
     there = sum(map(len, runs.values()))
-    assert f"At 50M {there - missed.total()} of {there} runs reached it. The other six have SR" in PROSE
+    counts = {1: "one of three", 2: "two of three", 3: "all three"}
+    among = [counts[missed[name]] for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr")]
+    assert (
+        f"At 50M {there - missed.total()} of {there} runs reached it. The other six have SR of every operand: "
+        "{} in Fprop, {} in Fprop and Dgrad, and {} in all three GEMMs."
+    ).format(*among) in PROSE
 
 
 def test_the_times_of_the_runs_are_those_of_their_records() -> None:
