@@ -72,7 +72,7 @@ class BlockDot:
         scaled = [np.asarray(to_int(np.ldexp(part, -self.unit)), object) for part in self.parts]
         shift = (self.exponent + (self.unit - lowest)).astype(object)
         whole: NDArray[Any] = scaled[0] + sum(scaled[1:])
-        integers: NDArray[Any] = whole * (1 << shift)
+        integers: NDArray[Any] = whole << shift
         return integers
 
     def _terms(self) -> list[Floats]:

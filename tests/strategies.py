@@ -197,16 +197,23 @@ def crafted_names(element: Element = E2M1) -> tuple[str, ...]:
 # ---- hypothesis ----
 
 
-def _as_block(bits: list[int]) -> NDArray[np.float32]:
-    return np.array(bits, np.uint32).view(np.float32)
+def _bytes(n: int) -> st.SearchStrategy[NDArray[np.uint8]]:
+    """n bytes in one draw: hypothesis takes far longer for n draws of one."""
+    return st.binary(min_size=n, max_size=n).map(lambda drawn: np.frombuffer(drawn, np.uint8))
+
+
+def _words(n: int) -> st.SearchStrategy[Bits]:
+    return _bytes(4 * n).map(lambda drawn: drawn.view("<u4").astype(np.uint32))
 
 
 def raw_bit_blocks(n: int = K, *, finite: bool = False) -> st.SearchStrategy[NDArray[np.float32]]:
     """n float32 values drawn by bit pattern, so every exponent, subnormal and payload is as likely as any."""
-    word = st.integers(0, 0xFFFFFFFF)
+    words = _words(n)
     if finite:
-        word = st.builds(lambda m, s: m | s << 31, st.integers(0, FLT_MAX), st.integers(0, 1))
-    return st.lists(word, min_size=n, max_size=n).map(_as_block)
+        words = words.map(
+            lambda w: np.minimum(w & np.uint32(SIGN - 1), np.uint32(FLT_MAX)) | w & np.uint32(SIGN)
+        )
+    return words.map(lambda w: w.view(np.float32))
 
 
 @st.composite
@@ -217,13 +224,15 @@ def common_exponent_blocks(draw: st.DrawFn, n: int = K, element: Element = E2M1)
     """
     centre = draw(st.integers(0, 254))
     spread = 4 if element == E2M1 else draw(st.integers(2, element.largest_exponent + 2))
-    exponent = st.integers(max(centre - spread, 0), min(centre + spread, 254))
+    lowest, highest = max(centre - spread, 0), min(centre + spread, 254)
     half_steps = [i << (22 - element.mantissa_bits) for i in range(2, 2 << element.mantissa_bits)]
     beside = [m + d for m in half_steps for d in (-1, 0, 1)] if element != E2M1 else []
-    turns = st.sampled_from((*amax_mantissas(element), 0x200000, 0x600001, 0x7FFFFE, *beside))
-    mantissa = st.one_of(turns, st.integers(0, 0x7FFFFF))
-    word = st.builds(lambda e, m, s: e << 23 | m | s << 31, exponent, mantissa, st.integers(0, 1))
-    return _as_block(draw(st.lists(word, min_size=n, max_size=n)))
+    turns = np.array((*amax_mantissas(element), 0x200000, 0x600001, 0x7FFFFE, *beside), np.uint32)
+    words, at, which, beyond = draw(_words(n)), draw(_words(n)), draw(_bytes(n)), draw(_bytes(n))
+    mantissa = np.where(which & 1, turns[at % len(turns)], words & np.uint32(0x7FFFFF))
+    exponent = lowest + beyond.astype(np.uint32) % np.uint32(highest - lowest + 1)
+    bits: Bits = words & np.uint32(SIGN) | exponent << np.uint32(23) | mantissa
+    return bits.view(np.float32)
 
 
 @st.composite
@@ -264,11 +273,14 @@ def code_blocks(
     Codes of NaN and infinity are among them only where `special` is true, and then in one draw of four.
     """
     sign, top = element.sign, element.top
+
+    def numbers_of(length: int) -> st.SearchStrategy[list[int]]:
+        return _bytes(length).map(lambda b: (np.minimum(b & (sign - 1), top) | b & sign).tolist())
+
     number = st.builds(lambda m, s: m | s, st.integers(0, top), st.sampled_from((0, sign)))
-    any_code = st.lists(number, min_size=n, max_size=n)
-    largest = st.lists(st.sampled_from((top, top | sign)), min_size=n, max_size=n)
-    zeros = st.lists(st.sampled_from((0, sign)), min_size=n, max_size=n)
-    half = st.lists(number, min_size=n // 2, max_size=n // 2)
+    any_code, half = numbers_of(n), numbers_of(n // 2)
+    zeros = _bytes(n).map(lambda b: (b & sign).tolist())
+    largest = zeros.map(lambda codes: [top | code for code in codes])
     cancelling = half.map(lambda h: h + [c ^ sign for c in h])
     numbers = st.one_of(any_code, largest, st.just([top] * n), zeros, cancelling)
     if not special or top == sign - 1:

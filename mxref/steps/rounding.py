@@ -61,7 +61,7 @@ def round_magnitude(
     elif rounding in (Rounding.RNA, Rounding.RNE):
         code = _not_above(midpoints, v)
         if rounding is Rounding.RNE:  # a tie went to the upper code, which may be odd
-            code = code - ((midpoints.values[code - 1] == v) & (code % 2 == 1))
+            code = code - ((midpoints.values[code - 1] == v) & code & 1)
     else:
         if random is None or not 1 <= bits <= MAX_SR_BITS:
             raise RecipeError(f"SR needs random integers of 1 to {MAX_SR_BITS} bits, got bits = {bits}")

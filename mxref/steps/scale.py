@@ -69,12 +69,10 @@ def scale_code(amax_bits: NDArray[np.uint32], rule: ScaleRule, element: ElementF
     Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even, scale.clamp
     """
     u = amax_bits.astype(np.int32)
-    biased = u >> MANTISSA_BITS
-    bump = ((u & MANTISSA_MASK) > bump_above(rule, element)).astype(np.int32)
-    exponent = biased - 127 - element.max_exponent + bump
-    code: NDArray[np.uint8] = (np.clip(exponent, E8M0.min_exponent, E8M0.max_exponent) + E8M0.bias).astype(
-        np.uint8
-    )
+    bump = (u & MANTISSA_MASK) > bump_above(rule, element)
+    exponent = (u >> MANTISSA_BITS) - (127 + element.max_exponent) + bump
+    clamped = np.minimum(np.maximum(exponent, E8M0.min_exponent), E8M0.max_exponent)
+    code: NDArray[np.uint8] = (clamped + E8M0.bias).astype(np.uint8)
     return code
 
 

@@ -29,7 +29,7 @@ def matrix(rows, prescale=False):
 @pytest.mark.clause(
     "gemm.block_dot", "gemm.exact", "gemm.ordered", "gemm.nan", "gemm.prescale", "gemm.output"
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=450, deadline=None)
 @given(gemm_operands(), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 2))
 def test_drawn_operands_match_the_oracle(operands, out, prescaled):
     a, b = operands

@@ -60,7 +60,7 @@ def assert_same_sum(operands, formats, prescaled=(False, False)):
     "gemm.output", "gemm.special",
 )  # fmt: skip
 @EVERY_PAIR
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_drawn_operands_match_the_oracle(formats, data):
     operands = data.draw(strategies.gemm_operands(4, elements=elements_of(formats), special=True))

@@ -69,6 +69,19 @@ def round_to_float(num: int, den: int, precision: int) -> int:
     return min(bits, 0xFF << (precision - 1))
 
 
+def round_units(count: int) -> int:
+    """A sum counted in units of 2^-149, >= 0, rounded once to float32, ties to even; the bits without a sign.
+
+    As `round_to_float`, but without a division, of which sums have no need.
+    """
+    dropped = max(count.bit_length() - 24, 0)
+    kept = count >> dropped
+    rest, half = count - (kept << dropped), (1 << dropped) >> 1
+    if rest > half or (rest == half and rest and kept & 1):
+        kept += 1
+    return min(kept + (dropped << 23), INF32)
+
+
 def round_f32(value: Fraction) -> int:
     """A real rounded once to float32, ties to even: exact 0 is +0, negative underflow -0, overflow Inf."""
     bits = round_to_float(abs(value.numerator), value.denominator, 24)
@@ -98,7 +111,7 @@ def f32_add(a: int, b: int) -> int:
     total = _signed_units(a) + _signed_units(b)
     if total == 0:
         return SIGN32 if a == b == SIGN32 else 0
-    return round_to_float(abs(total), UNIT, 24) | (SIGN32 if total < 0 else 0)
+    return round_units(abs(total)) | (SIGN32 if total < 0 else 0)
 
 
 def f32_sub(a: int, b: int) -> int:

@@ -87,7 +87,7 @@ def test_prescale_is_undone_after_the_sum() -> None:
         assert oracle.gemm_ordered(a, b, prescaled=count) == int((np.float32(3) * factor).view(np.uint32))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(operands=strategies.gemm_operands(nan=False))
 def test_ordered_is_float64_addition_then_float32(operands: tuple[list[Block], list[Block]]) -> None:
     acc = np.float32(0)
@@ -98,7 +98,7 @@ def test_ordered_is_float64_addition_then_float32(operands: tuple[list[Block], l
     assert oracle.gemm_ordered(*operands) == int(acc.view(np.uint32))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(operands=strategies.gemm_operands())
 def test_one_block_is_the_same_exact_or_ordered(operands: tuple[list[Block], list[Block]]) -> None:
     a, b = operands[0][:1], operands[1][:1]

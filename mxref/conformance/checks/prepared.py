@@ -29,13 +29,11 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield _keeps(profile, operands, plan.format)
         for out in OUT_DTYPES if plan.full else OUT_DTYPES[:1]:
             for what, a, b in operands:
+                top = max((int(q.scales[q.scales < 255].max(initial=0)) for q in (a, b)), default=0)
+                product = Product(a, b, profile, out, what if what in LAYOUTS else "")
                 for how, change in _CHANGES.items():
-                    top = max((int(q.scales[q.scales < 255].max(initial=0)) for q in (a, b)), default=0)
-                    layout = what if what in LAYOUTS else ""
-                    product = Product(a, b, profile, out, layout, operands=change)
-                    yield product_check(
-                        "conformance.dual", f"{profile.value}, {out}: {how}, {what}", product, top
-                    )
+                    title = f"{profile.value}, {out}: {how}, {what}"
+                    yield product_check("conformance.dual", title, product.passing(change), top)
     yield _refused(plan.format)
 
 

@@ -12,7 +12,7 @@ from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subje
 from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
 from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.quantization import shrink_quantize
-from mxref.formats import BlockFormat
+from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
 from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
@@ -35,13 +35,20 @@ _FILED_TWICE = {"quantize.place.sr.whole": "random.index"}
 
 def checks(plan: Plan) -> Iterator[Check]:
     """Yield a check per golden vector of a backend's operation; the large ones, made from seeds, under `full` only."""
-    for record in load_vectors():
-        if _format(record) is not plan.format:
-            continue
+    for record in _records()[plan.format]:
         if record.op in BACKEND_OPS and (plan.full or not any(key in record.inputs for key in _GENERATED)):
             yield _check(record, _clause(record))
             if record.id in _FILED_TWICE:
                 yield _check(record, _FILED_TWICE[record.id])
+
+
+@cache
+def _records() -> dict[BlockFormat, list[Record]]:
+    """Return the golden vectors of each format; the files are read once."""
+    found: dict[BlockFormat, list[Record]] = {made: [] for made in BLOCK_FORMATS.values()}
+    for record in load_vectors():
+        found[_format(record)].append(record)
+    return found
 
 
 def _format(record: Record) -> BlockFormat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,14 @@ class Product:
     """How codes and scales lie in memory: one of `LAYOUTS` of the module `decode`, or nothing."""
     error_class: str = "fp32"
     operands: Operands | None = None
+    plain: Product | None = field(default=None, init=False)
+    """The product of the same operands, unchanged, which keeps what is expected of both; `passing` sets it."""
+
+    def passing(self, operands: Operands) -> Product:
+        """Return the product whose operands are passed as `operands` changes them; what is expected is shared."""
+        changed = replace(self, operands=operands)
+        object.__setattr__(changed, "plain", self)
+        return changed
 
     @property
     def gemm(self) -> Gemm:
@@ -52,11 +60,15 @@ class Product:
     @cached_property
     def expected(self) -> NDArray[Any]:
         """The reference's answer; for `bounded`, one of the answers allowed."""
+        if self.plain:
+            return self.plain.expected
         return scaled_gemm(self.a, self.b, profile=self.profile, out_dtype=self.out)
 
     @cached_property
     def bound(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """For `bounded`: the real sums, to 2^-52 of the sum of magnitudes, and how far from them is allowed."""
+        if self.plain:
+            return self.plain.bound
         total = np.zeros(self.expected.shape)
         with np.errstate(invalid="ignore"):
             for dot in block_dots(self.a, self.b):
@@ -148,7 +160,7 @@ def decided(
 def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
     """Return the product without the step that a clause is about, None where there is none."""
     if product.operands:
-        return replace(product, operands=None)
+        return product.plain or replace(product, operands=None)
     if clause == "gemm.prescale":
         a, b = (replace(q, prescale=False) for q in (product.a, product.b))
         return replace(product, a=a, b=b)

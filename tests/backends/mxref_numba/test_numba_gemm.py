@@ -184,7 +184,7 @@ def test_empty(backend: NumbaBackend, shape: tuple[int, int, int]) -> None:
         assert not check(backend, a, other).any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(gemm_operands())
 def test_drawn_rows(operands: tuple[list[Block], list[Block]]) -> None:
     a, b = (

@@ -107,7 +107,7 @@ def from_blocks(blocks: list[Block]) -> MXArray:
     return MXArray(pack(codes, E2M1), scales, codes.shape, 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=225, deadline=None)
 @given(gemm_operands())
 def test_gemm_of_drawn_rows(operands: tuple[list[Block], list[Block]]) -> None:
     check_gemm(*(from_blocks(blocks) for blocks in operands))
