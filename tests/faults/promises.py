@@ -49,7 +49,9 @@ def survey(disk: Disk, operations: Sequence[Operation]) -> Survey:
             if (which := key(tree)) not in looked:
                 looked[which] = _reached(tree)
                 found.cuts.append((number, tree))
-                found.broken += (f"after operation {number}: {said}" for said in promises.broken(tree))
+                found.broken += (
+                    f"after operation {number}: {said}" for said in promises.broken(tree, looked[which])
+                )
             for run, step in looked[which].items():
                 reached[run] = min(step, reached.get(run, step))
         found.broken += (f"after operation {number}: {said}" for said in promises.lost(reached))
@@ -93,20 +95,20 @@ class _Promises:
                 yield f"{run[0]} is back at step {step}, though step {self._sure[run]} was safe"
             self._sure[run] = max(step, self._sure.get(run, 0))
 
-    def broken(self, tree: Tree) -> Iterator[str]:
-        """Yield what is wrong with a disk."""
+    def broken(self, tree: Tree, reached: Runs) -> Iterator[str]:
+        """Yield what is wrong with a disk, on which the runs have come so far."""
         for name, held in tree.items():
             whole = (held or name in self._versions) and not _FREE.search(f"/{name}")
             if whole and _version(tree, name) not in self._versions.get(name, ()):
                 yield f"{name} is there in part"
-        for (run, _), step in _reached(tree).items():
+        for (run, _), step in reached.items():
             yield from _log_too_short(run, step, tree)
 
 
 def _reached(tree: Tree) -> Runs:
     found: Runs = {}
     for name, held in tree.items():
-        if held and PurePosixPath(name).name == "run.json":
+        if held and f"/{name}".endswith("/run.json"):
             run = str(PurePosixPath(name).parent)
             found[run, held.digest] = _newest(run, tree)
     return found

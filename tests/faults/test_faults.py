@@ -50,6 +50,7 @@ class Laboratory:
         write_inputs(folder)
         self.scenarios = {found.name: found for found in scenarios(folder, self.root)}
         self._known: dict[str, tuple[list[Operation], dict[str, Any]]] = {}
+        self._surveys: dict[tuple[str, str], Survey] = {}
 
     def run(self, command: Sequence[str], fault: Fault = Fault.NONE, at: int = 0, **options: Any) -> Any:
         return self.server.run(
@@ -126,9 +127,12 @@ class Laboratory:
 
     def survey(self, scenario: Scenario, plant: str = "") -> Survey:
         """Give the command, and look at what a power cut after each of its operations would leave."""
-        self.reset(scenario)
-        disk = image.Disk(self.root)
-        return survey(disk, self.recorded(scenario, plant))
+        which = scenario.name, plant
+        if which not in self._surveys:
+            self.reset(scenario)
+            disk = image.Disk(self.root)
+            self._surveys[which] = survey(disk, self.recorded(scenario, plant))
+        return self._surveys[which]
 
 
 def _is_fair(ended: Ended, fault: Fault) -> bool:

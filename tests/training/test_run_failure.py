@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from mxref.reference import ReferenceBackend
 from mxref_training.errors import ConfigError, RunError
 from mxref_training.run.folder import LOG
@@ -172,7 +173,9 @@ def test_a_long_text_is_cut(tmp_path: Path) -> None:
 
 def test_a_child_of_a_ladder_that_fails_outside_training_says_why() -> None:
     command = [sys.executable, "-m", "mxref_training.lab.worker", "x"]
-    done = subprocess.run(command, input="{}", capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "Traceback" in done.stderr
-    assert re.fullmatch(r"error: KeyError: '\w+' \(.*worker\.py, line \d+\)", done.stderr.splitlines()[-1])
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with warm.Popen(command, text=True, **pipes) as process:
+        _, said = process.communicate("{}")
+    assert process.returncode == 2
+    assert "Traceback" in said
+    assert re.fullmatch(r"error: KeyError: '\w+' \(.*worker\.py, line \d+\)", said.splitlines()[-1])
