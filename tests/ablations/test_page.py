@@ -137,6 +137,12 @@ def test_what_the_text_says_of_the_last_evaluations() -> None:
         "is {} above FP8's when each is evaluated as it was trained, and {} when".format(*pairs[:2]) in TEXT
     )
     assert "All three GEMMs: {} and {}, with H16 {} and {}.".format(*pairs[2:]) in TEXT
+    length = arms["fp8"]["runs"][0]["last"]["texts"]["validation"]["tokens"]
+    assert f"read all {length:,} tokens of the validation text" in TEXT
+    moved = [
+        abs(gap(shown, name, "own") - arm["gap_reference"]) for name, arm in arms.items() if name != "fp8"
+    ]
+    assert f"differs from them by up to {max(moved):.3f}." in TEXT
     taken = [gap(shown, name, "own") - gap(shown, name, "bf16") for name in arms.keys() - {"fp8", "bf16"}]
     assert f"takes {min(taken):.3f} to {max(taken):.3f} off them" in TEXT
     for name in ("tseng", "paper_50m"):
