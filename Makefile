@@ -14,6 +14,7 @@ OUT ?= runs/demo
 DATA ?= builtin
 VAL ?=
 TOKENIZER ?=
+FORMAT ?=
 URL ?=
 REFS ?= main
 VERSION ?=
@@ -25,7 +26,7 @@ STAMP := .venv/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables release bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,6 +106,9 @@ release: $(STAMP)  ## build dist/ and try the wheel in an empty environment with
 
 tables: $(STAMP)  ## write the tables of measurements and peers into the pages that have them, from docs/records
 	PYTHONPATH=tests $(BIN)/python docs/_ext/committed.py
+
+vectors: $(STAMP)  ## write the golden vectors, from the scalar oracle, into spec/vectors (FORMAT=mxfp8_e5m2: only this format's)
+	PYTHONPATH=tests $(BIN)/python -m golden $(if $(FORMAT),--format '$(FORMAT)')
 
 bench: $(STAMP)  ## time the CPU backend and its peers, bits first (QUICK=1: a minute; RECORD=1: into docs/records)
 	PYTHONPATH=tests $(BIN)/python -m bench.bench_cpu --backend '$(MXREF_BACKEND)' $(if $(QUICK),--quick) $(if $(RECORD),--record)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from mxref import __version__
+from mxref.explain.link import EXPLORER
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the studies, which render what they measured
@@ -80,7 +81,7 @@ def magnitude_bars(app, what, name, obj, options, lines):
 def copy_explorer(app, error):
     """Put the explorer page beside the built pages, as it is: it needs nothing of them."""
     if not error and app.builder.format == "html":
-        shutil.copytree(Path(app.srcdir) / "explorer", Path(app.outdir) / "explorer", dirs_exist_ok=True)
+        shutil.copytree(EXPLORER, Path(app.outdir) / "explorer", dirs_exist_ok=True)
 
 
 def setup(app):

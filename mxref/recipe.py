@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from mxref.errors import RecipeError
@@ -254,7 +255,7 @@ class Recipe:
             raise RecipeError(f"step = {step} is negative")
         return next(span.recipe for span in reversed(self.spans(steps)) if span.first <= step)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """First 12 hex digits of the SHA-256 of the resolved recipe.
 

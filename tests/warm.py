@@ -3,7 +3,8 @@
 To import PyTorch and its compiler takes 3 s of CPU time, most of what such a process of a test takes. `Popen` is
 `subprocess.Popen` for commands of this Python. Its processes are children of this one, with the environment, folder,
 session and pipes that were asked for. What a library reads from the environment when it is loaded is that of the first
-process: one thread of OpenMP, OpenBLAS and MKL.
+process: one thread of OpenMP, OpenBLAS and MKL. Triton alone is told whether to interpret: there is a first process of
+each kind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 import types
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 _MODULES = (
     "torch._dynamo",
@@ -39,6 +40,8 @@ _MODULES = (
 )
 """What is imported before the forks: nothing that starts a thread, and no backend, whose settings are the process's."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_INTERPRETS = "TRITON_INTERPRET"
+"""The variable that decides, when Triton is imported, whether its functions are interpreted."""
 _ALL = 1 << 22
 """Bytes that a request may have."""
 _SUBREAPER = 36
@@ -46,14 +49,16 @@ _SUBREAPER = 36
 
 
 class _Server:
-    """The process that the others are forked from, started at the first request."""
+    """The processes that the others are forked from, each started at the first request for one of its kind."""
 
-    connection: socket.socket | None = None
+    connections: ClassVar[dict[str, socket.socket]] = {}
+    """By the value of `_INTERPRETS`."""
 
     @classmethod
     def request(cls, request: dict[str, Any], descriptors: list[int]) -> int:
         """Have a process forked that becomes a child of this one, and return its number."""
-        connection = cls.connection or cls._start()
+        interprets = request["environment"].get(_INTERPRETS, "")
+        connection = cls.connections.get(interprets) or cls._start(interprets)
         adopts = ctypes.CDLL(None).prctl
         data = json.dumps(request | {"parent": os.getpid()}).encode()
         adopts(_SUBREAPER, 1, 0, 0, 0)
@@ -67,19 +72,20 @@ class _Server:
         return int(answer)
 
     @classmethod
-    def _start(cls) -> socket.socket:
+    def _start(cls, interprets: str) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ALL)
         process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(theirs.fileno())],
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+            env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", _INTERPRETS)}
             | _ONE_THREAD
-            | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"},
+            | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+            | ({_INTERPRETS: interprets} if interprets else {}),
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
         theirs.close()
-        cls.connection = ours
+        cls.connections[interprets] = ours
         atexit.register(process.wait)
         atexit.register(ours.close)
         return ours

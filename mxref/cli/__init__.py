@@ -90,9 +90,12 @@ class LazyGroup(click.Group):
         name = args[0]
         if ctx.resilient_parsing:
             return self._completed(ctx, args)
-        if self.point(name) is None and not name.startswith("-"):
-            raise click.UsageError(f"no command {name!r}{nearest(name, self.points())}", ctx)
-        found = super().resolve_command(ctx, args)
+        try:
+            found = super().resolve_command(ctx, args)
+        except click.UsageError:
+            if name.startswith("-") or self.point(name) is not None:
+                raise
+            raise click.UsageError(f"no command {name!r}{nearest(name, self.points())}", ctx) from None
         if found[1] is not None and not set(args) & set(ctx.help_option_names):
             refuse_ranks(name, found[1])
         return found

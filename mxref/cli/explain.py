@@ -90,7 +90,9 @@ _SETTINGS = {"ignore_unknown_options": True}
     "--link", is_flag=True, help="Print the URL of the explorer page that shows the block, and nothing else."
 )
 @click.option(
-    "--explorer", metavar="URL", help="Address of the explorer page for --link; default the installed page."
+    "--explorer",
+    metavar="URL",
+    help="Address of the explorer page for --link; default the page of the package.",
 )
 def explain(
     numbers: tuple[str, ...],

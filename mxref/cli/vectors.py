@@ -1,4 +1,4 @@
-"""`mxref vectors`: list the golden vectors, verify them with the reference, generate them from the oracle."""
+"""`mxref vectors`: list the golden vectors, and verify them with the reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from mxref.errors import FileFormatError
 from mxref.formats import BLOCK_FORMATS
 
 EXIT_MISMATCH = 1
@@ -28,7 +27,7 @@ _FORMAT = click.option(
 
 @click.group()
 def vectors() -> None:
-    """List, verify or generate the golden vectors.
+    """List or verify the golden vectors.
 
     \b
     Examples:
@@ -101,34 +100,3 @@ def verify(directory: Path | None, made: str | None) -> None:
             click.echo(f"  and {len(mismatches) - _SHOWN} more")
     if wrong:
         click.get_current_context().exit(EXIT_MISMATCH)
-
-
-@vectors.command()
-@_DIRECTORY
-@click.option(
-    "--tests",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the scalar oracle; default the checkout's tests.",
-)
-@_FORMAT
-def generate(directory: Path | None, tests: Path | None, made: str | None) -> None:
-    """Write all files from the scalar oracle, in a checkout.
-
-    The reference must agree with every result.
-
-    \b
-    Examples:
-      mxref vectors generate
-      mxref vectors generate --format mxfp8_e5m2
-    """  # noqa: D301 - the character \\b tells click to keep the lines that follow
-    from mxref.terminal import echo
-    from mxref.vectors import chapters_of, vectors_directory
-    from mxref.vectors.make import default_tests, write_vectors
-    from mxref.vectors.oracle import Oracle
-
-    oracle = Oracle(tests or default_tests())
-    folder = directory or vectors_directory()
-    if not folder.is_dir():
-        raise FileFormatError(f"no folder {folder}: create it, or name another with --dir")
-    for path, changed in write_vectors(folder, oracle, chapters_of(made)):
-        echo(f"{path}  {'written' if changed else 'unchanged'}")

@@ -24,24 +24,24 @@ from mxref.steps.rounding import Rounding
 from mxref.steps.scale import magnitude_bits
 from mxref.tomlio import to_table
 
+EXPLORER = Path(__file__).resolve().with_name("explorer")
+"""The files of the explorer page."""
 _UNSEEN = ("nonfinite",)
 """Fields that leave the bits of a block as they are; the page shows the block that others refuse."""
 
 
 def explorer_page() -> str:
-    """Return the address of the explorer page of this checkout or installation, a `file:` URL.
+    """Return the address of the explorer page of this package, a `file:` URL.
 
     Raises:
-        FileFormatError: neither has the page.
+        FileFormatError: the page is missing.
     """
-    package = Path(__file__).resolve().parents[1]
-    pages = (package.parent / "docs" / "explorer" / "index.html", package / "_explorer" / "index.html")
-    for page in pages:
-        if page.is_file():
-            return page.as_uri()
-    raise FileFormatError(
-        f"no explorer page at {pages[0]} or {pages[1]}; give its address, as in --explorer https://host/explorer/"
-    )
+    page = EXPLORER / "index.html"
+    if not page.is_file():
+        raise FileFormatError(
+            f"no explorer page at {page}; give its address, as in --explorer https://host/explorer/"
+        )
+    return page.as_uri()
 
 
 def explorer_link(
@@ -66,7 +66,7 @@ def explorer_link(
         page: address of the page; default `explorer_page()`.
 
     Raises:
-        FileFormatError: no `page` is given and none is installed.
+        FileFormatError: no `page` is given, and the package's own is missing.
     """
     part = block_part(x, spec, rng, axis=axis, index=index, pad=pad)
     rows = part.rows()

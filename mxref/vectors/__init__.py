@@ -44,10 +44,6 @@ def chapters_of(made: str | None) -> tuple[str, ...]:
     return (made,) if made in FORMAT_CHAPTERS else tuple(c for c in CHAPTERS if c not in FORMAT_CHAPTERS)
 
 
-MAX_LINE = 65_535
-"""Longest line of a file in characters, so that a reader in C needs one fixed buffer."""
-
-
 class Source(StrEnum):
     """Where the expected results of a record come from; the reference agrees with all of them."""
 

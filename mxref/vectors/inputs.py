@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.errors import FileFormatError
-from mxref.formats import BLOCK_FORMATS, BlockFormat
+from mxref.formats import BLOCK_FORMATS, BlockFormat, ElementFormat
 from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.steps.random import Stream
@@ -33,6 +34,12 @@ def record_format(record: Record, key: str = "format") -> BlockFormat:
 def code_digits(made: BlockFormat) -> int:
     """Return the hex digits in which records write a code of a format's elements."""
     return -(-made.element.bits // 4)
+
+
+def code_of(value: float, element: ElementFormat) -> int:
+    """Return the code of a value that the element has; -0 has its own."""
+    code = element.magnitudes.index(abs(value))
+    return code | element.sign if math.copysign(1.0, value) < 0 else code
 
 
 def record_stream(record: Record) -> Stream | None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ablations.ladders import Results, interval_of, missing, planned
+from ablations.ladders import Results, interval_of
 from ablations.strip import mark, name_lines
 from bench.plot import WIDE
 from mxref_training.report.drawing import SMALLEST
@@ -24,6 +23,8 @@ SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M param
 """The ladders with arms of the paper's table, and what they train."""
 SHORT = {"readings": "20M", "paper_50m": "50M"}
 """How the tables call them."""
+COLUMNS = "tokens, verdict", "loss less FP8's, nats"
+"""What the table shows of a size."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Cell:
     nats: float
     """Loss less that of FP8."""
     half: float
-    """Half of its 95 % interval; infinite of one seed."""
+    """Half of its 95 % interval."""
     tokens: str
-    """Tokens to target beyond FP8's, with interval or as a bound; without interval while runs are missing."""
+    """Tokens to target beyond FP8's, with interval or as a bound."""
     reached: tuple[int, int]
     """Runs that reached the target, and all of them."""
     verdict: str
@@ -43,14 +44,12 @@ class Cell:
     @property
     def loss(self) -> str:
         """Estimate and interval."""
-        if math.isinf(self.half):
-            return _signed(self.nats)
         return f"{_signed(self.nats)} ({_signed(self.nats - self.half)} to {_signed(self.nats + self.half)})"
 
     @property
     def short(self) -> str:
         """Estimate and half of the interval, as the figure writes it."""
-        return _signed(self.nats) + ("" if math.isinf(self.half) else f" ± {self.half:.3f}")
+        return f"{_signed(self.nats)} ± {self.half:.3f}"
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,22 @@ def lines(found: dict[str, Results]) -> list[Line]:
     return [
         Line(
             arm["name"], arm["stage"], arm["label"], arm["paper"]["overhead"],
-            {name: cell for name, results in found.items() if (cell := _cell(name, results, arm["name"]))},
+            {name: cell for name, results in found.items() if (cell := _cell(results, arm["name"]))},
         )
         for arm in claimed
     ]  # fmt: skip
 
 
-def _cell(ladder: str, results: Results, name: str) -> Cell | None:
+def _cell(results: Results, name: str) -> Cell | None:
     row = next((row for row in rows(results) if row.arm["name"] == name), None)
     known = interval_of(results, name)
     if row is None or known is None:
         return None
-    interval = "" if missing(ladder, results) else row.interval.replace("± ?", "")
     crossings = [run["crossing"] for run in row.arm["runs"]]
     reached = sum(crossing is not None and crossing["reach"] == "crossed" for crossing in crossings)
     return Cell(
         *known,
-        f"{row.overhead} {interval}".strip(),
+        f"{row.overhead} {row.interval.replace('± ?', '')}".strip(),
         (reached, len(crossings)),
         row.verdict,
     )
@@ -98,25 +96,19 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows of the paper's table beside ours."""
     yield (
         "MXFP4 in", "stabiliser", "paper: tokens",
-        *(f"{SHORT[name]}: {what}" for name, of in found.items() for what in _columns(name, of)),
+        *(f"{SHORT[name]}: {what}" for name in found for what in COLUMNS),
     )  # fmt: skip
     for line in lines(found):
-        cells = [(line.sizes.get(name), len(_columns(name, of))) for name, of in found.items()]
+        cells = [line.sizes.get(name) for name in found]
         yield (
             line.stage, line.label, line.claim,
-            *(text for cell, count in cells for text in (_texts(cell) if cell else ("–",) * 3)[:count]),
+            *(text for cell in cells for text in (_texts(cell) if cell else ("–",) * len(COLUMNS))),
         )  # fmt: skip
 
 
-def _columns(ladder: str, results: Results) -> tuple[str, ...]:
-    """Return what is shown of a size: a verdict only where no run is missing."""
-    columns = "tokens", "loss less FP8's, nats", "verdict"
-    return columns[:2] if missing(ladder, results) else columns
-
-
-def _texts(cell: Cell) -> tuple[str, str, str]:
+def _texts(cell: Cell) -> tuple[str, str]:
     some = "" if cell.reached[0] == cell.reached[1] else f"; {cell.reached[0]} of {cell.reached[1]} reach it"
-    return cell.tokens + some, cell.loss, cell.verdict
+    return f"{cell.tokens}{some}; {cell.verdict}", cell.loss
 
 
 def figure(found: dict[str, Results], width: float = WIDE) -> Figure:
@@ -164,7 +156,7 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
         )
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_title(
-        (SIZES[name] + _seeds(name, shown)).replace(", ", "\n" if width == WIDE else ", ", 1),
+        SIZES[name].replace(", ", "\n") if width == WIDE else SIZES[name],
         fontsize=9,
         fontweight="normal",
         loc="center",
@@ -175,25 +167,13 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
     name_lines(axes, names, width)
 
 
-def _seeds(ladder: str, shown: Sequence[Line]) -> str:
-    """Return how many of the planned seeds the arms have, where runs are missing."""
-    pairs = [
-        (cell.reached[1], planned(ladder)[line.name]) for line in shown if (cell := line.sizes.get(ladder))
-    ]
-    if all(runs >= of for runs, of in pairs):
-        return ""
-    counts = " or ".join(str(runs) for runs in sorted({runs for runs, _ in pairs}))
-    return f", {counts} of {max(of for _, of in pairs)} seeds"
-
-
 def _write_above(axes: Axes, cell: Cell, y: float, highest: float) -> None:
     """Write a cell's numbers above its interval, on the side where the panel has room."""
-    half = 0.0 if math.isinf(cell.half) else cell.half
     share = cell.nats / highest
     x, side = (
-        (cell.nats - half, "left") if share < 0.45
+        (cell.nats - cell.half, "left") if share < 0.45
         else (cell.nats, "center") if share < 0.8
-        else (cell.nats + half, "right")
+        else (cell.nats + cell.half, "right")
     )  # fmt: skip
     axes.text(x, y - 0.14, cell.short, ha=side, va="bottom", color=MUTED, fontsize=SMALLEST)
 

@@ -44,18 +44,6 @@ def results_of(name: str, folder: Path = FOLDER) -> Results:
     return found
 
 
-@cache
-def planned(name: str) -> dict[str, int]:
-    """Return how many runs a ladder plans of each arm."""
-    return {arm.name: arm.seeds for arm in load_ladder(name).arm}
-
-
-def missing(name: str, results: Results) -> int:
-    """Return how many of the planned runs of a ladder are not there; verdicts wait until there are none."""
-    found = {arm["name"]: len(arm["runs"]) for arm in results["arms"]}
-    return sum(max(0, runs - found.get(arm, 0)) for arm, runs in planned(name).items())
-
-
 def reference_of(results: Results) -> dict[str, Any]:
     """Return the arm with which the others are compared."""
     return next(arm for arm in results["arms"] if arm["role"] == "reference")

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ablations import branches, curves, front, predictions, probes
-from ablations.ladders import Results, intervals, ladders, missing, planned, reference_of, results_of
+from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
 from mxref_training.report.ladder.answers import answers
@@ -65,10 +65,7 @@ def _number(cell: str) -> str:
 
 def _sections(name: str, results: Results) -> Iterator[str]:
     names = short_names(results["arms"])
-    runs, left = planned(name), missing(name, results)
-    total = sum(runs.values())
-    unfinished = f"Unfinished: {total - left} of {total} runs. Verdicts wait for the other {left}."
-    yield unfinished if left else headline(results)
+    yield headline(results)
     yield ""
     yield f".. image:: /_measured/ablation_{name}.svg"
     reference = reference_of(results)["label"]
@@ -88,8 +85,7 @@ def _sections(name: str, results: Results) -> Iterator[str]:
         (
             (
                 row.stage, row.label, str(len(row.arm["runs"])), row.gap_reference,
-                _whole(f"{row.overhead} {'' if left else row.interval}".strip()), _whole(row.paper),
-                _runs(row.arm, runs) if left and row.arm["verdict"] else row.verdict,
+                _whole(f"{row.overhead} {row.interval}".strip()), _whole(row.paper), row.verdict,
                 f"``{row.arm['recipe']['digest'][:12]}``",
             )
             for row in rows(results)
@@ -102,9 +98,8 @@ def _sections(name: str, results: Results) -> Iterator[str]:
         ("contrast", "loss, nats (95 %)", "p", "tokens (95 %)", "pairs", "answer", "predictions"),
         (
             (
-                one.arms, _broken(one.loss), _whole(one.p), _broken(one.tokens), one.pairs,
-                f"{one.pairs} of {min(runs[row['arm']], runs[row['against']])} pairs" if left else _answer(row),
-                "; ".join(text + ("" if left else f": {verdict}") for text, verdict in one.predictions) or "–",
+                one.arms, _broken(one.loss), _whole(one.p), _broken(one.tokens), one.pairs, _answer(row),
+                "; ".join(f"{text}: {verdict}" for text, verdict in one.predictions) or "–",
             )
             for row, one in zip(results["contrasts"], answers(results, names), strict=True)
         ),
@@ -125,10 +120,6 @@ def _answer(row: dict[str, Any]) -> str:
     if row["pairs_to_decide"]:
         said += f"; about {row['pairs_to_decide']} seeds would tell"
     return said + ("; its pairs scatter" if row["loss"] and row["loss"]["noisy"] else "")
-
-
-def _runs(arm: dict[str, Any], of: dict[str, int]) -> str:
-    return f"{len(arm['runs'])} of {of[arm['name']]} runs"
 
 
 def _spread_line(spread: dict[str, dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ablations.front import SHORT
-from ablations.ladders import Results, missing
+from ablations.ladders import Results
 from mxref_training.report.ladder.plots import short_names
 
 Key = tuple[str, str, str]
@@ -28,8 +28,7 @@ def counts(results: Results) -> Counter[str]:
 
 
 def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
-    """Yield the head and the rows: the predictions of the first ladder, with the verdicts of all that are complete."""
-    found = {name: results for name, results in found.items() if not missing(name, results)}
+    """Yield the head and the rows: the predictions of the first ladder, with the verdicts of all."""
     yield "contrast", "prediction", "source", *(SHORT[name] for name in found)
     first = next(iter(found.values()))
     names = short_names(first["arms"])

@@ -1,141 +1,120 @@
-"""What the page of results says of 50M, whose runs are not all there, and of 50M beside 20M."""
+"""What the page of results says of 50M, and of 50M beside 20M."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from ablations import front, page, predictions
-from ablations.ladders import intervals, missing, planned, results_of
-from ablations.sentences import PROSE, arms, contrasts, signed
-from mxref_training.lab.distributions import student_point
-from mxref_training.lab.statistics import late_loss
+from ablations import front, ladders, page, predictions
+from ablations.ladders import results_of
+from ablations.sentences import PROSE, arms, contrasts, interval, said, signed
+from mxref_training.lab.ladder import load_ladder
 
 LADDER = "paper_50m"
-DOCS = Path(__file__).parents[2] / "docs" / "explanation"
 
 
 def told(*names: str) -> list[str]:
-    """Return the estimates of contrasts at 50M, which the text gives without intervals."""
-    return [signed(contrasts(LADDER)[name]["loss"]["nats"]) for name in names]
+    """Return contrasts at 50M as the text gives them."""
+    return [said(contrasts(LADDER)[name]) for name in names]
 
 
-def gaps(ladder: str, *names: str) -> list[str]:
-    """Return the losses of arms less that of FP8."""
-    return [signed(arms(ladder)[name]["gap_reference"]) for name in names]
+def gap(name: str) -> str:
+    """Return the loss of an arm less that of FP8, with its interval."""
+    nats, half = ladders.interval_of(results_of(LADDER), name) or (0.0, 0.0)
+    return interval(nats, nats - half, nats + half)
 
 
 def more_tokens(name: str) -> str:
-    return f"{arms(LADDER)[name]['overhead']['percent']:.0f} %"
+    overhead = arms(LADDER)[name]["overhead"]
+    return f"{overhead['percent']:.0f} ± {overhead['half_width']:.0f} %"
 
 
 def sentences() -> list[str]:
     """Return the sentences with numbers at 50M."""
+    larger, smaller = (
+        {name: arm["gap_reference"] for name, arm in arms(ladder).items()} for ladder in (LADDER, "readings")
+    )
     return [
-        "At 50M Fprop costs {}, Dgrad on top of it changes the loss by {}, and Wgrad on top of both by {}.".format(
-            *told("fprop", "dgrad", "wgrad")
+        "Fprop costs {}, Dgrad on top of it changes the loss by {}, and Wgrad on top of both by {}; "
+        "only the first is shown.".format(*told("fprop", "dgrad", "wgrad")),
+        "At 50M H16 changes the loss by {}, which is shown (p = {:.3f}), and H32 by {}, which is not; "
+        "plain rounding costs {:.3f} there. H16 is {} from H32, which is not shown either.".format(
+            *told("h16"), contrasts(LADDER)["h16"]["loss"]["corrected_p"], *told("h32"), larger["all"],
+            *told("h16-or-h32"),
         ),
-        "At 50M they change the loss by {} and {}, of the {:.3f} that plain rounding costs.".format(
-            *told("h16", "h32"), arms(LADDER)["all"]["gap_reference"]
-        ),
-        "There remain {} with H16 and {} with H32, or {} and {} more tokens.".format(
-            *gaps(LADDER, "all-h16", "all-h32"), more_tokens("all-h16"), more_tokens("all-h32")
-        ),
-        "At 50M it is {} from plain rounding in Fprop, {} in Fprop and Dgrad, {} in all three.".format(
+        f"There remain {gap('all-h16')} with H16, or {more_tokens('all-h16')} more tokens, "
+        f"and {gap('all-h32')} with H32, or {more_tokens('all-h32')}.",
+        "At 50M it harms by {} in Fprop, {} in Fprop and Dgrad, {} in all three; all of these are shown.".format(
             *told("fprop-sr", "fprop-dgrad-sr", "sr-all")
         ),
-        "In all three, two seeds of it are {} above FP8, where it is {} at 20M.".format(
-            *gaps(LADDER, "all-sr"), *gaps("readings", "all-sr")
+        f"In all three it is {signed(larger['all-sr'])} above FP8, where it is {signed(smaller['all-sr'])} at 20M.",
+        "At 50M it is {} from SR of every operand, and {} from plain rounding: again only the first is shown.".format(
+            *told("sr-where", "sr-dy")
         ),
-        "At 50M it is {} from plain rounding, and {} from SR of every operand.".format(
-            *told("sr-dy", "sr-where")
+        "At 50M fixed signs change the loss by {}, and signs drawn at each step by as much. "
+        "In Fprop alone RHT16 changes it by {}, in Fprop and Dgrad by {}. None of these four is shown,".format(
+            *told("rht16-fixed", "fprop-rht16", "fprop-dgrad-rht16")
         ),
-        "At 50M fixed signs are {} from plain rounding, signs drawn at each step {}, ".format(
-            *told("rht16-fixed", "rht16-step")
-        )
-        + "RHT16 in Fprop and Dgrad {}.".format(*told("fprop-dgrad-rht16")),
-        "In Fprop alone RHT16 is {} and {} from plain rounding in the two seeds, where it is {} at 20M".format(
-            *map(signed, pairs("fprop-rht16", "fprop")),
-            signed(contrasts("readings")["fprop-rht16"]["loss"]["nats"]),
-        ),
-    ]
-
-
-def pairs(arm: str, against: str) -> list[float]:
-    """Return the differences of two arms at 50M, by seed."""
-    losses = [
-        {
-            run["pair"]: late_loss(run["curve"], results_of(LADDER)["tokens"])
-            for run in arms(LADDER)[name]["runs"]
-        }
-        for name in (arm, against)
-    ]
-    return [losses[0][seed] - losses[1][seed] for seed in sorted(losses[0].keys() & losses[1].keys())]
+    ]  # fmt: skip
 
 
 def test_numbers_at_50m_are_those_of_the_results() -> None:
     for sentence in sentences():
         assert sentence in PROSE, sentence
+    assert told("rht16-step") == told("rht16-fixed")
 
 
-def test_which_runs_are_there_is_as_the_text_says() -> None:
-    runs = {name: [run["pair"] for run in arm["runs"]] for name, arm in arms(LADDER).items()}
-    twice = {"fp8", "bf16", "fprop", "fprop-rht16", "fprop-dgrad-sr", "all-sr"}
-    assert runs == {name: [0, 1] if name in twice else [0] for name in planned(LADDER)}
-    there, left = sum(map(len, runs.values())), missing(LADDER, results_of(LADDER))
-    total = there + left
-    assert (total, total - len(runs), len(twice)) == (45, 30, 6)
+def test_every_planned_run_is_there() -> None:
+    """The page gives verdicts, which wait until all runs of a ladder have ended."""
+    for name in ladders.ladders():
+        runs = {arm["name"]: [run["pair"] for run in arm["runs"]] for arm in results_of(name)["arms"]}
+        assert runs == {arm.name: list(range(arm.seeds)) for arm in load_ladder(name).arm}
+        assert f"`{name}` ({sum(map(len, runs.values()))} runs" in PROSE
+
+
+def test_what_the_text_calls_shown_at_50m_is_shown() -> None:
+    outcomes = {row["name"]: row["outcome"] for row in results_of(LADDER)["contrasts"]}
+    decided = {name: outcome for name, outcome in outcomes.items() if outcome != "underpowered"}
+    assert decided == {
+        "fprop": "higher", "fprop-sr": "higher", "fprop-dgrad-sr": "higher", "sr-all": "higher",
+        "h16-left": "higher", "h16": "lower", "sr-where": "lower",
+    }  # fmt: skip
+    rest = [row for row in results_of(LADDER)["contrasts"] if row["name"] not in decided]
+    seeds = [row["pairs_to_decide"] for row in rest]
     assert (
-        f"Of `paper_50m` {there} of {total} runs have ended: seed 0 of all {len(runs)} arms, and seed 1 of six"
-        in PROSE
-    )
-    assert f"before the other {left} runs have ended" in PROSE
-    assert f"with the code that the first {there} have" in PROSE
-    protocol = (DOCS / "ablation-protocol.rst").read_text(encoding="utf-8")
+        f"In `paper_50m` {len(rest)} of {len(outcomes)} are underpowered; {min(seeds)} to {max(seeds)} seeds would "
+        "decide each."
+    ) in PROSE
+    (smallest,) = set(results_of(LADDER)["power"]["smallest_nats"].values())
+    assert f"Its three seeds find differences of {smallest:.3f} nats." in PROSE
+    assert f"differences below {smallest:.3f} nats are easily missed" in PROSE
+
+
+def test_predictions_and_cells_at_50m_are_counted_as_the_text_says() -> None:
+    found = predictions.counts(results_of(LADDER))
     assert (
-        f"{left} of the {total} runs are still missing: nine of seed 1, and all {len(runs)} of seed 2."
-        in protocol
+        f"At 50M {found['reproduced']} of {found.total()} predictions are reproduced, {found['not reproduced']} are "
+        f"not, and {found['underpowered']} are underpowered."
+    ) in PROSE
+    cells = Counter(
+        line.sizes[LADDER].verdict
+        for line in front.lines({name: results_of(name) for name in front.SIZES})
+        if LADDER in line.sizes
     )
-    assert f"{there} of {total} runs" in (DOCS / "ladders.rst").read_text(encoding="utf-8")
+    assert (
+        f"None of the {cells.total()} cells is reproduced there: {cells['not reproduced']} are not, and "
+        f"{cells['underpowered']} are underpowered."
+    ) in PROSE
+    assert cells["reproduced"] == 0
 
 
-def test_verdicts_wait_for_the_runs_that_are_missing() -> None:
-    """A part of a ladder has estimates and intervals, but nothing on the page calls them an outcome."""
+def test_both_sizes_have_their_verdicts_in_the_tables() -> None:
     found = {name: results_of(name) for name in front.SIZES}
-    assert {name: missing(name, of) == 0 for name, of in found.items()} == {"readings": True, LADDER: False}
-    assert next(predictions.table(found))[3:] == ("20M",)
-    assert next(front.table(found))[3:] == (
-        "20M: tokens", "20M: loss less FP8's, nats", "20M: verdict", "50M: tokens", "50M: loss less FP8's, nats",
-    )  # fmt: skip
+    assert next(predictions.table(found))[3:] == ("20M", "50M")
     text = "\n".join(page._sections(LADDER, found[LADDER]))
-    assert text.startswith("Unfinished: 21 of 45 runs.")
-    said = Counter(line.strip(" -") for line in text.splitlines())
-    assert (said["2 of 3 pairs"], said["1 of 3 pairs"]) == (2, 15)
-    assert (said["2 of 3 runs"], said["1 of 3 runs"]) == (4, 9)
-    for word in ("underpowered", "reproduced", "Higher", "Lower", "Cannot be told"):
-        assert word not in text
-    assert text.count(" ± ") == 0
-
-
-def test_the_spread_at_50m_is_that_of_the_text() -> None:
-    spread, power = results_of(LADDER)["spread"]["loss"], results_of(LADDER)["power"]
-    assert (spread["freedom"], spread["outside"]) == (5, [])
-    one = student_point(0.05, spread["freedom"]) * spread["nats"]
-    assert f"its 95 % interval is ± {one / math.sqrt(2):.3f} with two seeds and ± {one:.3f} with one" in PROSE
-    smaller = results_of("readings")["spread"]["loss"]
-    assert (
-        f"that of one pair at 20M is ± {student_point(0.05, smaller['freedom']) * smaller['nats']:.3f}"
-        in PROSE
-    )
-    halves = {arm["name"]: half for arm, _, half in intervals(results_of(LADDER))}
-    assert halves["all-h16"] == pytest.approx(one)
-    assert halves["all-sr"] == pytest.approx(one / math.sqrt(2))
-    (smallest,) = set(power["smallest_nats"].values())
-    assert f"By the spread of these runs, three seeds find differences of {smallest:.3f} nats" in PROSE
+    assert text.count("Cannot be told; about") == 10
+    assert text.count("\n     - 3\n") == len(arms(LADDER)) + len(contrasts(LADDER))
 
 
 def test_gaps_at_50m_beside_those_at_20m() -> None:
@@ -144,33 +123,33 @@ def test_gaps_at_50m_beside_those_at_20m() -> None:
     )
     ratios = [larger[name] / smaller[name] for name in larger.keys() - {"fp8", "bf16"}]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} of those at 20M" in PROSE
-    harms = [contrasts(ladder)["sr-all"]["loss"]["nats"] for ladder in (LADDER, "readings")]
-    assert "in all three GEMMs it is {:.2f} above plain rounding, {:.2f} at 20M".format(
-        *harms
-    ) in PROSE  # fmt: skip
+    assert max(ratios) < 1
     share = [-contrasts("readings")[name]["loss"]["nats"] / smaller["all"] for name in ("h16", "h32")]
     assert [round(100 * one, -1) for one in share] == [40, 40]
-    # "Fprop is the largest part of the cost", of the seed that both arms have.
-    (whole,), (fprop, _) = pairs("all", "fp8"), pairs("fprop", "fp8")
-    assert fprop > whole / 2
-    assert all(gap < larger["all"] for name, gap in larger.items() if name in ("all-h16", "all-h32"))
+    harms = [contrasts(LADDER)[name]["loss"]["nats"] for name in ("fprop-sr", "fprop-dgrad-sr", "sr-all")]
+    assert f"At 50M SR of every operand harms by {min(harms):.2f} to {max(harms):.2f} nats" in PROSE
+    assert f"At 50M H16 helps by {-contrasts(LADDER)['h16']['loss']['nats']:.2f} nats" in PROSE
 
 
 def test_who_reached_the_target_at_50m() -> None:
     runs = {name: arm["runs"] for name, arm in arms(LADDER).items()}
     assert not any(run["diverged"] for of in runs.values() for run in of)
     missed = Counter(name for name, of in runs.items() for run in of if run["crossing"]["reach"] != "crossed")
-    assert missed == {"fprop-sr": 1, "all-sr": 2}
+    assert missed == {"fprop-sr": 2, "fprop-dgrad-sr": 1, "all-sr": 3}
     there = sum(map(len, runs.values()))
-    assert f"At 50M {there - missed.total()} of {there} runs reached it" in PROSE
-    assert f"reached it, with {more_tokens('fprop-dgrad-sr')} more tokens than FP8" in PROSE
+    assert f"At 50M {there - missed.total()} of {there} runs reached it. The other six have SR" in PROSE
 
 
 def test_the_times_of_the_runs_are_those_of_their_records() -> None:
     seconds: dict[Any, list[float]] = {}
-    for arm in arms(LADDER).values():
-        for run in arm["runs"]:
-            seconds.setdefault(run["environment"]["hardware"]["cpus"], []).append(run["seconds"])
-    assert {cpus: len(of) for cpus, of in seconds.items()} == {64: 13, 32: 8}
-    assert f"one of `paper_50m` {min(seconds[64]):.0f} to {max(seconds[64]):.0f} s." in PROSE
-    assert f"a run {min(seconds[32]):.0f} to {max(seconds[32]):.0f} s in its steps" in PROSE
+    for path in (ladders.FOLDER / LADDER).rglob("result.json"):
+        record = json.loads(path.read_text())["record"]
+        day = record["environment"]["started"][:10]
+        seconds.setdefault((day, record["environment"]["hardware"]["cpus"]), []).append(record["seconds"])
+    first, second, third = (
+        sorted(of) for _, of in sorted(seconds.items(), key=lambda item: (item[0][0], -item[0][1]))
+    )
+    assert [len(first), len(second), len(third)] == [13, 8, 24]
+    assert f"one of `paper_50m` {first[0]:.0f} to {first[-1]:.0f} s." in PROSE
+    assert f"a run {second[0]:.0f} to {second[-1]:.0f} s in its steps" in PROSE
+    assert f"a run {third[0]:.0f} to {third[-1]:.0f} s in its steps" in PROSE

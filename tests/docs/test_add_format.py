@@ -35,21 +35,34 @@ def side(diff: str, signs: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the package, of the oracle and of the golden vectors, placed as in a checkout."""
-    for folder in ("mxref", "tests/oracle", "spec/vectors"):
+    """A copy of the package, of the oracle, and of the golden vectors with their generator, placed as in a checkout."""
+    for folder in ("mxref", "tests/oracle", "tests/golden", "spec/vectors"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "tests" / "differential.py", tmp_path / "tests")
+    for file in ("tests/differential.py", "tests/places.py", "Makefile"):
+        shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
 
-def run(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
-    where = "import mxref, pathlib\nassert pathlib.Path(mxref.__file__).parents[1] == pathlib.Path.cwd()\n"
-    environment = {name: value for name, value in os.environ.items() if name != "MXREF_BACKEND"}
+def run(tree: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command as in a fresh shell in the copy: no backend, and no settings of the `make` that runs the tests."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MXREF_BACKEND", "MAKEFLAGS")}
     return subprocess.run(
-        [sys.executable, "-B", "-W", "error", "-c", where + textwrap.dedent(code)],
-        cwd=tree, env=environment | {"PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "tests")))},
-        capture_output=True, text=True, timeout=200,
+        words, cwd=tree, capture_output=True, text=True, timeout=200,
+        env=environment | {
+            "PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "tests"))),
+            "PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1",
+        },
     )  # fmt: skip
+
+
+def run_code(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
+    where = "import mxref, pathlib\nassert pathlib.Path(mxref.__file__).parents[1] == pathlib.Path.cwd()\n"
+    return run(tree, [sys.executable, "-c", where + textwrap.dedent(code)])
+
+
+def run_make(tree: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a target of the Makefile in the environment of the tests."""
+    return run(tree, [*shlex.split(command), "STAMP=", f"BIN={Path(sys.executable).parent}"])
 
 
 def make_edits(tree: Path) -> None:
@@ -69,19 +82,18 @@ def test_the_page_has_edits_and_checks_and_nothing_that_looks_like_one_is_skippe
 def test_after_the_edits_of_the_page_its_checks_pass(tree):
     make_edits(tree)
     ((_, command),) = code_blocks("console", "name")
-    words = shlex.split(command.removeprefix("$ mxref "))
-    made = run(tree, f"from mxref.cli import main\nmain({words!r})")
+    made = run_make(tree, command.removeprefix("$ "))
     assert made.returncode == 0, made.stderr
     vectors = json.loads((tree / "spec" / "vectors" / "mxfp4_e3m0.json").read_text())
     jsonschema.validate(vectors, json.loads((tree / "spec" / "vectors" / "schema.json").read_text()))
     assert any(record.get("rule") == "nearest" for record in vectors["records"])
     # Each check is a program of its own, and all run in one new process.
-    done = run(tree, "".join(f"exec({code!r}, {{}})\n" for _, code in code_blocks("python", "name")))
+    done = run_code(tree, "".join(f"exec({code!r}, {{}})\n" for _, code in code_blocks("python", "name")))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("check", [name for name, _ in code_blocks("python", "name")])
 def test_without_the_edits_each_check_fails(tree, check):
-    done = run(tree, dict(code_blocks("python", "name"))[check])
+    done = run_code(tree, dict(code_blocks("python", "name"))[check])
     assert done.returncode == 1
     assert re.search(r"mxfp4_e3m0|nearest", done.stderr)

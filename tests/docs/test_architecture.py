@@ -169,6 +169,35 @@ def foreign(package: str, name: str, path: Path) -> list[str]:
     return [f"{name} imports {target}" for target in targets if target.split(".")[0] in forbidden]
 
 
+INTO_TESTS_OR_DOCS = re.compile(
+    r"""^(?:tests|docs)$|(?:^|[\s/\\"'`(])(?:tests|docs)[/\\]|[/\\](?:tests|docs)$"""
+)
+NO_PLACES = {"mxref_training/data/installed.py": "it leaves the folders `tests` of other packages out"}
+"""Files in which such a string names no folder of this repository."""
+
+
+@packages
+def test_no_file_reaches_into_tests_or_docs(package):
+    folder = FOLDERS[package] / package
+    files = [path for path in folder.rglob("*") if path.suffix in (".py", ".js", ".css", ".html", ".j2")]
+    reaching = {
+        path.relative_to(folder.parent).as_posix(): found for path in files if (found := outside(path))
+    }
+    assert reaching.keys() == {name for name in NO_PLACES if name.startswith(f"{package}/")}, reaching
+
+
+def outside(path: Path) -> list[str]:
+    """Return the strings of a file that are paths into `tests` or `docs`; its comments and docstrings may name both."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        lines = (line for line in text.splitlines() if not line.lstrip().startswith("//"))
+        return [line for line in lines if INTO_TESTS_OR_DOCS.search(line)]
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [value for value in strings if isinstance(value, str) and INTO_TESTS_OR_DOCS.search(value)]
+
+
 @packages
 def test_no_name_of_a_package_hides_its_module(package):
     known = modules(package)
@@ -289,6 +318,31 @@ def test_a_planted_import_is_noticed(package, tmp_path):
         assert found, f"{statement!r} is not noticed in {form!r}"
     path.write_text(f"{text}from mxref import __version__\n", encoding="utf-8")
     assert not upward(package, low, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", 'FOLDER = Path(__file__).parents[2] / "tests"'),
+        ("a.py", "def page():\n    return os.path.join(root, 'docs', 'index.rst')"),
+        ("a.py", 'sys.path.append(f"{root}/tests")'),
+        ("a.py", 'open("../docs/index.rst")'),
+        ("page/index.html", '<a href="../../docs/index.rst">Documentation</a>'),
+        ("page/link.js", "  if (inCheckout) return `../../docs/${chapter}.rst`;"),
+    ],
+)
+def test_a_planted_path_into_tests_or_docs_is_noticed(name, text, tmp_path, monkeypatch):
+    allowed = {
+        "b": '"""docs/index.rst and tests/ say more."""\nlimit = 1  # as in tests/',
+        "page/__init__": "",
+    }
+    plant(allowed, tmp_path, monkeypatch)
+    path = tmp_path / "mxref_numba" / name
+    (path.parent / "other.js").write_text("// docs/index.rst says more.\nconst tests = 1;")
+    test_no_file_reaches_into_tests_or_docs("mxref_numba")
+    path.write_text(text)
+    with pytest.raises(AssertionError, match=re.escape(name)):
+        test_no_file_reaches_into_tests_or_docs("mxref_numba")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from py_mini_racer import MiniRacer
 
 from mxref import Backend, Capabilities
+from mxref.explain.link import EXPLORER
 from mxref.formats import BLOCK_FORMATS
 from mxref.tomlio import to_table
 
-PAGE = Path(__file__).parents[2] / "docs" / "explorer"
 _CALLS = (Path(__file__).parent / "calls.js").read_text(encoding="utf-8")
 _VIEWS = {
     "uint8": "Uint8Array", "uint16": "Uint16Array", "uint32": "Uint32Array", "int64": "BigInt64Array",
@@ -29,7 +29,7 @@ _ALIGNED = 8
 
 def script(name: str) -> str:
     """Return the text of one of the page's scripts."""
-    return (PAGE / name).read_text(encoding="utf-8")
+    return (EXPLORER / name).read_text(encoding="utf-8")
 
 
 class Engine:

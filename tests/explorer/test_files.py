@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from itertools import chain
 
 import pytest
 from click.testing import CliRunner
+from hatchling.builders.wheel import WheelBuilder
 
 from clause_index import load_clauses
-from explorer.page_backend import PAGE, Engine
+from explorer.page_backend import Engine
 from mxref import DIALECTS
 from mxref.cli import main
 from mxref.errors import FileFormatError
-from mxref.explain import link
+from mxref.explain.link import EXPLORER, explorer_page
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 from places import ROOT
 
-INDEX = (PAGE / "index.html").read_text(encoding="utf-8")
-SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("*.js")}
+INDEX = (EXPLORER / "index.html").read_text(encoding="utf-8")
+SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in EXPLORER.glob("*.js")}
 CHOICES = {"scale.rule": ScaleRule, "rounding": Rounding, "dialect": DIALECTS}
 """The beginnings of clauses that the scripts complete with a choice."""
 
 
 def test_the_page_loads_each_of_its_files_once():
     loaded = re.findall(r'(?:src|href)="([\w.-]+\.(?:js|css))"', INDEX)
-    assert sorted(loaded) == sorted(path.name for path in PAGE.iterdir() if path.name != "index.html")
+    assert sorted(loaded) == sorted(path.name for path in EXPLORER.iterdir() if path.name != "index.html")
 
 
 def test_every_script_is_well_formed():
@@ -40,7 +40,7 @@ def test_every_script_is_well_formed():
 
 
 def test_nothing_comes_from_a_network():
-    for name, text in {path.name: path.read_text(encoding="utf-8") for path in PAGE.iterdir()}.items():
+    for name, text in {path.name: path.read_text(encoding="utf-8") for path in EXPLORER.iterdir()}.items():
         addresses = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not addresses, name
         assert not re.search(
@@ -68,22 +68,38 @@ def test_the_chapters_of_clauses_are_found():
         assert other.get(prefix, prefix) == clause.chapter
 
 
+BROWSER = """
+var location = { pathname: "%s" };
+var document = { createElement: (tag) => ({ tag, setAttribute(name, value) { this[name] = value; }, append() {} }) };
+"""
+"""What `ui.js` asks of a browser to make the link of a clause, at an address."""
+
+
+@pytest.mark.parametrize(
+    ("folder", "link"),
+    [
+        ("/checkout/docs/_build/html/explorer", {"tag": "a", "href": "../spec/quantize.html#dequantize.nan"}),
+        ("/checkout/mxref/explain/explorer", {"tag": "span"}),
+        ("/lib/site-packages/mxref/explain/explorer", {"tag": "span"}),
+    ],
+)
+def test_a_clause_is_a_link_where_the_documentation_is_beside_the_page(folder, link):
+    engine = Engine(BROWSER % f"{folder}/index.html", SCRIPTS["ui.js"])
+    made = engine.call("((id) => ui.clause(id))", "dequantize.nan")
+    assert {key: made[key] for key in ("tag", "href") if key in made} == link
+
+
 def test_an_installed_package_has_the_page():
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        wheel = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert "docs/explorer" in wheel["only-include"]
-    assert wheel["sources"]["docs/explorer"] == "mxref/_explorer"
+    held = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {f"mxref/explain/explorer/{path.name}" for path in EXPLORER.iterdir()} <= held
 
 
 def test_without_a_page_the_error_names_the_way_out(tmp_path, monkeypatch):
-    package = tmp_path / "mxref" / "explain"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(link, "__file__", str(package / "link.py"))
+    monkeypatch.setattr("mxref.explain.link.EXPLORER", tmp_path)
     with pytest.raises(FileFormatError, match="--explorer https://"):
-        link.explorer_page()
-    (tmp_path / "mxref" / "_explorer").mkdir()
-    (tmp_path / "mxref" / "_explorer" / "index.html").touch()
-    assert link.explorer_page() == (tmp_path / "mxref" / "_explorer" / "index.html").as_uri()
+        explorer_page()
+    (tmp_path / "index.html").touch()
+    assert explorer_page() == (tmp_path / "index.html").as_uri()
 
 
 DOCUMENT = (ROOT / "docs" / "reference" / "explorer.rst").read_text(encoding="utf-8")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from explorer.page_backend import PAGE, Engine, script
+from explorer.page_backend import Engine, script
 from mxref import DIALECTS, OperandSpec, Stream
 from mxref.cli import main
 from mxref.errors import RecipeError
 from mxref.explain import explain_block, explorer_link
-from mxref.explain.link import explorer_page, treatment_text
+from mxref.explain.link import EXPLORER, treatment_text
 
 STREAM = Stream(0xFEDCBA9876543210, 0x80000001, 0xABCDEF, 4)
 TREATMENTS = [
@@ -126,7 +126,7 @@ def test_the_command_prints_links_of_the_blocks_that_it_explains():
     assert len(links) == len(blocks) == 2
     for link, block in zip(links, blocks, strict=True):
         address, _, state = link.partition("#")
-        assert address == (PAGE / "index.html").as_uri() == explorer_page()
+        assert address == (EXPLORER / "index.html").as_uri()
         assert bytes(page().call("shownAt", state)["packed"]).hex() == block["packed"]
     elsewhere = run("1", "--link", "--explorer", "https://host/explorer/").stdout
     assert elsewhere == "https://host/explorer/#x=3f800000&a=ocp\n"

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from explorer.browser import Tab, executable, opened
-from explorer.page_backend import PAGE
 from mxref import DIALECTS, OperandSpec, Stream
 from mxref.explain import explain_block, explorer_link
-from mxref.explain.link import treatment_text
+from mxref.explain.link import EXPLORER, treatment_text
 from mxref.formats import BLOCK_FORMATS
 from mxref.steps.hadamard import SIZES
 from mxref.steps.rounding import Rounding
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     "MXREF_BROWSER" not in os.environ, reason="needs a browser, which MXREF_BROWSER names: make test-explorer"
 )
 
-HOME = (PAGE / "index.html").as_uri()
+HOME = (EXPLORER / "index.html").as_uri()
 SHOTS = ROOT / "runs" / "explorer"
 SIZES_SHOWN = [(width, dark) for width in (1400, 390) for dark in (False, True)]
 STREAM = Stream(2**63 + 5, 7, 3, 4)
@@ -286,6 +285,6 @@ def test_the_page_is_there_within_a_second_and_loads_only_its_own_files(tab):
     tab.requests.clear()
     tab.show(HOME)
     assert tab.run("performance.getEntriesByName('ready')[0].startTime") < 1000
-    own = {path.as_uri() for path in PAGE.iterdir()} | {"data:,", "about:blank"}
+    own = {path.as_uri() for path in EXPLORER.iterdir()} | {"data:,", "about:blank"}
     assert set(tab.requests) <= own
     assert len(tab.requests) > 10

@@ -26,6 +26,8 @@ from mxref.steps.rounding import Rounding
 BACKENDS = Path(__file__).parents[2] / "backends"
 SHAPE = (96, 256)
 """Of most inputs: two programs of the row-wise kernel, the second one masked."""
+WIDTH = 16384
+"""Elements between the rows of the widest matrices of mxref_triton.aot.table, a constant of kernels."""
 STREAM = Stream(seed=0x123456789ABCDEF0, step=3, layer=2, operand=4)
 PORTABLE: frozenset[Rounding] = frozenset()
 NATIVE = frozenset({Rounding.RNE})
@@ -46,6 +48,25 @@ def more(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Return cases of a parametrized test that are run only when all kernels are asked for."""
     rest = pytest.mark.skipif(not EVERYTHING, reason="takes minutes to compile: make test-model executes it")
     return [pytest.param(*case, marks=rest) for case in cases]
+
+
+@contextmanager
+def as_in_training(package: dict[str, ModuleType]) -> Iterator[None]:
+    """Launch kernels as on the matrices of mxref_triton.aot.table: `WIDTH` elements lie between rows, a constant.
+
+    A matrix itself is a part of such a one, and may have any size.
+    """
+    backend = package["backend"].TritonBackend
+    copied = backend.from_numpy
+
+    def apart(self: Any, x: np.ndarray) -> torch.Tensor:
+        own = copied(self, x)
+        whole = own.new_zeros(len(own), WIDTH)
+        whole[:, : own.shape[1]] = own
+        return whole[:, : own.shape[1]]
+
+    with patch.object(package["launches"], "_LARGE", 1), patch.object(backend, "from_numpy", apart):
+        yield
 
 
 def differences(got: Any, want: MXArray) -> int:

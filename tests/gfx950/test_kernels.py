@@ -6,6 +6,7 @@ specializations are those of a real gfx950.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
@@ -26,7 +28,9 @@ from gfx950.compare import (
     RECIPES,
     SHAPE,
     STREAM,
+    as_in_training,
     differences,
+    more,
     on_tensors,
     quantized,
     same_bits,
@@ -53,18 +57,49 @@ OPERANDS = {
     "sr16.h16": replace(SR, hadamard=16),
     "sr22": replace(SR, sr_bits=22),
 }
-CASES = [
-    *((name, "bfloat16", -1) for name in ("plain", "hadamard", "stochastic", "h16", "h32", "h64", "plain floor")),
-    *((name, "bfloat16", -1) for name in ("tile", "sr16.h16", "sr22")),
-    *((name, "bfloat16", 0) for name in ("plain", "hadamard", "stochastic", "tile")),
-    ("floor", "float32", -1), ("plain", "float32", -1),
-    ("away", "float16", -1), ("plain", "float16", -1), ("toward zero", "float16", 0),
-    *((name, "bfloat16", 0) for name in ("h16", "h32", "h64", "plain floor", "sr16", "sr16.h16", "sr22")),
-    ("sr16", "bfloat16", -1), ("h16", "float32", -1), ("h16", "float16", -1),
+TABLE = [
+    *((name, "bfloat16", -1) for name in ("plain", "hadamard", "h16", "h32", "h64", "plain floor", "tile")),
+    *((name, "bfloat16", -1) for name in ("sr16", "sr16.h16", "sr22")),
+    *((name, kind, -1) for name in ("plain", "h16") for kind in ("float32", "float16")),
+    *((name, "bfloat16", 0) for name in ("plain", "hadamard", "h16", "h32", "h64", "plain floor", "tile")),
+    *((name, "bfloat16", 0) for name in ("sr16", "sr16.h16", "sr22")),
+]
+NATIVE_TABLE = [(name, "bfloat16", axis) for name in ("plain", "h16") for axis in (-1, 0)]
+"""What mxref_triton.aot.table compiles: quantizers as training launches them; the second list by native conversions."""
+OTHERS = [
+    *(("stochastic", "bfloat16", axis) for axis in (-1, 0)),
+    ("floor", "float32", -1), ("away", "float16", -1), ("toward zero", "float16", 0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("recipe", "kind", "axis"), CASES)
+def in_whole_tiles(recipe: str, kind: str, axis: int, seed: int = 0) -> np.ndarray:
+    """Return a matrix over whose edges no tile reaches; along columns the tiles fill a band."""
+    if axis:
+        return matrix(*((64, 512) if recipe == "tile" else (128, 256)), kind, seed)
+    return matrix(*((1024, 2048) if recipe == "h64" else (512, 4096)), kind, seed)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "axis", "native"),
+    [*((*case, PORTABLE) for case in TABLE), *((*case, NATIVE) for case in NATIVE_TABLE)],
+)
+def test_quantization_as_in_training(
+    package: dict[str, ModuleType],
+    backend: Any,
+    recipe: str,
+    kind: str,
+    axis: int,
+    native: frozenset[Rounding],
+) -> None:
+    """By the kernels whose instructions are counted."""
+    x = in_whole_tiles(recipe, kind, axis)
+    with contextlib.nullcontext() if axis else as_in_training(package):
+        wrong, launched = quantized(backend, x, OPERANDS[recipe], axis, native=native)
+    assert wrong == 0
+    assert launched == ["quantize_rows" if axis else "quantize_columns"]
+
+
+@pytest.mark.parametrize(("recipe", "kind", "axis"), [*OTHERS, *more(TABLE)])
 def test_quantization(backend: Any, recipe: str, kind: str, axis: int) -> None:
     """A transform of 64 elements takes two blocks of a column, so that 128 rows are whole."""
     rows, columns = (128, 192) if recipe == "h64" else SHAPE
@@ -89,14 +124,14 @@ def test_quantization_does_not_depend_on_how_arguments_arrive(backend: Any) -> N
 
 # The transform of 4 or 64 elements, whose norm is folded into the divisor, and the largest divisor, of `ceil`.
 NATIVE_CASES = [
-    (EVEN, "bfloat16", -1), (OPERANDS["h16"], "bfloat16", -1), (EVEN, "bfloat16", 0),
     (RECIPES["hadamard"], "bfloat16", 0), (RECIPES["floor"], "float32", -1),
     (OperandSpec(hadamard=64, scale_rule="ceil"), "bfloat16", -1),
     (OperandSpec(hadamard=4, scale_rule="ceil"), "float16", -1),
 ]  # fmt: skip
+MORE_NATIVE_CASES = [(OPERANDS[name], kind, axis) for name, kind, axis in NATIVE_TABLE]
 
 
-@pytest.mark.parametrize(("spec", "kind", "axis"), NATIVE_CASES)
+@pytest.mark.parametrize(("spec", "kind", "axis"), [*NATIVE_CASES, *more(MORE_NATIVE_CASES)])
 def test_quantization_by_native_conversions(backend: Any, spec: OperandSpec, kind: str, axis: int) -> None:
     """As the ISA's text defines them."""
     assert quantized(backend, matrix(*SHAPE, kind, 5), spec, axis, native=NATIVE)[0] == 0
@@ -110,10 +145,15 @@ def test_the_start_up_check_accepts_the_conversions(package: dict[str, ModuleTyp
     assert set(launched) == {"_convert"}
 
 
-@pytest.mark.parametrize(("axis", "native"), [(-1, PORTABLE), (-1, NATIVE), (0, PORTABLE), (0, NATIVE)])
-def test_fake_quantization(backend: Any, axis: int, native: frozenset[Rounding]) -> None:
-    """Values are made of the codes in the same kernel."""
-    x = matrix(*SHAPE, "bfloat16", 3)
+FAKE = [(-1, PORTABLE, (128, 256)), (-1, NATIVE, SHAPE), (0, PORTABLE, SHAPE), (0, NATIVE, SHAPE)]
+
+
+@pytest.mark.parametrize(("axis", "native", "shape"), [*FAKE, *more([(-1, PORTABLE, SHAPE)])])
+def test_fake_quantization(
+    backend: Any, axis: int, native: frozenset[Rounding], shape: tuple[int, int]
+) -> None:
+    """Values are made of the codes in the same kernel. The first is one of mxref_triton.aot.table."""
+    x = matrix(*shape, "bfloat16", 3)
     with on_model() as launched, patch.object(backend, "native", native):
         got = backend.fake_quantize(
             backend.from_numpy(x), EVEN, axis=axis, dtype="bfloat16", placement=Placement(STREAM)
@@ -124,10 +164,11 @@ def test_fake_quantization(backend: Any, axis: int, native: frozenset[Rounding])
 
 
 def dual_differences(
-    backend: Any, kind: str, names: tuple[str, str], native: frozenset[Rounding] = PORTABLE
-) -> tuple[int, list[str]]:
+    backend: Any, kind: str, names: tuple[str, str], native: frozenset[Rounding] = PORTABLE,
+    shape: tuple[int, int] = SHAPE,
+) -> tuple[int, list[str]]:  # fmt: skip
     """Quantize along rows and columns at once; return as `quantized` does."""
-    x, specs = matrix(*SHAPE, kind, 2), [OPERANDS[name] for name in names]
+    x, specs = matrix(*shape, kind, 2), [OPERANDS[name] for name in names]
     with on_model() as launched, patch.object(backend, "native", native):
         both = backend.quantize_dual(
             backend.from_numpy(x), specs, placements=(Placement(STREAM), Placement(STREAM))
@@ -139,16 +180,25 @@ def dual_differences(
     return wrong, launched
 
 
-@pytest.mark.parametrize(
-    ("names", "native"),
-    [
-        (("hadamard", "plain"), PORTABLE),
-        (("plain", "plain"), PORTABLE),
-        (("h16", "h16"), PORTABLE),
-        (("plain", "h16"), PORTABLE),
-        (("plain", "h16"), NATIVE),
-    ],
-)
+DUAL_TABLE = [
+    (("plain", "plain"), PORTABLE),
+    (("h16", "h16"), PORTABLE),
+    (("plain", "h16"), PORTABLE),
+    (("plain", "h16"), NATIVE),
+]
+
+
+@pytest.mark.parametrize(("names", "native"), DUAL_TABLE)
+def test_dual_quantization_as_in_training(
+    package: dict[str, ModuleType], backend: Any, names: tuple[str, str], native: frozenset[Rounding]
+) -> None:
+    """See `test_quantization_as_in_training`."""
+    with as_in_training(package):
+        found = dual_differences(backend, "bfloat16", names, native, (128, 4096))
+    assert found == (0, ["quantize_both"])
+
+
+@pytest.mark.parametrize(("names", "native"), [(("hadamard", "plain"), PORTABLE), *more(DUAL_TABLE)])
 def test_dual_quantization(backend: Any, names: tuple[str, str], native: frozenset[Rounding]) -> None:
     assert dual_differences(backend, "bfloat16", names, native) == (0, ["quantize_both"])
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950.compare import STREAM, differences, more, quantized, same_bits
+from gfx950.compare import STREAM, as_in_training, differences, more, quantized, same_bits
 from gfx950.driver import on_model
 from gfx950.inputs import corners
 from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
@@ -27,21 +27,22 @@ from mxref.steps.scale import ScaleRule
 E4M3, E5M2 = MXFP8_E4M3, MXFP8_E5M2
 
 
-def inputs(made: BlockFormat, kind: str) -> np.ndarray:
-    """Return [96, 160] of elements at every border of a format, with zeros, a NaN and an Inf."""
+def inputs(made: BlockFormat, kind: str, shape: tuple[int, int] = (96, 160)) -> np.ndarray:
+    """Return a matrix of elements at every border of a format, with zeros, a NaN and an Inf."""
     blocks = corners(made, ScaleRule.RCEIL, (0, 1, 9, 120, 254)).reshape(-1)
-    x = np.resize(np.random.default_rng(0).permutation(blocks.reshape(-1, 32)), (96, 160))
+    x = np.resize(np.random.default_rng(0).permutation(blocks.reshape(-1, 32)), shape)
     x[5], x[9, 3], x[11, 70] = -0.0, np.nan, np.inf
     with np.errstate(over="ignore", under="ignore"):
         return x.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
 
 
+IN_TABLE = (OperandSpec(E4M3, "rceil"), "bfloat16", -1)
 CASES = [
-    (OperandSpec(E4M3, "rceil"), "bfloat16", -1),
     (OperandSpec(E4M3, "floor"), "float32", 0),
     (OperandSpec(E5M2, "even", rounding="sr", hadamard=16), "bfloat16", -1),
 ]
 MORE_CASES = [
+    IN_TABLE,
     (OperandSpec(E5M2, "rceil"), "bfloat16", 0),
     (OperandSpec(E4M3, "even", rounding="rna", prescale=True), "float16", -1),
     (OperandSpec(E4M3, "ceil", rounding="rtz", block="32x32"), "bfloat16", -1),
@@ -55,9 +56,27 @@ def test_quantization(backend: Any, spec: OperandSpec, kind: str, axis: int) -> 
     assert (wrong, launched) == (0, ["quantize_rows" if axis else "quantize_columns"])
 
 
-@pytest.mark.parametrize("pair", [(E4M3, E4M3), *more([((MXFP4, E5M2),)])])
+def test_quantization_as_in_training(backend: Any) -> None:
+    """By a kernel of mxref_triton.aot.table: no tile reaches over an edge."""
+    spec, kind, axis = IN_TABLE
+    wrong, launched = quantized(backend, inputs(spec.format, kind, (128, 256)), spec, axis)
+    assert (wrong, launched) == (0, ["quantize_rows"])
+
+
+def test_both_orientations_as_in_training(package: dict[str, ModuleType], backend: Any) -> None:
+    with as_in_training(package):
+        check_both_orientations(backend, (E4M3, E4M3), (128, 4096))
+
+
+@pytest.mark.parametrize("pair", more([((E4M3, E4M3),), ((MXFP4, E5M2),)]))
 def test_both_orientations(backend: Any, pair: tuple[BlockFormat, BlockFormat]) -> None:
-    x, specs = inputs(E4M3, "bfloat16"), [OperandSpec(made, "rceil") for made in pair]
+    check_both_orientations(backend, pair, (96, 160))
+
+
+def check_both_orientations(
+    backend: Any, pair: tuple[BlockFormat, BlockFormat], shape: tuple[int, int]
+) -> None:
+    x, specs = inputs(E4M3, "bfloat16", shape), [OperandSpec(made, "rceil") for made in pair]
     with on_model() as launched:
         both = backend.quantize_dual(backend.from_numpy(x), specs)
     assert launched == ["quantize_both"]

@@ -22,6 +22,8 @@ from projection.cases import DOCS, UNIT, peak
 
 BOTH_PRODUCTS = """
 import json, runpy, torch
+from interpreted import patched_once
+patched_once.install()
 try:
     runpy.run_module("projection.measure", run_name="__main__")
 except SystemExit as end:
@@ -56,9 +58,10 @@ def interpreted(tmp_path_factory):
     """The record that the command writes, and what each rate launches: both of one process of the interpreter."""
     out = tmp_path_factory.mktemp("rates") / "rates.json"
     small = [f"--set=model.{k}={v}" for k, v in {"width": 64, "heads": 2, "kv_heads": 1, "ffn": 96}.items()]
+    folders = os.pathsep.join([str(TESTS), str(TESTS / "backends" / "mxref_triton")])
     run = subprocess.run(
         [sys.executable, "-c", BOTH_PRODUCTS, "--tokens", "32", "--json", str(out), *small],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": folders, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -17,7 +17,6 @@ FOLDERS = {
     "backends": "",
     "training": "",
     "spec/vectors": "mxref/_vectors",
-    "docs/explorer": "mxref/_explorer",
 }
 """Folders of the checkout that a user needs, and where the wheel has them."""
 LEFT_OUT = {"backends/README.md"}

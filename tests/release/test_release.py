@@ -89,7 +89,8 @@ def repository(tmp_path) -> Path:
         "mxref/a.py",
         "backends/b/kernel.c",
         "backends/README.md",
-        "docs/explorer/index.html",
+        "spec/vectors/scale.json",
+        "docs/page.rst",
         "tests/t.py",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def repository(tmp_path) -> Path:
 FILES = {
     "mxref/a.py": b"mxref/a.py",
     "b/kernel.c": b"backends/b/kernel.c",
-    "mxref/_explorer/index.html": b"docs/explorer/index.html",
+    "mxref/_vectors/scale.json": b"spec/vectors/scale.json",
 }
 
 
@@ -131,7 +132,7 @@ def test_what_the_checkout_tracks_holds_every_kind_of_data():
     held = set(contents.expected_in_wheel(contents.tracked_files(ROOT)))
     for kind in (
         "mxref_training/recipes/mxfp4_h16.toml", "mxref_training/presets/tiny.toml",
-        "mxref_training/ladders/paper.toml", "mxref/_vectors/scale.json", "mxref/_explorer/index.html",
+        "mxref_training/ladders/paper.toml", "mxref/_vectors/scale.json", "mxref/explain/explorer/index.html",
         "mxref_training/report/runs/run.html.j2", "mxref_training/report/style.css", "mxref/py.typed",
         "mxref_triton/aot/budgets.toml",
     ):  # fmt: skip

@@ -32,7 +32,8 @@ EXTRAS = ("training",)
 
 ALONE = (
     _step("mxref explain 1 2 3", "scale 7e  codes 64 07"),
-    _step("mxref explain 1 2 3 --link", "/mxref/_explorer/index.html"),
+    _step("mxref explain 1 2 3 --link", "/mxref/explain/explorer/index.html"),
+    _step("mxref vectors verify --format mxfp8_e5m2", "agree"),
     _step("mxref conform --backend reference --quick", "reference conforms"),
     _step("mxref backends", "chosen: reference"),
     _step("mxref recipes mxfp4_h16", "hadamard = 16"),

@@ -31,10 +31,8 @@ def assert_ranks_print(
     """
     environment = {**os.environ, **_ONE_THREAD, **(settings or {})}
     command = [sys.executable, str(Path(__file__).with_name(script))]
-    # Triton's own functions are interpreted or not from the moment it is imported.
-    start = subprocess.Popen if environment.get("TRITON_INTERPRET") == "1" else warm.Popen
     ranks = [
-        start(
+        warm.Popen(
             [*command, str(rank), str(folder / "store"), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         )

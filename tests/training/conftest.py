@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,19 @@ def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     That the product waits, and for what, is decided by tests/faults, whose runs are processes of their own.
     """
     monkeypatch.setattr(os, "fsync", os.fstat)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Give a run that nothing interrupted, by recipe and configuration: its folder, which is only read, and result."""
+    from training_setup import run
+
+    @cache
+    def trained(recipe: Any, config: Any) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp("whole")
+        return folder, run(folder, recipe, config)
+
+    return trained
 
 
 @pytest.fixture

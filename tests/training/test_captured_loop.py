@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -35,8 +36,10 @@ def trained(folder: Path, recipe: str = "mxfp4_h16", **changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "mxfp4_h16", "tseng"])
-def test_metrics_are_those_of_steps_that_are_waited_for(recipe: str, tmp_path: Path) -> None:
-    want = trained(tmp_path / "plain", recipe)
+def test_metrics_are_those_of_steps_that_are_waited_for(
+    recipe: str, tmp_path: Path, whole: Callable[..., Any]
+) -> None:
+    want = metrics(whole(recipe, configured())[0])
     assert trained(tmp_path / "late", recipe, capture=True) == want
     assert want.count(b"grad_norm") == CONFIG.run.steps
 
@@ -55,11 +58,12 @@ def test_a_run_goes_on_from_a_checkpoint_between_two_evaluations(tmp_path: Path)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("how", ["block", "model"])
 def test_a_compiled_run_has_the_metrics_of_an_eager_one(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, whole: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plain, _ = whole("mxfp4_h16", configured(steps=3))
     torch._dynamo.reset()
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
-    assert trained(tmp_path / how, compile=Compile(how), steps=3) == trained(tmp_path / "plain", steps=3)
+    assert trained(tmp_path / how, compile=Compile(how), steps=3) == metrics(plain)
 
 
 def test_a_phase_is_captured_anew_under_its_own_recipe(tmp_path: Path) -> None:

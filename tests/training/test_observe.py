@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ from mxref.cli import main
 from mxref.recipe_files import recipe_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.run.observe import Observation
+from mxref_training.run.outcome import TrainResult
 from mxref_training.run.profiler import Window
 from mxref_training.run.trackers import flat
 from narrow_backend import Narrow
 from training_setup import SR, Saboteur, change, crash, metrics, run, weights
 
+Whole = Callable[..., tuple[Path, TrainResult]]
 PLAIN = change(steps=4, threads=1, batch=2, micro_batch=1)
 EVERY_2 = change(PLAIN, telemetry_every=2)
 MIXED = recipe_from_table(
@@ -36,9 +39,9 @@ def measured(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("recipe", [SR, "fp8", MIXED], ids=["sr", "fp8", "mixed"])
-def test_a_run_with_telemetry_has_the_bits_of_one_without(tmp_path: Path, recipe: Any) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    assert run(plain, recipe, PLAIN).losses == run(watched, recipe, EVERY_2).losses
+def test_a_run_with_telemetry_has_the_bits_of_one_without(whole: Whole, recipe: Any) -> None:
+    (plain, expected), (watched, result) = whole(recipe, PLAIN), whole(recipe, EVERY_2)
+    assert result.losses == expected.losses
     assert metrics(plain) == metrics(watched)
     assert weights(plain) == weights(watched)
     assert not (plain / "telemetry.jsonl").exists()
@@ -49,9 +52,9 @@ def test_a_run_with_telemetry_has_the_bits_of_one_without(tmp_path: Path, recipe
     assert all(0.5 < line["cosine"] <= 1 for line in lines if line.get("operand") == "dw")
 
 
-def test_the_census_of_a_measured_step_is_the_recipes(tmp_path: Path) -> None:
-    run(tmp_path, SR, EVERY_2)
-    (census,) = {json.dumps(line["census"]) for line in measured(tmp_path) if "census" in line}
+def test_the_census_of_a_measured_step_is_the_recipes(whole: Whole) -> None:
+    watched = measured(whole(SR, EVERY_2)[0])
+    (census,) = {json.dumps(line["census"]) for line in watched if "census" in line}
     assert json.loads(census) == {
         f"{role} in {format}": 2 * layers
         for role in ("fprop", "dgrad", "wgrad")
@@ -75,9 +78,8 @@ def test_telemetry_is_resumed_to_the_byte(tmp_path: Path) -> None:
         assert metrics(parts) == metrics(whole)
 
 
-def test_telemetry_can_be_switched_on_and_off_in_a_run(tmp_path: Path) -> None:
-    plain, switched = tmp_path / "plain", tmp_path / "switched"
-    run(plain, SR, PLAIN)
+def test_telemetry_can_be_switched_on_and_off_in_a_run(tmp_path: Path, whole: Whole) -> None:
+    (plain, _), switched = whole(SR, PLAIN), tmp_path / "switched"
     run(switched, SR, PLAIN, stop_after=1)
     run(switched, SR, EVERY_2, stop_after=2)
     run(switched, SR, PLAIN)
@@ -255,9 +257,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_profile_writes_a_trace_and_a_table_and_moves_no_bit(tmp_path: Path) -> None:
-    plain, profiled = tmp_path / "plain", tmp_path / "profiled"
-    run(plain, SR, PLAIN)
+def test_profile_writes_a_trace_and_a_table_and_moves_no_bit(tmp_path: Path, whole: Whole) -> None:
+    (plain, _), profiled = whole(SR, PLAIN), tmp_path / "profiled"
     run(profiled, SR, PLAIN, observe=Observation(profile=Window(2, 3)))
     assert metrics(profiled) == metrics(plain)
     assert weights(profiled) == weights(plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,15 @@ from training_setup import (
 
 
 @pytest.mark.parametrize("recipe", ["fp8", SR], ids=["fp8", "sr"])
-def test_stopping_and_going_on_changes_no_bit(tmp_path: Path, recipe: Recipe | str) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    expected = run(whole, recipe)
+def test_stopping_and_going_on_changes_no_bit(
+    tmp_path: Path, whole: Callable[..., Any], recipe: Recipe | str
+) -> None:
+    (unbroken, expected), parts = whole(recipe, CONFIG), tmp_path / "parts"
     first = run(parts, recipe, stop_after=3)
     assert first.tokens == 3 * 128
     second = run(parts, recipe)
-    assert metrics(parts) == metrics(whole)
-    assert weights(parts) == weights(whole)
+    assert metrics(parts) == metrics(unbroken)
+    assert weights(parts) == weights(unbroken)
     assert second.losses == expected.losses
     assert second.train_losses == expected.train_losses
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from mxref.recipe_files import recipe_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.run.device import choose_device
+from mxref_training.run.outcome import TrainResult
 from narrow_backend import Narrow
 from training_setup import change, lines, run, weights
 
@@ -21,28 +24,41 @@ MIXED = recipe_from_table(
 
 
 GEMMS_OF_A_STEP = 2 * 7 * 3  # micro-batches, linear layers, roles
+CONFIG = change(steps=2, eval_every=2)
+RECIPES = {"mxfp4": "mxfp4_h16", "fp8 forward": MIXED}
+Plain = Callable[[str], tuple[Path, TrainResult]]
 
 
-@pytest.mark.parametrize("recipe", ["mxfp4_h16", MIXED], ids=["mxfp4", "fp8 forward"])
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """Give the run of a recipe in which nothing leaves the range."""
+
+    @cache
+    def trained(recipe: str) -> tuple[Path, TrainResult]:
+        folder = tmp_path_factory.mktemp("plain")
+        return folder, run(folder, RECIPES[recipe], CONFIG, backend=Narrow(set()))
+
+    return trained
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("call", [1, 4, 27], ids=["first", "early", "second micro-batch"])
-def test_a_step_out_of_range_is_done_over(tmp_path: Path, recipe: Any, call: int) -> None:
-    config = change(steps=2, eval_every=2)
-    plain = run(tmp_path / "plain", recipe, config, backend=Narrow(set()))
-    again = run(tmp_path / "again", recipe, config, backend=Narrow({call}))
-    assert (plain.widened_steps, again.widened_steps) == (0, 1)
-    assert weights(tmp_path / "plain") == weights(tmp_path / "again")
-    flagged = [line for line in lines(tmp_path / "again") if line.pop("widened", False)]
+def test_a_step_out_of_range_is_done_over(tmp_path: Path, plain: Plain, recipe: str, call: int) -> None:
+    folder, unwidened = plain(recipe)
+    again = run(tmp_path, RECIPES[recipe], CONFIG, backend=Narrow({call}))
+    assert (unwidened.widened_steps, again.widened_steps) == (0, 1)
+    assert weights(folder) == weights(tmp_path)
+    flagged = [line for line in lines(tmp_path) if line.pop("widened", False)]
     assert flagged[0]["step"] == 1
-    assert [*flagged, *lines(tmp_path / "plain")[1:]] == lines(tmp_path / "plain")
+    assert [*flagged, *lines(folder)[1:]] == lines(folder)
 
 
-def test_an_evaluation_out_of_range_is_done_over(tmp_path: Path) -> None:
-    config = change(steps=2, eval_every=2)
-    plain = run(tmp_path / "plain", "mxfp4_h16", config, backend=Narrow(set()))
-    again = run(tmp_path / "again", "mxfp4_h16", config, backend=Narrow({2 * GEMMS_OF_A_STEP + 3}))
-    assert plain.losses == again.losses
+def test_an_evaluation_out_of_range_is_done_over(tmp_path: Path, plain: Plain) -> None:
+    _, unwidened = plain("mxfp4")
+    again = run(tmp_path, RECIPES["mxfp4"], CONFIG, backend=Narrow({2 * GEMMS_OF_A_STEP + 3}))
+    assert unwidened.losses == again.losses
     assert again.widened_steps == 0
-    last = lines(tmp_path / "again")[-1]
+    last = lines(tmp_path)[-1]
     assert last["widened"] is True
     assert "val_loss" in last
 

@@ -42,18 +42,18 @@ def _later(positions: int) -> tuple[Array, ...]:
 
 
 def _rotate(x: Array, theta: float) -> Array:
-    """x [T, E]: channel i and channel i + E / 2 are a point of the plane, turned by position * theta^(-2i / E)."""
-    half = x.shape[1] // 2
-    point = (x[:, :half] + 1j * x[:, half:]) * _turns(len(x), half, theta)
-    return np.concatenate([point.real, point.imag], axis=1)
+    """x [..., T, E]: channel i and channel i + E / 2 are a point of the plane, turned by position * theta^(-2i / E)."""
+    half = x.shape[-1] // 2
+    point = (x[..., :half] + 1j * x[..., half:]) * _turns(x.shape[-2], half, theta)
+    return np.concatenate([point.real, point.imag], axis=-1)
 
 
 def _attention(q: Array, k: Array, v: Array) -> Array:
-    """One head, [T, E] each: position t reads positions 0 to t."""
-    score = q @ k.T / np.sqrt(q.shape[1])
-    score[_later(len(q))] = -np.inf
-    p = np.exp(score - score.max(axis=1, keepdims=True))
-    return p @ v / p.sum(axis=1, keepdims=True)
+    """Each head by itself, [..., T, E] each: position t reads positions 0 to t."""
+    score = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    score[..., *_later(q.shape[-2])] = -np.inf
+    p = np.exp(score - score.max(axis=-1, keepdims=True))
+    return p @ v / p.sum(axis=-1, keepdims=True)
 
 
 def logits(weights: Arrays, inputs: list[list[int]], shape: Shape) -> Array:
@@ -61,24 +61,24 @@ def logits(weights: Arrays, inputs: list[list[int]], shape: Shape) -> Array:
     w = {name: value.astype(np.float64) for name, value in weights.items()}
     embedding = w["model.embed_tokens.weight"]
     head = w.get("lm_head.weight", embedding)
-    return np.stack([_sequence(w, embedding[tokens], shape) @ head.T for tokens in inputs])
+    return _hidden(w, embedding[np.array(inputs)], shape) @ head.T
 
 
-def _sequence(w: Arrays, x: Array, shape: Shape) -> Array:
-    size = x.shape[1] // shape.heads
+def _hidden(w: Arrays, x: Array, shape: Shape) -> Array:
+    """x [B, T, width], of the embedding and behind all layers."""
+    size = x.shape[-1] // shape.heads
     shared = shape.heads // shape.kv_heads  # query heads that read one key-value head
     for number in range(shape.layers):
         p = f"model.layers.{number}."
         h = _norm(x, w[p + "input_layernorm.weight"], shape.eps)
-        q, k, v = (h @ w[f"{p}self_attn.{which}_proj.weight"].T for which in "qkv")
-        heads = []
-        for head in range(shape.heads):
-            mine = slice(head * size, (head + 1) * size)
-            kv = slice(head // shared * size, (head // shared + 1) * size)
-            heads.append(
-                _attention(_rotate(q[:, mine], shape.theta), _rotate(k[:, kv], shape.theta), v[:, kv])
-            )
-        x = x + np.concatenate(heads, axis=1) @ w[p + "self_attn.o_proj.weight"].T
+        # [B, heads, T, size] each
+        q, k, v = (
+            (h @ w[f"{p}self_attn.{which}_proj.weight"].T).reshape(*x.shape[:2], -1, size).swapaxes(1, 2)
+            for which in "qkv"
+        )
+        k, v = (np.repeat(part, shared, axis=1) for part in (_rotate(k, shape.theta), v))
+        heads = _attention(_rotate(q, shape.theta), k, v)
+        x = x + heads.swapaxes(1, 2).reshape(x.shape) @ w[p + "self_attn.o_proj.weight"].T
         h = _norm(x, w[p + "post_attention_layernorm.weight"], shape.eps)
         gate, up = (h @ w[f"{p}mlp.{which}_proj.weight"].T for which in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w[p + "mlp.down_proj.weight"].T

@@ -223,21 +223,23 @@ class Recorder(SilentProgress):
 
 
 class Watched(ReferenceBackend):
-    """The reference, and a note of what it was asked to quantize."""
+    """The reference, and a note to a recorder of what it was asked to quantize.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    One object serves all runs: the check of its stochastic rounding takes longer than the run that follows.
+    """
+
+    recorder: Recorder
 
     def quantize(self, x, spec, *, axis=-1, placement=Placement(), pad=False):  # type: ignore[no-untyped-def]
         self._note(x, spec, axis, placement)
         return super().quantize(x, spec, axis=axis, placement=placement, pad=pad)
 
     def _note(self, x: Any, spec: Any, axis: int, placement: Placement) -> None:
-        seen = self._recorder
+        seen = self.recorder
         if seen.phase != "start":
             number = seen.number
             forwards = seen.steps[-1].forwards if seen.phase == "train" else seen.evaluations[number]
-            self._recorder.calls.append(
+            seen.calls.append(
                 Call(
                     number,
                     seen.phase,
@@ -266,6 +268,9 @@ class Watched(ReferenceBackend):
         return first, second
 
 
+WATCHED = Watched()
+
+
 def record(
     folder: Path,
     recipe: Recipe | str,
@@ -278,7 +283,8 @@ def record(
 ) -> Recording:
     """Train, stopping with a checkpoint after each step of `stops` and going on from there."""
     recorder = recorder or Recorder()
-    options: dict[str, Any] = {"backend": Watched(recorder)} if watched else {}
+    options: dict[str, Any] = {"backend": WATCHED} if watched else {}
+    WATCHED.recorder = recorder
     with recorder.listening():
         for stop in (*stops, None):
             run(folder, recipe, config, corpus=corpus, progress=recorder, stop_after=stop, **options)

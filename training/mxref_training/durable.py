@@ -171,7 +171,10 @@ def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Itera
     """
     descriptor = _hold(path, busy)
     try:
-        os.ftruncate(descriptor, 0)
+        if os.fstat(
+            descriptor
+        ).st_size:  # a killed process left it; ext4 flushes a file that was cut when it is closed
+            os.ftruncate(descriptor, 0)
         write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:

@@ -40,7 +40,6 @@ def run(*args: str) -> Result:
         ("explain", "$\\foo$"),
         ("vectors", "list", "--dir", LONG),
         ("vectors", "verify", "--dir", LONG),
-        ("vectors", "generate", "--dir", LONG),
         ("warm-up", "--backend", LONG),
         ("train", LONG, "--dry-run"),
         ("train", f"{LONG}.toml", "--dry-run"),

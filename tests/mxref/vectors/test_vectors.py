@@ -7,13 +7,18 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from vector_files import VECTORS, cli, edit
 
+from golden.__main__ import main as write_golden
+from golden.answers import answer
+from golden.make import MAX_LINE, Answer, generate, write_vectors
 from mxref import UnsupportedError
 from mxref.capabilities import Capabilities
 from mxref.discovery import get_backend
@@ -26,7 +31,6 @@ from mxref.vectors import (
     CHAPTERS,
     FORMAT_CHAPTERS,
     KEYS,
-    MAX_LINE,
     Record,
     RecordOp,
     Source,
@@ -34,8 +38,6 @@ from mxref.vectors import (
     vectors_directory,
 )
 from mxref.vectors.inputs import code_digits, record_format
-from mxref.vectors.make import default_tests, generate
-from mxref.vectors.oracle import Oracle
 from mxref.vectors.run import run_record, verify_vectors
 from places import ROOT
 
@@ -45,23 +47,18 @@ LARGEST, LARGEST_FORMAT = (
 )  # bytes, of the files by chapter together, and of each other format
 
 
-class Memory(Oracle):
-    """The oracle, asked once for each record, however many tests want its answer."""
-
-    def __init__(self, tests: Path) -> None:
-        super().__init__(tests)
-        self.answers: dict[str, dict[str, str]] = {}
-
-    def answer(self, record: Record) -> dict[str, str]:
-        question = replace(record, expected={}).line()
-        if question not in self.answers:
-            self.answers[question] = super().answer(record)
-        return self.answers[question]
-
-
 @pytest.fixture(scope="module")
-def oracle() -> Memory:
-    return Memory(default_tests())
+def oracle() -> Answer:
+    """The oracle, asked once for each record, however many tests want its answer."""
+    answers: dict[str, dict[str, str]] = {}
+
+    def remembered(record: Record) -> dict[str, str]:
+        question = replace(record, expected={}).line()
+        if question not in answers:
+            answers[question] = answer(record)
+        return answers[question]
+
+    return remembered
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +165,7 @@ def test_reference_gives_every_result(chapter):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_oracle_gives_every_result(chapter, oracle):
     for record in load_vectors(chapter):
-        assert oracle.answer(record) == record.expected, record.id
+        assert oracle(record) == record.expected, record.id
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -206,16 +203,17 @@ def test_refused_input_must_be_refused():
     )
 
 
-def test_generator_trusts_neither_side(oracle, monkeypatch):
-    class Wrong(Memory):
-        def answer(self, record):
-            good = oracle.answer(record)
-            return {name: text[::-1] for name, text in good.items()}
+@pytest.fixture
+def wrong(oracle) -> Answer:
+    """An oracle whose results are read backwards."""
+    return lambda record: {name: text[::-1] for name, text in oracle(record).items()}
 
+
+def test_generator_trusts_neither_side(wrong):
     with pytest.raises(FileFormatError, match="published .* oracle gives"):
-        generate("random", Wrong(default_tests()))
+        generate("random", wrong)
     with pytest.raises(FileFormatError, match=r"reference and the oracle disagree: packing\.unpack"):
-        generate("packing", Wrong(default_tests()))
+        generate("packing", wrong)
 
 
 class Narrow(ReferenceBackend):
@@ -287,29 +285,41 @@ def test_list_counts_records_by_source():
     assert str(VECTORS) in out.replace("\n", "")
 
 
-def test_generate_rewrites_only_what_differs(copy, oracle, monkeypatch):
-    monkeypatch.setattr("mxref.vectors.oracle.Oracle", lambda tests: oracle)
+def test_the_generator_rewrites_only_what_differs(copy, oracle):
     before = (copy / "scale.json").stat().st_mtime_ns
     edit(copy / "packing.json", '"count":3', '"count":4')
-    code, out, _ = cli("generate", "--dir", copy)
-    assert code == 0
-    states = {Path(line.split()[0]).stem: line.split()[1] for line in out.splitlines()}
-    assert states == dict.fromkeys(CHAPTERS, "unchanged") | {"packing": "written"}
+    changed = {path.stem: changed for path, changed in write_vectors(copy, oracle=oracle)}
+    assert changed == dict.fromkeys(CHAPTERS, False) | {"packing": True}
     assert (copy / "packing.json").read_bytes() == (VECTORS / "packing.json").read_bytes()
     assert (copy / "scale.json").stat().st_mtime_ns == before
     assert {f.name for f in copy.iterdir()} == {f.name for f in VECTORS.iterdir()}
 
 
-def test_generate_needs_the_oracle_and_a_folder(tmp_path):
-    code, _, err = cli("generate", "--tests", tmp_path, "--dir", tmp_path)
-    assert code == 2
-    assert re.fullmatch(
-        r"error: no scalar oracle: .*oracle.__init__\.py is missing; .* in a checkout of mxref\n", err
-    )
-    code, _, err = cli("generate", "--dir", tmp_path / "none")
-    assert code == 2
-    assert re.fullmatch(r"error: no folder .*none: create it, or name another with --dir\n", err)
-    assert list(tmp_path.iterdir()) == []
+def run_generator(checkout: Path, answers: Answer, monkeypatch: pytest.MonkeyPatch, made: str) -> Result:
+    monkeypatch.setattr("golden.__main__.ROOT", checkout)
+    monkeypatch.setattr("golden.__main__.write_vectors", partial(write_vectors, oracle=answers))
+    return CliRunner().invoke(write_golden, ["--format", made])
+
+
+def test_the_generator_writes_the_files_of_a_format(tmp_path, oracle, monkeypatch):
+    folder = Path(shutil.copytree(VECTORS, tmp_path / "spec" / "vectors"))
+    for name in ("scale.json", "mxfp8_e5m2.json"):
+        edit(folder / name, '"count":', '"count":1')
+    done = run_generator(tmp_path, oracle, monkeypatch, "mxfp8_e5m2")
+    assert (done.exit_code, done.output) == (0, f"{folder / 'mxfp8_e5m2.json'}  written\n")
+    different = [
+        path.name for path in folder.iterdir() if path.read_bytes() != (VECTORS / path.name).read_bytes()
+    ]
+    assert different == ["scale.json"]
+
+
+def test_a_disagreement_leaves_the_files_as_they_were(tmp_path, wrong, monkeypatch):
+    folder = Path(shutil.copytree(VECTORS, tmp_path / "spec" / "vectors"))
+    done = run_generator(tmp_path, wrong, monkeypatch, "mxfp8_e5m2")
+    assert done.exit_code == 1
+    assert re.fullmatch(r"Error: the reference and the oracle disagree: mxfp8_e5m2\..*\n", done.output)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in VECTORS.iterdir()}
+    assert all(path.read_bytes() == (VECTORS / path.name).read_bytes() for path in folder.iterdir())
 
 
 def test_a_checkout_wins_over_an_installed_copy(tmp_path, monkeypatch):

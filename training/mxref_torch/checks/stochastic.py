@@ -98,9 +98,10 @@ def _sr_problem(
         return problem
 
     # Signs that change with the step would change the codes even under an SR that does not.
-    spec = replace(spec, **UNTURNED)
-    codes, scales = _round(backend, x, spec, axis, stream, beside)
-    expected = _Expected.of(row, scales[0], spec, stream)
+    if (unturned := replace(spec, **UNTURNED)) != spec:
+        spec = unturned
+        codes, scales = _round(backend, x, spec, axis, stream, beside)
+        expected = _Expected.of(row, scales[0], spec, stream)
     few = x[:_FEW_COPIES] if axis == 1 else x[:, :_FEW_COPIES]
     own = _round(backend, few, spec, axis, stream, beside)[0]
     for name, other in _other_streams(stream):

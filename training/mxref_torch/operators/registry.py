@@ -190,6 +190,7 @@ def in_order(gemms: Iterable[Gemm]) -> list[Gemm]:
     return sorted(set(gemms), key=lambda gemm: (roles.index(gemm[0]), gemm[1].name, gemm[2].name))
 
 
+@lru_cache(maxsize=256)
 def spec_text(spec: OperandSpec) -> str:
     """Return a spec as the compact JSON that operators take."""
     return json.dumps(to_table(spec), sort_keys=True, separators=(",", ":"))

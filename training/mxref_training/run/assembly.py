@@ -24,6 +24,7 @@ from mxref_training.run.folder import RunFolder, log_marks
 from mxref_training.run.loss import compiled_loss
 from mxref_training.run.metrics_log import Mark
 from mxref_training.run.optim import make_optimizer
+from mxref_training.run.preflight import check_rounding
 from mxref_training.run.progress import ProgressSink
 from mxref_training.run.saving import Saver
 from mxref_training.run.state import RunState
@@ -45,7 +46,7 @@ class Assembly:
         sink: ProgressSink,
         ranks: Ranks,
     ) -> None:
-        mxref_torch.check_stochastic_rounding(backend, recipe)
+        check_rounding(backend, recipe)
         run = config.run
         self.config, self.recipe, self.folder = config, recipe, folder
         self.backend, self.device = backend, device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,9 +46,17 @@ def code_digest() -> str:
 
 def own_sources(package: Path) -> list[tuple[str, Path]]:
     """Return the sources of one of this project's packages, without those in `READERS`."""
-    files = ((path.relative_to(package), path) for path in sorted(package.rglob("*.py")))
+    start = len(package.parts)
+    found = (
+        Path(folder, name).parts
+        for folder, _, names in os.walk(package)
+        for name in names
+        if name.endswith(".py")
+    )
     return [
-        (name.as_posix(), path) for name, path in files if name.parts[0].removesuffix(".py") not in READERS
+        ("/".join(parts[start:]), Path(*parts))
+        for parts in sorted(found)
+        if parts[start].removesuffix(".py") not in READERS
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ _VERSIONS_OF = ("mxref", "torch", "numpy", "ml_dtypes", "numba", "triton", "toke
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a run's bits."""
-    found = {"python": platform.python_version()}
-    for name in _VERSIONS_OF:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: _installed(name) for name in _VERSIONS_OF}
+    return {"python": platform.python_version()} | {name: it for name, it in found.items() if it is not None}
+
+
+@cache
+def _installed(name: str) -> str | None:
+    """Return a package's version; None if it is not installed. It is read from files, once in a process."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import torch
 
+import mxref_torch
 from mxref.backend import Backend
+from mxref.capabilities import Capabilities
 from mxref.recipe import Recipe
+from mxref_torch import operators
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import check_layout
 from mxref_training.run.device import choose_device, device_name, memory_limit
 from mxref_training.run.memory import require_memory
 from mxref_training.run.shape import converted_shape
+
+_rounds_well: set[tuple[str, Capabilities, Recipe]] = set()
+"""Backends, by their key, and treatments whose stochastic rounding has passed its check in this process."""
+
+
+def check_rounding(backend: Backend, recipe: Recipe) -> None:
+    """Check the stochastic rounding of each treatment, as `mxref_torch.check_stochastic_rounding` does.
+
+    A treatment that has passed with this backend is not tried again: a ladder trains many runs in one process, and the
+    check takes as long as several small steps.
+
+    Raises:
+        LayerError, UnsupportedError: as of `mxref_torch.check_stochastic_rounding`.
+    """
+    for treatment in recipe.treatments():
+        tried = operators.register_backend(backend), backend.capabilities, treatment
+        if tried not in _rounds_well:
+            mxref_torch.check_stochastic_rounding(backend, treatment)
+            _rounds_well.add(tried)
 
 
 def preflight(

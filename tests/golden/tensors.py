@@ -8,12 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mxref.dialects import DIALECTS
-from mxref.steps.hadamard import SIZES
-from mxref.steps.random import Stream
-from mxref.vectors import Record, RecordOp
-from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
-from mxref.vectors.draft import (
+from golden.draft import (
     FLT_MAX,
     INFINITIES,
     NEAREST_AND_DOWN,
@@ -30,6 +25,11 @@ from mxref.vectors.draft import (
     stream_inputs,
     window,
 )
+from mxref.dialects import DIALECTS
+from mxref.steps.hadamard import SIZES
+from mxref.steps.random import Stream
+from mxref.vectors import Record, RecordOp
+from mxref.vectors.data import InputRule, generated_bits, input_words, words_text
 
 _LARGE = [256, 1024]
 _ODD = [37, 160]

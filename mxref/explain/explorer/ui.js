@@ -22,20 +22,15 @@ const ui = (() => {
 
   const CHAPTERS = { dequantize: "quantize", dialect: "recipe" };
 
-  /** Where the clauses lie: beside the built documentation, in a checkout as text, beside an installed page nowhere. */
-  function clauseAddress(id) {
-    const prefix = id.split(".")[0];
-    const chapter = CHAPTERS[prefix] || prefix;
-    const local = location.protocol === "file:";
-    if (local && location.pathname.includes("/_explorer/")) return null;
-    if (local && location.pathname.includes("/docs/explorer/")) return `../spec/${chapter}.rst`;
-    return `../spec/${chapter}.html#${id}`;
-  }
+  /** Whether the documentation is beside the page: it has a copy, and the package has the page alone. */
+  const hasDocs = !location.pathname.includes("/mxref/explain/explorer/");
 
-  /** The ID of a clause, linked to its text. */
+  /** The ID of a clause, linked to its text in the documentation. */
   function clause(id) {
-    const href = clauseAddress(id);
-    return href ? h("a", { class: "clause", href, title: `the clause ${id}` }, id) : h("span", { class: "clause" }, id);
+    if (!hasDocs) return h("span", { class: "clause" }, id);
+    const prefix = id.split(".")[0];
+    const href = `../spec/${CHAPTERS[prefix] || prefix}.html#${id}`;
+    return h("a", { class: "clause", href, title: `the clause ${id}` }, id);
   }
 
   /** The head of a step. */
@@ -78,5 +73,5 @@ const ui = (() => {
         h("span", {}, labels[value] ?? value)))));
   }
 
-  return { h, s, clause, head, replace, onlyChanged, hex2, choice };
+  return { h, s, hasDocs, clause, head, replace, onlyChanged, hex2, choice };
 })();

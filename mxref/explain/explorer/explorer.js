@@ -96,13 +96,6 @@
 
   // ---- start ----
 
-  function docsLink() {
-    const local = location.protocol === "file:";
-    const node = byId("docs-link");
-    if (local && location.pathname.includes("/_explorer/")) node.hidden = true;
-    else if (local && location.pathname.includes("/docs/explorer/")) node.href = "../index.rst";
-  }
-
   async function copy() {
     window.clearTimeout(pending);
     writeAddress();
@@ -117,7 +110,7 @@
   }
 
   function start() {
-    docsLink();
+    byId("docs-link").hidden = !ui.hasDocs;
     if (window.matchMedia("(max-width: 899px)").matches) byId("panel").open = false;
     readAddress();
     measure();

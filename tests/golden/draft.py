@@ -5,14 +5,13 @@ Words are chosen one by one or drawn from Philox, never from a library's generat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import MXFP4, ElementFormat
+from mxref.formats import MXFP4
 from mxref.steps.random import Stream, random_integers
 from mxref.steps.scale import ScaleRule
 from mxref.vectors import KEYS, Record, RecordOp, Source
@@ -147,12 +146,6 @@ def thresholds(
     up = bits_of(at).reshape(at.shape)
     # A threshold above a grid point by a whole gap (r = 0) leaves nothing to step below but that point.
     return up, up - np.uint32(1)
-
-
-def code_of(value: float, element: ElementFormat) -> int:
-    """Return the code of a value that the element has; -0 has its own."""
-    code = element.magnitudes.index(abs(value))
-    return code | element.sign if math.copysign(1.0, value) < 0 else code
 
 
 def codes_block(*placed: tuple[int, int]) -> str:

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from golden.draft import draft
 from mxref.formats import BlockFormat, ElementFormat
 from mxref.vectors import DEFAULT, Record, RecordOp
 from mxref.vectors.data import digits_text, input_words
-from mxref.vectors.draft import (
-    code_of,
-    draft,
-)
+from mxref.vectors.inputs import code_of
 
 Rows = list[list[tuple[int, list[int]]]]
 """Rows of an operand: blocks of a scale code and their element codes, zeros where they end."""

@@ -11,13 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mxref.formats import BLOCK_FORMATS, BlockFormat
-from mxref.steps.random import Stream, random_integers
-from mxref.steps.rounding import MAX_SR_BITS
-from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
-from mxref.vectors import DEFAULT, Record, RecordOp
-from mxref.vectors.data import words_text
-from mxref.vectors.draft import (
+from golden.draft import (
     FLT_MAX,
     INFINITIES,
     NANS,
@@ -34,7 +28,13 @@ from mxref.vectors.draft import (
     stream_inputs,
     window,
 )
-from mxref.vectors.products import dequantize, products
+from golden.products import dequantize, products
+from mxref.formats import BLOCK_FORMATS, BlockFormat
+from mxref.steps.random import Stream, random_integers
+from mxref.steps.rounding import MAX_SR_BITS
+from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
+from mxref.vectors import DEFAULT, Record, RecordOp
+from mxref.vectors.data import words_text
 
 _EXPONENTS_PER_RECORD = 12
 _STREAM = Stream(0x0123456789ABCDEF, 7, 3, 2)

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mxref.steps.random import Stream
-from mxref.vectors import Record, RecordOp, Source
-from mxref.vectors.data import words_text
-from mxref.vectors.draft import (
+from golden.draft import (
     FLT_MAX,
     GRID,
     INFINITIES,
@@ -30,6 +27,9 @@ from mxref.vectors.draft import (
     thresholds,
     window,
 )
+from mxref.steps.random import Stream
+from mxref.vectors import Record, RecordOp, Source
+from mxref.vectors.data import words_text
 
 _EXPONENTS_PER_RECORD = 5
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from golden.draft import bits_of, codes_block, draft, hex64
 from mxref.formats import E2M1
 from mxref.vectors import Record, RecordOp, Source
 from mxref.vectors.data import digits_text, input_words, words_text
-from mxref.vectors.draft import bits_of, codes_block, draft, hex64
 
 
 def dequantize() -> Iterator[Record]:

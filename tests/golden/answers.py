@@ -1,0 +1,167 @@
+"""The results of golden vectors, from the scalar oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import oracle
+import oracle.plan
+import oracle.random
+from differential import oracle_quantize_array
+from mxref.formats import BlockFormat
+from mxref.vectors import Record, RecordOp
+from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
+from mxref.vectors.inputs import code_digits, record_format, record_operand, record_stream, record_tensor
+
+
+def answer(record: Record) -> dict[str, str]:
+    """Return the results of a record under the keys that it must have."""
+    result = _ANSWERS[record.op](record)
+    if record.op in (RecordOp.HADAMARD, RecordOp.SCALED_GEMM) and {"x_seed", "operand_seed"} & set(
+        record.inputs
+    ):
+        return {f"{k}_sha256": digest(parse_words(v, None, record.id)) for k, v in result.items()}
+    return result
+
+
+def _scale(record: Record) -> dict[str, str]:
+    amax = parse_words(record.inputs["amax"], None, record.id).tolist()
+    rule = record.inputs["rule"]
+    element = _element(record_format(record))
+    return {"scales": digits_text([oracle.shared_scale(a, rule, element) for a in amax], 2)}
+
+
+def _quantize(record: Record) -> dict[str, str]:
+    i, spec, stream = record.inputs, record.spec, record_stream(record)
+    where = {name: tuple(i[name]) for name in ("origin", "global_shape") if name in i}
+    codes, scales = oracle_quantize_array(
+        record_tensor(record), spec, stream, axis=i.get("axis", -1), pad=i.get("pad", False), **where
+    )
+    if spec.nonfinite.value == "raise" and (scales == oracle.NAN_BYTE).any():
+        return {"error": "nonfinite"}
+    made = record_format(record)
+    if "x_seed" in i and made.element.bits == 8:
+        return {"scales_sha256": digest(scales), "codes_sha256": digest(codes.astype(np.uint8))}
+    if "x_seed" in i:
+        pairs = codes.astype(np.uint8).reshape(-1, 2)
+        packed = pairs[:, 0] + 16 * pairs[:, 1]
+        return {"scales_sha256": digest(scales), "codes_sha256": digest(packed)}
+    return {"scales": digits_text(scales, 2), "codes": digits_text(codes, code_digits(made))}
+
+
+def _dequantize(record: Record) -> dict[str, str]:
+    i, made = record.inputs, record_format(record)
+    element = _element(made)
+    scales = parse_digits(i["scales"], 2, None, record.id).tolist()
+    codes = parse_digits(i["codes"], code_digits(made), None, record.id).tolist()
+    value = oracle.dequantize_f32 if i["out"] == "float32" else oracle.dequantize_bf16
+    left = 0 if i["out"] == "float32" else 16
+    bits = [value(scales[at // made.k], code, element) << left for at, code in enumerate(codes)]
+    shape = i.get("shape", [len(scales), made.k])
+    axis = i.get("axis", len(shape) - 1)
+    rows = [*shape[:axis], *shape[axis + 1 :]]
+    stored = np.array(bits, np.uint32).reshape(*rows, -1)[..., : shape[axis]]
+    return {"y": words_text(np.moveaxis(stored, -1, axis))}
+
+
+def _hadamard(record: Record) -> dict[str, str]:
+    i, x = record.inputs, record_tensor(record).astype(np.float32)
+    n, axis = i["n"], i.get("axis", -1)
+    signs = [-1 if int(i["signs"], 16) >> at & 1 else 1 for at in range(n)]
+    moved = np.ascontiguousarray(np.moveaxis(x, axis, -1))
+    bits = moved.view(np.uint32).reshape(-1).tolist()
+    groups = (oracle.random.hadamard(bits[at : at + n], signs) for at in range(0, len(bits), n))
+    y = np.array([b for group in groups for b in group], np.uint32).reshape(moved.shape)
+    return {"y": words_text(float_words(np.moveaxis(y.view(np.float32), -1, axis)))}
+
+
+def _scaled_gemm(record: Record) -> dict[str, str]:
+    i = record.inputs
+    operands = [record_operand(record, name) for name in "ab"]
+    a, b = map(_rows, operands)
+    how = [bool(q.prescale) for q in operands], [_element(q.format) for q in operands]
+    bits = [_sum(i["profile"], i["out"], row, column, *how) for row in a for column in b]
+    return {"c": words_text(bits)}
+
+
+def _sum(profile: str, out: str, row: Any, column: Any, prescaled: Any, elements: Any) -> int:
+    left = 16 if out == "bfloat16" else 0
+    how = {"prescaled": tuple(prescaled), "elements": tuple(elements)}
+    if profile == "ordered":
+        bits: int = oracle.gemm_ordered(row, column, **how)
+        return oracle.f32_bits_to_bf16_bits(bits) << left if left else bits
+    exact: int = oracle.gemm_exact(row, column, out, **how)
+    return exact << left
+
+
+def _element(made: BlockFormat) -> Any:
+    """Return the oracle's own description of a format's element."""
+    return oracle.ELEMENTS[made.element.name]
+
+
+def _rows(operand: Any) -> list[list[tuple[int, list[int]]]]:
+    """Return the rows of an operand as blocks: a scale byte and its element codes."""
+    rows, k = [], operand.format.k
+    for packed, scales in zip(operand.codes.tolist(), operand.scales.tolist(), strict=True):
+        codes = packed
+        if operand.format.element.bits == 4:
+            codes = [nibble for byte in packed for nibble in (byte & 15, byte >> 4)]
+        rows.append([(byte, codes[k * at : k * at + k]) for at, byte in enumerate(scales)])
+    return rows
+
+
+def _philox(record: Record) -> dict[str, str]:
+    counter, key = (parse_words(record.inputs[name], None, record.id).tolist() for name in ("counter", "key"))
+    return {"words": words_text(oracle.random.philox4x32_10(counter, key))}
+
+
+def _integers(record: Record) -> dict[str, str]:
+    i = record.inputs
+    first = i["row"] * i["length"] + i["first"]
+    where = (int(i["seed"], 16), i["step"], i["layer"], i["operand"])
+    r = [oracle.random.sr_integer(*where, first + at, i["sr_bits"]) for at in range(i["count"])]
+    return {"r": words_text(r)}
+
+
+def _signs(record: Record) -> dict[str, str]:
+    i = record.inputs
+    sign_id = oracle.plan.sign_id(i["operand"])
+    signs = oracle.random.sign_vector(i["n"], int(i["seed"], 16), i["step"], i["layer"], sign_id, i["policy"])
+    bits = sum(1 << at for at, d in enumerate(signs) if d < 0)
+    return {"signs": f"{bits:0{max(1, i['n'] // 4)}x}"}
+
+
+def _pack(record: Record) -> dict[str, str]:
+    codes = record.inputs["codes"]
+    return {"packed": "".join(codes[at + 1] + codes[at] for at in range(0, len(codes), 2))}
+
+
+def _unpack(record: Record) -> dict[str, str]:
+    packed = record.inputs["packed"]
+    return {"codes": "".join(packed[at + 1] + packed[at] for at in range(0, len(packed), 2))}
+
+
+def _exchange(record: Record) -> dict[str, str]:
+    codes = [int(digit, 16) for digit in _unpack(record)["codes"]]
+    elements = [oracle.dequantize_f32(127, code) for code in codes]  # byte 127 is a scale of 1
+    values = map(oracle.scale_value, parse_digits(record.inputs["scales"], 2, None, record.id).tolist())
+    factors = [oracle.NAN32 if v is None else oracle.round_f32(v) for v in values]
+    return {"elements": words_text(elements), "factors": words_text(factors)}
+
+
+_ANSWERS: dict[RecordOp, Callable[[Record], dict[str, str]]] = {
+    RecordOp.SCALE: _scale,
+    RecordOp.QUANTIZE: _quantize,
+    RecordOp.DEQUANTIZE: _dequantize,
+    RecordOp.HADAMARD: _hadamard,
+    RecordOp.SCALED_GEMM: _scaled_gemm,
+    RecordOp.PHILOX: _philox,
+    RecordOp.INTEGERS: _integers,
+    RecordOp.SIGNS: _signs,
+    RecordOp.PACK: _pack,
+    RecordOp.UNPACK: _unpack,
+    RecordOp.EXCHANGE: _exchange,
+}
