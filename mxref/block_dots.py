@@ -98,24 +98,24 @@ def block_dots(a: MXArray, b: MXArray) -> Iterator[BlockDot]:
     Implements: gemm.block_dot
     """
     k = a.format.k
-    decoded = values(a), values(b)  # [M, K], [N, K]
+    va, vb = values(a), values(b)  # [M, K], [N, K]
+    (large_a, small_a), (large_b, small_b) = _split(va, a.format.element), _split(vb, b.format.element)
+    finite = all(np.isfinite(v).all() for v in (va, vb))
     ea, eb = scale_exponent(a.scales), scale_exponent(b.scales)  # [M, K/k], [N, K/k]
     unit = a.format.element.unit_exponent + b.format.element.unit_exponent
     largest = k * a.format.element.max_value * b.format.element.max_value
     few_bits = largest < 2.0 ** (unit + _FLOAT32_BITS)
     for i in range(ea.shape[1]):
-        pa, pb = (v[:, i * k : (i + 1) * k] for v in decoded)
-        large_a, small_a = _split(pa, a.format.element)
-        large_b, small_b = _split(pb, b.format.element)
-        parts = [large_a @ large_b.T]
+        block = np.s_[:, i * k : (i + 1) * k]
+        parts = [large_a[block] @ large_b[block].T]
         pairs = ((large_a, small_b), (small_a, large_b), (small_a, small_b))
-        small = [x @ y.T for x, y in pairs if x is not None and y is not None]
+        small = [x[block] @ y[block].T for x, y in pairs if x is not None and y is not None]
         if small:
             parts.append(sum(small[1:], start=small[0]))
         # Adding +0 turns a sum of negative zeros into the +0 of the definition.
         dots = tuple(part + 0.0 for part in parts)
         exponent = ea[:, i, None] + eb[None, :, i]
-        yield BlockDot(dots, exponent, _special(pa, pb), unit, few_bits)
+        yield BlockDot(dots, exponent, None if finite else _special(va[block], vb[block]), unit, few_bits)
 
 
 def _split(v: Floats, element: ElementFormat) -> tuple[Floats, Floats | None]:

@@ -36,7 +36,8 @@ def oracle_quantize_array(x, spec, stream=None, *, axis=-1, origin=None, global_
     rows = list(place.rows())
     sources = [[place.source(row, column) for column in range(place.stored)] for row in rows]
     bits = [[0 if source is None else int(words[source]) for source in row] for row in sources]
-    codes, scales = _blocks(bits, place.stored, spec, stream, lambda r, c: place.index(rows[r], c))
+    first = [place.index(row, 0) for row in rows]
+    codes, scales = _blocks(bits, place.stored, spec, stream, lambda r, c: first[r] + c)
     lengths = place.others(place.shape)
     return codes.reshape(*lengths, place.stored), scales.reshape(*lengths, place.stored // k)
 

@@ -74,11 +74,12 @@ def round_units(count: int) -> int:
 
     As `round_to_float`, but without a division, of which sums have no need.
     """
-    dropped = max(count.bit_length() - 24, 0)
-    kept = count >> dropped
-    rest, half = count - (kept << dropped), (1 << dropped) >> 1
-    if rest > half or (rest == half and rest and kept & 1):
-        kept += 1
+    dropped = count.bit_length() - 24
+    if dropped <= 0:
+        return count
+    odd = count >> dropped & 1
+    # Half of the last place is added; a tie below an even count gets a little less, and stays.
+    kept = (count + (1 << (dropped - 1)) - 1 + odd) >> dropped
     return min(kept + (dropped << 23), INF32)
 
 
@@ -104,7 +105,7 @@ def f32_bits_to_bf16_bits(bits: int) -> int:
 
 def f32_add(a: int, b: int) -> int:
     """IEEE 754 float32 addition, ties to even; an exact zero sum is +0 unless both operands are -0."""
-    if is_nonfinite(a) or is_nonfinite(b):
+    if a & INF32 == INF32 or b & INF32 == INF32:  # as `is_nonfinite`, which takes longer to call
         if is_nan(a) or is_nan(b) or (is_nonfinite(a) and is_nonfinite(b) and a != b):
             return NAN32
         return a if is_nonfinite(a) else b
