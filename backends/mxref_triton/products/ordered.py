@@ -37,6 +37,8 @@ _DEPTH = _BLOCK if INTERPRETED else 128
 """Elements that the folded kernel loads at a time; one block under the interpreter, which sums all of them at once."""
 _MISFIT_TILE = 256 if INTERPRETED else 64
 _MISFIT_PROGRAMS = 1 if INTERPRETED else 528
+_ANY_LENGTH = ["rows", "blocks"]
+"""Arguments of which gfx950 and Hopper have the same instructions whatever they are divisible by."""
 _GROUP = 8
 """Tiles along M that share their columns of B in the second-level cache."""
 
@@ -181,7 +183,7 @@ def misfit_tile(
     return tl.where(of_a, listed_row, row), tl.where(of_a, column, listed_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY_LENGTH)
 def _ordered_misfits(
     a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, out, rows, columns, blocks, factor,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
@@ -231,7 +233,7 @@ def _ordered_folded(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY_LENGTH)
 def _ordered_by_block(
     a_scale, b_scale, a, b, out, rows, columns, blocks, factor,
     SCALED: tl.constexpr, HALF: tl.constexpr, NAN: tl.constexpr,
