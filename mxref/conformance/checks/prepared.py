@@ -158,7 +158,7 @@ def _refused(made: BlockFormat) -> Check:
     q = MXArray(codes, scales, (2, 3, k), 2, format=made)
 
     def run(subject: Subject) -> CheckResult:
-        for profile in subject.capabilities.profiles(made, made):
+        for profile in sorted(subject.capabilities.profiles(made, made)):
             try:
                 _prepare(subject, given(subject, q), profile)
             except ShapeError:
