@@ -171,9 +171,8 @@ def locked(path: Path, busy: Callable[[str], MxrefError] | None = None) -> Itera
     """
     descriptor = _hold(path, busy)
     try:
-        if os.fstat(
-            descriptor
-        ).st_size:  # a killed process left it; ext4 flushes a file that was cut when it is closed
+        # Only what a killed process left is cut: ext4 waits for the disk when a file that was cut is closed.
+        if os.fstat(descriptor).st_size:
             os.ftruncate(descriptor, 0)
         write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
