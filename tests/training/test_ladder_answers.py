@@ -11,6 +11,7 @@ import pytest
 
 import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, tiny
+from mxref_training.lab.contrasts import Contrast
 from mxref_training.lab.ladder import Ladder, load_ladder
 from mxref_training.lab.study import run_ladder
 from mxref_training.report.ladder.answers import answers, counts_line, reach_line
@@ -40,7 +41,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A ladder of three seeds: its base in MXFP8, which the reference backend computes in `ordered`."""
     arms = tuple(replace(arm, seeds=3) for arm in READINGS.arm if arm.name in KEPT)
     contrasts = tuple(c for c in READINGS.contrast if {c.arm, c.against} <= set(KEPT))
-    ladder = replace(READINGS, arm=arms, contrast=contrasts, recipe=READINGS.recipe | {"gemm": "ordered"})
+    late = Contrast("late", "all-h16", "fprop", "Declared after the runs?")
+    recipe = READINGS.recipe | {"gemm": "ordered"}
+    ladder = replace(READINGS, arm=arms, contrast=contrasts, exploratory=(late,), recipe=recipe)
     slowdown = {"plain RNE": 0.1, "H16": 0.02, "H32": 0.02, "SR on dY": 0.6}
     folder = tmp_path_factory.mktemp("readings")
     return make(folder, ladder, 3, slowdown, diverging=["SR everywhere"])
@@ -97,11 +100,33 @@ def test_every_contrast_is_answered_in_every_form(results: dict[str, Any], tmp_p
     assert [row[0] for row in rows] == list(by_name)
 
 
+def test_the_second_analysis_stands_beside_the_contrasts(results: dict[str, Any], tmp_path: Path) -> None:
+    page = write_report(results, tmp_path)[0].read_text(encoding="utf-8")
+    text = markdown(results)
+    (again,) = [one for one in ladder_tables(results) if one.name == "exploratory"]
+    # The arm that diverged has no loss to compare.
+    compared = [row for row in results["contrasts"] if row["outcome"] not in ("diverges", "undecided")]
+    assert [row[-1] for row in again.rows] == ["before the runs"] * len(compared) + ["after"]
+    late = again.rows[-1]
+    assert late[0] == "H16 less Fprop: plain RNE"
+    assert "<h2>Exploratory</h2>" in page
+    assert f"| {late[0]} |" in text
+    flagged = results | {
+        "flagged": [{"arm": "fp8", "pair": 0, "reason": "it ends at 61.00", "reference": True}]
+    }
+    assert "The reference itself is flagged" in markdown(flagged)
+
+
 def test_results_without_contrasts_are_read_as_before(results: dict[str, Any], tmp_path: Path) -> None:
-    old = {key: value for key, value in results.items() if key not in ("contrasts", "spread", "power")}
+    old = {
+        key: value
+        for key, value in results.items()
+        if key not in ("contrasts", "spread", "power", "exploratory", "flagged")
+    }
     page = write_report(old, tmp_path)[0].read_text(encoding="utf-8")
     assert "<h2>Questions</h2>" not in page
     assert "## Questions" not in markdown(old)
+    assert "Exploratory</h2>" not in page
     assert counts_line(old) == ""
     assert [one.rows for one in ladder_tables(old) if one.name == "contrasts"] == [[]]
 

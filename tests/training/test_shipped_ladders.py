@@ -204,7 +204,11 @@ def test_the_ladder_at_8b_is_that_at_50m_with_the_benchmarks_model_and_target() 
     assert [(arm.name, arm.seeds, full.resolve(arm)) for arm in full.arm] == [
         (arm.name, arm.seeds, small.resolve(arm)) for arm in small.arm
     ]
-    assert full.contrast == small.contrast
+    *shared, later = full.contrast
+    assert tuple(shared) == small.contrast
+    # What was seen at 50M before it was declared is declared at 8B.
+    assert [(later.arm, later.against)] == [(one.arm, one.against) for one in small.exploratory]
+    assert full.exploratory == ()
     assert full.target.loss == 3.3
     config = load_config(full.train.preset, [full.train.overlay()])
     preset = load_config("llama31_8b")

@@ -38,7 +38,8 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
     A RUN is the --out of `mxref train`; several are compared with the first. One run has report.html and report.md:
     curves, telemetry by layer and GEMM, recipe, hardware and versions. Several have comparison.html and comparison.md.
     The pages need no network. The folder of a ladder, the --out of `mxref ablate`, has its results shown again and its
-    report.html and report.md written anew; that of a probe has its probe.html and probe.md written anew.
+    report.html and report.md written anew; that of a probe has its probe.html and probe.md written anew. The folders of
+    several ladders print the contrasts that all of them have, over the pairs of all of them together.
 
     \b
     Examples:
@@ -46,6 +47,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
       mxref report runs/fp8 runs/mxfp4 --out compared   two runs side by side
       mxref report runs/mxfp4 --csv tables              every table as CSV too
       mxref report runs/ladder                          the page of a ladder
+      mxref report runs/readings runs/paper_50m         contrasts over both ladders
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     require("report", "torch", "matplotlib", "jinja2")
     from mxref.terminal import echo
@@ -57,11 +59,14 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
     from mxref_training.report.table import write_csv
 
     ladders = [folder for folder in folders if (folder / RESULTS).exists() and not is_run(folder)]
-    if ladders and len(folders) > 1:
+    if ladders and len(ladders) < len(folders):
         raise ConfigError(
-            f"{ladders[0]} is a ladder, which has a report of its own: name it alone, or name runs, as in "
-            f"{ladders[0] / 'arms'}/*"
+            f"{ladders[0]} is a ladder, which has a report of its own: name it alone or with other ladders, or name "
+            f"runs, as in {ladders[0] / 'arms'}/*"
         )
+    if len(ladders) > 1:
+        _show_combined([load_results(folder) for folder in ladders], csv_folder)
+        return
     if ladders:
         results = load_results(ladders[0])
         show_ladder(results, out or ladders[0])
@@ -91,6 +96,20 @@ def show_ladder(results: dict[str, Any], folder: Path) -> None:
     screen.print(table(results, screen.width))
     page, _ = write_report(results, folder)
     echo(f"\n{page}")
+
+
+def _show_combined(results: list[dict[str, Any]], csv_folder: Path | None) -> None:
+    """Print the contrasts that several ladders share, over all their pairs."""
+    from mxref.terminal import echo
+    from mxref_training.lab.exploratory import combined
+    from mxref_training.report.ladder.exploratory import combined_table
+    from mxref_training.report.table import markdown_table, write_csv
+
+    found = combined_table(combined(results), results[0])
+    for line in markdown_table(found):
+        echo(line)
+    if csv_folder:
+        _say_csv(write_csv([found], csv_folder), csv_folder)
 
 
 def _show_probe(folder: Path, out: Path, csv_folder: Path | None) -> None:

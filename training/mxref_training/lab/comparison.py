@@ -49,7 +49,7 @@ class Difference:
     estimate: float
     error: float = math.inf
     """Standard error; infinite if no spread is known."""
-    freedom: int = 0
+    freedom: float = 0
     own: bool = False
     """Whether the spread is that of these pairs alone, because an arm is visibly noisier than the others."""
     own_spread: float = math.nan

@@ -35,7 +35,8 @@ def extended(table: Mapping[str, Any], base: Mapping[str, Any], where: str) -> d
 
     Returns:
         The base with its arms chosen and the file's other keys laid over it. Own arms and contrasts follow those that
-        are taken. A contrast is taken if both of its arms are.
+        are taken. A contrast is taken if both of its arms are. An exploratory one belongs to the base's runs, and is
+        not taken.
 
     Raises:
         ConfigError: an arm that the base does not have, or a base that extends a third ladder.
@@ -56,7 +57,8 @@ def extended(table: Mapping[str, Any], base: Mapping[str, Any], where: str) -> d
     names = {arm["name"] for arm in taken}
     contrasts = [c for c in base.get("contrast", ()) if {c.get("arm"), c.get("against")} <= names]
     own = {key: value for key, value in table.items() if key not in (*KEYS, "arm", "contrast")}
-    return merge(base, own) | {
+    shared = {key: value for key, value in base.items() if key != "exploratory"}
+    return merge(shared, own) | {
         "arm": [*taken, *table.get("arm", ())],
         "contrast": [*contrasts, *table.get("contrast", ())],
     }

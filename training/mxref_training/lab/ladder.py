@@ -134,13 +134,15 @@ class Ladder:
     target: LossTarget = LossTarget()
     contrast: tuple[Contrast, ...] = ()
     """One family: their p-values are corrected together for the number of them."""
+    exploratory: tuple[Contrast, ...] = ()
+    """Contrasts that were declared after runs had been seen; they stand outside the family, and no verdict is given."""
     branch: Branch = field(default_factory=Branch)
     """The branch design."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
         _check_names("arm", names)
-        _check_names("contrast", [contrast.name for contrast in self.contrast])
+        _check_names("contrast", [contrast.name for contrast in (*self.contrast, *self.exploratory)])
         for key in ("reference", "high_precision"):
             name = getattr(self.target, key)
             if name not in names and (name or key == "reference"):
@@ -178,7 +180,7 @@ class Ladder:
                 )
 
     def _check_contrasts(self, names: list[str]) -> None:
-        for contrast in self.contrast:
+        for contrast in (*self.contrast, *self.exploratory):
             for key in ("arm", "against"):
                 name = getattr(contrast, key)
                 if name not in names:

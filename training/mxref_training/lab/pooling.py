@@ -9,7 +9,7 @@ leaves the pool.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import fmean, variance
 
@@ -28,7 +28,7 @@ class Pool:
 
     spread: float = math.nan
     """Standard deviation of a difference of two runs at equal seeds."""
-    freedom: int = 0
+    freedom: float = 0
     """Degrees of freedom of `spread`; 0 if nothing is known of it."""
     outside: tuple[str, ...] = ()
     """Arms that are visibly noisier than the others, and so are not in the pool."""
@@ -54,6 +54,50 @@ def pool(runs: Runs) -> Pool:
     if freedom <= 0:
         return Pool(outside=tuple(outside))
     return Pool(math.sqrt(2 * squares / freedom), freedom, tuple(outside))
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The noise of a ladder in which some arms may be noisier than the rest."""
+
+    rest: Pool
+    noisy: Pool
+    """The same pool as `rest` where the arms are not shown to be noisier."""
+    p: float
+    """p-value of the F test; NaN if one of the two has too few runs."""
+
+    def between(self, sides: Collection[str], noisy: Collection[str]) -> Pool:
+        """Return the noise of a difference of two arms, `sides`; `noisy` are the arms of the noisy pool.
+
+        Across the pools the variance is the mean of the two, with the degrees of freedom of Welch and Satterthwaite.
+        """
+        inside = sum(side in noisy for side in sides)
+        if self.rest is self.noisy or not inside:
+            return self.rest
+        if inside == len(sides):
+            return self.noisy
+        parts = [(pool.spread**2 / 2, pool.freedom) for pool in (self.rest, self.noisy)]
+        variance = sum(part for part, _ in parts)
+        freedom = variance**2 / sum(part**2 / own for part, own in parts)
+        return Pool(math.sqrt(variance), freedom, (*self.rest.outside, *self.noisy.outside))
+
+
+def separated(runs: Runs, noisy: Collection[str]) -> Pools:
+    """Return a pool for some arms and one for the rest, if an F test at `OUTLIER_LEVEL` shows the former noisier.
+
+    Args:
+        runs: finite values.
+        noisy: names of the arms that may be noisier, chosen by what they are and not by their results.
+    """
+    parts = [{arm: of for arm, of in runs.items() if (arm in noisy) is inside} for inside in (False, True)]
+    rest, apart = map(pool, parts)
+    p = math.nan
+    if rest.freedom and apart.freedom and rest.spread:
+        p = f_tail((apart.spread / rest.spread) ** 2, apart.freedom, rest.freedom)
+    if p < OUTLIER_LEVEL:
+        return Pools(rest, apart, p)
+    shared = pool(runs)
+    return Pools(shared, shared, p)
 
 
 def _tail(arm: str, runs: Runs) -> float:

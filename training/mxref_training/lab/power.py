@@ -14,7 +14,7 @@ POWER = 0.8
 MAX_PAIRS = 1000
 
 
-def smallest_difference(spread: float, pairs: int, freedom: int, contrasts: int) -> float:
+def smallest_difference(spread: float, pairs: int, freedom: float, contrasts: int) -> float:
     """Return the smallest true difference that a contrast finds with a probability of `POWER`.
 
     Args:
@@ -31,14 +31,14 @@ def smallest_difference(spread: float, pairs: int, freedom: int, contrasts: int)
     return _shift_found(freedom, contrasts) * spread / math.sqrt(pairs)
 
 
-def equal_power(spread: float, pairs: int, freedom: int, bound: float = EQUAL_NATS) -> float:
+def equal_power(spread: float, pairs: int, freedom: float, bound: float = EQUAL_NATS) -> float:
     """Return the probability that two arms without a true difference are shown to be equal within the bound."""
     if freedom <= 0 or pairs < 1:
         return 0.0
     return equivalence_power(bound * math.sqrt(pairs) / spread, LEVEL, freedom) if spread else 1.0
 
 
-def pairs_to_decide(estimate: float, spread: float, freedom: int, contrasts: int) -> int | None:
+def pairs_to_decide(estimate: float, spread: float, freedom: float, contrasts: int) -> int | None:
     """Return the seeds with which a contrast is decided with a probability of `POWER`; None above `MAX_PAIRS`.
 
     It is decided as a difference if the true one is the estimate, or as equality if there is none, whichever takes
@@ -54,13 +54,13 @@ def pairs_to_decide(estimate: float, spread: float, freedom: int, contrasts: int
 
 
 @lru_cache(maxsize=256)
-def _shift_found(freedom: int, contrasts: int) -> float:
+def _shift_found(freedom: float, contrasts: int) -> float:
     """Return the difference, in standard errors, that is found with a probability of `POWER`."""
     return _reaching(lambda shift: t_test_power(shift, LEVEL / contrasts, freedom))
 
 
 @lru_cache(maxsize=256)
-def _shift_equal(freedom: int) -> float:
+def _shift_equal(freedom: float) -> float:
     """Return the bound, in standard errors, within which equal arms are shown equal with that probability."""
     return _reaching(lambda bound: equivalence_power(bound, LEVEL, freedom))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mxref
 from mxref.tomlio import to_table
 from mxref_training.lab.answers import Answers, Measures
+from mxref_training.lab.exploratory import explored
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.statistics import (
     MIN_RUNS,
@@ -21,8 +22,10 @@ from mxref_training.lab.statistics import (
     Reach,
     finite_part,
     first_crossing,
+    flags,
     judge,
     late_loss,
+    late_slope,
     loss_at,
     overhead,
     seed_noise,
@@ -82,6 +85,8 @@ def assemble(
         "contrasts": study.answers.table(),
         "spread": study.answers.spread(),
         "power": study.answers.power(),
+        "exploratory": study.exploratory(),
+        "flagged": study.flagged(),
         "arms": arms,
     }
 
@@ -104,6 +109,7 @@ class _Study:
         self.records = records
         self.step_tokens = config.run.batch * config.run.seq_len
         self.budget = config.run.steps * self.step_tokens
+        self.vocabulary = config.model.vocab
         pairs = {record["pair"]: self.curve(record) for record in records.get(ladder.reference.name, ())}
         self.reference_curves = pairs
         self.targets = {pair: self._target(curve) for pair, curve in pairs.items()}
@@ -140,6 +146,42 @@ class _Study:
                 name: (sum(self._has_diverged(r) for r in of.values()), len(of)) for name, of in runs.items()
             },
         )
+
+    def exploratory(self) -> dict[str, Any]:
+        """Return the second analysis, of the arms of which no run diverged."""
+        whole: dict[str, Sequence[Record]] = {
+            arm.name: records
+            for arm in self.ladder.arm
+            if not arm.seed_offset
+            and (records := self.records.get(arm.name))
+            and all(self._final(record) is not None for record in records)
+        }
+        return explored(
+            self.ladder,
+            {
+                name: {r["pair"]: late_loss(self.curve(r), self.budget) for r in of}
+                for name, of in whole.items()
+            },
+            {
+                name: {r["pair"]: late_slope(self.curve(r), self.budget) for r in of}
+                for name, of in whole.items()
+            },
+        )
+
+    def flagged(self) -> list[dict[str, Any]]:
+        """Return the runs that are flagged, the reference's first, each with the reason."""
+        found = [
+            {
+                "arm": name,
+                "pair": record["pair"],
+                "reason": reason,
+                "reference": name == self.ladder.reference.name,
+            }
+            for name, records in self.records.items()
+            for record in records
+            for reason in flags(self.curve(record), self.vocabulary)
+        ]
+        return sorted(found, key=lambda one: not one["reference"])
 
     def _has_diverged(self, record: Record) -> bool:
         return bool(record["diverged"]) or has_diverged(self.curve(record))

@@ -11,17 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean, linear_regression, stdev
 
 from mxref_training.errors import ConfigError
 from mxref_training.lab.comparison import EQUAL_NATS, LEVEL
 from mxref_training.lab.distributions import student_point
+from mxref_training.lab.pooling import OUTLIER_LEVEL
 from mxref_training.run.divergence import SPIKE, Point
 
 LATE = 0.95
 """Evaluations after this share of the tokens make up the loss at equal tokens."""
 MIN_RUNS = 3
 """Runs that an interval needs before it can support a verdict."""
+
+RISE = 0.3
+"""Nats above its own minimum with which a run may end before it is flagged."""
 
 RULES = {
     "crossing": "Tokens to target: where the validation curve, drawn as straight lines between evaluations, first "
@@ -31,6 +35,8 @@ RULES = {
     "order.",
     "divergence": "Diverged (DNC): a loss or gradient stopped being finite, or the last validation loss lies above the "
     f"arm's own minimum by more than {SPIKE} nats and by more than half of all that it had gained.",
+    "flag": "Flag: a run is flagged if its validation loss stays above the logarithm of the vocabulary, the loss of a "
+    f"uniform guess, or if it ends more than {RISE} nats above its own minimum. A flag changes no verdict.",
     "loss": "Loss at equal tokens: the mean of the validation losses over the evaluations of the last 5 % of the "
     "tokens.",
     "interval": "Interval: 95 %, by Student's t, not corrected for the number of arms. With two or more seeds, from "
@@ -47,6 +53,11 @@ RULES = {
     f"two-sided p-value, corrected by Holm's method over all contrasts of the ladder, is below {LEVEL}; else “equal” "
     f"if two one-sided tests at {LEVEL} show that it lies within ± {EQUAL_NATS:.3f} nats; else “underpowered”. "
     "“Diverges” if every run of the arm diverged and none of the other arm's; “undecided” if runs diverged otherwise.",
+    "exploratory": "Exploratory: the contrasts computed a second time, with those that were declared after runs had "
+    "been seen. Arms that round an operand of Fprop stochastically have a pool of their own if an F test at "
+    f"{OUTLIER_LEVEL} shows them noisier than the rest; between the pools the freedom is that of Welch. Holm's method "
+    "corrects for all contrasts of this table. The slope is that of the difference over the logarithm of the tokens, "
+    "by least squares over the last half of the tokens. No verdict rests on these numbers.",
 }
 """The stated rules, as the report prints them."""
 
@@ -96,6 +107,40 @@ def late_loss(curve: Sequence[Point], budget: float) -> float:
     """
     late = [loss for tokens, loss in curve if tokens >= LATE * budget]
     return fmean(late) if late else curve[-1][1]
+
+
+def late_slope(curve: Sequence[Point], budget: float) -> float:
+    """Return the slope of the loss over the logarithm of the tokens, by least squares over the last half of the tokens.
+
+    Args:
+        curve: finite losses.
+        budget: tokens of the whole run.
+
+    Returns:
+        Nats per e-fold of tokens; NaN with fewer than two evaluations there.
+    """
+    late = [(math.log(tokens), loss) for tokens, loss in curve if tokens >= budget / 2]
+    return linear_regression(*zip(*late, strict=True)).slope if len(late) > 1 else math.nan
+
+
+def flags(curve: Sequence[Point], vocabulary: int) -> list[str]:
+    """Return what looks wrong about a run by RULES["flag"], whether it counts as diverged or not.
+
+    Args:
+        curve: the evaluations; a loss that is not finite is the matter of the divergence rule alone.
+        vocabulary: entries of the tokenizer.
+    """
+    losses = [loss for _, loss in finite_part(curve)]
+    if not losses:
+        return []
+    found, uniform = [], math.log(vocabulary)
+    if min(losses) > uniform:
+        found.append(
+            f"its loss stays above that of a uniform guess, {uniform:.2f}: it ends at {losses[-1]:.2f}"
+        )
+    if losses[-1] > min(losses) + RISE:
+        found.append(f"it ends {losses[-1] - min(losses):.2f} nats above its own minimum")
+    return found
 
 
 def first_crossing(curve: Sequence[Point], target: float) -> Crossing:

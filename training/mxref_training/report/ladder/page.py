@@ -14,6 +14,7 @@ from mxref.printable import printable
 from mxref.tomlio import dumps
 from mxref_training.durable import explained, make_folder, replace_text
 from mxref_training.report.ladder.answers import answer_lines, answers, counts_line, reach_line
+from mxref_training.report.ladder.exploratory import exploratory_line, exploratory_table, flag_line
 from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.plots import colours, curves_svg, overheads_svg, short_names
 from mxref_training.report.probe.section import probe_markdown, section
@@ -100,7 +101,7 @@ def headline(results: Results) -> str:
         text += f" Not final: {counted['finished']} of {counted['planned']} planned runs have ended."
     if results["unfinished"]:
         text += f" Not run yet: {', '.join(results['unfinished'])}."
-    return text
+    return f"{text} {flag_line(results)}".rstrip()
 
 
 def noise_line(results: Results) -> str:
@@ -167,7 +168,7 @@ def table(results: Results, width: int = WIDE) -> Table:
 
 def markdown(results: Results) -> str:
     """Return the report as Markdown, without charts."""
-    last = last_tables(results)  # whose cells `markdown_table` escapes
+    last, again = last_tables(results), exploratory_table(results)  # whose cells `markdown_table` escapes
     results = escaped(results, markdown_text)
     second = [f"gap to {_second(results)}"] * _has(results)
     head = [
@@ -204,6 +205,8 @@ def markdown(results: Results) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "Gaps are in nats per token, at equal tokens.", ""]
+    if again:
+        lines += ["## Exploratory", "", exploratory_line(results), "", *markdown_table(again), ""]
     for found in last:
         lines += [caption(found, _label(results)), "", *markdown_table(found), ""]
     lines += [
@@ -297,6 +300,8 @@ def write_report(results: Results, folder: Path) -> tuple[Path, Path]:
         second=_second(shown) if _has(shown) else "",
         curves=curves_svg(shown),
         overheads=overheads_svg(shown),
+        again=exploratory_table(shown),
+        again_line=exploratory_line(shown),
         last=[(caption(table, _label(shown)), table) for table in last_tables(shown)],
         probe=section(folder, printable),
     )

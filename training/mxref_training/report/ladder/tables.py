@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mxref_training.report.ladder.exploratory import exploratory_table
 from mxref_training.report.ladder.page import provenance
 from mxref_training.report.table import Column, Table
 
@@ -38,6 +39,7 @@ def ladder_tables(results: dict[str, Any]) -> list[Table]:
             ],
         ),
         _table("contrasts", _CONTRAST, [_contrast(row) for row in results.get("contrasts") or []]),
+        *(table for table in [exploratory_table(results)] if table),
         _table("provenance", ("key", "value"), provenance(results)),
     ]
 
