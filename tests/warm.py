@@ -21,6 +21,7 @@ import sys
 import time
 import types
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,8 @@ _MODULES = (
     "tokenizers",
 )
 """What is imported before the forks: nothing that starts a thread, and no backend, whose settings are the process's."""
+_PACKAGES = ("mxref", "mxref_torch", "mxref_training")
+"""What a fork has imported, and would import from the same files if it began anew."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _INTERPRETS = "TRITON_INTERPRET"
 """The variable that decides, when Triton is imported, whether its functions are interpreted."""
@@ -77,7 +80,7 @@ class _Server:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ALL)
         process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(theirs.fileno())],
-            env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", _INTERPRETS)}
+            env={k: v for k, v in os.environ.items() if k != _INTERPRETS}
             | _ONE_THREAD
             | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
             | ({_INTERPRETS: interprets} if interprets else {}),
@@ -176,6 +179,10 @@ def _become(request: dict[str, Any]) -> None:
     else:
         added.insert(0, "" if first in ("-c", "-m") else str(Path(first).absolute().parent))
     sys.path[:] = added + [path for path in base if path not in added]
+    for package in _PACKAGES:
+        spec = PathFinder.find_spec(package)
+        assert spec is not None
+        assert spec.origin == sys.modules[package].__file__, f"{package} is not the one under test"
     if first == "-c":
         code, *arguments = arguments
         sys.argv[:] = ["-c", *arguments]
