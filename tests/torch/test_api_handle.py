@@ -350,6 +350,7 @@ def test_the_handle_shows_its_layers() -> None:
         "  layers             fprop  dgrad  wgrad  recipe",
         f"  blocks.*.up    x2  fp8    fp8    fp8    {digest}",
         f"  blocks.*.down  x2  fp8    fp8    fp8    {digest}",
+        "  100.0 % of the weights in the matrices of the model's blocks are in low precision",
     ]
     assert handle.layers == ("blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down")
     assert set(handle.recipes.values()) == {FP8}

@@ -6,8 +6,9 @@ names, layer indices and messages are about the model inside, so the wrapper's o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -54,10 +55,32 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from walk(model, "")
 
 
+def plain_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class whose forward computes a linear layer: nn.Linear, or the Conv1D of Transformers; else None."""
+    # A model that holds a Conv1D has imported it.
+    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", nn.Linear)
+    return next((each for each in (nn.Linear, conv1d) if isinstance(module, each)), None)
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return plain_class(module) is not None
+
+
 def named_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return every linear module by its name, converted or not, in definition order."""
-    modules = named_modules(require_module(model))
-    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
+    """Return every linear module by its name, converted or not, in definition order.
+
+    A Conv1D of Transformers, as GPT-2 has it, is one too. It has the weight and the bias of an nn.Linear; for its
+    widths, ask `widths`.
+    """
+    return {name: module for name, module in named_modules(require_module(model)) if _is_linear(module)}
+
+
+def widths(linear: nn.Module) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a linear module."""
+    if isinstance(linear, nn.Linear):
+        return linear.out_features, linear.in_features
+    inputs, outputs = linear.get_parameter("weight").shape  # of a Conv1D
+    return outputs, inputs
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -149,7 +149,7 @@ class Telemetry:
         roles = [role for role in GemmRole if runs[role] and recipe.kind(role) != "bf16"]
         sources = {"x": x, "dy": dy}
         if (step, recipe) not in sums.weights:
-            sources["w"] = layer.weight.detach()
+            sources["w"] = layer.as_read(layer.weight.detach())
             sums.weights.add((step, recipe))
         made: dict[tuple[GemmRole, str], Operand] = {}
         for tensor, values in sources.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.conversion.chosen import Filter, chosen_linears
+from mxref_torch.conversion.coverage import Coverage, grouped, quantizes
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.conversion.plain import keep_plain
 from mxref_torch.conversion.replaceable import check_master_weights, check_replaceable, check_sole_readers
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_linears
+from mxref_torch.names import named_linears, widths
 from mxref_torch.shared.context import StepContext
 from mxref_torch.shared.schedule import RecipeSchedule, recipe_by_layer
 
@@ -43,6 +45,8 @@ def convert(
 ) -> Handle:
     """Replace the `nn.Linear` modules of a model by MXLinear that hold the same Parameters, in place.
 
+    So it does with the `Conv1D` of Transformers, which GPT-2 has. Weights that other modules hold, such as the stacked
+    experts of a mixture, stay in their own precision: a warning names them, and `print(handle)` has the share.
     A layer whose qualified name matches a glob of `recipe.keep_bf16` gets BF16 GEMMs. Names have no wrappers of
     compilation, data parallelism and checkpointing in them. A layer's index in the random streams is its index among
     all linear modules in definition order, kept or not.
@@ -72,7 +76,8 @@ def convert(
 
     Raises:
         LayerError: a Parameter that is not float32, a width that blocks do not divide, a glob or filter that matches
-            nothing, a low-precision weight that another module reads too, or a layer that would not run as converted;
+            nothing, a low-precision weight that another module reads too, a layer that would not run as converted, or
+            no matrix of the model's blocks in the layers that the recipe quantizes;
             the model is then unchanged.
         RecipeError: a schedule that does not fit `steps`.
         UnsupportedError: the recipe asks for what the backend does not declare.
@@ -92,10 +97,13 @@ def convert(
     schedule = RecipeSchedule(recipe, linears, steps)
     for treatment in recipe.treatments():
         require_supported(backend, treatment, seed)
+    lows: set[str] = set()
     for recipes in schedule.recipes:
         for name, linear in chosen.items():
             _check_layer(name, linear, recipes[name])
         check_sole_readers(model, chosen, {name for name in chosen if recipes[name] is not BF16_RECIPE})
+        lows |= {name for name in chosen if quantizes(recipes[name])}
+    _report_coverage(Coverage(model), recipe, lows, filter_fn is not None, stacklevel=3)
     context = StepContext(backend, seed, schedule=schedule)
     replacements: dict[nn.Module, MXLinear] = {}
     for index, (name, linear) in enumerate(linears.items()):
@@ -108,6 +116,35 @@ def convert(
             if child in replacements:
                 setattr(parent, child_name, replacements[child])
     return Handle(model)
+
+
+def _report_coverage(
+    coverage: Coverage, recipe: Recipe, low: Collection[str], filtered: bool, stacklevel: int
+) -> None:
+    """Warn of matrices that are in no linear layer; LayerError if a recipe would quantize no matrix of the blocks.
+
+    Args:
+        coverage: of the model.
+        recipe: the model's.
+        low: the chosen layers that have a low precision at some step.
+        filtered: whether a filter chose the layers, which then need not be in a block.
+        stacklevel: of the warning.
+    """
+    share, others = coverage.share(low), coverage.others
+    if quantizes(*recipe.treatments()) and not (low if filtered else share or not coverage.sizes):
+        reasons = [f"{grouped(others)}: in no nn.Linear"] if others else []
+        kept = [name for name in coverage.linears if name not in low]
+        reasons += [f"{grouped(kept)}: kept in BF16 by the recipe, or left out by filter_fn"] if kept else []
+        raise LayerError(
+            f"the recipe would quantize no matrix of the model's blocks ({'; '.join(reasons)}); build the blocks of "
+            "nn.Linear, change keep_bf16, or choose layers outside the blocks by filter_fn"
+        )
+    if others:
+        warnings.warn(
+            f"the recipe quantizes {share:.1f} % of the weights in the matrices of the model's blocks. These "
+            f"parameters are in no nn.Linear and stay in their own precision: {grouped(others)}",
+            stacklevel=stacklevel,
+        )
 
 
 def recipe_of_layers(
@@ -191,7 +228,7 @@ def _check_widths(
     if spec.block is BlockShape.TILE:
         needs = dict.fromkeys(_WIDTHS[operand.tensor], k) | needs
     for axis, multiple in needs.items():
-        length = getattr(linear, axis)
+        length = dict(zip(("out_features", "in_features"), widths(linear), strict=True))[axis]
         if length % multiple:
             raise LayerError(
                 f"{name}: {axis} = {length} is not a multiple of {multiple}, which {role.value} needs "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
+from mxref_torch.conversion.coverage import Coverage, grouped, starred
 from mxref_torch.conversion.plain import plain_of
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
@@ -300,13 +300,13 @@ class Handle:
         return self.model
 
     def __repr__(self) -> str:
-        """Return a table: layers whose names differ in numbers alone share a row."""
-        context, linears = self.context, named_linears(self.model)
+        """Return a table: layers whose names differ in numbers alone share a row. The last line has their share."""
+        context, coverage = self.context, Coverage(self.model)
         layers = converted(self.model)
         rows: Counter[tuple[str, ...]] = Counter()
         for name, layer in layers.items():
             formats = [operators.formats_text(*layer.recipe.formats(role)) for role in GemmRole]
-            rows[(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), *formats, layer.recipe.digest)] += 1
+            rows[(starred(name), *formats, layer.recipe.digest)] += 1
         table = [("layers", "", *(role.value for role in GemmRole), "recipe")]
         table += [(row[0], f"x{number}", *row[1:]) for row, number in rows.items()]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -314,10 +314,13 @@ class Handle:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table
         ]
         head = (
-            f"Handle of {len(layers)} converted layers of {len(linears)}: backend {context.backend.name}, "
+            f"Handle of {len(layers)} converted layers of {len(coverage.linears)}: backend {context.backend.name}, "
             f"seed {context.seed}, step {context.step}, follows {len(self._followed)} optimizers"
         )
-        return "\n  ".join([head, *(line.rstrip() for line in lines)])
+        share = f"{coverage.now():.1f} % of the weights in the matrices of the model's blocks are in low precision"
+        if coverage.others:
+            share += f"; in no nn.Linear: {grouped(coverage.others)}"
+        return "\n  ".join([head, *(line.rstrip() for line in lines), share])
 
 
 def converted(model: nn.Module) -> dict[str, MXLinear]:

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_modules, named_parameters
+from mxref_torch.names import named_modules, named_parameters, plain_class
 
 _READERS: tuple[tuple[str, str], ...] = (
     (
@@ -114,7 +114,8 @@ def _check_linear(name: str, linear: nn.Module) -> None:
             f"{name}: its weight is sharded already, so the converted layer would not get the whole weight; "
             "call convert first, then fully_shard"
         )
-    own = type(linear).forward is not nn.Linear.forward or "forward" in vars(linear)
+    plain = plain_class(linear)
+    own = plain is None or type(linear).forward is not plain.forward or "forward" in vars(linear)
     if own and not isinstance(linear, MXLinear):
         raise LayerError(
             f"{name} is a {type(linear).__name__} with a forward of its own, which would no longer run; replace it "

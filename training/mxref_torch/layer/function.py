@@ -78,7 +78,7 @@ class LinearFunction(torch.autograd.Function):
             x = gemm.kind.restored(saved)
             gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer)
             if gradient is None:
-                dw = made[role].multiply(x, gemm, dy.shape[0], w_dtype)
+                dw = layer.as_read(made[role].multiply(x, gemm, dy.shape[0], w_dtype))
             else:
                 made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
         return dx, dw, None, None, None
@@ -88,6 +88,8 @@ def _held_gradient(node: Any, layer: OperandMaker) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
     if weight is None or not layer.gemms[GemmRole.WGRAD].kind.adds_in_place:
+        return None
+    if layer.inputs_first:
         return None
     # Hooks need a real gradient.
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):

@@ -27,6 +27,7 @@ from mxref_torch.layer.kinds import KINDS, layer_gemm
 from mxref_torch.layer.part import Split
 from mxref_torch.layer.passes import ForwardPasses
 from mxref_torch.layer.reads import READERS, OperandMaker
+from mxref_torch.names import widths
 from mxref_torch.shared.context import StepContext
 
 
@@ -42,7 +43,7 @@ register_optimizer_step_post_hook(_note_update)
 
 
 class MXLinear(OperandMaker):
-    """A linear layer that holds the Parameters of the `nn.Linear` it replaces.
+    """A linear layer that holds the Parameters of the `nn.Linear`, or Transformers' `Conv1D`, that it replaces.
 
     Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type; under
     autocast, in autocast's type. Weight gradients have the weight's type. Raises ShapeError and DtypeError on anything
@@ -57,7 +58,8 @@ class MXLinear(OperandMaker):
     def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:
         nn.Module.__init__(self)  # nn.Linear's own would allocate new weights
         self.training = source.training
-        self.in_features, self.out_features = source.in_features, source.out_features
+        self.out_features, self.in_features = widths(source)
+        self.inputs_first = getattr(source, "inputs_first", not isinstance(source, nn.Linear))
         self.weight, self.bias = source.weight, source.bias
         self.context, self.index = context, index
         self.census = operators.LayerCensus()

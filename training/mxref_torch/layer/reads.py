@@ -41,6 +41,8 @@ class OperandMaker(nn.Linear):
     """A marker of the recipe, a tensor on the CPU, which tells recipes apart."""
     draws: bool
     """Whether an operand has random bits."""
+    inputs_first: bool
+    """Whether the Parameter is [inputs, outputs], as that of Transformers' Conv1D."""
     split: Split | None
     """How ranks compute the layer together; None: this process has all of it."""
 
@@ -56,6 +58,10 @@ class OperandMaker(nn.Linear):
         """Forget the operands that were made of the weight."""
         self._weights.clear()
         self._held.clear()
+
+    def as_read(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the Parameter as [outputs, inputs], or a gradient [outputs, inputs] as the Parameter is."""
+        return weight.t().contiguous() if self.inputs_first else weight
 
     def has_own_weight(self, weight: torch.Tensor) -> bool:
         """Return whether the weight is the Parameter that was converted, whose version tells of every change.
@@ -133,7 +139,7 @@ class OperandMaker(nn.Linear):
 
         Args:
             role: Fprop or Dgrad.
-            weight: float32 [outputs, inputs].
+            weight: the Parameter, float32 [outputs, inputs], or [inputs, outputs] where the layer has it so.
             place: where the micro-batch lies in training.
             tokens: of the micro-batch; None in evaluation, of which FP8's history takes no note.
             ahead: roles that will read W in this step too; theirs is made from the same read of it.
@@ -144,7 +150,7 @@ class OperandMaker(nn.Linear):
         if slot in self._held:
             operand = self._held[slot]
         elif slot is None or torch.compiler.is_compiling() or not self.has_own_weight(weight):
-            operand = self.operands("w", weight, place, (role,))[role]
+            operand = self.operands("w", self.as_read(weight), place, (role,))[role]
         else:
             step, _, total = place.tolist()
             # Training must not use evaluation's operands: averaged weights may be put in place through `.data`.
@@ -173,7 +179,9 @@ class OperandMaker(nn.Linear):
                 and (slot := self.gemms[each].kind.slot(each)) is not None
                 and slot not in self._held
             }
-            made = self.operands("w", self.weight.detach(), place, list(wanted.values())) if wanted else {}
+            if not wanted:
+                continue
+            made = self.operands("w", self.as_read(self.weight.detach()), place, list(wanted.values()))
             for slot, each in wanted.items():
                 self._held[slot] = made[each].prepared(self.gemms[each], self._lengths[each])
 
@@ -196,7 +204,7 @@ class OperandMaker(nn.Linear):
         again: bool,
     ) -> None:
         """Make W for the wanted roles and keep it; `again` says whether several GEMMs will read it."""
-        made = self.operands("w", weight, place, list(wanted.values()))
+        made = self.operands("w", self.as_read(weight), place, list(wanted.values()))
         for slot, role in wanted.items():
             operand = made[role]
             if again:
