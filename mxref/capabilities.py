@@ -34,6 +34,8 @@ class Capabilities:
     formats: frozenset[BlockFormat] = frozenset({MXFP4})
     """Block formats that `quantize` makes and `dequantize` reads."""
     scale_rules: frozenset[ScaleRule] = frozenset(ScaleRule)
+    scale_thresholds: bool = False
+    """Whether every threshold is a scale rule too, as `>1.5`."""
     roundings: frozenset[Rounding] = frozenset(Rounding)
     max_sr_bits: int = MAX_SR_BITS
     blocks: frozenset[BlockShape] = frozenset(BlockShape)
@@ -60,13 +62,17 @@ class Capabilities:
         """Return the GEMM profiles that are declared for operands of these formats."""
         return frozenset(profile for profile, *formats in self.gemms if formats == [a, b])
 
+    def takes_threshold(self, value: Any) -> bool:
+        """Return whether a declared value is a threshold as scale rule, of which all are declared."""
+        return self.scale_thresholds and isinstance(value, ScaleRule) and value.is_threshold
+
     def require(self, backend: str, capability: str, value: Any) -> None:
         """Raise UnsupportedError, naming the field, unless `value` is declared in it.
 
         Implements: conformance.unsupported
         """
         declared = getattr(self, capability)
-        if value not in declared:
+        if value not in declared and not self.takes_threshold(value):
             names = ", ".join(sorted(map(declared_words, declared))) or "nothing"
             raise UnsupportedError(
                 f"backend {backend!r} does not declare {declared_words(value)} in {capability} (declared: {names}); "

@@ -24,6 +24,7 @@ class ReferenceBackend(Backend):
     name = "reference"
     capabilities = Capabilities(
         formats=frozenset(BLOCK_FORMATS.values()),
+        scale_thresholds=True,
         gemms=every_gemm(GemmProfile, BLOCK_FORMATS.values()),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),
     )

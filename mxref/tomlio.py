@@ -188,10 +188,14 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             raise RecipeError(f"{where}: expected a table, got {shown(value)}")
         return build(hint, value, where)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        known = {m.value: m for m in hint}
-        if not isinstance(value, str) or value not in known:
-            raise RecipeError(f"{where} = {shown(value)} is not one of {', '.join(known)}")
-        return known[value]
+        try:
+            return hint(value if isinstance(value, str) else None)
+        except RecipeError as err:
+            raise RecipeError(f"{where}: {err}") from None
+        except ValueError:
+            raise RecipeError(
+                f"{where} = {shown(value)} is not one of {', '.join(m.value for m in hint)}"
+            ) from None
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise RecipeError(f"{where}: expected a list, got {shown(value)}")

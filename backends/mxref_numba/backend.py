@@ -39,6 +39,7 @@ class NumbaBackend(Backend):
     name = "numba"
     capabilities = Capabilities(
         formats=_FORMATS,
+        scale_thresholds=True,
         gemms=every_gemm({GemmProfile.ORDERED}, _FORMATS) | every_gemm({GemmProfile.BOUNDED}, {MXFP4}),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,

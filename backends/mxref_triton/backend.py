@@ -53,6 +53,7 @@ class TritonBackend(Backend):
     name = "triton"
     capabilities = Capabilities(
         formats=FORMATS,
+        scale_thresholds=True,
         gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}) | every_gemm({GemmProfile.BOUNDED}, FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",

@@ -56,7 +56,9 @@ _SETTINGS = {"ignore_unknown_options": True}
 )
 @click.option("--format", type=click.Choice(list(BLOCK_FORMATS)), help="Block format.")
 @click.option(
-    "--scale-rule", type=click.Choice([r.value for r in ScaleRule]), help="Rule of the shared scale."
+    "--scale-rule",
+    shell_complete=known.scale_rules,
+    help=f"Rule of the shared scale: {', '.join(ScaleRule)}, or a number, as '>1.5'.",
 )
 @click.option("--rounding", type=click.Choice([r.value for r in Rounding]), help="Rounding of the elements.")
 @click.option("--sr-bits", type=click.IntRange(1, MAX_SR_BITS), help="R, random bits per element under SR.")
@@ -154,7 +156,7 @@ def _spec(name: str, options: dict[str, Any]) -> OperandSpec:
     """Return the dialect's spec, changed by the given options."""
     changes: dict[str, Any] = {}
     for field, convert in (
-        ("scale_rule", ScaleRule), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
+        ("scale_rule", str), ("rounding", Rounding), ("signs", SignPolicy), ("hadamard", int),
         ("zero_scale", int), ("sr_bits", int), ("prescale", bool), ("format", str),
     ):  # fmt: skip
         if options[field] is not None:

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 from mxref.dialects import DIALECTS
 from mxref.discovery import ENTRY_POINT_GROUP
 from mxref.recipe_files import shipped_recipes
+from mxref.steps.scale import ScaleRule
 
 Completer = Callable[[Context, Parameter, str], list[CompletionItem[str]]]
 """Returns the values that begin as the word before the cursor does; click calls it."""
@@ -68,6 +69,7 @@ def _clauses() -> Iterable[str]:
 
 backends = one_of_or_file(_backends, ".py")
 dialects = one_of(lambda: DIALECTS)
+scale_rules = one_of(lambda: ScaleRule)
 recipes = one_of(shipped_recipes)
 recipes_or_files = one_of_or_file(shipped_recipes, ".toml")
 clauses = one_of(_clauses)

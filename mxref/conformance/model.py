@@ -31,7 +31,7 @@ CLAUSES = (
     "packing.nibbles", "packing.bytes", "packing.scales", "formats.e2m1", "formats.fp8", "formats.e8m0",
     "conformance.capabilities", "conformance.arrays", "conventions.inputs", "conformance.protocol",
     "scale.amax", "scale.block.row", "scale.nonfinite", "scale.zero", "scale.clamp",
-    *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.block.tile",
+    *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.rule.threshold", "scale.block.tile",
     "random.philox", "random.elements", "random.counter", "random.stream", "random.index",
     "rounding.sign", "rounding.scaled", "rounding.saturate",
     *(f"rounding.{rounding.value}" for rounding in Rounding), "rounding.prescale", "rounding.native_sr",
@@ -109,7 +109,7 @@ class Plan:
         def plainest(declared: frozenset[Any], order: Iterable[Any]) -> Any:
             return next((choice for choice in order if choice in declared), next(iter(order)))
 
-        rule = plainest(capabilities.scale_rules, tuple(ScaleRule))
+        rule = plainest(capabilities.scale_rules, (*ScaleRule, *capabilities.scale_rules))
         rounding = plainest(capabilities.roundings, tuple(Rounding))
         dtype = plainest(capabilities.in_dtypes, INPUT_DTYPES)
         base = OperandSpec(format=made, scale_rule=rule, rounding=rounding)
@@ -161,7 +161,7 @@ def declares(capabilities: Capabilities, name: str, value: Any) -> bool:
     """Return whether a capability covers a value: a member of a set, at most a limit, or equal to a flag."""
     declared = getattr(capabilities, name)
     if isinstance(declared, frozenset):
-        return value in declared
+        return value in declared or capabilities.takes_threshold(value)
     if isinstance(declared, bool):
         return bool(declared == value)
     return bool(value <= declared) if isinstance(declared, int) else bool(declared == value)

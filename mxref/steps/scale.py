@@ -1,4 +1,4 @@
-"""Shared scales: the four rules that choose an E8M0 code from a block's amax, and the codes' values.
+"""Shared scales: the rules that choose an E8M0 code from a block's amax, and the codes' values.
 
 Exponents come from the integer bit pattern alone. A floating-point log2 is wrong just below powers of
 two (for 6,850 of the 32,639 positive bfloat16 values, say), which is how implementations of one rule
@@ -7,12 +7,16 @@ come to store different bytes.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from fractions import Fraction
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.errors import RecipeError
 from mxref.formats import E8M0, ElementFormat
 
 MANTISSA_BITS = 23
@@ -20,11 +24,21 @@ MANTISSA_MASK = 0x7FFFFF
 MAGNITUDE_MASK = 0x7FFFFFFF
 INFINITY_BITS = 0x7F800000
 
+# 23 decimals write every mantissa of a float32 exactly.
+_THRESHOLD = re.compile(r"(>=?) ?(1(?:\.[0-9]{1,23})?|2(?:\.0{1,23})?)")
+
 
 class ScaleRule(StrEnum):
     """How the shared scale X is chosen from a = amax, for elements up to M with the largest power of two 2^emax.
 
     In brackets the range of a / X that follows for E2M1, where M = 6 and 2^emax = 4.
+
+    Every rule is a threshold: written a = f * 2^n with 1 <= f < 2, the exponent of X is FLOOR's plus one where f lies
+    above it. The four names take theirs from the element. `ScaleRule(">1.5")` and `ScaleRule(">=1.75")` give it as a
+    number from 1 to 2, the same for all elements: for E2M1 they are RCEIL and EVEN. Such a rule is no member that an
+    iteration finds, and equal to its text without zeros that change nothing.
+
+    Implements: scale.rule.threshold
     """
 
     FLOOR = "floor"
@@ -36,14 +50,46 @@ class ScaleRule(StrEnum):
     EVEN = "even"
     """FLOOR of a rounded to the element's own precision, one mantissa bit for E2M1: [3.5, 7)."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> ScaleRule | None:
+        """Return the rule of a threshold; RecipeError if the text begins as one and is none."""
+        if not isinstance(value, str) or not value.startswith(">"):
+            return None
+        found = _THRESHOLD.fullmatch(value)
+        if not found:
+            raise RecipeError(
+                f"{value[:40]!r} is no threshold: write > or >= and a number from 1 to 2, as in '>1.5' or "
+                "'>=1.75', with at most 23 decimals"
+            )
+        sign, number = found.groups()
+        text = sign + (number.rstrip("0").rstrip(".") if "." in number else number)
+        rule = str.__new__(cls, text)
+        rule._name_ = rule._value_ = text
+        known = cls._value2member_map_.setdefault(text, rule)  # one object for each text, as for the names
+        assert isinstance(known, cls)
+        return known
+
+    @property
+    def is_threshold(self) -> bool:
+        """Whether the rule is a number, and no name."""
+        return self.startswith(">")
+
+    @property
+    def kind(self) -> str:
+        """The name, or `threshold`."""
+        return "threshold" if self.is_threshold else self.value
+
 
 def bump_above(rule: ScaleRule, element: ElementFormat) -> int:
     """Return the bound that a rule sets to the 23-bit mantissa of amax: above it, the exponent is FLOOR's plus one.
 
-    The only table of the rules; kernels take the bound from here.
+    The only table of the rules; kernels take the bound from here. It is -1 to 0x7FFFFF.
 
-    Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even
+    Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even, scale.rule.threshold
     """
+    if rule.is_threshold:
+        turn = (Fraction(rule.removeprefix(">").removeprefix("=")) - 1) * (MANTISSA_MASK + 1)
+        return ceil(turn) - 1 if rule.startswith(">=") else min(floor(turn), MANTISSA_MASK)
     if rule is ScaleRule.CEIL:
         return 0
     if rule is ScaleRule.RCEIL:
@@ -66,7 +112,7 @@ def scale_code(amax_bits: NDArray[np.uint32], rule: ScaleRule, element: ElementF
     Returns:
         E8M0 codes, uint8, same shape; never 254 or 255.
 
-    Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even, scale.clamp
+    Implements: scale.rule.floor, scale.rule.ceil, scale.rule.rceil, scale.rule.even, scale.rule.threshold, scale.clamp
     """
     u = amax_bits.astype(np.int32)
     bump = (u & MANTISSA_MASK) > bump_above(rule, element)

@@ -72,6 +72,7 @@ class PageBackend(Backend):
 
     name = "page"
     capabilities = Capabilities(
+        scale_thresholds=True,
         formats=frozenset(BLOCK_FORMATS.values()),
         in_dtypes=frozenset({"float32"}),
         dequantize_dtypes=frozenset({"float64", "float32", "bfloat16"}),

@@ -151,7 +151,10 @@ def test_the_page_has_the_defaults_and_the_dialects():
 
 def test_the_turns_are_those_of_the_rules():
     for name, made in BLOCK_FORMATS.items():
-        for rule in ScaleRule:
+        for rule in (
+            *ScaleRule,
+            *map(ScaleRule, (">1.3", ">=1.75", ">=1", ">2", ">1.00000011920928955078125")),
+        ):
             turn = page().engine.call(
                 "((name, rule) => mx.turn(rule, mx.FORMATS[name].element))", name, rule.value
             )

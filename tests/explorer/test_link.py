@@ -23,6 +23,7 @@ TREATMENTS = [
     OperandSpec(format="mxfp8_e4m3", scale_rule="rceil", rounding="rna", hadamard=32, signs="per_step"),
     OperandSpec(format="mxfp8_e5m2", scale_rule="ceil", rounding="sr", sr_bits=22, prescale=True),
     OperandSpec(rounding="rtz", hadamard=16, sign_vector="+-" * 8, zero_scale=127),
+    OperandSpec(scale_rule=">=1.3", format="mxfp8_e4m3"),
     OperandSpec(rounding="sr", sr_bits=3, hadamard=256, signs="fixed"),
     OperandSpec(scale_rule="even", block="32x32", hadamard=16, rounding="sr"),
 ]

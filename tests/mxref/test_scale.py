@@ -1,10 +1,16 @@
 """Shared scales against the oracle and ml_dtypes."""
 
+import copy
+import pickle
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import oracle
+from mxref import OperandSpec
+from mxref.errors import RecipeError
 from mxref.formats import E2M1, E4M3, E5M2
 from mxref.steps.scale import ScaleRule, bump_above, magnitude_bits, scale_code, scale_exponent, scale_value
 
@@ -20,6 +26,52 @@ def test_every_exponent_and_turning_mantissa_matches_the_oracle(rule):
     got = scale_code(np.array(bits, np.uint32), rule, E2M1)
     assert got.dtype == np.uint8
     assert got.tolist() == [oracle.shared_scale(b, rule.value) for b in bits]
+
+
+THRESHOLDS = (">1.5", ">=1.75", ">1.3", ">=1.3", ">=1.00000011920928955078125", ">1", ">=1", ">=2", ">2")
+
+
+@pytest.mark.clause("scale.rule.threshold")
+@pytest.mark.parametrize("element", [E2M1, E4M3, E5M2], ids=lambda element: element.name)
+@pytest.mark.parametrize("text", THRESHOLDS)
+def test_thresholds_match_the_oracle_at_every_exponent(text, element):
+    """At the mantissas beside the real number, and where other rules turn."""
+    c = Fraction(text.lstrip(">="))
+    at = int((c - 1) * 2**23)
+    mantissas = {m for m in (*MANTISSAS, *range(at - 1, at + 3)) if 0 <= m < 1 << 23}
+    # Below emax the scale is clamped whatever the rule.
+    bits = [e << 23 | m for e in range(255) for m in sorted(mantissas) if e or m]
+    want = [oracle.shared_scale(b, text, oracle.ELEMENTS[element.name]) for b in bits]
+    assert scale_code(np.array(bits, np.uint32), ScaleRule(text), element).tolist() == want
+
+
+@pytest.mark.clause("scale.rule.threshold", evidence="known answer")
+def test_names_are_thresholds_of_their_element():
+    for element, rceil, even in (
+        (E2M1, ">1.5", ">=1.75"),
+        (E4M3, ">1.75", ">=1.9375"),
+        (E5M2, ">1.75", ">=1.875"),
+    ):
+        for name, text in (("floor", ">=2"), ("ceil", ">1"), ("rceil", rceil), ("even", even)):
+            assert bump_above(ScaleRule(name), element) == bump_above(ScaleRule(text), element), (
+                name,
+                element,
+            )
+    assert bump_above(ScaleRule(">=1"), E2M1) == -1
+
+
+@pytest.mark.clause("scale.rule.threshold", "recipe.unknown")
+def test_a_threshold_is_its_text_without_zeros_that_change_nothing():
+    rule = ScaleRule(">= 1.750")
+    assert rule == ">=1.75"
+    assert rule is ScaleRule(">=1.75")
+    assert str(rule) == rule.value == ">=1.75"
+    assert pickle.loads(pickle.dumps(rule)) is rule
+    assert copy.deepcopy(rule) is rule
+    assert list(ScaleRule) == ["floor", "ceil", "rceil", "even"]
+    for text in (">", ">0.5", ">2.1", ">=3", ">1.5.", "> =1.5", ">1e0", f">1.{'1' * 24}", ">\u0661"):
+        with pytest.raises(RecipeError, match=r"scale_rule: .* is no threshold: write > or >= and a number"):
+            OperandSpec(scale_rule=text)
 
 
 @pytest.mark.clause("scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even")

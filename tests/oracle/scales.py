@@ -1,4 +1,4 @@
-"""Shared scales: E8M0 bytes, and the four rules by comparison of exact magnitudes."""
+"""Shared scales: E8M0 bytes, and the rules by comparison of exact magnitudes."""
 
 from fractions import Fraction
 from functools import cache
@@ -7,7 +7,8 @@ from typing import Literal
 from oracle.elements import E2M1, Element
 from oracle.floats import SIGN32, UNIT, floor_log2, is_nonfinite, units
 
-Rule = Literal["floor", "ceil", "rceil", "even"]
+Rule = Literal["floor", "ceil", "rceil", "even"] | str
+"""A name, or a threshold as `>1.5`."""
 NAN_BYTE = 255
 
 
@@ -26,6 +27,7 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
     floor: the largest power of two not above amax, over T.
     ceil: the smallest power of two X with amax <= T X. rceil: the smallest X with amax <= M X.
     even: floor, after amax's significand is rounded to as many fractional bits as the element has, halves up.
+    >c and >=c: floor, one more where amax's significand is above c, or not below it.
     The exponent is then held within -127..127.
     """
     if is_nonfinite(amax_bits) or amax_bits & SIGN32 or amax_bits == 0:
@@ -44,6 +46,9 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
         steps = 2**element.mantissa_bits
         rounded = (2 * steps * num + den) // (2 * den)  # the significand in steps
         bump = rounded == 2 * steps
+    elif rule.startswith(">"):
+        c, significand = Fraction(rule.lstrip(">=")), Fraction(num, den)
+        bump = significand > c or (rule.startswith(">=") and significand == c)
     else:
         raise ValueError(f"unknown scale rule {rule!r}")
     return min(max(e - element.largest_exponent + bump, -127), 127) + 127

@@ -56,7 +56,10 @@ def _capabilities(subject: Subject) -> CheckResult:
     else:
         for name, members in MEMBERS.items():
             value = getattr(caps, name)
-            if not isinstance(value, frozenset) or not value <= set(members):
+            # Thresholds are scale rules beside the members.
+            if not isinstance(value, frozenset) or not {
+                one for one in value if not getattr(one, "is_threshold", False)
+            } <= set(members):
                 problem = (
                     f"{name} = {value!r} is not a frozenset of members of {', '.join(map(str, members))}"
                 )
@@ -94,6 +97,7 @@ def _requests() -> Iterator[tuple[str, Op, Any]]:
     for name, members in MEMBERS.items():
         for op in ops[name]:
             yield from ((name, op, member) for member in members)
+    yield "scale_rules", Op.QUANTIZE, ScaleRule(">1.3")
     yield "prescale", Op.QUANTIZE, True
     for bits in (17, MAX_SR_BITS):
         yield "max_sr_bits", Op.QUANTIZE, bits

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, Plan, block_format
-from mxref.conformance.requests.crafted import crafted_blocks, tame
+from mxref.conformance.requests.crafted import crafted_blocks, tame, threshold_blocks
 from mxref.conformance.requests.quantization import Request, scales_only
 from mxref.conformance.shrink.blame import deciders
 from mxref.dialects import DIALECTS
@@ -24,9 +24,12 @@ from mxref.formats import BlockShape
 from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
+from mxref.steps.scale import ScaleRule, bump_above
 
 STREAM = Stream(2026, step=3, layer=7, operand=2)
+
+# RCEIL and EVEN of E2M1, a number that no float32 holds, and the ends: always one more, and never.
+THRESHOLDS = tuple(map(ScaleRule, (">1.5", ">=1.75", ">1.3", ">=1", ">=2")))
 
 
 def checks(plan: Plan) -> Iterator[Check]:
@@ -39,6 +42,11 @@ def checks(plan: Plan) -> Iterator[Check]:
         name = f"{spec.scale_rule.value} {spec.rounding.value}{_prescale(spec)}, crafted blocks"
         for clause, judge in deciders(request):
             yield quantize_check(clause, name, request, judge)
+    for rule in THRESHOLDS:
+        blocks = plan.cast(threshold_blocks(plan.format, bump_above(rule, plan.element)).x)
+        request = Request(blocks, replace(plan.base, scale_rule=rule), rng=STREAM)
+        for clause, judge in deciders(request):
+            yield quantize_check(clause, f"{rule.value}, amax at its bound", request, judge)
     if full:
         yield from _every_bfloat16(plan)
     yield from _block_shapes(plan)

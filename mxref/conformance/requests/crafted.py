@@ -68,8 +68,20 @@ def crafted_blocks(made: BlockFormat, full: bool = True) -> Crafted:
     )
     rows = [
         *_special(rng, made.k), *_ties(rng, made, exponents), *_saturating(rng, made, exponents),
-        *_amax(rng, made, biased),
+        *_amax(rng, made, biased, turns(made.element)),
     ]  # fmt: skip
+    return _crafted(rows)
+
+
+@cache
+def threshold_blocks(made: BlockFormat, bound: int) -> Crafted:
+    """Return blocks whose amax has a mantissa at or beside the bound of a threshold, where no scale is clamped."""
+    mantissas = tuple(m for m in range(bound - 1, bound + 3) if 0 <= m <= MANTISSA_MASK)
+    biased = range(max(2, made.element.max_exponent), 255, 8)
+    return _crafted(_amax(np.random.default_rng(32), made, biased, mantissas))
+
+
+def _crafted(rows: Rows) -> Crafted:
     x = np.stack([bits for _, bits in rows]).view(np.float32)
     x.flags.writeable = False
     return Crafted(tuple(name for name, _ in rows), x)
@@ -196,12 +208,14 @@ def _saturating(rng: np.random.Generator, made: BlockFormat, exponents: Sequence
     return rows
 
 
-def _amax(rng: np.random.Generator, made: BlockFormat, biased: range | list[int]) -> Rows:
-    """Amax at every turn of every rule, the rest spread over six binades below."""
+def _amax(
+    rng: np.random.Generator, made: BlockFormat, biased: range | list[int], mantissas: Sequence[int]
+) -> Rows:
+    """Amax of each mantissa, the rest spread over six binades below."""
     k = made.k
     rows: Rows = []
     for exponent in biased:
-        for mantissa in turns(made.element):
+        for mantissa in mantissas:
             amax = exponent << 23 | mantissa
             row = np.maximum(amax - rng.integers(0, 6 << 23, k), 0).astype(np.uint32)
             row |= rng.integers(0, 2, k).astype(np.uint32) << np.uint32(31)

@@ -32,7 +32,7 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
     yield "scale.nonfinite", _scales(nonfinite, codes_too=True)
     yield "scale.zero", _scales(zero)
     yield "scale.clamp", _scales(clamped)
-    yield f"scale.rule.{spec.scale_rule.value}", _scales(~(nonfinite | zero | clamped))
+    yield f"scale.rule.{spec.scale_rule.kind}", _scales(~(nonfinite | zero | clamped))
     finite = np.broadcast_to(~nonfinite[..., None], bits.shape)
     yield "rounding.sign", _elements(element.sign, finite, magnitude)
     if spec.prescale:

@@ -45,7 +45,7 @@ const controls = (() => {
     const formatClause = treatment.format === "mxfp4" ? "formats.mxfp4" : "formats.mxfp8";
     return [
       ui.choice("format", "Format", Object.keys(mx.FORMATS), treatment.format, choose("format"), [formatClause], FORMAT_TITLES),
-      ui.choice("scale_rule", "Scale rule", mx.RULES, treatment.scale_rule, choose("scale_rule"), [`scale.rule.${treatment.scale_rule}`], words.NAMES),
+      ui.choice("scale_rule", "Scale rule", words.rules(treatment.scale_rule), treatment.scale_rule, choose("scale_rule"), [`scale.rule.${words.ruleKind(treatment.scale_rule)}`], words.NAMES),
       ui.choice("rounding", "Rounding", mx.ROUNDINGS, treatment.rounding, choose("rounding"), [`rounding.${treatment.rounding}`], words.NAMES),
       treatment.rounding === "sr" && bits(app, treatment),
       ui.choice("hadamard", "Hadamard", [0, ...mx.SIZES], treatment.hadamard, (n) => app.treat(rotated(n, treatment)), ["hadamard.size"], { 0: "none" }),

@@ -17,7 +17,7 @@ const draw = (() => {
   function binade(block, onRule) {
     const { scale, element, treatment } = block;
     const at = scale.m / 0x800000;
-    const rows = mx.RULES.map((rule) => {
+    const rows = words.rules(treatment.scale_rule).map((rule) => {
       const turn = Math.min(mx.turn(rule, element) / 0x800000, 1);
       const byteOf = (u) => mx.scaleOf(u >>> 0, { ...treatment, scale_rule: rule }).byte;
       const low = byteOf(Math.max(scale.E << 23 >>> 0, 1));
@@ -27,7 +27,7 @@ const draw = (() => {
         type: "button", class: "rule", "aria-pressed": String(rule === treatment.scale_rule), "data-key": `rule-${rule}`,
         onclick: () => onRule(rule), title: words.upWhen(rule, element) ? `one more where ${words.upWhen(rule, element)}` : "never one more",
       },
-      h("span", { class: "name" }, words.NAMES[rule]),
+      h("span", { class: "name" }, words.ruleName(rule)),
       h("span", { class: "line" },
         h("span", { class: at < width / 2 ? "low right" : "low", style: `width:${width * 100}%` }, width > 0.1 ? ui.hex2(low) : ""),
         h("span", { class: at > (1 + width) / 2 ? "high" : "high right", style: `width:${(1 - width) * 100}%` }, width < 0.9 ? ui.hex2(high) : ""),

@@ -27,7 +27,7 @@ const link = (() => {
 
   const READERS = {
     format: (text) => choice("format", text, Object.keys(mx.FORMATS)),
-    scale_rule: (text) => choice("scale_rule", text, mx.RULES),
+    scale_rule: (text) => (mx.isThreshold(text) ? text : choice("scale_rule", text, mx.RULES)),
     rounding: (text) => choice("rounding", text, mx.ROUNDINGS),
     sr_bits: (text) => integer("sr_bits", text, mx.MAX_SR_BITS) || fail("sr_bits = 0 is below 1"),
     block: (text) => choice("block", text, mx.BLOCKS),

@@ -217,8 +217,20 @@ const mx = (() => {
 
   // ---- shared scale ----
 
+  /** Whether a scale rule is a number (scale.rule.threshold), and no name. */
+  const isThreshold = (rule) => /^>=?(1(\.[0-9]{1,23})?|2(\.0{1,23})?)$/.test(rule);
+
+  function thresholdTurn(rule) {
+    const [whole, decimals = ""] = rule.replace(/^>=?/, "").split(".");
+    const unit = 10n ** 23n; // no double holds all decimals
+    const above = (BigInt(whole + decimals.padEnd(23, "0")) - unit) * 0x800000n;
+    const first = above / unit + (rule.startsWith(">=") && above % unit === 0n ? 0n : 1n);
+    return Math.min(Number(first), 0x800000);
+  }
+
   /** The mantissa from which on a rule adds one to the exponent of FLOOR; 2^23 where it never does. */
   function turn(rule, element) {
+    if (isThreshold(rule)) return thresholdTurn(rule);
     if (rule === "floor") return 0x800000;
     if (rule === "ceil") return 1;
     if (rule === "rceil") return (bitsOf(element.M) & 0x7fffff) + 1;
@@ -357,7 +369,7 @@ const mx = (() => {
   }
 
   return {
-    K, FORMATS, RULES, ROUNDINGS, BLOCKS, SIZES, POLICIES, MAX_SR_BITS, DEFAULTS, DIALECTS, INFINITY_BITS,
+    K, FORMATS, RULES, isThreshold, ROUNDINGS, BLOCKS, SIZES, POLICIES, MAX_SR_BITS, DEFAULTS, DIALECTS, INFINITY_BITS,
     bitsOf, valueOf, exp2, philox, callOf, draw, integers, checkStream, checkOperand, signVector, hadamard,
     inverseHadamard, turn, scaleOf, scaleValue, amaxBits, scaled, below, roundMagnitude, quantize, pack, unpack,
     dequantize, toBfloat16,

@@ -31,7 +31,7 @@ const steps = (() => {
     const tile = block.treatment.block === "32x32" ? ["scale.block.tile"] : [];
     ui.replace(node,
       ui.head(3, "Amax, rule, scale byte", "One power of two for the block, from the bits of its largest magnitude.",
-        [...["scale.amax"], ...(special ?? [`scale.rule.${block.treatment.scale_rule}`, "scale.clamp"]), ...tile], sideOf(app)),
+        [...["scale.amax"], ...(special ?? [`scale.rule.${words.ruleKind(block.treatment.scale_rule)}`, "scale.clamp"]), ...tile], sideOf(app)),
       h("div", { class: "columns" },
         h("div", {}, draw.floatBits(block.scale.u, "u"), h("ol", { class: "lines" }, words.scaleLines(block).map((line) => h("li", {}, line)))),
         h("div", {}, h("div", { class: "caption" }, "The byte that each rule gives between two powers of two"),

@@ -16,21 +16,28 @@ const words = (() => {
   /** A power of two as text, with a raised exponent. */
   const power = (n) => `2${String(n).replace("-", "\u207b").replace(/\d/g, (d) => "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"[d])}`;
 
+  /** Whether the exponent goes up at the turn itself. */
+  const closed = (rule) => rule === "floor" || rule === "even" || rule.startsWith(">=");
+  const ruleName = (rule) => NAMES[rule] ?? rule;
+  /** The part of the rule's clause that tells it. */
+  const ruleKind = (rule) => (mx.isThreshold(rule) ? "threshold" : rule);
+  /** The rules that the page offers: the names, and a threshold that the address gives. */
+  const rules = (current) => (mx.isThreshold(current) ? [...mx.RULES, current] : mx.RULES);
+
   function upWhen(rule, element) {
     const turn = mx.turn(rule, element);
-    if (rule === "floor") return null;
+    if (turn === 0x800000) return null;
     if (rule === "ceil") return "m \u2260 0";
-    return rule === "even" ? `m \u2265 ${hex6(turn)}` : `m > ${hex6(turn - 1)}`;
+    return closed(rule) ? `m \u2265 ${hex6(turn)}` : `m > ${hex6(turn - 1)}`;
   }
 
   /** The interval of a / X that a rule gives, and whether its upper end saturates. */
   function range(rule, element) {
     const turn = mx.turn(rule, element);
-    const closed = rule === "floor" || rule === "even";
-    const start = 1 + (closed ? turn : turn - 1) / 0x800000;
+    const start = 1 + (closed(rule) ? turn : turn - 1) / 0x800000;
     const low = start * mx.exp2(element.emax - 1);
     const high = start * mx.exp2(element.emax);
-    const interval = closed ? `[${low}, ${high})` : `(${low}, ${high}]`;
+    const interval = closed(rule) ? `[${low}, ${high})` : `(${low}, ${high}]`;
     return high > element.M ? `${interval}: above ${element.M} saturates` : interval;
   }
 
@@ -52,7 +59,7 @@ const words = (() => {
         `The policy zero_scale = ${treatment.zero_scale} gives byte ${scale.byte}. Codes keep the signs of their zeros.`,
       ];
     }
-    const rule = NAMES[treatment.scale_rule];
+    const rule = ruleName(treatment.scale_rule);
     const bias = 127 + element.emax;
     const condition = upWhen(treatment.scale_rule, element);
     const lines = [
@@ -114,5 +121,5 @@ const words = (() => {
     return String(value);
   }
 
-  return { NAMES, KINDS, brief, scaleLines, reason, short, code, fraction, hex6, power, upWhen };
+  return { NAMES, ruleName, ruleKind, rules, KINDS, brief, scaleLines, reason, short, code, fraction, hex6, power, upWhen };
 })();

@@ -31,7 +31,7 @@ from numba_checks import BACKEND, DTYPES, SR_SPEC, STREAM, check_dequantize, che
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", BlockShape)
 @pytest.mark.parametrize("rounding", Rounding)
-@pytest.mark.parametrize("rule", ScaleRule)
+@pytest.mark.parametrize("rule", [*ScaleRule, ScaleRule(">1.3"), ScaleRule(">=1")])
 def test_crafted_blocks(rule: ScaleRule, rounding: Rounding, block: BlockShape, dtype: Any) -> None:
     for prescale in (False, True):
         spec = OperandSpec(scale_rule=rule, rounding=rounding, block=block, prescale=prescale)

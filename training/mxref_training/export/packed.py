@@ -73,6 +73,9 @@ def _compressed_tensors(spec: OperandSpec, ignore: Sequence[str]) -> dict[str, A
     }
 
 
+_QUARK_RULES = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.EVEN)
+
+
 def _quark(spec: OperandSpec, ignore: Sequence[str]) -> dict[str, Any]:
     weight = {
         "dtype": "fp4",
@@ -84,8 +87,8 @@ def _quark(spec: OperandSpec, ignore: Sequence[str]) -> dict[str, Any]:
         "round_method": "half_even",
         "scale_type": "float",
         "scale_format": "e8m0",
-        # Quark has no name for RCEIL. Loaders of finished weights do not read the key.
-        "scale_calculation_mode": None if spec.scale_rule is ScaleRule.RCEIL else spec.scale_rule.value,
+        # Quark has no name for RCEIL and for thresholds. Loaders of finished weights do not read the key.
+        "scale_calculation_mode": spec.scale_rule.value if spec.scale_rule in _QUARK_RULES else None,
         "mx_element_dtype": None,
         "observer_cls": "PerBlockMXObserver",
         "is_scale_quant": False,

@@ -74,7 +74,7 @@ def check(x, spec, place=Placement(STREAM), **options):
 @pytest.mark.clause("conformance.capabilities", "quantize.order", "rounding.rne")
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", ScaleRule)
+@pytest.mark.parametrize("rule", [*ScaleRule, ">1.3", ">=1", ">=1.9"])
 def test_scale_rules(rule, dtype, axis):
     check(crafted(dtype), OperandSpec(scale_rule=rule, zero_scale=127 * axis), axis=axis)
     check(tiny(dtype), OperandSpec(scale_rule=rule), axis=axis)
