@@ -152,6 +152,8 @@ SCALE_MUTANTS = (
            staged(scale=turn(ScaleRule.CEIL, -1))),
     Mutant("FLOOR by rounding", "scale.rule.floor", "exponent of amax rounded to nearest",
            staged(scale=turn(ScaleRule.FLOOR, 0x400000))),
+    Mutant("threshold without its bound", "scale.rule.threshold", ">= taken as >",
+           staged(scale=turn(ScaleRule(">=1.75"), 0x600000))),
     Mutant("bias 125", "scale.rule.floor", "compressed-tensors until PR 538",
            staged(scale=bias_125), first=False),
     Mutant("negative exponents wrap", "scale.clamp", "ggml and aiter's Triton kernel: uint8 of a negative float",
