@@ -5,12 +5,13 @@ Implements: conventions.inputs
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from mxref.arrays import described
+from mxref.arrays import as_array, described
 from mxref.dialects import Dialect, dialect
 from mxref.errors import DtypeError, RecipeError, ShapeError
 from mxref.mxarray import MXArray
@@ -70,11 +71,12 @@ def check_name(name: str, value: Any) -> str:
     raise DtypeError(f"{name} must be the name of a type, as in 'float32', got {described(value)}")
 
 
-def check_mxarray(operation: str, q: Any) -> MXArray:
-    """Return an MXArray; DtypeError for anything else."""
-    if isinstance(q, MXArray):
-        return q
-    raise DtypeError(
-        f"{operation} takes an MXArray, got {described(q)}; quantize it first along the contraction axis, "
-        "as in mxref.quantize(x)"
-    )
+def check_mxarray(operation: str, q: Any, library: str = "numpy") -> MXArray:
+    """Return an MXArray of arrays of a library, `numpy` or `torch`; DtypeError for anything else."""
+    if not isinstance(q, MXArray):
+        raise DtypeError(
+            f"{operation} takes an MXArray, got {described(q)}; quantize it first along the contraction axis, "
+            "as in mxref.quantize(x)"
+        )
+    codes, scales = as_array(q.codes, library), as_array(q.scales, library)
+    return q if codes is q.codes and scales is q.scales else replace(q, codes=codes, scales=scales)

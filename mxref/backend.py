@@ -25,7 +25,7 @@ from mxref.arguments import (
 from mxref.arrays import as_array, as_sum, described
 from mxref.capabilities import Capabilities
 from mxref.dialects import Dialect
-from mxref.errors import BackendError, DtypeError, RecipeError, ShapeError, UnsupportedError
+from mxref.errors import BackendError, RecipeError, ShapeError, UnsupportedError
 from mxref.formats import BlockFormat, Nonfinite
 from mxref.gemm import check_gemm, check_sum, gemm_profile
 from mxref.mxarray import MXArray, PreparedArray
@@ -72,13 +72,11 @@ class Backend(ABC):
 
     def _array(self, x: Any) -> Any:
         """Return an input as an array of this backend; DtypeError for one that has to be moved or converted."""
-        if self.capabilities.arrays == "numpy":
-            return as_array(x)
-        if isinstance(x, np.ndarray):
-            raise DtypeError(
-                f"backend {self.name!r} takes torch tensors, got a NumPy array; convert it by its from_numpy"
-            )
-        return x
+        return as_array(x, self.capabilities.arrays)
+
+    def _operand(self, operation: str, q: Any) -> MXArray:
+        """Return an MXArray of arrays of this backend; DtypeError for anything else."""
+        return check_mxarray(operation, q, self.capabilities.arrays)
 
     def plan(
         self,
@@ -117,7 +115,7 @@ class Backend(ABC):
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
         """Return the values of `q` in its original axis order; see `mxref.dequantize`."""
-        check_mxarray("dequantize", q)
+        q = self._operand("dequantize", q)
         self.capabilities.require(self.name, "formats", q.format)
         self.capabilities.require(self.name, "dequantize_dtypes", check_name("dtype", dtype))
         return self._dequantize(q, dtype)
@@ -153,7 +151,7 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
-        profile, b = self._product(a, b, profile, out_dtype)
+        profile, a, b = self._product(a, b, profile, out_dtype)
         return self._scaled_gemm(a, b, profile, out_dtype)
 
     def add_product(
@@ -176,20 +174,19 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
-        profile, b = self._product(a, b, profile, "float32")
+        profile, a, b = self._product(a, b, profile, "float32")
         onto = as_sum(onto, self.capabilities.arrays)
         check_sum(onto, a, b)
         self._add_product(a, b, onto, profile)
 
     def _product(
         self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str
-    ) -> tuple[GemmProfile, MXArray]:
-        """Return the profile and B of a declared request; a layout of B that is not for this backend and profile is
-        not used.
+    ) -> tuple[GemmProfile, MXArray, MXArray]:
+        """Return the profile and operands of a declared request; a layout of B that is not for this backend and
+        profile is not used.
         """
         profile = gemm_profile(profile)
-        check_mxarray("scaled_gemm", a)
-        check_mxarray("scaled_gemm", b)
+        a, b = self._operand("scaled_gemm", a), self._operand("scaled_gemm", b)
         self.capabilities.require(self.name, "gemms", (profile, a.format, b.format))
         self.capabilities.require(self.name, "gemm_dtypes", check_name("out_dtype", out_dtype))
         check_gemm(a, b, out_dtype)
@@ -197,7 +194,7 @@ class Backend(ABC):
             self.capabilities.require_prescale(self.name)
         if isinstance(b, PreparedArray) and not b.layout_for(self.name, profile):
             b = b.plain()
-        return profile, b
+        return profile, a, b
 
     def prepare(self, q: MXArray, *, profile: GemmProfile = GemmProfile.ORDERED) -> MXArray:
         """Return an operand that `scaled_gemm` reads faster as its right one: a weight that many GEMMs share.
@@ -216,7 +213,7 @@ class Backend(ABC):
 
         Implements: conformance.dual
         """
-        check_mxarray("prepare", q)
+        q = self._operand("prepare", q)
         profile = gemm_profile(profile)
         self.capabilities.require_prepared(self.name, profile, q.format)
         if len(q.shape) != 2:

@@ -46,7 +46,6 @@ def check_gemm(a: MXArray, b: MXArray, out_dtype: str) -> None:
     Implements: gemm.operands, gemm.output
     """
     for name, q in (("A", a), ("B", b)):
-        check_mxarray("scaled_gemm", q)
         if len(q.shape) != 2:
             raise ShapeError(f"scaled_gemm: {name} must have two axes, got shape {q.shape}")
     if a.shape[a.axis] != b.shape[b.axis] or a.length != b.length:
@@ -109,6 +108,7 @@ def scaled_gemm(
     Implements: gemm.exact, gemm.ordered, gemm.nan, gemm.output, gemm.prescale, conventions.nan
     """
     profile = gemm_profile(profile)
+    a, b = check_mxarray("scaled_gemm", a), check_mxarray("scaled_gemm", b)
     check_gemm(a, b, out_dtype)
     prescale = prescale_product(a, b)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):

@@ -62,6 +62,11 @@ class OperandSpec:
         normalize(self)
         for f in fields(self):
             require_in_range(f.name, getattr(self, f.name))
+        if self.block is BlockShape.TILE and _block_length(self) not in (0, 32):
+            raise RecipeError(
+                f"block = {self.block.value!r} with the format {self.format}, whose blocks have {_block_length(self)} "
+                "elements: tiles are for blocks of 32; set block = '1x32'"
+            )
         if self.signs is not SignPolicy.NONE and not self.hadamard:
             raise RecipeError(
                 f"signs = {self.signs.value!r} without a Hadamard transform: set hadamard = 16, say"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mxref.arrays import as_array
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
@@ -108,7 +109,7 @@ class TritonBackend(Backend):
 
     def from_numpy(self, array: NDArray[Any]) -> torch.Tensor:
         """Return a NumPy array as a tensor of this backend's device."""
-        array = np.array(array)  # torch needs writable memory
+        array = np.array(as_array(array))  # torch needs writable memory
         if array.dtype == ml_dtypes.bfloat16:
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
@@ -117,11 +118,8 @@ class TritonBackend(Backend):
 
     def to_numpy(self, array: torch.Tensor) -> NDArray[Any]:
         """Return a tensor as a NumPy array, bfloat16 as ml_dtypes.bfloat16."""
-        array = array.detach().cpu()
-        if array.dtype == torch.bfloat16:
-            # A view of another type keeps the strides of the first.
-            return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return array.numpy()
+        host: NDArray[Any] = as_array(array.detach().cpu())
+        return host
 
     def _quantize(self, x: torch.Tensor, plan: QuantPlan) -> tuple[torch.Tensor, torch.Tensor]:
         return quantize(x, plan, native=self.native).codes_and_scales()

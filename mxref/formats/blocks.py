@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mxref.errors import RecipeError
 from mxref.formats.elements import E2M1, E4M3, E5M2, ElementFormat
 from mxref.formats.scales import E8M0, ScaleFormat
 
@@ -58,13 +59,21 @@ class TensorFormat(OperandFormat):
 
 @dataclass(frozen=True, repr=False)
 class BlockFormat(OperandFormat):
-    """A block of `k` elements under one shared scale."""
+    """A block of `k` elements under one shared scale; RecipeError for a scale format other than E8M0."""
 
     element: ElementFormat
     scale: ScaleFormat
     k: int
 
     __hash__ = OperandFormat.__hash__
+
+    def __post_init__(self) -> None:
+        # Scale rules, kernels and stored bytes are those of E8M0.
+        if self.scale != E8M0:
+            raise RecipeError(
+                f"block format {self.name!r}: the scale format {self.scale.name} is not supported; use E8M0, as in "
+                f"BlockFormat({self.name!r}, {self.element.name}, E8M0, k={self.k})"
+            )
 
     @property
     def kind(self) -> str:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class BlockShape(StrEnum):
-    """What shares one scale: 32 elements of a row, or a 32x32 tile (its byte stored once per row)."""
+    """What shares one scale: a block of a row, or, where k is 32, a 32x32 tile (its byte stored once per row)."""
 
     ROW = "1x32"
     TILE = "32x32"

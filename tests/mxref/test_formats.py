@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import oracle
+from mxref.errors import RecipeError
 from mxref.formats import (
     BF16,
     BLOCK_FORMATS,
@@ -22,6 +24,7 @@ from mxref.formats import (
     MXFP8_E5M2,
     BlockFormat,
     ElementFormat,
+    ScaleFormat,
     Specials,
 )
 
@@ -127,3 +130,17 @@ def test_a_copy_of_an_unregistered_format_is_equal_to_it():
     mine = BlockFormat("mine", E3M2, E8M0, k=16)
     assert pickle.loads(pickle.dumps(mine)) == copy.deepcopy(mine) == mine
     assert mine != BlockFormat("mine", E3M2, E8M0, k=32)
+
+
+@pytest.mark.clause("formats.mxfp4")
+@pytest.mark.parametrize(
+    "scale",
+    [ScaleFormat("E4M3", 7, -6, 8, 127, "float8_e4m3fn"), replace(E8M0, bias=126)],
+    ids=["E4M3", "bias"],
+)
+def test_a_block_format_of_another_scale_is_refused_where_it_is_made(scale):
+    for make in (lambda: BlockFormat("mine", E2M1, scale, k=16), lambda: replace(MXFP4, scale=scale)):
+        with pytest.raises(
+            RecipeError, match=rf"scale format {scale.name} is not supported; use E8M0, as in"
+        ):
+            make()

@@ -214,6 +214,16 @@ def test_a_tensor_on_the_cpu_is_taken_as_the_array_that_it_is(backend: mxref.Bac
         backend.quantize(torch.ones(32, 32, device="meta"), "ocp")
 
 
+@pytest.mark.skipif(torch is None, reason="needs torch")
+@pytest.mark.clause("conventions.inputs", "conformance.arrays")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_every_operation_takes_and_refuses_the_same_arrays(backend: mxref.Backend) -> None:
+    import taken_arrays
+
+    taken_arrays.hold(backend)
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 def test_an_array_of_another_library_is_converted_or_refused(backend: mxref.Backend) -> None:
     assert mxref.quantize(Copied()) == backend.quantize(Copied(), "ocp") == mxref.quantize(X)

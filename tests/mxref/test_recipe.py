@@ -237,3 +237,12 @@ def test_two_block_lengths_in_one_gemm_are_refused():
         RecipeError, match="fprop: both operands of a GEMM share block length, got 32 for x and 16 for w"
     ):
         Recipe(fprop=replace(Recipe().fprop, w=short))
+
+
+@pytest.mark.clause("scale.block.tile")
+def test_tiles_of_a_format_with_another_block_length_are_refused():
+    """Else `32x32` would quantize tiles of k x k."""
+    short = replace(MXFP8_E4M3, name="short", k=16)
+    with pytest.raises(RecipeError, match="'32x32' with the format short, whose blocks have 16 elements"):
+        OperandSpec(format=short, block="32x32")
+    assert OperandSpec(format=short).block == "1x32"

@@ -55,6 +55,8 @@ def to_backend(tensor: torch.Tensor, backend: Backend) -> Any:
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if tensor.is_neg():  # a view whose elements memory holds negated
+        tensor = tensor.resolve_neg()
     if tensor.device.type not in backend.capabilities.devices:
         devices = ", ".join(sorted(backend.capabilities.devices))
         raise LayerError(

@@ -28,6 +28,10 @@ def test_bridge_shares_memory_and_refuses_other_devices():
         back = from_backend(array, backend)
         assert back.dtype == dtype
         assert torch.equal(back, t)
+    negated = (
+        torch.randn(4, 6, dtype=torch.complex64).conj().imag
+    )  # memory holds the values before the negation
+    np.testing.assert_array_equal(to_backend(negated, backend), negated.clone().numpy())
     with pytest.raises(LayerError, match="works on cpu, got a tensor on meta"):
         to_backend(torch.empty(2, device="meta"), backend)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+import taken_arrays
 from mxref import BlockShape, MXArray, OperandSpec, Rounding, ScaleRule, Stream, get_backend
 from mxref.errors import NonfiniteError, UnsupportedError
 from mxref.formats import CANONICAL_NAN
@@ -66,6 +67,12 @@ def check(x, spec, place=Placement(STREAM), **options):
         for backend in (BACKEND, REFERENCE)
     )
     assert_same(got, want)
+
+
+@pytest.mark.clause("conventions.inputs", "conformance.arrays")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
+def test_every_operation_takes_and_refuses_the_same_arrays():
+    taken_arrays.hold(BACKEND)
 
 
 # ---- every treatment ----
