@@ -10,6 +10,9 @@ from mxref.formats.blocks import (
     FORMATS,
     FP8,
     MXFP4,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
     BlockFormat,
@@ -18,14 +21,17 @@ from mxref.formats.blocks import (
 )
 from mxref.formats.choices import BlockShape, Nonfinite
 from mxref.formats.conventions import CANONICAL_NAN, INPUT_DTYPES
-from mxref.formats.elements import E2M1, E4M3, E5M2, ElementFormat, Specials
+from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, ElementFormat, Specials
 from mxref.formats.scales import E8M0, ScaleFormat
 
 __all__ = [
     "BF16",
     "BLOCK_FORMATS",
     "CANONICAL_NAN",
+    "E1M2",
     "E2M1",
+    "E2M3",
+    "E3M2",
     "E4M3",
     "E5M2",
     "E8M0",
@@ -33,6 +39,9 @@ __all__ = [
     "FP8",
     "INPUT_DTYPES",
     "MXFP4",
+    "MXFP4_E1M2",
+    "MXFP6_E2M3",
+    "MXFP6_E3M2",
     "MXFP8_E4M3",
     "MXFP8_E5M2",
     "BlockFormat",

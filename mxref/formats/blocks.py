@@ -2,7 +2,7 @@
 
 Source: OCP Microscaling Formats (MX) v1.0, section 5.2.
 
-Implements: formats.mxfp4, formats.mxfp8
+Implements: formats.mxfp4, formats.mxfp8, formats.mxfp6, formats.mxfp4_e1m2
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxref.errors import RecipeError
-from mxref.formats.elements import E2M1, E4M3, E5M2, ElementFormat
+from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, ElementFormat
 from mxref.formats.scales import E8M0, ScaleFormat
 
 
@@ -91,7 +91,13 @@ MXFP4 = BlockFormat("mxfp4", E2M1, E8M0, k=32)
 MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, E8M0, k=32)
 MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, E8M0, k=32)
 
-BLOCK_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2)}
+MXFP6_E2M3 = BlockFormat("mxfp6_e2m3", E2M3, E8M0, k=32)
+MXFP6_E3M2 = BlockFormat("mxfp6_e3m2", E3M2, E8M0, k=32)
+MXFP4_E1M2 = BlockFormat("mxfp4_e1m2", E1M2, E8M0, k=32)
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4_E1M2)
+}
 """The block formats, by name."""
 
 FORMATS: dict[str, OperandFormat] = {BF16.name: BF16, FP8.name: FP8, **BLOCK_FORMATS}

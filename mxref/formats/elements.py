@@ -1,8 +1,9 @@
 """Element formats: small floating-point types, given by their bits.
 
-Source: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point v1.0 for E4M3 and E5M2.
+Source: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point v1.0 for E4M3 and E5M2. E1M2 is in
+no standard: its magnitudes are the uniform grid 0, 0.25, ..., 1.75.
 
-Implements: formats.element, formats.e2m1, formats.fp8
+Implements: formats.element, formats.e2m1, formats.fp8, formats.fp6, formats.e1m2
 """
 
 from __future__ import annotations
@@ -101,3 +102,6 @@ class ElementFormat:
 E2M1 = ElementFormat("E2M1", 2, 1, bias=1, specials=Specials.NONE, dtype="float4_e2m1fn")
 E4M3 = ElementFormat("E4M3", 4, 3, bias=7, specials=Specials.NAN, dtype="float8_e4m3fn")
 E5M2 = ElementFormat("E5M2", 5, 2, bias=15, specials=Specials.IEEE, dtype="float8_e5m2")
+E2M3 = ElementFormat("E2M3", 2, 3, bias=1, specials=Specials.NONE, dtype="float6_e2m3fn")
+E3M2 = ElementFormat("E3M2", 3, 2, bias=3, specials=Specials.NONE, dtype="float6_e3m2fn")
+E1M2 = ElementFormat("E1M2", 1, 2, bias=1, specials=Specials.NONE)

@@ -1,6 +1,7 @@
 """Packed storage: element codes in bytes, the first element in the lowest bits, and exchange with ml_dtypes.
 
-Two 4-bit codes go into a byte, element 2i in the low nibble; an 8-bit code is a byte.
+Two 4-bit codes go into a byte, element 2i in the low nibble; four 6-bit codes go into three bytes, as one little-endian
+word; an 8-bit code is a byte.
 Source: OCP MX v1.0 leaves the layout open; low nibble first is what every GEMM backend but ggml's reads.
 """
 
@@ -21,7 +22,8 @@ def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
     """Return element codes packed into bytes.
 
     Args:
-        codes: element codes, uint8 [..., K]; K codes must fill whole bytes, so K is even for 4 bits.
+        codes: element codes, uint8 [..., K]; K codes must fill whole bytes, so K is even for 4 bits and a multiple
+            of 4 for 6 bits.
         element: the format of the codes.
 
     Returns:
@@ -31,7 +33,7 @@ def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
         ShapeError: K codes do not fill whole bytes.
         DtypeError: a code does not fit in the element's bits.
 
-    Implements: packing.nibbles, packing.bytes
+    Implements: packing.nibbles, packing.sixes, packing.bytes
     """
     together, size = _group(element)
     if codes.shape[-1] % together:
@@ -60,7 +62,7 @@ def pack(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
 def unpack(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
     """Return packed codes one per byte: uint8 [..., K] from uint8 [..., K * bits / 8].
 
-    Implements: packing.nibbles, packing.bytes
+    Implements: packing.nibbles, packing.sixes, packing.bytes
     """
     together, size = _group(element)
     if together == 1:

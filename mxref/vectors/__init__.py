@@ -118,8 +118,8 @@ KEYS: dict[RecordOp, Keys] = {
     RecordOp.PHILOX: Keys(("counter", "key"), (), (), ("words",)),
     RecordOp.INTEGERS: Keys((*_STREAM, "sr_bits", "row", "first", "count", "length"), (), (), ("r",)),
     RecordOp.SIGNS: Keys(("n", "policy", *_STREAM), (), (), ("signs",)),
-    RecordOp.PACK: Keys((), (), ("codes",), ("packed",)),
-    RecordOp.UNPACK: Keys((), (), ("packed",), ("codes",)),
+    RecordOp.PACK: Keys((), ("format",), ("codes",), ("packed",)),
+    RecordOp.UNPACK: Keys((), ("format",), ("packed",), ("codes",)),
     RecordOp.EXCHANGE: Keys((), (), ("packed", "scales"), ("elements", "factors")),
 }  # fmt: skip
 """Every operation's keys. A name that is both input and result (`signs`, `codes`) is one of them per operation."""

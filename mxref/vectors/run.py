@@ -194,13 +194,15 @@ def _signs(record: Record, backend: Backend) -> dict[str, str]:
 
 
 def _pack(record: Record, backend: Backend) -> dict[str, str]:
-    codes = parse_digits(record.inputs["codes"], 1, None, record.id)
-    return {"packed": digits_text(pack(codes, _EXCHANGED.element), 2)}
+    made = record_format(record)
+    codes = parse_digits(record.inputs["codes"], code_digits(made), None, record.id)
+    return {"packed": digits_text(pack(codes, made.element), 2)}
 
 
 def _unpack(record: Record, backend: Backend) -> dict[str, str]:
+    made = record_format(record)
     packed = parse_digits(record.inputs["packed"], 2, None, record.id)
-    return {"codes": digits_text(unpack(packed, _EXCHANGED.element), 1)}
+    return {"codes": digits_text(unpack(packed, made.element), code_digits(made))}
 
 
 def _exchange(record: Record, backend: Backend) -> dict[str, str]:

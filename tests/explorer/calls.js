@@ -27,8 +27,8 @@ function transformArrays(places, n, negative) {
 }
 
 const integersOf = (stream, start, count, R) => [...mx.integers(stream, BigInt(start), count, R)];
-const packed = (codes) => [...mx.pack(codes, 4)];
-const unpacked = (bytes) => [...mx.unpack(bytes, 4)];
+const packed = (codes, bits) => [...mx.pack(codes, bits)];
+const unpacked = (bytes, bits) => [...mx.unpack(bytes, bits)];
 
 /** What the page shows at an address, with floats as text that Python reads back exactly. */
 function shownAt(hash) {

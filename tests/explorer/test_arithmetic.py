@@ -17,6 +17,7 @@ from mxref.steps.scale import ScaleRule, bump_above
 from mxref.tomlio import to_table
 from mxref.vectors import BACKEND_OPS, Record, RecordOp, load_vectors
 from mxref.vectors.data import digits_text, parse_digits, parse_words, words_text
+from mxref.vectors.inputs import code_digits, record_format
 from mxref.vectors.run import run_record
 
 PLANTED = [
@@ -60,13 +61,17 @@ def signs(record: Record) -> dict[str, str]:
 
 
 def pack(record: Record) -> dict[str, str]:
-    codes = parse_digits(record.inputs["codes"], 1, None, record.id)
-    return {"packed": digits_text(np.array(page().engine.call("packed", codes.tolist()), np.uint8), 2)}
+    made = record_format(record)
+    codes = parse_digits(record.inputs["codes"], code_digits(made), None, record.id)
+    packed = page().engine.call("packed", codes.tolist(), made.element.bits)
+    return {"packed": digits_text(packed, 2)}
 
 
 def unpack(record: Record) -> dict[str, str]:
+    made = record_format(record)
     packed = parse_digits(record.inputs["packed"], 2, None, record.id)
-    return {"codes": digits_text(np.array(page().engine.call("unpacked", packed.tolist()), np.uint8), 1)}
+    codes = page().engine.call("unpacked", packed.tolist(), made.element.bits)
+    return {"codes": digits_text(codes, code_digits(made))}
 
 
 OWN = {
@@ -79,7 +84,7 @@ NOT_ON_THE_PAGE = {RecordOp.SCALED_GEMM, RecordOp.EXCHANGE}
 
 
 @pytest.mark.clause("random.philox", "random.elements", "random.counter")
-@pytest.mark.clause("hadamard.signs", "hadamard.policy", "packing.nibbles")
+@pytest.mark.clause("hadamard.signs", "hadamard.policy", "packing.nibbles", "packing.sixes")
 def test_golden_vectors():
     ran = dict.fromkeys(RecordOp, 0)
     for record in load_vectors():

@@ -43,11 +43,8 @@ def _quantize(record: Record) -> dict[str, str]:
     if spec.nonfinite.value == "raise" and (scales == oracle.NAN_BYTE).any():
         return {"error": "nonfinite"}
     made = record_format(record)
-    if "x_seed" in i and made.element.bits == 8:
-        return {"scales_sha256": digest(scales), "codes_sha256": digest(codes.astype(np.uint8))}
     if "x_seed" in i:
-        pairs = codes.astype(np.uint8).reshape(-1, 2)
-        packed = pairs[:, 0] + 16 * pairs[:, 1]
+        packed = np.frombuffer(_packed(codes.reshape(-1).tolist(), made.element.bits), np.uint8)
         return {"scales_sha256": digest(scales), "codes_sha256": digest(packed)}
     return {"scales": digits_text(scales, 2), "codes": digits_text(codes, code_digits(made))}
 
@@ -106,9 +103,7 @@ def _rows(operand: Any) -> list[list[tuple[int, list[int]]]]:
     """Return the rows of an operand as blocks: a scale byte and its element codes."""
     rows, k = [], operand.format.k
     for packed, scales in zip(operand.codes.tolist(), operand.scales.tolist(), strict=True):
-        codes = packed
-        if operand.format.element.bits == 4:
-            codes = [nibble for byte in packed for nibble in (byte & 15, byte >> 4)]
+        codes = _unpacked(bytes(packed), operand.format.element.bits)
         rows.append([(byte, codes[k * at : k * at + k]) for at, byte in enumerate(scales)])
     return rows
 
@@ -135,13 +130,26 @@ def _signs(record: Record) -> dict[str, str]:
 
 
 def _pack(record: Record) -> dict[str, str]:
-    codes = record.inputs["codes"]
-    return {"packed": "".join(codes[at + 1] + codes[at] for at in range(0, len(codes), 2))}
+    made = record_format(record)
+    codes = parse_digits(record.inputs["codes"], code_digits(made), None, record.id).tolist()
+    return {"packed": _packed(codes, made.element.bits).hex()}
 
 
 def _unpack(record: Record) -> dict[str, str]:
-    packed = record.inputs["packed"]
-    return {"codes": "".join(packed[at + 1] + packed[at] for at in range(0, len(packed), 2))}
+    made = record_format(record)
+    codes = _unpacked(bytes.fromhex(record.inputs["packed"]), made.element.bits)
+    return {"codes": digits_text(codes, code_digits(made))}
+
+
+def _packed(codes: list[int], bits: int) -> bytes:
+    """Return codes as one little-endian number, the first code in its lowest bits."""
+    number = sum(code << bits * at for at, code in enumerate(codes))
+    return number.to_bytes(len(codes) * bits // 8, "little")
+
+
+def _unpacked(packed: bytes, bits: int) -> list[int]:
+    number = int.from_bytes(packed, "little")
+    return [number >> bits * at & (1 << bits) - 1 for at in range(len(packed) * 8 // bits)]
 
 
 def _exchange(record: Record) -> dict[str, str]:

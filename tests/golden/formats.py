@@ -29,12 +29,13 @@ from golden.draft import (
     window,
 )
 from golden.products import dequantize, products
-from mxref.formats import BLOCK_FORMATS, BlockFormat
+from mxref.formats import BLOCK_FORMATS, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.steps.random import Stream, random_integers
 from mxref.steps.rounding import MAX_SR_BITS
 from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
 from mxref.vectors import DEFAULT, Record, RecordOp
-from mxref.vectors.data import words_text
+from mxref.vectors.data import digits_text, input_words, words_text
+from mxref.vectors.inputs import code_digits
 
 _EXPONENTS_PER_RECORD = 12
 _STREAM = Stream(0x0123456789ABCDEF, 7, 3, 2)
@@ -49,11 +50,36 @@ def drafts(made: BlockFormat) -> Iterator[Record]:
     yield from _whole(made)
     yield from dequantize(made)
     yield from products(made, made)
-    for other in BLOCK_FORMATS.values():
-        if other.k == made.k and other != made:
+    yield from _packing(made)
+    for other in _older(made):
+        if other.k == made.k:
             yield from products(made, other)
             if other.name == DEFAULT:  # whose own files are older
                 yield from products(other, made)
+
+
+def _older(made: BlockFormat) -> list[BlockFormat]:
+    """Return the formats listed before this one: a new format leaves the files of older ones as they are."""
+    formats = list(BLOCK_FORMATS.values())
+    older = formats[: formats.index(made)]
+    return [*older, MXFP8_E5M2] if made is MXFP8_E4M3 else older  # these two came together
+
+
+def _packing(made: BlockFormat) -> Iterator[Record]:
+    """Every code, and bytes of any bits, where a code is no byte."""
+    bits = made.element.bits
+    if bits == 8:
+        return
+    clauses = ["packing.nibbles" if bits == 4 else "packing.sixes"]
+    words = input_words(3, 0, 24)
+    yield draft(
+        RecordOp.PACK, f"{made.name}.pack", clauses, "every code, the first in the lowest bits", format=made.name,
+        codes=digits_text(range(1 << bits), code_digits(made)),
+    )  # fmt: skip
+    yield draft(
+        RecordOp.UNPACK, f"{made.name}.unpack", clauses, "drawn bytes", format=made.name,
+        packed=digits_text(words & np.uint32(255), 2),
+    )  # fmt: skip
 
 
 def _quantization(

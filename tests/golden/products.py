@@ -23,8 +23,12 @@ def dequantize(made: BlockFormat) -> Iterator[Record]:
     element = made.element
     digits = -(-element.bits // 4)
     codes = np.resize(np.arange(1 << element.bits), max(1 << element.bits, made.k))  # whole blocks
-    clauses = ["formats.e8m0", "formats.fp8" if element.bits == 8 else "formats.element", "dequantize.value"]
-    stored = "packing.bytes" if element.bits == 8 else "packing.nibbles"
+    of_element, stored = {
+        4: ("formats.element", "packing.nibbles"),
+        6: ("formats.fp6", "packing.sixes"),
+        8: ("formats.fp8", "packing.bytes"),
+    }[element.bits]
+    clauses = ["formats.e8m0", of_element, "dequantize.value"]
     asked = {"float32": (0, 1, 126, 127, 128, 200, 247, 253, 254, 255), "bfloat16": (0, 127, 247, 254)}
     for out, scales in asked.items():
         for scale in scales:

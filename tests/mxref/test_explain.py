@@ -93,8 +93,22 @@ def check_steps(e, block):
 
 
 # Mantissas above which, and from which on, each format's rules take the next exponent.
-RCEIL_ABOVE = {"mxfp4": 0x400000, "mxfp8_e4m3": 0x600000, "mxfp8_e5m2": 0x600000}
-EVEN_FROM = {"mxfp4": 0x600000, "mxfp8_e4m3": 0x780000, "mxfp8_e5m2": 0x700000}
+RCEIL_ABOVE = {
+    "E2M1": 0x400000,
+    "E4M3": 0x600000,
+    "E5M2": 0x600000,
+    "E2M3": 0x700000,
+    "E3M2": 0x600000,
+    "E1M2": 0x600000,
+}
+EVEN_FROM = {
+    "E2M1": 0x600000,
+    "E4M3": 0x780000,
+    "E5M2": 0x700000,
+    "E2M3": 0x780000,
+    "E3M2": 0x700000,
+    "E1M2": 0x700000,
+}
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
@@ -105,14 +119,14 @@ EVEN_FROM = {"mxfp4": 0x600000, "mxfp8_e4m3": 0x780000, "mxfp8_e5m2": 0x700000}
 )
 def test_scale_words_state_the_rule_that_the_code_follows(format, rule, mantissa):
     amax = np.array(130 << 23 | mantissa, np.uint32)
+    element = BLOCK_FORMATS[format].element
     block = one([amax.view(np.float32)], OperandSpec(scale_rule=rule, format=format))
     bumps = {
         ScaleRule.FLOOR: False,
         ScaleRule.CEIL: mantissa != 0,
-        ScaleRule.RCEIL: mantissa > RCEIL_ABOVE[format],
-        ScaleRule.EVEN: mantissa >= EVEN_FROM[format],
+        ScaleRule.RCEIL: mantissa > RCEIL_ABOVE[element.name],
+        ScaleRule.EVEN: mantissa >= EVEN_FROM[element.name],
     }
-    element = BLOCK_FORMATS[format].element
     assert block.scale.bump == bumps[rule]
     assert block.scale.unclamped == 130 - 127 - element.max_exponent + bumps[rule]
     assert block.scale.byte == scale_code(amax, rule, element)

@@ -13,13 +13,19 @@ from mxref.errors import RecipeError
 from mxref.formats import (
     BF16,
     BLOCK_FORMATS,
+    E1M2,
     E2M1,
+    E2M3,
+    E3M2,
     E4M3,
     E5M2,
     E8M0,
     FORMATS,
     FP8,
     MXFP4,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
     BlockFormat,
@@ -27,9 +33,6 @@ from mxref.formats import (
     ScaleFormat,
     Specials,
 )
-
-E2M3 = ElementFormat("E2M3", 2, 3, bias=1, specials=Specials.NONE, dtype="float6_e2m3fn")
-E3M2 = ElementFormat("E3M2", 3, 2, bias=3, specials=Specials.NONE, dtype="float6_e3m2fn")
 
 
 @pytest.mark.clause("formats.e2m1")
@@ -66,7 +69,7 @@ def test_the_oracle_decodes_fp8_as_ml_dtypes_does(format):
         assert np.isnan(value) or abs(value) == np.inf if got is None else float(got) == value
 
 
-@pytest.mark.clause("formats.element", "formats.e2m1", "formats.fp8", evidence="peer")
+@pytest.mark.clause("formats.element", "formats.e2m1", "formats.fp8", "formats.fp6", evidence="peer")
 @pytest.mark.parametrize("element", [E2M1, E4M3, E5M2, E2M3, E3M2], ids=lambda e: e.name)
 def test_every_code_has_the_value_that_ml_dtypes_gives_it(element):
     codes = np.arange(1 << element.bits, dtype=np.uint8)
@@ -79,7 +82,7 @@ def test_every_code_has_the_value_that_ml_dtypes_gives_it(element):
     assert not np.isfinite(element.values[element.max_code + 1 : element.sign]).any()
 
 
-@pytest.mark.clause("formats.element", "formats.mxfp8", evidence="known answer")
+@pytest.mark.clause("formats.element", "formats.fp6", "formats.e1m2", evidence="known answer")
 @pytest.mark.parametrize(
     ("element", "bits", "sign", "emax", "largest", "max_code", "smallest", "prescale"),
     [
@@ -88,6 +91,7 @@ def test_every_code_has_the_value_that_ml_dtypes_gives_it(element):
         (E5M2, 8, 0x80, 15, 57344, 0x7B, 2.0**-16, 0.875),
         (E2M3, 6, 0x20, 2, 7.5, 0x1F, 1 / 8, 15 / 16),
         (E3M2, 6, 0x20, 4, 28, 0x1F, 1 / 16, 7 / 8),
+        (E1M2, 4, 0x8, 0, 1.75, 0x7, 1 / 4, 7 / 8),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -106,17 +110,34 @@ def test_a_format_without_mantissa_has_powers_of_two():
     assert (powers.bits, powers.max_exponent, powers.prescale, powers.dtype) == (4, 4, 0.5, None)
 
 
-@pytest.mark.clause("formats.mxfp8", evidence="known answer")
-def test_the_block_formats_by_name():
-    """OCP MX v1.0, table 1: MXFP8 has FP8 (E4M3 or E5M2) elements, block size 32 and an 8-bit E8M0 scale."""
-    assert {f.name: f for f in (MXFP4, MXFP8_E4M3, MXFP8_E5M2)} == BLOCK_FORMATS
+@pytest.mark.clause("formats.e1m2", evidence="known answer")
+def test_the_grid_of_e1m2_is_uniform():
+    assert E1M2.values == tuple(sign * code / 4 for sign in (1, -1) for code in range(8))
+
+
+@pytest.mark.clause("formats.mxfp8", "formats.mxfp6", "formats.mxfp4_e1m2", evidence="known answer")
+@pytest.mark.parametrize(
+    ("made", "title", "element", "size"),
+    [
+        (MXFP4, "MXFP4", E2M1, 48),
+        (MXFP8_E4M3, "MXFP8 E4M3", E4M3, 96),
+        (MXFP8_E5M2, "MXFP8 E5M2", E5M2, 96),
+        (MXFP6_E2M3, "MXFP6 E2M3", E2M3, 72),
+        (MXFP6_E3M2, "MXFP6 E3M2", E3M2, 72),
+        (MXFP4_E1M2, "MXFP4 E1M2", E1M2, 48),
+    ],
+    ids=str,
+)
+def test_the_block_formats_have_32_elements_and_an_e8m0_scale(made, title, element, size):
+    """OCP MX v1.0, table 1, for all but E1M2."""
+    assert (made.title, made.element, made.scale, made.k) == (title, element, E8M0, 32)
+    assert made.code_bytes(96) == size
+    assert FORMATS[made.name] is made is BLOCK_FORMATS[made.name]
+
+
+def test_the_formats_by_name():
     assert FORMATS == {"bf16": BF16, "fp8": FP8, **BLOCK_FORMATS}
-    for block_format, element in ((MXFP8_E4M3, E4M3), (MXFP8_E5M2, E5M2)):
-        assert (block_format.element, block_format.scale, block_format.k) == (element, E8M0, 32)
-        assert block_format.code_bytes(96) == 96
-    assert MXFP4.code_bytes(96) == 48
-    assert [f.title for f in BLOCK_FORMATS.values()] == ["MXFP4", "MXFP8 E4M3", "MXFP8 E5M2"]
-    assert [f.kind for f in FORMATS.values()] == ["bf16", "fp8", "block", "block", "block"]
+    assert [f.kind for f in FORMATS.values()] == ["bf16", "fp8", *["block"] * len(BLOCK_FORMATS)]
     assert [str(f) for f in FORMATS.values()] == list(FORMATS)
 
 

@@ -8,10 +8,13 @@ import oracle
 from mxref.errors import DtypeError, ShapeError
 from mxref.formats import (
     E2M1,
+    E2M3,
     E4M3,
     E5M2,
     E8M0,
     MXFP4,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
     MXFP8_E4M3,
     MXFP8_E5M2,
     BlockFormat,
@@ -66,9 +69,9 @@ def test_a_code_of_8_bits_is_a_byte_of_its_own(element):
     assert not np.shares_memory(packed, codes)
 
 
-@pytest.mark.clause("packing.nibbles", evidence="known answer")
+@pytest.mark.clause("packing.sixes", evidence="known answer")
 def test_codes_of_6_bits_fill_three_bytes_by_four():
-    element = ElementFormat("E2M3", 2, 3, bias=1, specials=Specials.NONE)
+    element = E2M3
     codes = np.array([0x01, 0x3F, 0x20, 0x15, 0, 0, 0, 0x3F], np.uint8)
     word = 0x01 | 0x3F << 6 | 0x20 << 12 | 0x15 << 18
     packed = pack(codes, element)
@@ -78,11 +81,14 @@ def test_codes_of_6_bits_fill_three_bytes_by_four():
         pack(codes[:6], element)
 
 
-@pytest.mark.clause("packing.exchange", "packing.bytes", "formats.mxfp8", evidence="peer")
-@pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
-def test_ml_dtypes_reads_the_values_of_mxfp8(block_format):
-    codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
-    scales = np.full((8, 1), 130, np.uint8)
+@pytest.mark.clause(
+    "packing.exchange", "packing.bytes", "packing.sixes", "formats.mxfp8", "formats.mxfp6", evidence="peer"
+)
+@pytest.mark.parametrize("block_format", [MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2], ids=str)
+def test_ml_dtypes_reads_the_values_of_mxfp8_and_mxfp6(block_format):
+    bits = block_format.element.bits
+    codes = pack(np.arange(1 << bits, dtype=np.uint8).reshape(-1, 32), block_format.element)
+    scales = np.full((len(codes), 1), 130, np.uint8)
     elements, shared = to_ml_dtypes(codes, scales, block_format)
     assert elements.dtype == getattr(ml_dtypes, block_format.element.dtype)
     np.testing.assert_array_equal(
@@ -92,7 +98,7 @@ def test_ml_dtypes_reads_the_values_of_mxfp8(block_format):
     back = from_ml_dtypes(elements, shared, block_format)
     np.testing.assert_array_equal(back[0], codes)
     np.testing.assert_array_equal(back[1], scales)
-    with pytest.raises(DtypeError, match="expected float4_e2m1fn and float8_e8m0fnu, got float8"):
+    with pytest.raises(DtypeError, match="expected float4_e2m1fn and float8_e8m0fnu, got float[68]"):
         from_ml_dtypes(elements, shared, MXFP4)
 
 

@@ -133,7 +133,10 @@ class Element:
 E2M1 = Element("E2M1", 2, 1, bias=1)
 E4M3 = Element("E4M3", 4, 3, bias=7, specials="nan")
 E5M2 = Element("E5M2", 5, 2, bias=15, specials="ieee")
-ELEMENTS = {element.name: element for element in (E2M1, E4M3, E5M2)}
+E2M3 = Element("E2M3", 2, 3, bias=1)
+E3M2 = Element("E3M2", 3, 2, bias=3)
+E1M2 = Element("E1M2", 1, 2, bias=1)
+ELEMENTS = {element.name: element for element in (E2M1, E4M3, E5M2, E2M3, E3M2, E1M2)}
 GRID = E2M1.counts  # in halves
 
 

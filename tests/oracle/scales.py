@@ -28,6 +28,7 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
     ceil: the smallest power of two X with amax <= T X. rceil: the smallest X with amax <= M X.
     even: floor, after amax's significand is rounded to as many fractional bits as the element has, halves up.
     >c and >=c: floor, one more where amax's significand is above c, or not below it.
+    A subnormal amax counts as 2^-127 (1 + amax / 2^-126), which matters only to elements whose T is 1 or less.
     The exponent is then held within -127..127.
     """
     if is_nonfinite(amax_bits) or amax_bits & SIGN32 or amax_bits == 0:
@@ -35,6 +36,10 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
     num, den = units(amax_bits), UNIT
     e = floor_log2(num, den)  # amax is in [2^e, 2^(e+1))
     num, den = (num, den << e) if e >= 0 else (num << -e, den)  # the significand, amax over 2^e
+    if (
+        e < -126
+    ):  # the fields of a subnormal are read as those of a normal number, in the binade below the smallest
+        e, num, den = -127, (1 << 23) + amax_bits, 1 << 23
     if rule == "floor":
         bump = False
     elif rule == "ceil":

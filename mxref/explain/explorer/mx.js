@@ -44,6 +44,9 @@ const mx = (() => {
     mxfp4: { title: "MXFP4", element: elementFormat("E2M1", 2, 1, 1, "none") },
     mxfp8_e4m3: { title: "MXFP8 E4M3", element: elementFormat("E4M3", 4, 3, 7, "nan") },
     mxfp8_e5m2: { title: "MXFP8 E5M2", element: elementFormat("E5M2", 5, 2, 15, "ieee") },
+    mxfp6_e2m3: { title: "MXFP6 E2M3", element: elementFormat("E2M3", 2, 3, 1, "none") },
+    mxfp6_e3m2: { title: "MXFP6 E3M2", element: elementFormat("E3M2", 3, 2, 3, "none") },
+    mxfp4_e1m2: { title: "MXFP4 E1M2", element: elementFormat("E1M2", 1, 2, 1, "none") },
   };
 
   const RULES = ["floor", "ceil", "rceil", "even"];
@@ -343,15 +346,22 @@ const mx = (() => {
     }
   }
 
-  /** Codes as stored: two of 4 bits in a byte, the first in the low half, or one of 8 bits (packing.nibbles). */
+  /** Codes as stored, the first in the lowest bits of the first byte (packing.nibbles, packing.sixes, packing.bytes). */
   function pack(codes, bits) {
-    if (bits === 8) return Uint8Array.from(codes);
-    return Uint8Array.from({ length: codes.length / 2 }, (_, i) => codes[2 * i] | (codes[2 * i + 1] << 4));
+    const packed = new Uint8Array((codes.length * bits) / 8);
+    codes.forEach((code, i) => {
+      const word = code << (i * bits) % 8;
+      packed[(i * bits) >> 3] |= word;
+      if (word > 255) packed[((i * bits) >> 3) + 1] |= word >> 8;
+    });
+    return packed;
   }
 
   function unpack(packed, bits) {
-    if (bits === 8) return Uint8Array.from(packed);
-    return Uint8Array.from({ length: packed.length * 2 }, (_, i) => (packed[i >> 1] >> (4 * (i & 1))) & 15);
+    return Uint8Array.from({ length: (packed.length * 8) / bits }, (_, i) => {
+      const word = packed[(i * bits) >> 3] | (packed[((i * bits) >> 3) + 1] << 8);
+      return (word >> (i * bits) % 8) & ((1 << bits) - 1);
+    });
   }
 
   /** Values P * X of codes, exact (dequantize.value, dequantize.nan). */

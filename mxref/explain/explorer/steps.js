@@ -115,9 +115,9 @@ const steps = (() => {
   /** The stored bytes of A, and of B below them. */
   function memory(node, app) {
     const { a, b } = app.blocks;
-    const packing = a.element.bits === 4 ? ["packing.nibbles"] : ["packing.bytes"];
+    const packing = { 4: "packing.nibbles", 6: "packing.sixes", 8: "packing.bytes" }[a.element.bits];
     ui.replace(node,
-      ui.head(5, "Bytes in memory", "One scale byte, and the codes as they are stored.", [...packing, "packing.scales"]),
+      ui.head(5, "Bytes in memory", "One scale byte, and the codes as they are stored.", [packing, "packing.scales"]),
       row("a", a, app), b && row("b", b, app), b && h("p", { class: "verdict", "data-verdict": "" }, verdict(app.differ)));
   }
 
@@ -131,13 +131,14 @@ const steps = (() => {
 
   function row(name, block, app) {
     const differ = app.differ;
-    const half = block.element.bits === 4;
+    const bits = block.element.bits;
     const byteCell = (byte, i) => {
-      const first = half ? 2 * i : i;
+      const [first, last] = [0, 7].map((bit) => Math.floor((8 * i + bit) / bits));
+      const shared = first < last;
       return h("span", {
-        class: `byte${differ?.bytes[i] ? " differs" : ""}`, "data-element": first, "data-also": half ? first + 1 : null,
-        title: half ? `low half: element ${first}, high half: element ${first + 1}` : `element ${first}`,
-      }, ui.hex2(byte), h("small", {}, half ? `${first},${first + 1}` : first));
+        class: `byte${differ?.bytes[i] ? " differs" : ""}`, "data-element": first, "data-also": shared ? last : null,
+        title: shared ? `low bits: element ${first}, high bits: element ${last}` : `element ${first}`,
+      }, ui.hex2(byte), h("small", {}, shared ? `${first},${last}` : first));
     };
     return h("div", { class: `memory ${name}` },
       h("div", { class: "caption" }, app.blocks.b && h("b", { class: `side ${name}` }, name.toUpperCase()), " ", h("code", {}, link.treatmentText(block.treatment))),
