@@ -92,23 +92,11 @@ def check_steps(e, block):
         assert magnitude == expected[e.case]
 
 
-# Mantissas above which, and from which on, each format's rules take the next exponent.
-RCEIL_ABOVE = {
-    "E2M1": 0x400000,
-    "E4M3": 0x600000,
-    "E5M2": 0x600000,
-    "E2M3": 0x700000,
-    "E3M2": 0x600000,
-    "E1M2": 0x600000,
-}
-EVEN_FROM = {
-    "E2M1": 0x600000,
-    "E4M3": 0x780000,
-    "E5M2": 0x700000,
-    "E2M3": 0x780000,
-    "E3M2": 0x700000,
-    "E1M2": 0x700000,
-}
+# Mantissas above which RCEIL, and from which on EVEN, takes the next exponent.
+TURNS = {
+    "E2M1": (0x400000, 0x600000), "E4M3": (0x600000, 0x780000), "E5M2": (0x600000, 0x700000),
+    "E2M3": (0x700000, 0x780000), "E3M2": (0x600000, 0x700000), "E1M2": (0x600000, 0x700000),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
@@ -124,8 +112,8 @@ def test_scale_words_state_the_rule_that_the_code_follows(format, rule, mantissa
     bumps = {
         ScaleRule.FLOOR: False,
         ScaleRule.CEIL: mantissa != 0,
-        ScaleRule.RCEIL: mantissa > RCEIL_ABOVE[element.name],
-        ScaleRule.EVEN: mantissa >= EVEN_FROM[element.name],
+        ScaleRule.RCEIL: mantissa > TURNS[element.name][0],
+        ScaleRule.EVEN: mantissa >= TURNS[element.name][1],
     }
     assert block.scale.bump == bumps[rule]
     assert block.scale.unclamped == 130 - 127 - element.max_exponent + bumps[rule]

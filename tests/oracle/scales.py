@@ -36,9 +36,7 @@ def shared_scale(amax_bits: int, rule: Rule, element: Element = E2M1) -> int:
     num, den = units(amax_bits), UNIT
     e = floor_log2(num, den)  # amax is in [2^e, 2^(e+1))
     num, den = (num, den << e) if e >= 0 else (num << -e, den)  # the significand, amax over 2^e
-    if (
-        e < -126
-    ):  # the fields of a subnormal are read as those of a normal number, in the binade below the smallest
+    if e < -126:  # a subnormal, whose fields are read as those of a normal number
         e, num, den = -127, (1 << 23) + amax_bits, 1 << 23
     if rule == "floor":
         bump = False
