@@ -40,10 +40,13 @@ class FakeTrainer:
     diverging: Sequence[str] = ()
     interrupt: Callable[[str], None] = lambda label: None
     calls: list[tuple[str, int]] = field(default_factory=list)
+    configs: dict[str, TrainConfig] = field(default_factory=dict)
+    """By label."""
 
     def __call__(self, config: TrainConfig, recipe: Any, out: Path, *, label: str, **_: Any) -> FakeResult:
         assert (out / "arm.json").exists()
         self.calls.append((label, config.run.seed))
+        self.configs[label] = config
         self.interrupt(label)
         steps = range(config.run.eval_every, config.run.steps + 1, config.run.eval_every)
         stretch = (1 + self.slowdown.get(label, 0.0)) * (1 + 0.01 * math.sin(config.run.seed))

@@ -17,13 +17,17 @@ import mxref
 from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
 from mxref.cli import main
 from mxref.recipe_files import recipe_from_table
+from mxref.tomlio import to_table
+from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
 from mxref_training.lab.branches import run_branches
 from mxref_training.lab.ladder import Ladder
+from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.results import summary
 from mxref_training.lab.study import run_ladder
+from mxref_training.report.branches import branch_tables
 from mxref_training.run import loop
 from mxref_training.run.branch import begin_branch
 from mxref_training.run.interrupt import Interrupted
@@ -317,3 +321,36 @@ def test_the_command_branches_and_prints_the_differences(
     found = CliRunner().invoke(main, ["ablate", str(lad), "--updates", "2"])
     assert found.exit_code == 2
     assert "--updates need --branch" in found.stderr
+
+
+def test_annealed_branches_end_at_a_rate_of_0_and_are_evaluated_with_another_recipe(tmp_path: Path) -> None:
+    backend = mxref.get_backend("numba")
+    asked = Extra({}, {"bf16": to_table(find_recipe("bf16"))})
+    results, _ = branches(
+        tmp_path / "a",
+        design(anneal=True, moments=["4"]),
+        arms=["sr"],
+        extra=lambda corpus: asked,
+        backend=backend,
+    )
+    folder = tmp_path / "a" / "branch" / "step-4" / "arms"
+    rates = [line["lr"] / LONG.optim.lr for line in lines(folder / "sr") if "lr" in line and line["step"] > 4]
+    assert rates == pytest.approx([1, 0.75, 0.5, 0.25])
+    records = {
+        name: json.loads((folder / name / "result.json").read_text())["record"]["last"]["losses"]
+        for name in ("fp8", "sr")
+    }
+    found = by_name(results, 0)["sr"]["evaluated"]
+    for recipe in ("own", "bf16"):
+        less = records["sr"][recipe]["validation"] - records["fp8"][recipe]["validation"]
+        assert found[recipe] == {"mean": less, "half_width": None, "pairs": 1}
+    assert found["own"]["mean"] == by_name(results, 0)["sr"]["validation_last"]["mean"]
+    head, row = branch_tables(results)[0].columns, branch_tables(results)[0].rows[-1]
+    assert row[[column.title for column in head].index("in bf16")] == found["bf16"]["mean"]
+
+
+def test_a_branch_goes_on_with_the_trunks_model(tmp_path: Path) -> None:
+    lad = design()
+    other = replace(lad.named("sr"), train={"model": {"layers": 1}})
+    with pytest.raises(ConfigError, match=r"arm 'sr' sets keys of train\.model"):
+        branches(tmp_path, replace(lad, arm=tuple(other if a.name == "sr" else a for a in lad.arm)))

@@ -273,3 +273,30 @@ def test_collecting_needs_folders_and_out(arguments: list[str], said: str) -> No
     found = CliRunner().invoke(main, ["ablate", *arguments])
     assert found.exit_code == 2
     assert said in " ".join(found.stderr.split())
+
+
+def test_an_arm_trains_with_keys_of_its_own_and_its_results_are_collected(tmp_path: Path) -> None:
+    own = {"name": "slow", "label": "slow", "train": {"optim": {"lr": 1e-5}, "run": {"log_every": 5}}}
+    lad = ladder(arm=[own, *table()["arm"]])  # the arm with own keys comes first
+    whole, trainer = run(tmp_path / "a", lad)
+    trained, shared = trainer.configs, tiny()
+    assert (trained["slow"].optim.lr, trained["slow"].run.log_every) == (1e-5, 5)
+    assert (trained["H16"].optim.lr, trained["H16"].run.log_every) == (shared.optim.lr, shared.run.log_every)
+    results, _ = bring(tmp_path / "all", only_results(tmp_path / "a", tmp_path / "back"), lad=lad)
+    assert results == whole
+    assert results["config"]["optim"]["lr"] == shared.optim.lr
+    changed = ladder(arm=[own | {"train": {"optim": {"lr": 2e-5}}}, *table()["arm"]])
+    with pytest.raises(ConfigError, match=r"arm slow was trained with another optim\.lr than in the ladder"):
+        bring(tmp_path / "other", tmp_path / "back", lad=changed)
+
+
+@pytest.mark.parametrize("keys", [{"run": {"steps": 5}}, {"data": {"workers": 2}}, {"model": {"vocab": 99}}])
+def test_what_makes_arms_comparable_is_no_arms_own(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"arm 'a': train\.(run|data|model)\.\w+ is shared by all arms"):
+        ladder(arm=[*table()["arm"], {"name": "a", "label": "a", "train": keys}])
+
+
+def test_a_repetition_of_the_reference_has_no_keys_of_its_own() -> None:
+    again = {"name": "again", "label": "a", "seed_offset": 3, "train": {"optim": {"lr": 1e-5}}}
+    with pytest.raises(ConfigError, match="other keys of train"):
+        ladder(arm=[*table()["arm"], again])

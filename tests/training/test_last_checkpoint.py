@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.tomlio import build, to_table
 from mxref_training.config import find_recipe
@@ -152,10 +150,3 @@ def test_text_is_divided_by_its_source(tmp_path: Path, monkeypatch: pytest.Monke
     file.write_text(json.dumps({"text": "a" * 40, "source": "news"}) + "\n")
     with pytest.raises(ConfigError, match="news is the training text"):
         prepare([str(file)], (), CONFIG, same, get_backend("reference"))
-
-
-def test_branches_take_no_such_evaluation() -> None:
-    found = CliRunner().invoke(main, ["ablate", "paper", "--branch", "--last-recipe", "bf16"])
-    assert found.exit_code != 0
-    said = " ".join(f"{found.output} {found.exception}".split())
-    assert "--last-val and --last-recipe are for whole runs" in said

@@ -223,6 +223,23 @@ def test_learning_rate_schedules() -> None:
     assert learning_rate(fixed, 29, 104) == pytest.approx(0.55)
     assert learning_rate(fixed, 90, 104) == pytest.approx(0.1)
     assert learning_rate(OptimConfig(lr=0.5), 0, 10) == 0.5
+    linear = replace(constant, schedule=Schedule.LINEAR)
+    assert [learning_rate(linear, step, 104) for step in (3, 4, 54, 103, 104)] == pytest.approx(
+        [1.0, 1.0, 0.5, 0.01, 0.0]
+    )
+    wsd = replace(constant, schedule=Schedule.WSD, decay_start=84)
+    assert [learning_rate(wsd, step, 104) for step in (0, 4, 84, 94, 103)] == pytest.approx(
+        [0.25, 1.0, 1.0, 0.5, 0.05]
+    )
+    for wrong in (
+        {"schedule": Schedule.WSD},
+        {"decay_start": 50},
+        {"schedule": Schedule.LINEAR, "decay_start": 50},
+    ):
+        with pytest.raises(ConfigError, match=r"optim\.decay_start"):
+            replace(constant, **wrong)
+    with pytest.raises(ConfigError, match=r"optim\.decay_start = 90 .* optim\.decay_steps = 80"):
+        replace(constant, schedule=Schedule.WSD, decay_start=90, decay_steps=80)
 
 
 def test_matrices_decay_and_norms_do_not() -> None:
@@ -275,8 +292,8 @@ def test_clipping() -> None:
         ("run.steps=10\nrun.batch=3", r"run.steps: expected int, got '10\\nrun.batch=3' \(str\)$"),
         ("run.steps=many", r"^--set 'run.steps=many': run.steps: expected int, got 'many' \(str\)$"),
         (
-            "optim.schedule=linear",
-            r"^--set 'optim.schedule=linear': optim.schedule = 'linear' is not one of constant",
+            "optim.schedule=poly",
+            r"^--set 'optim.schedule=poly': optim.schedule = 'poly' is not one of constant",
         ),
         ("model.rope_scaling.facto=2", r"in \[model.rope_scaling\] \(did you mean 'factor'\?\)$"),
         ("model.rope_scaling={facto=2}", r"in \[model.rope_scaling\] \(did you mean 'factor'\?\)$"),

@@ -40,10 +40,16 @@ def test_the_product_follows_the_oracle(tmp_path, name):
 @pytest.mark.parametrize("decay_steps", [0, 12, 40])
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 1.0])
 def test_learning_rates(schedule, warmup, decay_steps, ratio):
+    start = 9 if schedule is Schedule.WSD else None
     config = OptimConfig(
-        lr=3e-4, warmup=warmup, schedule=schedule, decay_steps=decay_steps, min_lr_ratio=ratio
+        lr=3e-4,
+        warmup=warmup,
+        schedule=schedule,
+        decay_steps=decay_steps,
+        decay_start=start,
+        min_lr_ratio=ratio,
     )
-    fields = {"lr": 3e-4, "warmup": warmup, "schedule": schedule.value, "min_lr_ratio": ratio}
+    fields = {"lr": 3e-4, "warmup": warmup, "schedule": schedule.value, "min_lr_ratio": ratio, "start": start}
     for step in range(30):
         expected = oracle.learning_rate(step, end=decay_steps or 30, **fields)
         # The cosine is libm's, of which any rounds to within a few units of float64.

@@ -90,13 +90,23 @@ def logit_gradient(logits: Array, targets: Array, tokens: int) -> Array:
 
 
 def learning_rate(
-    step: int, *, lr: float, warmup: int, schedule: str, min_lr_ratio: float, end: int
+    step: int,
+    *,
+    lr: float,
+    warmup: int,
+    schedule: str,
+    min_lr_ratio: float,
+    end: int,
+    start: int | None = None,
 ) -> float:
-    """Rate of an optimizer step, counted from 0: linear warm-up, then constant or half a cosine that ends at `end`."""
+    """Rate of an optimizer step, counted from 0: linear warm-up, then the schedule, whose decay ends at `end`."""
     if step < warmup:
         return lr * ((step + 1) / warmup)
     if schedule == "constant":
         return lr
+    if schedule in ("linear", "wsd"):
+        left = (end - step) / (end - (warmup if start is None else start))
+        return lr * min(1.0, max(0.0, left))
     floor = min_lr_ratio * lr
     if step >= end:
         return floor

@@ -65,6 +65,11 @@ class Schedule(StrEnum):
 
     CONSTANT = "constant"
     COSINE = "cosine"
+    """Half a cosine, from the end of the warm-up down to `min_lr_ratio` at `decay_steps`."""
+    LINEAR = "linear"
+    """A straight line, from the end of the warm-up down to 0 at `decay_steps`."""
+    WSD = "wsd"
+    """Warm-up, stable, decay: constant up to `decay_start`, then a straight line down to 0 at `decay_steps`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,9 @@ class OptimConfig:
     min_lr_ratio: float = 0.1
     """End of the cosine, as a fraction of `lr`."""
     decay_steps: int = 0
-    """Step at which the cosine ends; 0 is the last step of the run."""
+    """Step at which the decay ends; 0 is the last step of the run."""
+    decay_start: int | None = None
+    """Step at which the decay of `wsd` begins, and of no other schedule."""
 
     def __post_init__(self) -> None:
         positive = dict.fromkeys(("lr", "eps"), (limits.SMALLEST, limits.LARGEST))
@@ -98,6 +105,17 @@ class OptimConfig:
         check(self, "optim", **positive, **counts, min_lr_ratio=(0, 1), **reals)
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)} is outside [0, 1)")
+        require(
+            (self.decay_start is not None) == (self.schedule is Schedule.WSD),
+            f"optim.schedule = {self.schedule.value!r} and optim.decay_start = {self.decay_start} do not go together: "
+            "the schedule 'wsd', and no other, needs the step at which its decay begins",
+        )
+        if self.decay_start is not None:
+            require(
+                self.warmup <= self.decay_start < (self.decay_steps or limits.MAX_COUNT),
+                f"optim.decay_start = {self.decay_start} is not from optim.warmup = {self.warmup} to a step before "
+                f"optim.decay_steps = {self.decay_steps}",
+            )
 
 
 class Compile(StrEnum):

@@ -252,10 +252,6 @@ def ablate(
         raise ConfigError(
             "--probe reads the last checkpoint of whole runs, which --branch does not train: give one"
         )
-    if branches and (last_val or last_recipes):
-        raise ConfigError(
-            "--last-val and --last-recipe are for whole runs, which --branch does not train: leave them out"
-        )
     if probes and kept is not None and loaded.reference.name not in kept:
         raise ConfigError(
             f"--probe reads the checkpoint of {loaded.reference.name}, which --keep-checkpoints deletes: name it there"
@@ -275,7 +271,7 @@ def ablate(
         on = replace(config, run=replace(config.run, device=device))
         for arm in loaded.arm:
             try:
-                preflight(on, loaded.resolve(arm), computes, slots.per_device)
+                preflight(arm.config(on), loaded.resolve(arm), computes, slots.per_device)
             except RecipeError as err:
                 raise type(err)(f"arm {arm.name}: {err}") from err
     costs, measured = Costs.load(folder)
@@ -311,6 +307,9 @@ def ablate(
         "runner": run_all,
         "costs": costs,
         "before": before,
+        "extra": lambda corpus: prepare(
+            [*loaded.last.val, *last_val], [*loaded.last.recipes, *last_recipes], config, corpus, computes
+        ),
         "say": say,
     }
     try:
@@ -322,7 +321,6 @@ def ablate(
             config,
             folder,
             keep_checkpoints=kept,
-            extra=lambda corpus: prepare(last_val, last_recipes, config, corpus, computes),
             then="the probe" if probes else "",
             **shared,
         )

@@ -24,7 +24,6 @@ def show_arms(ladder: Ladder, names: Sequence[str]) -> None:
     from rich.table import Table
 
     from mxref.terminal import BOX, HEAD, QUIET, console
-    from mxref_training.run.treatment import describe
 
     table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))
     for name in ("arm", "stage", "paper", "treatment"):
@@ -34,7 +33,7 @@ def show_arms(ladder: Ladder, names: Sequence[str]) -> None:
             arm.name,
             arm.stage,
             arm.paper.overhead if arm.paper else "",
-            _in_words(describe(ladder.resolve(arm))),
+            _in_words(ladder.treatment(arm)),
         )
     console().print(table)
 

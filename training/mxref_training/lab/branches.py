@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
+from mxref_training.config import Schedule
+from mxref_training.errors import ConfigError
 from mxref_training.lab.arm import ArmRun, Start
 from mxref_training.lab.costs import Costs
 from mxref_training.lab.fingerprint import DESIGN, fingerprint
 from mxref_training.lab.ladder import Arm, Ladder
+from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.result_file import Record, digest, plain, write_json
@@ -46,6 +49,7 @@ def run_branches(
     runner: Runner | None = None,
     costs: Costs | None = None,
     before: Before | None = None,
+    extra: Callable[[Any], Extra] = lambda corpus: Extra(),
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train the branches that are not finished, and return the results, also written to `out/branch.json`.
@@ -64,6 +68,7 @@ def run_branches(
         runner: trains the runs; by default `trainer` trains them one after another in this process.
         costs: learns how long the finished runs took.
         before: is told all runs that will train, before the first one does.
+        extra: makes, of the tokens, what the last checkpoint of each branch is evaluated on too.
         say: prints one line.
 
     Raises:
@@ -75,8 +80,14 @@ def run_branches(
     moments = design.steps(config.run.steps)
     chosen = branching(ladder, arms)
     require_runnable(ladder, chosen, backend)
+    for arm in chosen:
+        if "model" in arm.train:
+            raise ConfigError(
+                f"arm {arm.name!r} sets keys of train.model, and a branch goes on with the trunk's model: "
+                f"--without {arm.name} leaves the arm out"
+            )
     code, tokens = code_digest(), corpus()
-    plan = _Plan(ladder, config, out, design, moments, backend, tokens, code)
+    plan = _Plan(ladder, config, out, design, moments, backend, tokens, code, extra(tokens))
     count = design.seeds if seeds is None else seeds
     trunks = [plan.trunk(seed) for seed in range(count)]
     branches = [
@@ -89,7 +100,8 @@ def run_branches(
 
     def results(records: dict[str, Record]) -> dict[str, Any]:
         found = ((run, records[run.title]) for run in branches if run.title in records)
-        table = assemble_branches(ladder, branch_config(config, design), found, tokens, backend.name)
+        shared = branch_config(config, replace(design, anneal=False), moments[0])
+        table = assemble_branches(ladder, shared, found, tokens, backend.name)
         written: dict[str, Any] = plain(table)
         write_json(out / RESULTS, written)
         return written
@@ -115,10 +127,17 @@ def run_branches(
     return final
 
 
-def branch_config(config: TrainConfig, design: Branch) -> TrainConfig:
-    """Return the configuration of a branch: every step is logged, and no checkpoint is kept but the newest."""
+def branch_config(config: TrainConfig, design: Branch, step: int) -> TrainConfig:
+    """Return the configuration of a branch from a step of the trunk.
+
+    Every step is logged, and no checkpoint is kept but the newest.
+    """
     run = replace(config.run, log_every=1, eval_every=design.interval, checkpoint_every=0, keep=1)
-    return replace(config, run=run)
+    optim = config.optim
+    if design.anneal:
+        end = step + design.updates
+        optim = replace(optim, schedule=Schedule.WSD, decay_start=step, decay_steps=end)
+    return replace(config, run=run, optim=optim)
 
 
 def branch_place(step: int) -> Path:
@@ -157,6 +176,7 @@ class _Plan:
     backend: Backend
     tokens: Any
     code: str
+    extra: Extra
 
     def trunk(self, seed: int) -> ArmRun:
         """Return the run that has the checkpoints, or makes them."""
@@ -172,12 +192,17 @@ class _Plan:
     def branch(self, trunk: ArmRun, arm: Arm, step: int) -> ArmRun:
         """Return the run of an arm that goes on from a step of a trunk."""
         design = self.design
-        config = branch_config(seeded(self.config, arm, trunk.seed), design)
+        config = branch_config(seeded(self.config, arm, trunk.seed), design, step)
         same = {key: value for key, value in trunk.key.items() if key != DESIGN}
         place = {"from": trunk.arm.name, "trunk": digest(same)[:12], "step": step, "updates": design.updates}
+        place |= {"anneal": True} if design.anneal else {}
         made = self._run(self.out / branch_place(step), arm, trunk.seed, config, place)
         return replace(
-            made, start=Start(trunk.folder, step), stops=(step + design.updates,), keep_checkpoints=False
+            made,
+            start=Start(trunk.folder, step),
+            stops=(step + design.updates,),
+            keep_checkpoints=False,
+            extra=self.extra,
         )
 
     def _run(self, out: Path, arm: Arm, seed: int, config: TrainConfig, place: dict[str, Any]) -> ArmRun:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mxref.tomlio import to_table
+from mxref.tomlio import merge, to_table
 from mxref_training.config import config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab import result_file
@@ -77,9 +77,9 @@ def collect(
     whole, branches = ([f for f in found if (f.design is None) is plainly] for plainly in (True, False))
     for results in (whole, branches):
         if results:
-            _require_one_ladder(results)
+            _require_one_ladder(ladder, results)
             _config(ladder, results)
-    _require_one_ladder(found, ("model", "optim", "data", "backend", "code"))
+    _require_one_ladder(ladder, found, ("model", "optim", "data", "backend", "code"))
     runs = _once(found, say)
     for result in runs.values():
         _keep(result, out, say)
@@ -180,18 +180,49 @@ def _require_arm(ladder: Ladder, result: Found) -> None:
             f"{result.path}: arm {arm.name} has another recipe than in the ladder, by {_some(found)}; "
             "name the ladder that these results are of"
         )
+    config = result.table["config"]
+    if found := differences(config, plain(merge(config, arm.train))):
+        raise ConfigError(
+            f"{result.path}: arm {arm.name} was trained with another {_some(found)} than in the ladder; "
+            "name the ladder that these results are of"
+        )
 
 
-def _require_one_ladder(found: Sequence[Found], parts: Sequence[str] = ()) -> None:
+def _own_keys(ladder: Ladder, result: Found) -> set[tuple[str, str]]:
+    """Return the section and name of each key that the run's arm, or its annealed branch, sets for itself."""
+    tables = ladder.named(result.record["arm"]).train
+    own = {(section, key) for section, keys in tables.items() for key in keys}
+    if result.design and result.design.get("anneal"):
+        own |= {("optim", key) for key in ("schedule", "decay_start", "decay_steps")}
+    return own
+
+
+def _without(shared: dict[str, Any], keys: set[tuple[str, str]]) -> dict[str, Any]:
+    return {
+        section: {key: value for key, value in part.items() if (section, key) not in keys}
+        if isinstance(part, dict)
+        else part
+        for section, part in shared.items()
+    }
+
+
+def _require_one_ladder(ladder: Ladder, found: Sequence[Found], parts: Sequence[str] = ()) -> None:
     """Raise ConfigError, which says what differs and where, unless all runs were trained under equal conditions.
 
     Args:
+        ladder: the arms.
         found: the runs.
         parts: the parts of the fingerprint that count; all if empty.
     """
-    first, shared = found[0], [result.shared for result in found]
-    kept = [{name: one[name] for name in parts or one} for one in shared]
-    other = [(result, differences(kept[0], one)) for result, one in zip(found, kept, strict=True)]
+    first = min(found, key=lambda result: len(_own_keys(ladder, result)))
+    other = []
+    for result in found:
+        own = _own_keys(ladder, first) | _own_keys(ladder, result)
+        one, two = (
+            {name: part for name, part in _without(run.shared, own).items() if name in (parts or run.shared)}
+            for run in (first, result)
+        )
+        other.append((result, differences(one, two)))
     wrong = [f"{result.path} by {_some(parts)}" for result, parts in other if parts]
     if wrong:
         raise ConfigError(
@@ -210,7 +241,9 @@ def _config(ladder: Ladder, found: Sequence[Found]) -> TrainConfig:
     for result in found:
         shift = ladder.named(result.record["arm"]).seed_offset + result.record["pair"]
         seed, order = result.record["seed"], result.record["data_seed"]
-        firsts.setdefault((seed - shift, None if order is None else order - shift), result)
+        place = (seed - shift, None if order is None else order - shift)
+        if place not in firsts or _own_keys(ladder, firsts[place]):
+            firsts[place] = result
     if len(firsts) > 1:
         (a, one), (b, other) = list(firsts.items())[:2]
         raise ConfigError(

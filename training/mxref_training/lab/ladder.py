@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from mxref.errors import FileFormatError
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
-from mxref.tomlio import build, merge, nearest, read_toml, shown
-from mxref_training.config import TrainConfig
+from mxref.tomlio import build, merge, nearest, read_toml, shown, to_table
+from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.errors import ConfigError
 from mxref_training.lab.contrasts import Contrast
 from mxref_training.lab.extension import extended
 from mxref_training.lab.moments import Branch
 from mxref_training.overrides import require_known
+from mxref_training.run.treatment import describe
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ MAX_SEEDS = 1000
 """Repetitions of an arm."""
 DNC = "DNC"
 """How a paper's table says that an arm does not converge."""
+
+_SHARED = frozenset({"data", "parallel", "model.vocab"} | {f"run.{key}" for key in (
+    "steps", "batch", "seq_len", "eval_every", "eval_tokens", "seed", "data_seed", "device"
+)})  # fmt: skip
+"""Sections and keys that an arm cannot set for itself."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(?:\s*[-–]\s*(\d+(?:\.\d+)?))?\s*%")
@@ -80,6 +86,8 @@ class Arm:
     stage: str = ""
     """The GEMMs that it treats; the table's rows are grouped by it."""
     recipe: Table = field(default_factory=dict)
+    train: Table = field(default_factory=dict)
+    """Keys of the configuration that it trains with in place of the ladder's, as in `optim.lr`."""
     seeds: int = 1
     """Repetitions, each at other seeds, where the call asks for no number. The reference needs as many as any other."""
     seed_offset: int = 0
@@ -89,6 +97,19 @@ class Arm:
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= MAX_SEEDS:
             raise ConfigError(f"arm {self.name!r}: seeds = {self.seeds} is outside 1 .. {MAX_SEEDS}")
+        for section, keys in self.train.items():
+            for key in keys if isinstance(keys, dict) else ():
+                if section in _SHARED or f"{section}.{key}" in _SHARED:
+                    raise ConfigError(
+                        f"arm {self.name!r}: train.{section}.{key} is shared by all arms, which are compared at equal "
+                        "seeds, data and tokens: set it under [train]"
+                    )
+
+    def config(self, shared: TrainConfig) -> TrainConfig:
+        """Return the arm's configuration: its own keys laid over those that all arms share."""
+        if not self.train:
+            return shared
+        return config_from_table(merge(to_table(shared), self.train), f"arm {self.name!r}: train")
 
 
 @dataclass(frozen=True)
@@ -103,6 +124,16 @@ class LossTarget:
     """A fixed target in nats per token, in place of the fraction."""
     high_precision: str = "bf16"
     """Name of a second arm to which the gap in loss is measured; empty for none."""
+
+
+@dataclass(frozen=True)
+class LastEvaluations:
+    """The table `[last]`: further evaluations of the last checkpoint of each run, and of each branch."""
+
+    recipes: tuple[str, ...] = ()
+    """Names of shipped recipes, or files: the checkpoint is evaluated with their Fprop on its own validation text."""
+    val: tuple[str, ...] = ()
+    """JSONL on which it is evaluated too, by the field `source` of its documents."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +169,8 @@ class Ladder:
     """Contrasts that were declared after runs had been seen; they stand outside the family, and no verdict is given."""
     branch: Branch = field(default_factory=Branch)
     """The branch design."""
+    last: LastEvaluations = LastEvaluations()
+    """What the last checkpoint of each run is evaluated on too."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arm]
@@ -172,11 +205,11 @@ class Ladder:
                 raise ConfigError(
                     f"arm {arm.name!r} has a seed_offset and so runs once; leave seeds = {arm.seeds} out"
                 )
-            if self.resolve(arm) != base and arm.seed_offset:
+            if arm.seed_offset and (self.resolve(arm), arm.train) != (base, self.reference.train):
                 raise ConfigError(
-                    f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe than "
-                    f"{self.reference.name!r}: arms are compared at equal seeds, so only a repetition of the "
-                    "reference may have an offset"
+                    f"arm {arm.name!r} has seed_offset = {arm.seed_offset} and another recipe or other keys of "
+                    f"train than {self.reference.name!r}: arms are compared at equal seeds, so only a repetition of "
+                    "the reference may have an offset"
                 )
 
     def _check_contrasts(self, names: list[str]) -> None:
@@ -232,6 +265,13 @@ class Ladder:
         """Recipes that were asked for, by the arm's name: each report of a ladder asks for them all."""
         return {}
 
+    def treatment(self, arm: Arm) -> list[tuple[str, str]]:
+        """Return what the arm does differently in a few words: for each GEMM, and its own keys of the training."""
+        keys = [
+            f"{section}.{key} = {value}" for section, own in arm.train.items() for key, value in own.items()
+        ]
+        return [*describe(self.resolve(arm)), *([("Training", ", ".join(keys))] if keys else [])]
+
     def names(self, arms: list[str], without: list[str]) -> list[str]:
         """Return the given names of arms, or all names if none is given, without those to leave out.
 
@@ -284,6 +324,8 @@ def load_ladder(path_or_name: str | Path) -> Ladder:
         table = extended(table, read_toml(_file(str(table["extends"]), path.parent)), path.name)
     ladder = build(Ladder, table, path.name)
     require_known(ladder.train.overlay(), TrainConfig, f"{path.name}: train")
+    for arm in ladder.arm:
+        require_known(arm.train, TrainConfig, f"{path.name}: arm {arm.name!r}: train")
     return ladder
 
 

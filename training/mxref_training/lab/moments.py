@@ -27,6 +27,8 @@ class Branch:
     """Steps between evaluations of a branch; `updates` and the moments are multiples. 0: a quarter of `updates`."""
     seeds: int = 1
     """Trunks, each at other seeds."""
+    anneal: bool = False
+    """Lower the learning rate of every branch to 0, in a straight line over its updates."""
 
     def __post_init__(self) -> None:
         for name, least in (("updates", 1), ("eval_every", 0), ("seeds", 1)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mxref
 from mxref.tomlio import to_table
 from mxref_training.lab.distributions import student_point
+from mxref_training.lab.last_checkpoint import VALIDATION
 from mxref_training.lab.result_file import Record
 
 if TYPE_CHECKING:
@@ -76,16 +77,35 @@ def _row(run: ArmRun, records: Mapping[int, Record], trunk: Mapping[int, Record]
     pairs = [(records[seed], trunk[seed]) for seed in sorted(records) if seed in trunk]
     train = [_less(curve(a, "train_curve"), curve(b, "train_curve")) for a, b in pairs]
     validation = [_less(curve(a, "losses"), curve(b, "losses")) for a, b in pairs]
-    kept = ("pair", "seed", "diverged", "reason", "losses", "train_curve", "environment")
+    kept = ("pair", "seed", "diverged", "reason", "losses", "train_curve", "environment", "last")
     return {
         "name": run.arm.name,
         "label": run.arm.label,
         "stage": run.arm.stage,
         "recipe": run.recipe.digest,
-        "runs": [{key: record[key] for key in kept} for _, record in sorted(records.items())],
+        "runs": [
+            {key: record[key] for key in kept if key in record} for _, record in sorted(records.items())
+        ],
         "difference": {"train": _mean(train), "validation": _mean(validation)},
         "train_last": _interval([_end(one, LAST) for one in train]),
         "validation_last": _interval([_end(one, 0) for one in validation]),
+        "evaluated": _evaluated(pairs),
+    }
+
+
+def _evaluated(pairs: Sequence[tuple[Record, Record]]) -> dict[str, Any]:
+    """Return for each recipe with which the last checkpoints were evaluated too: their loss less the trunk's own."""
+    losses = [[run.get("last", {}).get("losses", {}) for run in pair] for pair in pairs]
+    names = list(losses[0][0]) if losses else []
+    return {
+        name: _interval(
+            [
+                None if a is None or b is None else a - b
+                for a, b in ((mine[name][VALIDATION], theirs[name][VALIDATION]) for mine, theirs in losses)
+            ]
+        )
+        for name in names
+        if all(name in one for pair in losses for one in pair)
     }
 
 

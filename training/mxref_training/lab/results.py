@@ -32,7 +32,6 @@ from mxref_training.lab.statistics import (
     spacing,
 )
 from mxref_training.run.divergence import Point, has_diverged
-from mxref_training.run.treatment import describe
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig
@@ -283,7 +282,11 @@ class _Study:
             "stage": arm.stage,
             "role": "reference" if is_reference else "noise" if arm.seed_offset else "arm",
             "paper": to_table(arm.paper) | {"range": arm.paper.range} if arm.paper else None,
-            "recipe": {"digest": recipe.digest, "table": to_table(recipe), "treatment": describe(recipe)},
+            "recipe": {
+                "digest": recipe.digest,
+                "table": to_table(recipe),
+                "treatment": self.ladder.treatment(arm),
+            },
             "overhead": None if found is None or is_reference else _overhead_table(found),
             "tokens_to_target": self._tokens_to_target(records),
             "final_loss": fmean(known) if known and len(known) == len(finals) else None,

@@ -157,8 +157,9 @@ def load_results(folder: Path) -> dict[str, Any]:
 
 
 def seeded(config: TrainConfig, arm: Arm, seed: int) -> TrainConfig:
-    """Return the configuration with the seeds of one arm and repetition."""
+    """Return the configuration of one arm and repetition: the arm's own keys, and the seeds."""
     shift = arm.seed_offset + seed
+    config = arm.config(config)
     run = config.run
     order = None if run.data_seed is None else run.data_seed + shift
     return replace(config, run=replace(run, seed=run.seed + shift, data_seed=order))

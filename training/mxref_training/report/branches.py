@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mxref.printable import printable
+from mxref_training.report.ladder.last import OWN
 from mxref_training.report.table import Column, Table
 
 if TYPE_CHECKING:
@@ -44,10 +45,17 @@ def branch_tables(results: dict[str, Any]) -> list[Table]:
         )
         for kind in ("train", "validation")
     ]
-    return [Table("branches", _ENDS, [_end(step, arm) for step, arm in rows]), *steps]
+    recipes = [name for name in (rows[0][1]["evaluated"] if rows else ()) if name != OWN]
+    further = [
+        column
+        for name in recipes
+        for column in (Column(name, f"in {name}", "+.4f"), Column(f"{name}_half_width", "±", ".4f"))
+    ]
+    ends = Table("branches", [*_ENDS, *further], [_end(step, arm, recipes) for step, arm in rows])
+    return [ends, *steps]
 
 
-def _end(step: int, arm: dict[str, Any]) -> tuple[Any, ...]:
+def _end(step: int, arm: dict[str, Any], recipes: list[str]) -> tuple[Any, ...]:
     train, validation = (arm[key] or {} for key in ("train_last", "validation_last"))
     return (
         step,
@@ -56,6 +64,7 @@ def _end(step: int, arm: dict[str, Any]) -> tuple[Any, ...]:
         *(found.get(key) for found in (train, validation) for key in ("mean", "half_width")),
         validation.get("pairs"),
         sum(run["diverged"] for run in arm["runs"]),
+        *((arm["evaluated"].get(name) or {}).get(key) for name in recipes for key in ("mean", "half_width")),
     )
 
 

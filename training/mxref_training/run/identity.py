@@ -38,8 +38,8 @@ def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: Toke
             kept[name] = True
     if run.init_from is not None:
         kept["init_from"] = Weights.open(Path(run.init_from)).sha256()  # the weights, wherever they lie
-    if config.optim.schedule is Schedule.COSINE and not config.optim.decay_steps:
-        kept["steps"] = run.steps  # the cosine ends there
+    if config.optim.schedule is not Schedule.CONSTANT and not config.optim.decay_steps:
+        kept["steps"] = run.steps  # the decay ends there
     table = {
         "model": to_table(config.model),
         "optim": to_table(config.optim),

@@ -20,20 +20,23 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     """Return the learning rate of an optimizer step.
 
-    It rises linearly to `lr` over the first `warmup` steps (step 0 already takes lr / warmup), then stays, or
-    follows half a cosine down to `min_lr_ratio * lr` at `decay_steps`.
+    It rises linearly to `lr` over the first `warmup` steps (step 0 already takes lr / warmup), and then follows the
+    schedule.
 
     Args:
         config: the optimizer's settings.
         step: from 0.
-        steps: length of the run, which ends the cosine where `decay_steps` is 0.
+        steps: length of the run, which ends the decay where `decay_steps` is 0.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     if config.schedule is Schedule.CONSTANT:
         return config.lr
     end = config.decay_steps or steps
-    progress = min(1.0, (step - config.warmup) / max(1, end - config.warmup))
+    start = config.warmup if config.decay_start is None else config.decay_start
+    progress = min(1.0, max(0, step - start) / max(1, end - start))
+    if config.schedule is not Schedule.COSINE:
+        return config.lr * (1 - progress)
     lowest = config.lr * config.min_lr_ratio
     return lowest + (config.lr - lowest) * 0.5 * (1 + math.cos(math.pi * progress))
 
