@@ -135,7 +135,8 @@ def test_the_codes_are_those_that_fprop_multiplies(run: Path, tmp_path: Path) ->
     for name in LINEAR[::5]:
         layer: Any = model.get_submodule(name)
         with torch.no_grad():
-            operand = layer.weight_operand(GemmRole.FPROP, layer.weight, handle.context.place, None)
+            fprop = layer.gemms[GemmRole.FPROP]
+            operand = layer.operands("w", layer.weight, handle.context.place, (fprop,))[GemmRole.FPROP]
         assert torch.equal(tensors[f"{name}.weight_packed"], operand.codes)
         assert torch.equal(tensors[f"{name}.weight_scale"], operand.scales)
 

@@ -15,7 +15,7 @@ from mxref_torch.checks.shadowing import shadow
 from mxref_torch.checks.stochastic import check_stochastic_rounding
 from mxref_torch.conversion.convert import convert
 from mxref_torch.conversion.handle import Handle
-from mxref_torch.conversion.region import recipe
+from mxref_torch.conversion.region import recipe, weights_held
 from mxref_torch.errors import LayerError, ShadowError, StepError
 from mxref_torch.layer.gradient import sole_uses
 from mxref_torch.layer.linear import MXLinear
@@ -43,4 +43,5 @@ __all__ = [
     "shadow",
     "sole_uses",
     "telemetry",
+    "weights_held",
 ]

@@ -66,6 +66,12 @@ def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return plain_class(module) is not None
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 shards a part of a model: it frees weights, and fills them again before their use."""
+    # A method of its modules alone. Importing their class takes seconds.
+    return any(hasattr(module, "set_reshard_after_backward") for module in model.modules())
+
+
 def named_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Return every linear module by its name, converted or not, in definition order.
 

@@ -1,4 +1,4 @@
-"""An X that several layers read is prepared for their GEMMs once, where the backend reads such a layout."""
+"""Compiled layers that read one X quantize it once, and prepare it once where the backend reads such a layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from compiled_gradients import Block, Model, recipe_of
 from mxref import PreparedArray, get_backend
@@ -53,7 +55,7 @@ class LeftLaying(ReferenceBackend):
         return super()._scaled_gemm(a, b, profile, out_dtype)
 
 
-def trained(recipe: Any, backend: Any, compiled: bool = False) -> dict[str, bytes]:
+def trained(recipe: Any, backend: Any, compiled: bool = True) -> dict[str, bytes]:
     """Return the outputs and gradients of two steps of a block: `up` and `gate` read one X, `down` another."""
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -70,11 +72,32 @@ def trained(recipe: Any, backend: Any, compiled: bool = False) -> dict[str, byte
     return found
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_shared_x_is_prepared_once_and_read_by_each_layer(compiled: bool) -> None:
+def test_a_compiler_finds_the_common_call() -> None:
+    graphs: list[Counter[str]] = []
+
+    def counting(graph: Any, _: Any) -> Any:
+        graphs.append(Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
+        return make_boxed_func(graph.forward)
+
+    compiler = aot_autograd(
+        fw_compiler=counting,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    torch._dynamo.reset()
+    block: Any = nn.ModuleDict({"block": Block(64)})
+    convert(block, recipe_of("mxfp4_h16"), backend="reference", seed=5)
+    run = torch.compile(block.block, backend=compiler, fullgraph=True)
+    run(torch.randn(1, 32, 64).bfloat16().requires_grad_()).float().sum().backward()
+    # X of up and gate, and that of down.
+    assert graphs[0]["mxref.quantize_dual.default"] == 2
+    assert graphs[0]["mxref.quantize.default"] == 3  # the weights
+
+
+def test_a_shared_x_is_prepared_once_and_read_by_each_layer() -> None:
     for recipe in (recipe_of("mxfp4"), recipe_from_table(FIXED)):
         backend = LeftLaying()
-        assert trained(recipe, backend, compiled) == trained(recipe, get_backend("reference"), compiled)
+        assert trained(recipe, backend) == trained(recipe, get_backend("reference"), compiled=False)
         # In each of two steps the X of up and gate, and that of down.
         assert list(backend.made.values()) == [1] * 4
         assert backend.read == 2 * 3
@@ -124,10 +147,10 @@ def test_a_captured_step_prepares_each_x_once_in_a_micro_batch(compiled: bool) -
 
     backend = LeftLaying()
     assert losses(backend) == losses(get_backend("reference"))
-    # In each of two steps: the X of up and gate, of down and of head in two micro-batches, and four weights for
-    # Fprop and Dgrad.
-    assert list(backend.made.values()) == [1] * (2 * (3 * 2 + 4 * 2))
-    assert backend.read == 2 * 2 * 4
+    # In each of two steps: four weights for Fprop and Dgrad. The compiled block adds the X of up and gate, and of
+    # down, in two micro-batches.
+    assert list(backend.made.values()) == [1] * (2 * (4 * 2 + compiled * 2 * 2))
+    assert backend.read == compiled * 2 * 2 * 3
 
 
 def test_a_model_compiled_for_any_number_of_tokens_does_without() -> None:

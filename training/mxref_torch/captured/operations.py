@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from mxref_torch.captured.outcome import StepOutcome
 from mxref_torch.captured.team import ALONE, Team
+from mxref_torch.conversion.region import weights_held
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
 from mxref_torch.layer.gradient import sole_uses
@@ -79,11 +81,17 @@ class StepOperations:
 
     def run(self) -> None:
         """Run all of a step; nothing in it waits for the device."""
+        # One micro-batch alone would take more memory for it, and compiled code quantizes as it reads.
+        with weights_held(self.model) if self._parts > 1 else nullcontext():
+            losses = self._gradients()
+        with torch.no_grad():
+            self._update(torch.stack(losses))
+        self.context.close_step(draws=False)
+
+    def _gradients(self) -> list[Tensor]:
+        """Run all forward and backward passes, and return the losses."""
         losses, team = [], self._team
         own = self._tokens // self._parts // team.parts  # tokens of this rank's part of a micro-batch
-        if self._parts > 1:
-            for layer in self.layers:
-                layer.hold_weights(self.context.place)
         for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self.inputs), strict=True)):
             self.context.token_origin = (number * team.parts + team.index) * own
             loss = self._loss(self.model, *micro_batch) / (self._parts * team.parts)
@@ -93,9 +101,7 @@ class StepOperations:
             with team.adding(last=number == self._parts - 1):
                 loss.backward()  # type: ignore[no-untyped-call]
             self.context.sole_uses = {}
-        with torch.no_grad():
-            self._update(torch.stack(losses))
-        self.context.close_step(draws=False)
+        return losses
 
     def _update(self, losses: Tensor) -> None:
         """Clip the gradients, update the weights unless something forbids it, and store the outcome."""
@@ -118,8 +124,6 @@ class StepOperations:
             self._optimizer.step()
         finally:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
-        for layer in self.layers:
-            layer.drop_operands()
         team.share_scales(self.model)
         advance_scales(
             (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held
@@ -135,7 +139,7 @@ class StepOperations:
         return StepOutcome(step, tuple(losses), norm, name), bool(exceeded)
 
     def discard(self) -> None:
-        """Discard what a step that did not end has left: gradients, kept weights, and amaxes."""
+        """Discard what a step that did not end has left: gradients, held weights, and amaxes."""
         self.context.sole_uses = {}
         self.forget_gradients()
         restart(self.model)

@@ -26,7 +26,7 @@ from mxref_torch.checks.measures import Totals, as_rounded, finite, measure, per
 from mxref_torch.checks.watching import module_of
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import Operand
+from mxref_torch.layer.operand import LayerGemm, Operand
 from mxref_torch.layer.reads import READERS
 from mxref_torch.names import named_linears
 
@@ -125,6 +125,7 @@ class Telemetry:
         self,
         layer: MXLinear,
         recipe: Recipe,
+        gemms: dict[GemmRole, LayerGemm],
         x: torch.Tensor,
         dy: torch.Tensor,
         place: torch.Tensor,
@@ -135,6 +136,7 @@ class Telemetry:
         Args:
             layer: the layer.
             recipe: that of the forward pass.
+            gemms: its GEMMs.
             x: its input [tokens, inputs].
             dy: the gradient of its output [tokens, outputs].
             place: where the micro-batch lies in training.
@@ -147,13 +149,14 @@ class Telemetry:
             GemmRole.WGRAD: layer.weight.requires_grad,
         }
         roles = [role for role in GemmRole if runs[role] and recipe.kind(role) != "bf16"]
+        reading = [gemms[role] for role in roles]
         sources = {"x": x, "dy": dy}
         if (step, recipe) not in sums.weights:
             sources["w"] = layer.as_read(layer.weight.detach())
             sums.weights.add((step, recipe))
         made: dict[tuple[GemmRole, str], Operand] = {}
         for tensor, values in sources.items():
-            for role, operand in layer.operands(tensor, values, place, roles).items():
+            for role, operand in layer.operands(tensor, values, place, reading).items():
                 made[role, tensor] = operand
                 which = dict(READERS[tensor])[role]
                 spec = recipe.operands(role)[which]
@@ -163,7 +166,7 @@ class Telemetry:
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))
             with _uncounted(layer):
-                quantized = a.multiply(b, layer.gemms[GemmRole.WGRAD], x.shape[0], torch.float32)
+                quantized = a.multiply(b, gemms[GemmRole.WGRAD], x.shape[0], torch.float32)
             formats = operators.formats_text(*recipe.formats(GemmRole.WGRAD))
             sums.gradients.setdefault(formats, Alignment()).add(dy.float().t() @ x.float(), quantized)
 
@@ -212,10 +215,9 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         layer = ctx.layer
-        same = layer.gemms is ctx.gemms
-        with torch.no_grad(), contextlib.nullcontext() if same else layer.under(ctx.gemms):
+        with torch.no_grad():
             flat = x.reshape(-1, layer.in_features), dy.reshape(-1, layer.out_features)
-            ctx.seen.measure(layer, ctx.recipe, *flat, ctx.place, ctx.needs_dx)
+            ctx.seen.measure(layer, ctx.recipe, ctx.gemms, *flat, ctx.place, ctx.needs_dx)
         return dy, None, None, None, None
 
 

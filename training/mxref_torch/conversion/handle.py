@@ -198,7 +198,7 @@ class Handle:
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and bool(skipped):
             for layer in converted(self.model).values():
-                layer.passes.forget()  # the step continues under the same number
+                layer.last_pass = None  # the step continues under the same number
         elif not in_backward():
             self._close()
         elif self._closing != (task := torch._C._current_graph_task_id()):

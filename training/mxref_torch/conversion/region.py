@@ -1,4 +1,4 @@
-"""A region of a program in which a model computes by another recipe."""
+"""Regions of a program in which a model computes by another recipe, or holds its quantized weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref_torch.conversion.convert import recipe_of_layers
 from mxref_torch.conversion.handle import Handle, converted
+from mxref_torch.names import is_sharded
 
 
 @contextmanager
@@ -46,3 +47,26 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     finally:
         for name, layer in layers.items():
             layer.switch(*before[name])
+
+
+@contextmanager
+def weights_held(model: nn.Module | Handle) -> Iterator[None]:
+    """Quantize each weight once, on entry, for all passes of training within a `with` statement.
+
+    Wrap the micro-batches of one optimizer step, without the optimizer's own step. Outside, a layer quantizes its
+    weight anew in each forward and each backward pass. The bits are the same, unless somebody writes a weight within
+    the statement: passes of training compute with the weight of the entry. Forward passes without a gradient never
+    use what is held. It ends early with `advance`, `restart` and `load_state_dict`. A layer whose weight is sharded,
+    split or BF16 holds nothing.
+
+    Args:
+        model: a converted model, or its handle.
+    """
+    module = model.model if isinstance(model, Handle) else model
+    layers = () if is_sharded(module) else converted(module).values()
+    held = [gemm for layer in layers for gemm in layer.hold_weight()]
+    try:
+        yield
+    finally:
+        for gemm in held:
+            gemm.held = None

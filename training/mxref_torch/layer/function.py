@@ -7,9 +7,15 @@ from typing import Any
 import torch
 
 from mxref.roles import GemmRole
-from mxref_torch.layer.passes import check_recomputation
+from mxref_torch.errors import LayerError, StepError
+from mxref_torch.layer.operand import LayerGemm
 from mxref_torch.layer.reads import OperandMaker
-from mxref_torch.shared.inputs import Made
+from mxref_torch.shared.context import another_place
+
+RECOMPUTED = (
+    "activation checkpointing computes a forward pass again, and the recipe has changed since; run the "
+    "backward pass within the same `with mxref_torch.recipe(...)`, and before the recipe is changed"
+)
 
 
 class LinearFunction(torch.autograd.Function):
@@ -21,75 +27,78 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        place: torch.Tensor,
-        layer: OperandMaker,
-        shared: Made | None,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: OperandMaker
     ) -> torch.Tensor:
         """Return Y, and save what the backward pass reads."""
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        roles = [GemmRole.FPROP, *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("x", x, place, roles, observe=True, shared=shared)
+        gemms = layer.gemms
+        fprop, wgrad = gemms[GemmRole.FPROP], gemms[GemmRole.WGRAD]
+        made = layer.operands("x", x, place, (fprop, wgrad) if needs_dw else (fprop,), observe=True)
         kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         marker = None if torch.compiler.is_compiling() else layer.marker
         ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
         ctx.marker = marker
-        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
+        ctx.layer, ctx.gemms, ctx.dtypes = layer, gemms, (x.dtype, weight.dtype)
         ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
-        ahead = [GemmRole.DGRAD] if needs_dx else []
-        w = layer.weight_operand(GemmRole.FPROP, weight, place, x.shape[0], ahead)
-        gemm = layer.gemms[GemmRole.FPROP]
-        return made[GemmRole.FPROP].multiply(w, gemm, layer.in_features, x.dtype)
+        w = layer.weight_operand(fprop, weight, place)
+        return made[GemmRole.FPROP].multiply(w, fprop, layer.in_features, x.dtype)
 
     @staticmethod
-    def backward(
-        ctx: Any, dy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         """Return dX and dW where they are needed, by the recipe of the forward pass."""
-        if ctx.gemms is ctx.layer.gemms:
-            return LinearFunction._gradients(ctx, dy)
-        with ctx.layer.under(ctx.gemms):
-            return LinearFunction._gradients(ctx, dy)
-
-    @staticmethod
-    def _gradients(
-        ctx: Any, dy: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
-        layer = ctx.layer
+        layer, gemms = ctx.layer, ctx.gemms
         place, marker, weight, *saved = ctx.saved_tensors
-        check_recomputation(
+        _check_recomputation(
             None if ctx.marker is None else (ctx.marker, marker),
             None if ctx.place is None else (ctx.place, place),
         )
         x_dtype, w_dtype = ctx.dtypes
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        roles = [*([GemmRole.DGRAD] if needs_dx else []), *([GemmRole.WGRAD] if needs_dw else [])]
-        made = layer.operands("dy", dy, place, roles, observe=True)
+        dgrad, wgrad = gemms[GemmRole.DGRAD], gemms[GemmRole.WGRAD]
+        reading = [*([dgrad] if needs_dx else []), *([wgrad] if needs_dw else [])]
+        made = layer.operands("dy", dy, place, reading, observe=True)
         dx = dw = None
         if needs_dx:
-            role = GemmRole.DGRAD
-            w = layer.weight_operand(role, weight, place, dy.shape[0])
-            dx = made[role].multiply(w, layer.gemms[role], layer.out_features, x_dtype)
+            w = layer.weight_operand(dgrad, weight, place)
+            dx = made[GemmRole.DGRAD].multiply(w, dgrad, layer.out_features, x_dtype)
         if needs_dw:
-            role, gemm = GemmRole.WGRAD, layer.gemms[GemmRole.WGRAD]
-            x = gemm.kind.restored(saved)
-            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer)
+            x = wgrad.kind.restored(saved)
+            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer, wgrad)
             if gradient is None:
-                dw = layer.as_read(made[role].multiply(x, gemm, dy.shape[0], w_dtype))
+                dw = layer.as_read(made[GemmRole.WGRAD].multiply(x, wgrad, dy.shape[0], w_dtype))
             else:
-                made[role].multiply_onto(gradient, x, gemm, dy.shape[0])
-        return dx, dw, None, None, None
+                made[GemmRole.WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
+        return dx, dw, None, None
 
 
-def _held_gradient(node: Any, layer: OperandMaker) -> torch.Tensor | None:
+def _check_recomputation(
+    recipes: tuple[torch.Tensor, torch.Tensor] | None,
+    places: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Check that activation checkpointing, where it computed a forward pass again, computed the same.
+
+    Args:
+        recipes: markers of the recipes of the forward pass and of what it saved, one tensor unless that was saved
+            anew; None where nothing is compared.
+        places: the same for the places of the micro-batch, which decide random bits.
+
+    Raises:
+        LayerError: the recipes differ.
+        StepError: the places differ.
+    """
+    if recipes is not None and recipes[0] is not recipes[1] and not torch.equal(*recipes):
+        raise LayerError(RECOMPUTED)
+    if places is not None and places[0] is not places[1]:
+        forward, recomputed = (place.tolist() for place in places)
+        if forward != recomputed:
+            raise StepError(another_place(forward, recomputed))
+
+
+def _held_gradient(node: Any, layer: OperandMaker, wgrad: LayerGemm) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
-    if weight is None or not layer.gemms[GemmRole.WGRAD].kind.adds_in_place:
-        return None
-    if layer.inputs_first:
+    if weight is None or not wgrad.kind.adds_in_place or layer.inputs_first:
         return None
     # Hooks need a real gradient.
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):

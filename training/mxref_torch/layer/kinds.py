@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -22,6 +22,8 @@ from mxref_torch.shared.context import StepContext
 class Bf16Operand(Operand):
     """A tensor in bfloat16."""
 
+    worth_holding = False
+
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
 
@@ -29,11 +31,6 @@ class Bf16Operand(Operand):
     def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round to bfloat16 once for all readers."""
         return [cls(cast(source.values, torch.bfloat16))] * len(readers)
-
-    @classmethod
-    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
-        """Return None where the operand is the tensor itself, which would be kept alive."""
-        return None if source.values.dtype is torch.bfloat16 else (cls, len(readers))
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
@@ -73,16 +70,6 @@ class Fp8Operand(Operand):
         return 1.0
 
     @classmethod
-    def slot(cls, role: GemmRole) -> str | None:
-        """Return one name for all roles."""
-        return "fp8"
-
-    @classmethod
-    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
-        """Return None under delayed scaling, whose history each layer has for itself."""
-        return None if _scales(readers[0][0]).delayed else (cls, len(readers))
-
-    @classmethod
     def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
         """Take the tensors of `saved`."""
         return cls(*tensors)
@@ -112,7 +99,6 @@ class BlockOperand(Operand):
         self, codes: torch.Tensor, scales: torch.Tensor, layout: Sequence[torch.Tensor] = ()
     ) -> None:
         self.codes, self.scales, self.layout = codes, scales, list(layout)
-        self._is_prepared = False
 
     @classmethod
     def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
@@ -123,30 +109,21 @@ class BlockOperand(Operand):
         where = source.region, source.tensor != "w"
         if len(readers) == 2:
             row_codes, row_scales, *column = operators.quantize_dual(*given, *texts, *streams, *where)
-            return [cls(row_codes, row_scales), cls.restored(column)]
-        ((gemm, which),) = readers
-        axis = OPERANDS[gemm.role][which].axis
-        return [cls(*operators.quantize(*given, *texts, axis, *streams, *where))]
+            made = [cls(row_codes, row_scales), cls.restored(column)]
+        else:
+            ((gemm, which),) = readers
+            axis = OPERANDS[gemm.role][which].axis
+            made = [cls(*operators.quantize(*given, *texts, axis, *streams, *where))]
+        first = readers[0][0]
+        if source.tensor == "x" and first.role is GemmRole.FPROP and _is_common(source.values, readers):
+            made[0].layout = made[0]._laid_out(first, 0, source.values.shape[1])
+        return made
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
         """Return the bytes of a code and its share of the block's scale byte."""
         assert isinstance(format, BlockFormat)
         return format.element.bits / 8 + 1 / format.k
-
-    @classmethod
-    def slot(cls, role: GemmRole) -> str | None:
-        """Return a name for each role: the blocks of each run along another axis, or are treated otherwise."""
-        return role.value
-
-    @classmethod
-    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
-        """Return the treatments and axes of both readers, unless random bits differ between layers."""
-        if any(gemm.by_layer[which] for gemm, which in readers):
-            return None
-        return tuple(
-            (gemm.context.backend_key, gemm.profile, gemm.role, gemm.texts[which]) for gemm, which in readers
-        )
 
     @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
@@ -167,11 +144,6 @@ class BlockOperand(Operand):
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Add the layout that the backend's GEMM reads in place of the codes, if it has one."""
         return type(self)(self.codes, self.scales, self._laid_out(gemm, 1, length))
-
-    def prepare_first(self, gemm: LayerGemm, length: int) -> None:
-        """Give a first operand its layout once, however many GEMMs of a profile read it."""
-        if gemm.lays_out_first and not self._is_prepared and _is_known(self.codes.shape[0]):
-            self.layout, self._is_prepared = self._laid_out(gemm, 0, length), True
 
     def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> list[torch.Tensor]:
         treatment = gemm.context.backend_key, gemm.texts[which], length, gemm.profile.value
@@ -231,13 +203,16 @@ def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return t if t.dtype is dtype else t.to(dtype)
 
 
-def _is_known(rows: int) -> bool:
-    """Return whether a number of rows is not a symbol of the compiler: the shape of a layout must be known."""
-    if not torch.compiler.is_compiling():
-        return True
+def _is_common(x: torch.Tensor, readers: Sequence[Reader]) -> bool:
+    """Return whether a compiler merges the layouts that several layers make of their common X into one.
+
+    It merges equal calls. The shape of a layout must be known, and must not be a symbol of the compiler.
+    """
+    if not torch.compiler.is_compiling() or not readers[0][0].lays_out_first:
+        return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # has been imported by the compiler
 
-    return has_static_value(rows)
+    return has_static_value(x.shape[0]) and not any(gemm.by_layer[which] for gemm, which in readers)
 
 
 def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.Tensor) -> torch.Tensor:

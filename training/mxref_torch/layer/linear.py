@@ -22,21 +22,19 @@ from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.function import LinearFunction
+from mxref_torch.layer.function import RECOMPUTED, LinearFunction
 from mxref_torch.layer.kinds import KINDS, layer_gemm
 from mxref_torch.layer.part import Split
-from mxref_torch.layer.passes import ForwardPasses
 from mxref_torch.layer.reads import READERS, OperandMaker
 from mxref_torch.names import widths
-from mxref_torch.shared.context import StepContext
+from mxref_torch.shared.context import StepContext, in_backward, repeated, stood_still
 
 
 def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """Give updated weights another version: torch's fused optimizers leave it as it was."""
-    if torch.compiler.is_compiling():
-        return
-    groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
-    torch.autograd.graph.increment_version([p for params in groups for p in params if p.grad is not None])
+    """Give updated weights another version: fused optimizers, and those of bitsandbytes, leave it as it was."""
+    if not torch.compiler.is_compiling():
+        groups = [group["params"] for group in optimizer.param_groups]
+        torch.autograd.graph.increment_version([p for params in groups for p in params if p.grad is not None])
 
 
 register_optimizer_step_post_hook(_note_update)
@@ -68,9 +66,10 @@ class MXLinear(OperandMaker):
         self.tally = operators.register_census(self.census)
         self._has_scales = False
         self.split: Split | None = None
-        self._begin_reads()
+        self.regions = dict.fromkeys(READERS, operators.WHOLE)
+        self.last_pass: tuple[Any, int, int, Recipe] | None = None
+        """The weight, its version, the step and the recipe of the last forward pass of training."""
         self.switch(recipe)
-        self.passes = ForwardPasses(recipe)
         self._join_schedule()
 
     def _join_schedule(self) -> None:
@@ -95,7 +94,7 @@ class MXLinear(OperandMaker):
         if self._has_scales:
             del self.fp8
             self._has_scales = False
-        self._forget()
+        self.last_pass = None
         self.switch(recipe)
 
     def check_use(self, recipe: Recipe) -> None:
@@ -131,7 +130,6 @@ class MXLinear(OperandMaker):
         self.gemms = {role: layer_gemm(recipe, role, *given) for role in GemmRole}
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
-        self.forget_weights()
 
     def history(self) -> Fp8Scales:
         """Return the scales of delayed scaling, made for a region if the layer has none."""
@@ -176,30 +174,52 @@ class MXLinear(OperandMaker):
                 "split the layer by mxref_torch.layer.split.split_layer before fully_shard, and call a sharded model "
                 "through its own forward"
             )
-        place = self.context.place
-        shared = None if torch.compiler.is_compiling() else self.context.shared.of(x, self)
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
             if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
-                self.passes.check(self)
-            y: torch.Tensor = LinearFunction.apply(tokens, weight, place, self, shared)  # type: ignore[no-untyped-call]
+                self.check_pass()
+            y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
         else:
-            role = GemmRole.FPROP
-            a = self.operands("x", tokens, place, (role,), shared=shared)[role]
-            w = self.weight_operand(role, weight, place, None)
-            y = a.multiply(w, self.gemms[role], self.in_features, x.dtype)
+            fprop = self.gemms[GemmRole.FPROP]
+            a, w = (
+                self.operands(name, values, self.context.place, (fprop,))[GemmRole.FPROP]
+                for name, values in (("x", tokens), ("w", self.as_read(weight)))
+            )
+            y = a.multiply(w, fprop, self.in_features, x.dtype)
         # As in torch's own linear layer, the result is not a view; FSDP2 would warn about one.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
+    def check_pass(self) -> None:
+        """Check a forward pass of training. Nothing that it remembers decides what the layer computes.
+
+        Raises:
+            LayerError: a backward pass recomputes a forward pass that ran under another recipe.
+            StepError: the weight has changed since the forward pass before, and the step of random bits has not.
+        """
+        weight, context = self.weight, self.context
+        now = weakref.ref(weight), weight._version, context.step, self.recipe
+        if self.last_pass is not None:
+            known, version, step, recipe = self.last_pass
+            if in_backward() and recipe != self.recipe:
+                raise LayerError(RECOMPUTED)
+            if known() is weight and version != weight._version:
+                if step == context.step and self.draws:
+                    raise StepError(repeated(step))
+                if step == context.step and context.follows_schedule:
+                    raise StepError(stood_still(step))
+                # A handle that follows an optimizer closes the step itself.
+                if step != context.step or self.census.listener is None:
+                    context.note_next_step()
+        self.last_pass = now
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or a pickle, without operands made of the weight and without references to it."""
-        kept = {key: value for key, value in vars(self).items() if key != "_converted"}
-        return kept | {"_weights": {}, "_held": {}, "passes": self.passes.copied()}
+        """Return the state of a copy or a pickle, without a reference to the weight."""
+        return vars(self) | {"last_pass": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of `__getstate__`."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._converted = weakref.ref(self.weight)
+        self.release_weight()
         self.census.whole = self.context.census
         self._join_schedule()
         # A copy counts for itself.
@@ -207,21 +227,13 @@ class MXLinear(OperandMaker):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._forget()
+        self._reopen()
         self.context.reopen_step()
 
-    def train(self, mode: bool = True) -> MXLinear:
-        """Set the mode, and drop operands made of the weight, because the weight may change unnoticed in between."""
-        if mode != self.training:
-            self._weights.clear()
-        super().train(mode)
-        return self
-
-    def _forget(self) -> None:
-        """Forget the version of the weight and the step that trained it."""
-        self.forget_weights()
-        self.context.shared.clear()
-        self.passes.forget()
+    def _reopen(self) -> None:
+        """Forget the step and the version of the weight that it trained."""
+        self.release_weight()
+        self.last_pass = None
 
     def lies_at(self, tensor: str, placement: Placement) -> None:
         """Set which part of a larger layer's tensor this layer has, so that SR draws the bits of that part.
@@ -238,34 +250,27 @@ class MXLinear(OperandMaker):
         if tensor not in READERS:
             raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
         self.regions[tensor] = operators.region_words(placement)
-        self._forget()
 
     def take_part(self, split: Split) -> None:
         """Compute a part of the layer, as `mxref_torch.layer.split.split_layer` has prepared it."""
         whole = self.out_features, self.in_features
         self.split = split
         self.out_features, self.in_features = split.own(self.weight.detach()).shape
-        self._begin_reads()
         for tensor, placement in split.placements(whole).items():
             self.lies_at(tensor, placement)
 
     def advance(self, held: torch.Tensor | None = None) -> None:
-        """Close an optimizer step: the next FP8 scales, and no quantized weight of this step.
+        """Close an optimizer step: compute the next FP8 scales, and hold no quantized weight.
 
         Args:
             held: as in `Fp8Scales.advance`.
         """
-        self.drop_operands()
+        self.release_weight()
         if self._has_scales:
             self.fp8.advance(held)
 
-    def drop_operands(self) -> None:
-        """Forget the operands that were made in this step, of the weight and of an X that layers share."""
-        self.forget_weights()
-        self.context.shared.clear()
-
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""
-        self._forget()
+        self._reopen()
         if self._has_scales:
             self.fp8.restart()

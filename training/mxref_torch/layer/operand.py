@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -38,6 +38,8 @@ class LayerGemm:
     """The scales of a layer with FP8."""
     lays_out_first: bool
     """Whether the backend's GEMM reads a layout of its first operand too."""
+    held: Operand | None = None
+    """W, where the step was opened by `mxref_torch.weights_held`; None: it is made of the weight each time."""
 
 
 Reader = tuple[LayerGemm, int]
@@ -65,6 +67,8 @@ class Operand(ABC):
 
     adds_in_place: ClassVar[bool] = False
     """Whether `multiply_onto` exists for this kind."""
+    worth_holding: ClassVar[bool] = True
+    """Whether `mxref_torch.weights_held` holds W of this kind."""
 
     @classmethod
     @abstractmethod
@@ -77,19 +81,9 @@ class Operand(ABC):
         """Return the bytes that a saved operand takes per element, its scales included."""
 
     @classmethod
-    def slot(cls, role: GemmRole) -> str | None:
-        """Return the name under which a layer keeps its weight for a role during a step; None if it keeps none."""
-        return None
-
-    @classmethod
     def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
         """Return whether an operand depends on the step's random bits."""
         return False
-
-    @classmethod
-    def shared_as(cls, source: SourceTensor, readers: Sequence[Reader]) -> Hashable | None:
-        """Return a key that is equal for layers with equal operands of a tensor; None if each layer has its own."""
-        return cls, len(readers)
 
     @classmethod
     @abstractmethod
@@ -106,9 +100,6 @@ class Operand(ABC):
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Return a second operand with the layout that the backend's GEMM reads, if it has one."""
         return self
-
-    def prepare_first(self, gemm: LayerGemm, length: int) -> None:  # noqa: B027 - other kinds have no layout
-        """Give a first operand that several GEMMs may read its layout, if the backend reads one there."""
 
     @abstractmethod
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:

@@ -19,7 +19,6 @@ from mxref.recipe import OperandSpec
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.shared.inputs import SharedOperands
 from mxref_torch.shared.schedule import RecipeSchedule
 
 _LEAST = {"step": 0, "token_origin": 0, "global_tokens": 1}
@@ -56,7 +55,6 @@ class StepContext:
         self._closed: int | None = None
         self._warned = False
         self._streams: dict[int, torch.Tensor] = {}  # of all layers, by operand
-        self.shared = SharedOperands()
 
     def stream(self, index: int, operand: int, spec: OperandSpec) -> torch.Tensor:
         """Return the random stream of a layer's operand, as operators take it.
@@ -87,8 +85,6 @@ class StepContext:
         if name in _LEAST:
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
-            if "shared" in vars(self):
-                self.shared.clear()
 
     @property
     def follows_schedule(self) -> bool:

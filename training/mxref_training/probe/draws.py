@@ -135,8 +135,7 @@ class LayerDraws:
         tensor, layer = OPERANDS[gemm.role][which].tensor, self.captured.layer
         tokens = None if tensor == "w" else values.shape[0]
         place = operators.step_place(self.captured.step + draw, 0, tokens)
-        with layer.under({gemm.role: gemm}):
-            return layer.operands(tensor, values, place, (gemm.role,))[gemm.role]
+        return layer.operands(tensor, values, place, (gemm,))[gemm.role]
 
     def _spread(self, gemm: LayerGemm, sides: tuple[Tensor, Tensor], length: int) -> Spread:
         found = Spread()

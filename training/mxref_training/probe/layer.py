@@ -100,12 +100,11 @@ class LayerProbe:
     def _make(self, gemms: Gemms) -> None:
         """Make the operands that no earlier recipe shares, both of a tensor in one read as training does."""
         layer = self.captured.layer
-        with layer.under(gemms):
-            for tensor, readers in READERS.items():
-                keys = {role: _key(gemms[role], which) for role, which in readers}
-                roles = [role for role, key in keys.items() if key not in self._operands]
-                made = layer.operands(tensor, self.captured.values(tensor), self.captured.place, roles)
-                self._operands |= {keys[role]: operand for role, operand in made.items()}
+        for tensor, readers in READERS.items():
+            keys = {role: _key(gemms[role], which) for role, which in readers}
+            reading = [gemms[role] for role, key in keys.items() if key not in self._operands]
+            made = layer.operands(tensor, self.captured.values(tensor), self.captured.place, reading)
+            self._operands |= {keys[role]: operand for role, operand in made.items()}
 
     def _product(self, gemm: LayerGemm) -> Row:
         keys = _key(gemm, 0), _key(gemm, 1)

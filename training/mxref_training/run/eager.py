@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -49,14 +50,14 @@ class EagerTraining:
         """
         context = self._context
         context.step, context.global_tokens = step, self._config.run.step_tokens
-        with observer.measuring(step + 1):
+        with observer.measuring(step + 1), self._held():
             loss, norm, problem = self._gradients(batch)
         widened = self._ranks.any(context.backend.range_exceeded())
         if widened:
             self._optimizer.zero_grad(set_to_none=True)
             mxref_torch.restart(self._model)
             self._first.count_anew()  # a step that is done over counts once
-            with context.backend.widened(), observer.measuring(step + 1):
+            with context.backend.widened(), observer.measuring(step + 1), self._held():
                 loss, norm, problem = self._gradients(batch)
         if not problem:
             self._optimizer.step()
@@ -67,6 +68,10 @@ class EagerTraining:
         share_amax(self._model, self._ranks)
         mxref_torch.advance(self._model)
         return Taken(step, lr, loss, norm, problem, widened)
+
+    def _held(self) -> AbstractContextManager[None]:
+        """Return a context that holds the quantized weights; compiled code quantizes them as it reads them."""
+        return mxref_torch.weights_held(self._model) if self._compiled is None else nullcontext()
 
     def _gradients(self, batch: Batch) -> tuple[float, float, str]:
         """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
