@@ -14,6 +14,8 @@ import pytest
 
 from ablations import branches, probes
 from bench.plot import NARROW, WIDE, chart
+from mxref_training.probe.results import rows
+from mxref_training.report.probe import plots
 
 TREATMENT = {"name": "h16", "label": "H16", "digest": "d1", "gemm": "exact", "treatment": [], "table": {}}
 
@@ -146,3 +148,29 @@ def test_branches_are_compared_with_the_trunks_own_at_equal_seeds() -> None:
         "s", "all", "+0.2500", "+0.2500", "+0.2500", "+0.1250 to +0.3750", "3", "``d``",
     )  # fmt: skip
     assert "after 200 updates" in chart("branches", partial(branches.figure, results))
+
+
+def test_the_axis_of_the_snr_shows_the_decibels_between_the_recipes_in_mxfp4() -> None:
+    record = probes.record()
+    assert record is not None
+    last = {**record, "moments": record["moments"][-1:]}
+    limits = plots._limits(plots._by_role(last, "products"))
+    assert limits is not None
+    medians = [
+        row["snr"]
+        for row in rows(last, "products")
+        if row["layer"] == "median of the layers" and row["moment"] == last["moments"][0]["name"]
+    ]
+    inside = [value for value in medians if limits[0] <= value <= limits[1]]
+    beyond = [value for value in medians if value > limits[1]]
+    assert sorted([*inside, *beyond]) == sorted(medians)
+    assert max(inside) < 21
+    assert min(beyond) > 27
+    assert limits[1] - limits[0] < 13
+    svg = plots.snr_svg(last)
+    assert "an arrow: beyond the axis" in svg
+    # A probe whose recipes are alike has an axis for all of them.
+    assert (
+        plots._limits([plots.Panel("Fprop", [{"recipe": "a", "role": "fprop", "moment": "m", "snr": 19.0}])])
+        is None
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,16 +75,38 @@ Entry = tuple[str, dict[str, Any]]
 
 
 def snr_svg(results: Results, form: Form = REPORT) -> str:
-    """Return the SNR of every product: a panel for each GEMM and checkpoint."""
+    """Return the SNR of every product: a panel for each GEMM and checkpoint.
+
+    The axis reaches as far above the median recipe as the worst one lies below it, so that a decibel is seen: 16 bits
+    and 8 would stretch it. A median beyond is an arrow at its end.
+    """
+    panels = _by_role(results, "products")
+    limits = _limits(panels)
     return _figure(
         results,
         "snr",
-        _by_role(results, "products"),
-        _strip("snr", ".1f"),
-        "SNR of the product, dB",
+        panels,
+        _strip("snr", ".1f", limits=limits),
+        "SNR of the product, dB; an arrow: beyond the axis" if limits else "SNR of the product, dB",
         form,
         room=_ROOM,
+        limits=limits,
     )
+
+
+def _limits(panels: Sequence[Panel]) -> tuple[float, float] | None:
+    """Return the ends of the axis of the SNR; None if nothing lies beyond them."""
+    known = [row for panel in panels for row in panel.rows if row["snr"] is not None]
+    cells = {(row["recipe"], row["role"], row["moment"]) for row in known}
+    medians = [
+        median(row["snr"] for row in known if (row["recipe"], row["role"], row["moment"]) == cell)
+        for cell in cells
+    ]
+    if not medians:
+        return None
+    lowest = min(row["snr"] for row in known)
+    end = 2 * median(medians) - min(medians)
+    return (lowest - 0.5, end + 0.5) if lowest < end < max(medians) else None
 
 
 def bias_svg(results: Results, form: Form = REPORT) -> str:
@@ -144,6 +167,7 @@ def _figure(
     *,
     legend: Sequence[Entry] = (),
     room: float = 0.0,
+    limits: tuple[float, float] | None = None,
 ) -> str:
     """Return panels side by side, which share the recipes' lines and the axis; those that do not fit stand below.
 
@@ -156,6 +180,7 @@ def _figure(
         form: the room for them.
         legend: entries of a legend above the panels.
         room: share by which the axis is lengthened at its upper end, for numbers.
+        limits: ends of the axis; by default it holds all that is drawn.
     """
     shown = {row["recipe"] for panel in panels for row in panel.rows}
     recipes = [recipe["name"] for recipe in results["recipes"] if recipe["name"] in shown]
@@ -184,7 +209,7 @@ def _figure(
             _lines(axes, len(recipes))
             axes.set_title(panel.title, fontsize=8.5 if several else 9.5)
             axes.tick_params(labelsize=8, labelbottom=True)
-        low, high = grid[0, 0].get_xlim()
+        low, high = limits or grid[0, 0].get_xlim()
         grid[0, 0].set_xlim(low, high + room * (high - low))
         for line in grid:
             line[0].set_yticks(range(len(recipes)), labels, fontsize=8.5)
@@ -214,8 +239,18 @@ def _lines(axes: Axes, count: int) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _strip(key: str, form: str, scale: float = 1.0, signed: bool = False) -> Draw:
-    """Return a function that draws a dot for each layer, and writes the median beside a line at its place."""
+def _strip(
+    key: str,
+    form: str,
+    scale: float = 1.0,
+    signed: bool = False,
+    limits: tuple[float, float] | None = None,
+) -> Draw:
+    """Return a function that draws a dot for each layer, and writes the median beside a line at its place.
+
+    Of what lies beyond the limits only the median is drawn, as an arrow.
+    """
+    low, high = limits or (-math.inf, math.inf)
 
     def draw(axes: Axes, panel: Panel, recipes: Sequence[str]) -> None:
         if signed:
@@ -227,9 +262,13 @@ def _strip(key: str, form: str, scale: float = 1.0, signed: bool = False) -> Dra
             if not values:
                 continue
             faint = 0.35 if len(values) > _FEW else 0.9
-            axes.plot(values, [y] * len(values), "o", ms=3.2, color=COLOURS[0], alpha=faint, mew=0, zorder=2)
             middle = median(values)
-            axes.plot([middle, middle], [y - 0.34, y + 0.34], color=INK, lw=1.6, zorder=3)
+            values = [value for value in values if low <= value <= high]
+            axes.plot(values, [y] * len(values), "o", ms=3.2, color=COLOURS[0], alpha=faint, mew=0, zorder=2)
+            if middle > high:
+                axes.plot(high, y, ">", ms=4.5, color=INK, mew=0, zorder=3)
+            else:
+                axes.plot([middle, middle], [y - 0.34, y + 0.34], color=INK, lw=1.6, zorder=3)
             axes.text(
                 1.0, y - 0.02, format(middle, form).replace("-", "−"), transform=axes.get_yaxis_transform(),
                 ha="right", va="center", fontsize=SMALLEST, color=INK, zorder=4,
