@@ -146,6 +146,14 @@ class Loose(Staged):
         return out
 
 
+class BoundedWithoutNaN(Staged):
+    """NaN rows of `bounded` as zeros: a fast GEMM whose scales are exponents alone, beside a right slow one."""
+
+    def _scaled_gemm(self, a, b, profile, out_dtype):
+        out = super()._scaled_gemm(a, b, profile, out_dtype)
+        return np.where(np.isnan(out), out.dtype.type(0), out) if profile is GemmProfile.BOUNDED else out
+
+
 class GemmIgnoresAxis(Staged):
     def _scaled_gemm(self, a, b, profile, out_dtype):
         out = super()._scaled_gemm(a, b, profile, out_dtype)
@@ -195,6 +203,8 @@ STORED_MUTANTS = (
     Mutant("exact is ordered", "gemm.exact", "a capability that is declared and wrong",
            lambda: ExactBy(exact_by_ordered), ("gemm",), False),
     Mutant("bounded too loose", "gemm.bounded", "an error class that was not measured", Loose, ("gemm",), False),
+    Mutant("bounded without NaN", "gemm.nan", "byte 255 as 2^128, in a GEMM that has no bits to be held to",
+           BoundedWithoutNaN, ("gemm",)),
     Mutant("transposed operand", "gemm.operands", "rows taken in storage order of another axis",
            GemmIgnoresAxis, ("gemm",)),
 )  # fmt: skip

@@ -38,6 +38,13 @@ def test_two_ranks_take_the_steps_of_one(cases: list[str], tmp_path: Path) -> No
     assert_ranks_print([f"{case} equal" for case in cases], "sharded.py", tmp_path, *cases, settings=settings)
 
 
+def test_sums_over_two_ranks_are_float32(tmp_path: Path) -> None:
+    """The fault of sums in bfloat16 is planted too: dX of outputs that are split, and Y of inputs, show it."""
+    lines = ["sums in float32: wrong are [[], []]", "sums in bfloat16: wrong are [['dX'], ['Y']]"]
+    settings = {"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))}
+    assert_ranks_print(lines, "split_ranks.py", tmp_path, settings=settings)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
 def test_memory_is_shared_and_its_storage_can_still_be_resized(dtype: torch.dtype) -> None:
     backend = get_backend("reference")

@@ -223,9 +223,10 @@ def test_pairs_and_intervals_over_seeds() -> None:
     lad = design(moments=["4"])
 
     def record(last: float) -> dict[str, Any]:
-        points = [[step, 5.0 if step < 8 else last] for step in (5, 6, 7, 8)]
+        # Eight points, so that the last quarter is not the last point.
+        points = [[step, 5.0 if step < 12 else last] for step in range(5, 13)]
         facts = {"pair": 0, "seed": 0, "diverged": False, "reason": "", "environment": {}}
-        return {**facts, "train_curve": points, "losses": [[8, last]]}
+        return {**facts, "train_curve": points, "losses": points}
 
     class Run:
         def __init__(self, arm: str, seed: int) -> None:
@@ -241,6 +242,7 @@ def test_pairs_and_intervals_over_seeds() -> None:
     assert h16["validation_last"]["mean"] == pytest.approx((0.1 + 0.2 + 0.1) / 3)
     # Student's t at 95 % with two degrees of freedom, times the standard error.
     assert h16["validation_last"]["half_width"] == pytest.approx(4.30265 * 0.057735 / 3**0.5, rel=1e-4)
+    assert h16["train_last"]["mean"] == pytest.approx((0.1 + 0.2 + 0.1) / 3 / 2)
     assert h16["difference"]["train"][0] == [5, 0.0]
     backwards = assemble_branches(lad, tiny(), reversed(found), FakeCorpus(), "numba")
     assert [arm["name"] for arm in backwards["moments"][0]["arms"]] == ["fp8", "h16"]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import apart
 import mxref
 import mxref_torch
 from mxref import Placement, Stream
@@ -21,7 +22,7 @@ from mxref.recipe import OperandSpec, Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import draw_rotation, hadamard
-from mxref_torch.checks.measures import highest_scale
+from mxref_torch.checks.measures import Rounded, highest_scale
 from mxref_torch.checks.measuring import Telemetry
 
 TOKENS, INPUTS, OUTPUTS, STEP, SEED = 48, 64, 32, 7, 5
@@ -41,6 +42,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "dgrad": {"format": "fp8"},
         "wgrad": {"format": "mxfp4", "rounding": "sr"},
     },
+    "nothing coincides": apart.FIRST,
     "wgrad in bf16": {"fprop": {"format": "mxfp4"}, "dgrad": {"format": "bf16"}, "wgrad": {"format": "bf16"}},
 }
 
@@ -194,6 +196,19 @@ def test_every_number_is_that_of_its_definition(name: str, monkeypatch: pytest.M
     gradients = [row for row in rows.values() if row["operand"] == "dw"]
     assert len(gradients) == (0 if recipe.kind(GemmRole.WGRAD) == "bf16" else 2)
     assert len(rows) == wanted + len(gradients)
+
+
+def test_a_limit_of_clipping_without_the_prescale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only FLOOR tells: under it a prescaled element lies above the largest one, and is not clipped."""
+    right = Rounded.slabs
+
+    def planted(self: Any, *given: Any) -> Any:
+        for v, q, limit, valid in right(self, *given):
+            yield v, q, limit * self.prescale, valid
+
+    monkeypatch.setattr(Rounded, "slabs", planted)
+    with pytest.raises(AssertionError, match="clipped"):
+        test_every_number_is_that_of_its_definition("nothing coincides", monkeypatch)
 
 
 def _scale(layer: Any, tensor: str, values: torch.Tensor) -> float:

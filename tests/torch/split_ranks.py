@@ -1,0 +1,80 @@
+"""Two ranks that share layers, which a test starts: each result is composed of the parts, whose sum is float32."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import apart
+from mxref.recipe_files import recipe_from_table
+from mxref.roles import GemmRole
+from mxref_torch import convert
+from mxref_torch.layer import split
+
+RANKS, TOKENS, INPUTS, OUTPUTS = 2, 37, 192, 128
+# Without random bits, which would depend on the place of a part.
+RECIPE = recipe_from_table(
+    {
+        "gemm": "ordered",
+        "fprop": {"hadamard": 16, "x": {"format": apart.E4M3}, "w": {"scale_rule": "even"}},
+        "dgrad": {"dy": {"format": apart.E5M2, "prescale": True}, "w": {"scale_rule": "rceil"}},
+        "wgrad": {"hadamard": 32, "dy": {"scale_rule": "ceil"}, "x": {"format": apart.E4M3, "rounding": "rna"}},
+    }
+)  # fmt: skip
+
+
+def rounded(values: Any) -> Any:
+    return torch.from_numpy(values).bfloat16()
+
+
+def check(rank: int, axis: int, mesh: Any) -> list[str]:
+    """Return which results of a layer split along an axis of its weight are not those of its parts."""
+    torch.manual_seed(axis)
+    x, dy = torch.randn(TOKENS, INPUTS).bfloat16(), torch.randn(TOKENS, OUTPUTS).bfloat16()
+    model = nn.Sequential(nn.Linear(INPUTS, OUTPUTS, bias=False))
+    w = model[0].weight.detach().clone()
+    convert(model, RECIPE, backend="reference")
+    layer: Any = model[0]
+    split.split_layer("0", layer, axis, mesh)
+    x_parts, dy_parts = ([t, t] if axis == whole else list(t.chunk(2, 1)) for whole, t in ((0, x), (1, dy)))
+    w_parts = w.chunk(2, axis)
+    own = x_parts[rank].clone().requires_grad_()
+    y = layer(own)
+    y.backward(dy_parts[rank])
+
+    def part(role: GemmRole, a: Any, b: Any) -> Any:
+        return apart.product(RECIPE, role, apart.numbers(a), apart.numbers(b), 0, 0, 0, "float32")
+
+    outputs = [part(GemmRole.FPROP, *each) for each in zip(x_parts, w_parts, strict=True)]
+    gradients = [part(GemmRole.DGRAD, *each) for each in zip(dy_parts, w_parts, strict=True)]
+    want = {
+        "Y": rounded(outputs[0] + outputs[1] if axis == 1 else outputs[rank]),
+        "dX": rounded(gradients[0] + gradients[1] if axis == 0 else gradients[rank]),
+        "dW": torch.from_numpy(part(GemmRole.WGRAD, dy_parts[rank], x_parts[rank])),
+    }
+    got = {"Y": y.detach(), "dX": own.grad, "dW": layer.weight.grad.to_local()}
+    return [name for name in want if not np.array_equal(got[name].float(), want[name].float())]
+
+
+def main(rank: int, store: str) -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    right = split._reduced
+    for how in ("float32", "bfloat16"):
+        split._reduced = lambda t, *given: right(t.to(getattr(torch, how)), *given).float()  # noqa: B023
+        wrong = [check(rank, axis, mesh) for axis in (0, 1)]
+        print(rank, f"sums in {how}: wrong are {wrong}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
