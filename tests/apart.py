@@ -8,6 +8,7 @@ weights change between steps, through `.data` too. What the layers must compute 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from mxref import Placement, Stream, quantize, scaled_gemm
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import OPERANDS, GemmRole
-from mxref_torch import convert, sole_uses
+from mxref_torch import convert, sole_uses, weights_held
 
 E2M1, E4M3, E5M2 = "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"
 
@@ -136,17 +137,18 @@ def product(
     return np.asarray(scaled_gemm(*operands, profile=recipe.gemm, out_dtype=out))
 
 
-def trained(model: Any, handle: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """Train the steps; return Y, dX and the gradients by what they are, and change the weights after each step."""
+def trained(model: Any, handle: Any, dtype: torch.dtype, held: bool = False) -> dict[str, Any]:
+    """Train the steps, with the weights held within each if asked; return Y, dX and the gradients by what they are, and change the weights after each step."""
     found: dict[str, Any] = {}
     for step in STEPS:
         handle.step, handle.global_tokens = step, TOKENS
-        for origin, x, dy in batches(step, dtype):
-            handle.token_origin = origin
-            y = model(x)
-            handle.sole_uses = sole_uses(y)
-            y.backward(dy)
-            found |= {f"{step} {origin} Y": numbers(y), f"{step} {origin} dX": numbers(x.grad)}
+        with weights_held(handle) if held else nullcontext():
+            for origin, x, dy in batches(step, dtype):
+                handle.token_origin = origin
+                y = model(x)
+                handle.sole_uses = sole_uses(y)
+                y.backward(dy)
+                found |= {f"{step} {origin} Y": numbers(y), f"{step} {origin} dX": numbers(x.grad)}
         for name, weight in model.named_parameters():
             found[f"{step} {name}"] = numbers(weight.grad).copy()
             weight.grad = None
