@@ -138,7 +138,10 @@ def product(
 
 
 def trained(model: Any, handle: Any, dtype: torch.dtype, held: bool = False) -> dict[str, Any]:
-    """Train the steps, with the weights held within each if asked; return Y, dX and the gradients by what they are, and change the weights after each step."""
+    """Train the steps, and change the weights after each; return Y, dX and the gradients by what they are.
+
+    `held` has the layers hold their quantized weights within each step.
+    """
     found: dict[str, Any] = {}
     for step in STEPS:
         handle.step, handle.global_tokens = step, TOKENS

@@ -8,7 +8,6 @@ no GEMM reads them. Experts, convolutions and position tables are matrices: noth
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 from torch import nn
@@ -75,5 +74,7 @@ def quantizes(*recipes: Recipe) -> bool:
 
 def grouped(names: Iterable[str]) -> str:
     """Return names in a line; those that differ in numbers alone are one, with how many they are."""
-    rows = Counter(map(starred, names))
-    return some([f"{name} (x{number})" if number > 1 else name for name, number in rows.items()])
+    rows: dict[str, list[str]] = {}
+    for name in names:
+        rows.setdefault(starred(name), []).append(name)
+    return some([f"{row} (x{len(alike)})" if len(alike) > 1 else alike[0] for row, alike in rows.items()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -52,6 +53,7 @@ class Handle:
         self.model = model
         (self.context,) = contexts.values()
         self.layers = tuple(layers)
+        self._known = {name for name in named_linears(model) if name not in layers}  # layers that stay plain
         self._followed: list[weakref.ref[Optimizer]] = []
         self._registered: list[Any] = []  # hooks of torch, to be removed
         self._micro_batches: MicroBatches | None = None
@@ -67,6 +69,7 @@ class Handle:
     @step.setter
     def step(self, step: int) -> None:
         self.context.step = step
+        self._note_plain_layers()
 
     @property
     def token_origin(self) -> int:
@@ -218,9 +221,23 @@ class Handle:
             StepError: as `mxref_torch.advance`.
         """
         advance(self.model)
-        self.context.step += 1
+        self.step += 1
         if self._micro_batches is not None:
             self._micro_batches.begin_step()
+
+    def _note_plain_layers(self) -> None:
+        """Warn once of each linear layer that was added since `convert`, or has replaced a converted one.
+
+        It is no error: adapters are added on purpose, and many compute in their own precision on purpose too.
+        """
+        plain = [name for name, layer in named_linears(self.model).items() if not isinstance(layer, MXLinear)]
+        if new := [name for name in plain if name not in self._known]:
+            self._known.update(new)
+            warnings.warn(
+                f"these linear layers came into the model after convert, and compute in their own precision: "
+                f"{grouped(new)}; add them before convert, or convert the model again",
+                stacklevel=3,
+            )
 
     def restart(self) -> None:
         """Discard what the current step has left in the layers, so that the step can be repeated from its start."""
@@ -293,6 +310,7 @@ class Handle:
             except LayerError as err:
                 raise LayerError(f"{name}: {err}") from None
         self.unfollow()
+        self._known.update(layers)
         for parent in list(self.model.modules()):
             for child_name, child in list(parent._modules.items()):
                 if child in plain:
