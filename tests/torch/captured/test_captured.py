@@ -100,10 +100,12 @@ def taken(take: CapturedStep, spoiled: dict[int, float] | None = None) -> list[S
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "tseng", "mixed", "phases"])
 def test_losses_and_weights_are_those_of_a_plain_loop(recipe: str, parts: int) -> None:
-    want, trained = plainly(recipe, parts)
+    small = {1: 2.0**-7, 4: 2.0**-5}
+    want, trained = plainly(recipe, parts, small)
     take, model = stepping(recipe, parts)
-    found = taken(take)
+    found = taken(take, small)
     assert [outcome.loss for outcome in found] == want
+    assert {outcome.norm > CLIP for outcome in found} == {False, True}  # a norm below it scales nothing
     assert all(outcome.updated and not outcome.nonfinite and not outcome.widened for outcome in found)
     assert weights(model) == trained
     assert take.context.step == STEPS - 1
