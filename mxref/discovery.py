@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -119,6 +120,7 @@ def get_backend(name: str | None = None) -> Backend:
         with _own_failures(name):
             backend = _load(name)
             if callable(backend) and not isinstance(backend, Backend):
+                _require_no_arguments(name, backend)
                 backend = backend()
         if not isinstance(backend, Backend):
             raise BackendError(
@@ -131,6 +133,18 @@ def get_backend(name: str | None = None) -> Backend:
             )
         _registry.loaded[name] = backend
     return _registry.loaded[name]
+
+
+def _require_no_arguments(name: str, make: Callable[[], Backend]) -> None:
+    try:
+        inspect.signature(make).bind()
+    except ValueError:
+        return  # compiled code may have no signature
+    except TypeError as err:
+        raise BackendError(
+            f"{name!r} takes arguments, and what makes a backend takes none; a function that quantizes a matrix is "
+            f'checked in Python: mxref.check_quantizer({getattr(make, "__name__", "function")}, "amd")'
+        ) from err
 
 
 def loaded_as(backend: Backend) -> str | None:

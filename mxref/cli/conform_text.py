@@ -106,12 +106,14 @@ def _ends(report: Report, more: int) -> list[Text]:
     """Return the last lines: the verdict, the clauses that failed, and how to see the failures that are not shown."""
     from rich.text import Text
 
-    from mxref.conformance.outcome import totals, verdict
+    from mxref.conformance.outcome import certainty, totals, verdict
 
     title = (f"{report.backend} {verdict(report)}", "bold green" if report.ok else "bold red")
     lines = [Text.assemble(title, f" ({report.level.value}, seed {report.seed}): {totals(report)}")]
     if report.failing:
         lines.append(Text(_broken(report.failing)))
+    elif report.ok and report.seen_fault:
+        lines.append(Text(certainty(report)))
     if more:
         failures = "failure" if more == 1 else "failures"
         lines.append(Text(f"and {more} more {failures}: --all prints them, --json FILE writes them"))

@@ -173,7 +173,6 @@ class _Here:
     ) -> Iterator[tuple[int, CheckResult]]:
         self._subject.shrink = shrink
         for group in groups:
-            self._subject.watched.forget()
             for i in group:
                 yield i, result_of(self._checks[i], self._subject)
 
@@ -217,6 +216,7 @@ def _results(outline: Outline, verdicts: dict[int, CheckResult]) -> dict[str, Cl
             continue
         verdict = verdicts[i]
         result.compared += verdict.compared
+        result.calls += verdict.calls
         if not verdict.failures:
             result.passed += 1
         for failure in verdict.failures:

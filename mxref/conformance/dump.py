@@ -60,7 +60,7 @@ class Comparison(Judgement):
         if self.failure is None:
             return f"equal: the codes and scales of {self.blocks:,} blocks ({read})"
         head = f"{self.wrong:,} of {self.blocks:,} blocks differ, {self.wrong_scales:,} of them in the scale ({read})"
-        return printable_lines("\n".join([head, failure_text(self.failure), *self.hints]))
+        return printable_lines("\n".join([head, *self.hints, failure_text(self.failure)]))
 
 
 def compare_arrays(

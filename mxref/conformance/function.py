@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,13 @@ from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.hadamard import Rotation
 
 _NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+
+
+class Stored(NamedTuple):
+    """Codes and scales as a function stores them."""
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
 
 
 class FunctionBackend(Backend):
@@ -90,18 +97,24 @@ class FunctionBackend(Backend):
         if len(plan.shape) != 2 or plan.axis != self.axis:
             host = np.moveaxis(self.to_numpy(x), plan.axis, -1).reshape(rows, -1)
             matrix = self.from_numpy(np.ascontiguousarray(host if self.axis == 1 else host.T))
-        answer = self.function(matrix)
-        if isinstance(answer, MXArray):
-            answer = answer.codes, answer.scales
-        if isinstance(answer, tuple | list) and len(answer) == 2:
-            codes, scales = (on_host_bytes(part) for part in answer)
+        answer = self.answer(matrix)
+        if isinstance(answer, Stored):
             codes, scales = (
                 layout.read(part, rows, plan.length, made)
-                for layout, part in zip(self.layouts, (codes, scales), strict=True)
+                for layout, part in zip(self.layouts, answer, strict=True)
             )
         else:
             codes, scales = self._from_values(answer, self.to_numpy(x), plan)
         return codes.reshape(*plan.rows_shape, -1), scales.reshape(*plan.rows_shape, -1)
+
+    def answer(self, matrix: Any) -> Any:
+        """Return what the function makes of a matrix: codes and scales as stored bytes, or whatever else it is."""
+        answer = self.function(matrix)
+        if isinstance(answer, MXArray):
+            answer = answer.codes, answer.scales
+        if isinstance(answer, tuple | list) and len(answer) == 2:
+            return Stored(*map(on_host_bytes, answer))
+        return answer
 
     def _from_values(self, answer: Any, x: NDArray[Any], plan: QuantPlan) -> tuple[Any, Any]:
         """Return codes and scales of a dequantized matrix, as near to the reference's as its values allow."""

@@ -98,6 +98,11 @@ class Plan:
         """Whether to check every combination."""
         return self.level is Level.FULL
 
+    @property
+    def long(self) -> int:
+        """The length of a long axis, a multiple of 256: above 16,384, and at the level full above 65,535."""
+        return 65_792 if self.full else 16_640
+
     def cast(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return drawn values in the input type."""
         return cast(x, self.dtype)
@@ -139,6 +144,8 @@ class Check:
     """The treatment of a quantization; None for other operations."""
     describe: Callable[[], dict[str, str]] = dict
     """The request in words, for a failure that is an exception."""
+    raised: str = ""
+    """The clause that an exception breaks, if it is not `clause`."""
 
     @cached_property
     def formats(self) -> tuple[BlockFormat, ...]:

@@ -18,6 +18,7 @@ COUNTS = ("passed", "failed", "skipped", "compared")
 """What is counted of each clause."""
 
 _FEW, _PER_LINE = 8, 6
+_SURE = 0.95
 
 NOT_ASKED = "not asked any more"
 """Why a check was skipped after too many that ended their process or took too long."""
@@ -82,6 +83,8 @@ class CheckResult:
     """A wrong use of memory by the call, whatever its answer was."""
     unasked: str | None = None
     """Why the backend was not asked, None where it was."""
+    calls: int = 0
+    """Calls of the backend that were answered."""
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -98,6 +101,7 @@ class ClauseResult:
     failed: int = 0
     skipped: int = 0
     compared: int = 0
+    calls: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     """Each capability that was not declared, or `NOT_ASKED`, and how many checks were skipped for it."""
     failures: list[Failure] = field(default_factory=list)
@@ -155,8 +159,14 @@ class Report(Judgement):
         return sorted(failed, key=lambda c: not any(f.lost for f in c.failures))
 
     def total(self, name: str) -> int:
-        """Return the sum of `passed`, `failed`, `skipped` or `compared` over all clauses."""
+        """Return the sum of `passed`, `failed`, `skipped`, `compared` or `calls` over all clauses."""
         return sum(getattr(c, name) for c in self.clauses)
+
+    @property
+    def seen_fault(self) -> int:
+        """The largest n for which a fault in one of n calls, at random, would have failed with 95 % probability."""
+        calls = self.total("calls")
+        return int(1 / (1 - (1 - _SURE) ** (1 / calls))) if calls else 0
 
 
 def report_text(report: Report) -> str:
@@ -166,6 +176,8 @@ def report_text(report: Report) -> str:
     ]
     if report.failing:
         lines.append(f"broken, likely causes first: {', '.join(report.failing)}")
+    elif report.ok and report.seen_fault:
+        lines.append(certainty(report))
     return printable_lines("\n\n".join(["\n".join(lines), *map(failure_text, report.failures)]))
 
 
@@ -183,6 +195,14 @@ def totals(report: Report) -> str:
     found = f"{passed:,} checks passed, {failed:,} failed, {skipped - unasked:,} skipped as not declared"
     found += f", {unasked:,} {NOT_ASKED}; " if unasked else "; "
     return found + f"{compared:,} results compared in {report.seconds:.1f} s"
+
+
+def certainty(report: Report) -> str:
+    """Return as a sentence how rare a fault can be that a run without failures has missed."""
+    return (
+        f"in {report.total('calls'):,} calls, a fault in 1 of {report.seen_fault:,} calls at random would have shown "
+        f"with {_SURE:.0%} probability"
+    )
 
 
 def printable_lines(text: str) -> str:

@@ -125,7 +125,6 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
     calls = []
     for call in recording.calls:
         subject.watched.start()
-        subject.watched.forget()
         calls.append(_replayed(subject, call))
         if calls[-1].answered:
             subject.shrink = False  # one small example is enough

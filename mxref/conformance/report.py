@@ -31,6 +31,8 @@ def to_json(report: Report) -> str:
         "ok": report.ok,
         "seconds": round(report.seconds, 3),
         "totals": {name: report.total(name) for name in COUNTS},
+        "calls": report.total("calls"),
+        "seen_fault": report.seen_fault,
         "clauses": [_clause(c) for c in report.clauses],
     }
     return json.dumps(table, indent=2) + "\n"

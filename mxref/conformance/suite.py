@@ -162,8 +162,10 @@ def result_of(check: Check, subject: Subject) -> CheckResult:
     A forked copy of the process that returns to this function is ended, and the check fails.
     """
     subject.watched.start()
+    before = subject.watched.calls
     with Copies() as copies:
         verdict = _answered(check, subject)
+    verdict = replace(verdict, calls=subject.watched.calls - before)
     if copies.returned:
         message = "the backend forked the process, and the copy went on from the call as well"
         verdict = replace(verdict, failure=verdict.failure or _failed(check.clause, check, message))
@@ -178,8 +180,10 @@ def _answered(check: Check, subject: Subject) -> CheckResult:
     except UnsupportedError as err:
         # What is declared was refused: the declaration is wrong, whatever the clause of the request.
         return CheckResult(0, _raised("conformance.capabilities", check, err))
-    except (Exception, SystemExit) as err:  # any exception of the backend is a failed check
+    except MalformedAnswer as err:
         return CheckResult(0, _raised(check.clause, check, err))
+    except (Exception, SystemExit) as err:  # any exception of the backend is a failed check
+        return CheckResult(0, _raised(check.raised or check.clause, check, err))
 
 
 def _raised(clause: str, check: Check, err: BaseException) -> Failure:

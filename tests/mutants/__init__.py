@@ -12,6 +12,7 @@ from mutants.layout import LAYOUT_MUTANTS
 from mutants.mutant import Mutant
 from mutants.mxfp8 import MXFP8_MUTANTS
 from mutants.randomness import RANDOM_MUTANTS
+from mutants.runs import RUN_MUTANTS
 from mutants.scales import SCALE_MUTANTS
 from mutants.sizes import SIZE_MUTANTS
 from mutants.stored import STORED_MUTANTS
@@ -19,6 +20,6 @@ from mutants.transform import TRANSFORM_MUTANTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *SCALE_MUTANTS, *ELEMENT_MUTANTS, *LAYOUT_MUTANTS, *RANDOM_MUTANTS, *TRANSFORM_MUTANTS, *STORED_MUTANTS,
-    *FUSED_MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS, *MXFP8_MUTANTS,
+    *FUSED_MUTANTS, *SIZE_MUTANTS, *BLAME_MUTANTS, *MXFP8_MUTANTS, *RUN_MUTANTS,
 )  # fmt: skip
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

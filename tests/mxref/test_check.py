@@ -12,7 +12,7 @@ import pytest
 
 import mxref
 from mxref import DIALECTS, OperandSpec, Stream, check_quantizer
-from mxref.errors import ConformanceError, DtypeError, RecipeError, ShapeError
+from mxref.errors import BackendError, ConformanceError, DtypeError, RecipeError, ShapeError
 from mxref.layouts.packed import unpack
 
 AMD = DIALECTS["amd"].spec
@@ -144,10 +144,74 @@ def test_values_on_no_grid_and_exceptions_are_failures_with_words() -> None:
 
     report = check_quantizer(broken, "amd")
     assert not report
-    assert "raised ValueError: no kernel for (401, 32)" in str(report)
-    assert "returned 3 (int)" in str(check_quantizer(lambda x: 3, "amd"))
-    assert "take 12832 bytes" not in str(check_quantizer(quantizer(AMD), "amd"))
-    assert "codes take" in str(check_quantizer(lambda x: (np.zeros(3, np.uint8),) * 2, "amd"))
+    assert "raised ValueError: no kernel for (3, 160)" in str(report)
+
+
+def amd(x: Any) -> Any:
+    return quantizer(AMD)(x)
+
+
+NO_ANSWERS = {
+    "None": (lambda x: None, "returned None (NoneType): return (codes, scales)"),
+    "number": (lambda x: 3, "returned 3 (int)"),
+    "three": (lambda x: (*amd(x), 0), "returned tuple: return (codes, scales)"),
+    "pair of None": (lambda x: (None, None), "codes and scales must be arrays of bytes, got None"),
+    "type": (lambda x: (amd(x)[0].astype(np.int32), amd(x)[1]), "codes and scales are bytes, got int32"),
+    "shape": (lambda x: (amd(x)[0][:1], amd(x)[1]), "packed codes take 240 bytes here, got 80"),
+    "transposed": (lambda x: (amd(x)[0], amd(x)[1].T), "got shape (5, 3); the layouts that fit are rows.T"),
+    "values": (lambda x: x[:1], "returned float32 (1, 160): (codes, scales), or the dequantized matrix (3, 160)"),
+    "error": (lambda x: 1 // 0, "raised ZeroDivisionError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_ANSWERS)
+def test_what_is_no_answer_breaks_the_protocol_at_the_first_call(name: str) -> None:
+    answer, message = NO_ANSWERS[name]
+    calls = []
+
+    def function(x: Any) -> Any:
+        calls.append(x.shape)
+        return answer(x)
+
+    report = check_quantizer(function, "amd")
+    assert report.failing == ("conformance.protocol",), str(report)
+    assert message in report.failures[0].message
+    assert set(calls) == {(3, 160)}
+
+
+def test_an_error_in_a_later_call_breaks_the_protocol_too() -> None:
+    def function(x: Any) -> Any:
+        return amd(x) if len(x) < 100 else None
+
+    assert check_quantizer(function, "amd").failing == ("conformance.protocol",)
+
+
+@pytest.mark.parametrize(
+    ("part", "stored", "clause", "layout"),
+    [
+        (1, lambda s: s.T.reshape(-1), "packing.scales", "rows.T"),
+        (0, lambda c: c << 4 | c >> 4, "packing.nibbles", "high_first"),
+        (0, lambda c: c.T.reshape(-1), "packing.nibbles", "packed.T"),
+    ],
+)
+def test_another_layout_is_named_as_compare_names_it(
+    part: int, stored: Any, clause: str, layout: str
+) -> None:
+    def function(x: Any) -> Any:
+        answer = list(amd(x))
+        answer[part] = stored(answer[part])
+        return answer
+
+    report = check_quantizer(function, "amd")
+    assert report.failing == (clause,)
+    assert f"are equal under --layout {layout}" in report.failures[0].message
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    torch = pytest.importorskip("torch")
+    for device in ("quda", *(() if torch.cuda.is_available() else ("cuda",))):
+        with pytest.raises(BackendError, match=f"device = '{device}' cannot hold a tensor here: "):
+            check_quantizer(amd, "amd", device=device)
 
 
 def test_what_a_kernel_cannot_take_is_left_out() -> None:

@@ -66,6 +66,13 @@ def test_one_file_is_a_backend(tmp_path, monkeypatch):
     assert get_backend("mine_backend:backend").name == "mine"
 
 
+@pytest.mark.parametrize("code", ["def quantize(x): ...", "class quantize:\n    def __init__(self, x): ..."])
+def test_a_function_that_quantizes_is_no_backend_and_the_way_to_check_it_is_named(tmp_path, code):
+    (tmp_path / "kernel.py").write_text(code)
+    with pytest.raises(BackendError, match=r'takes arguments, .*: mxref.check_quantizer\(quantize, "amd"\)'):
+        get_backend(f"{tmp_path}/kernel.py:quantize")
+
+
 UNFINISHED = """
     from mxref import Backend, Capabilities
 

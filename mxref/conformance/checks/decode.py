@@ -61,7 +61,8 @@ def checks(plan: Plan) -> Iterator[Check]:
         for shape, axis, length in (
             ((32,), 0, 32), ((64, 3), 0, 64), ((5, 40), 1, 64), ((2, 45, 3), 1, 64), ((1, 1), 0, 256),
             ((0, 32), 1, 32), ((3, 0), 1, 0), ((33, 7, 96), -1, 96),
-            ((64, 2, 3), 0, 64), ((96, 3, 2, 2), 0, 96), ((45, 2, 3), 0, 64), ((2, 64, 3, 2), 1, 64),
+            ((3, plan.long), 1, plan.long), ((64, 2, 3), 0, 64), ((96, 3, 2, 2), 0, 96),
+            ((45, 2, 3), 0, 64), ((2, 64, 3, 2), 1, 64),
         ):  # fmt: skip
             q = drawn_array(rng, shape, axis, length, made=made)
             yield _check("quantize.axis" if length == shape[axis] else "quantize.padding",

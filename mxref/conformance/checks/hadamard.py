@@ -93,6 +93,9 @@ def checks(plan: Plan) -> Iterator[Check]:
         )
         in_rows = Transform(plan.cast(tame(rng, (5, max(32, 2 * n)), made=plan.format)), n)
         in_columns = replace(in_rows, order="F")
+        long = Transform(plan.cast(tame(rng, (3, plan.long), made=plan.format)), n, signs)
+        control = Transform(long.x[:, :1024], n, signs)
+        yield _check("quantize.strides", f"H{n} of length {plan.long}", long, control=control)
         yield _check("quantize.strides", f"H{n} in Fortran order", in_columns, control=in_rows)
         yield _check(
             "hadamard.nonfinite",
@@ -101,9 +104,9 @@ def checks(plan: Plan) -> Iterator[Check]:
         )
         yield from _quantized(plan, rng, n)
     if plan.full:  # a result beyond a processor's caches
-        large = Transform(plan.cast(rng.standard_normal((4099, 512))), 32)
+        large = Transform(plan.cast(rng.standard_normal((4099, 1024))), 32)
         control = Transform(large.x[:64], 32)
-        yield _check("quantize.strides", "H32 of 2 Mi values", large, control=control)
+        yield _check("quantize.strides", "H32 of 4 Mi values", large, control=control)
     for name in ("bfloat16", "float16"):
         x = cast(rng.standard_normal((4, 64)), name)
         yield _check("conventions.inputs", f"H16 of {name}", Transform(x, 16, 0x1234))

@@ -52,9 +52,12 @@ def checks(plan: Plan) -> Iterator[Check]:
         yield quantize_check(
             "quantize.strides", f"empty {shape}", request(shape, axis=1 if len(shape) > 2 else -1)
         )
-    # Beyond 65,535 rows, of either axis: a grid of GPU programs has no more along its second dimension.
-    many = (((65569, 32), -1), ((32, 65569), 0)) if plan.full else ()
-    for shape, axis in many:
+    large = [((3, plan.long), -1), ((plan.long, 3), 0)]
+    if plan.full:
+        # Beyond 65,535 rows, of either axis: a grid of GPU programs has no more along its second dimension.
+        large += [((65569, 32), -1), ((32, 65569), 0)]
+        large += [((2049, 2080), -1), ((2080, 2049), 0)]  # beyond 4 Mi elements
+    for shape, axis in large:
         yield quantize_check("quantize.strides", f"sizes {shape}, axis {axis}", request(shape, axis))
     for shape in ((1, 32), (3, 96), (33, 32), (130, 64), (1, 4128), (1027, 32)):
         yield quantize_check("quantize.strides", f"sizes {shape}", request(shape))

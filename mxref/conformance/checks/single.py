@@ -7,6 +7,7 @@ a plainer request shows that the transform, the tiles, the input type or the str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from mxref.conformance.checks.layout import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
+from mxref.conformance.dump import compare_arrays
+from mxref.conformance.function import FunctionBackend, Stored
 from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, storage_clause
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
-from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
+from mxref.conformance.requests.quantization import Blocks, MalformedAnswer, Request, all_of_it, plainest
 from mxref.conformance.shrink.blame import blame
 from mxref.conformance.shrink.quantization import shrink_quantize
 from mxref.formats import BlockShape
@@ -26,6 +29,8 @@ from mxref.steps.random import Stream
 
 _SIZES = ((1, 1), (3, 3), (33, 1), (130, 2), (7, 40))
 """Rows and units of the block axis."""
+_PROTOCOL = "conformance.protocol"
+_LAYOUTS = ("packing.nibbles", "packing.bytes", "packing.scales")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Ways:
 def checks(plan: Plan, ways: Ways) -> Iterator[Check]:
     """Yield the checks of a treatment, `plan.base`."""
     whole = _Asked(plan, ways)
+    yield whole.first()
     yield from whole.order()
     if plan.base.hadamard:
         yield whole.check("hadamard.order", "one value per Hadamard group", whole.impulses)
@@ -132,6 +138,43 @@ class _Asked:
             x[np.arange(len(x)), group * n + np.arange(len(x)) % n] = 4.0**group
         return self.request(x, self.ways.dtypes[0])
 
+    def first(self) -> Check:
+        """Return the check that the function answers at all, and in the layout that was named."""
+        shape = 3 * self.ways.rows, 5 * self.ways.unit  # not square: a transposed answer shows
+        x = tame(np.random.default_rng(19), shape, made=self.plan.format)
+        request, title = self.request(x, self.ways.dtypes[0]), "the first call"
+
+        def run(subject: Subject) -> CheckResult:
+            backend = subject.watched.backend
+            assert isinstance(backend, FunctionBackend)
+            stored = backend.answer(subject.give(request.array()))
+            if not isinstance(stored, Stored):
+                with suppress(MalformedAnswer):  # wrong values
+                    request.answer(subject)
+                return CheckResult(1)
+            names = tuple(layout.name for layout in backend.layouts)
+            found = compare_arrays(
+                request.x, *stored, request.spec, self.ways.axis, names, request.rng, False
+            )
+            failure = found.failure
+            if failure and failure.clause in _LAYOUTS:
+                failure = replace(
+                    failure, check=title, message="; ".join([failure.message, *map(str.strip, found.hints)])
+                )
+                return CheckResult(found.blocks, failure)
+            return CheckResult(found.blocks)
+
+        return Check(
+            _PROTOCOL,
+            title,
+            Op.QUANTIZE,
+            request.needs,
+            run,
+            request.spec,
+            request.describe,
+            raised=_PROTOCOL,
+        )
+
     def order(self) -> Iterator[Check]:
         """Yield checks for right codes and scales in the wrong order."""
         ways = self.ways
@@ -170,7 +213,9 @@ class _Asked:
             return CheckResult(compared, shrink_quantize(subject, request, row, block, blamed, title, count))
 
         own = clause or f"rounding.{request.spec.rounding.value}"
-        return Check(own, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
+        return Check(
+            own, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe, raised=_PROTOCOL
+        )
 
     def _cause(self, subject: Subject, request: Request, decided: str | None) -> str:
         """Return the clause of a wrong answer; `decided` is the clause of its first wrong bit."""

@@ -190,7 +190,8 @@ class _Worker:
         descriptors = (other.fileno(), alive)
         # A new session, so that processes that the backend starts end with this one.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path), *map(str, descriptors)],
+            # -P: a file of the current folder must not take the place of a module of the same name.
+            [sys.executable, "-P", "-c", _START, json.dumps(sys.path), *map(str, descriptors)],
             stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True,
         )  # fmt: skip
         other.close()

@@ -71,7 +71,6 @@ def main(channel: int, alive: int) -> None:
             numbers, subject.shrink = pipe.recv()
         except EOFError:
             return
-        subject.watched.forget()
         for i in numbers:
             pipe.send((i, result_of(checks[i], subject)))
 

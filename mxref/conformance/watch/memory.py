@@ -3,11 +3,12 @@
 `Watched` stands between the checks and a backend. Every array goes in as a view of a larger one whose other
 elements are poisoned: 0xFF bytes, which are NaN as floats and as scale codes. After each call the poison and
 the operands must be as they were, results must have memory of their own, and results that earlier calls gave
-must still hold what they held.
+must still hold what they held. Small results are kept for the whole run, and looked at again in turns.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -26,6 +27,10 @@ _ALIGNMENT, _OFF = 64, 16
 """NumPy and PyTorch promise multiples of 16 bytes. This address is no multiple of 64: kernels that need one fail."""
 _ROOMS = 8
 _KEPT, _KEPT_BYTES = 8, 16 << 20
+_OLD_BYTES, _ALL_OLD_BYTES = 1 << 18, 256 << 20
+"""The largest result that is kept for the whole run, and what all of them may take."""
+_AGAIN = 2
+"""Old results that are looked at after a call: more than a call returns."""
 
 
 class _Array(NamedTuple):
@@ -36,32 +41,42 @@ class _Array(NamedTuple):
     held: bytes
 
 
+class _Result(NamedTuple):
+    """A result of an earlier call, the clause of that call, and the bytes that it must keep or their digest."""
+
+    clause: str
+    name: str
+    array: Any
+    held: bytes
+
+
 class Watched:
     """A backend with its public operations. Each call is checked for faults of memory; `faults` lists them."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
+        """The backend itself, for calls from several threads, which cannot be watched."""
+        self.calls = 0
+        """Calls that were answered."""
         self._rooms: deque[_Array] = deque(maxlen=_ROOMS)
-        self._kept: deque[_Array] = deque(maxlen=_KEPT)
+        self._kept: deque[_Result] = deque()
+        self._old: deque[_Result] = deque()
+        self._old_bytes = 0
         self.faults: list[tuple[str, str]] = []
         """The clause and the message of each fault since `start`."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        return getattr(self.backend, name)
 
     def start(self) -> None:
         """Forget the faults and the arrays of the check before; its results are still kept."""
         self._rooms.clear()
         self.faults.clear()
 
-    def forget(self) -> None:
-        """Forget the results of earlier calls too."""
-        self._kept.clear()
-
     def from_numpy(self, array: NDArray[Any]) -> Any:
         """Return an array as the backend's own kind, with poisoned memory around it."""
         room, view = _surrounded(array)
-        given = self._backend.from_numpy(view)
+        given = self.backend.from_numpy(view)
         if isinstance(given, np.ndarray) or not hasattr(given, "as_strided"):
             self._rooms.append(_Array("", room, room.tobytes()))
             return given
@@ -71,20 +86,20 @@ class Watched:
 
     def quantize(self, x: Any, spec: Any, **arguments: Any) -> Any:
         """Quantize, and check the memory."""
-        return self._call("quantize", {"x": x}, lambda: self._backend.quantize(x, spec, **arguments))
+        return self._call("quantize", {"x": x}, lambda: self.backend.quantize(x, spec, **arguments))
 
     def dequantize(self, q: MXArray, dtype: str = "float32") -> Any:
         """Dequantize, and check the memory."""
-        return self._call("dequantize", _parts(q=q), lambda: self._backend.dequantize(q, dtype))
+        return self._call("dequantize", _parts(q=q), lambda: self.backend.dequantize(q, dtype))
 
     def hadamard(self, x: Any, n: int, signs: int = 0, **arguments: Any) -> Any:
         """Transform, and check the memory."""
-        return self._call("hadamard", {"x": x}, lambda: self._backend.hadamard(x, n, signs, **arguments))
+        return self._call("hadamard", {"x": x}, lambda: self.backend.hadamard(x, n, signs, **arguments))
 
     def scaled_gemm(self, a: MXArray, b: MXArray, **arguments: Any) -> Any:
         """Multiply, and check the memory."""
         return self._call(
-            "scaled_gemm", _parts(a=a, b=b), lambda: self._backend.scaled_gemm(a, b, **arguments)
+            "scaled_gemm", _parts(a=a, b=b), lambda: self.backend.scaled_gemm(a, b, **arguments)
         )
 
     def add_product(self, a: MXArray, b: MXArray, onto: Any, **arguments: Any) -> None:
@@ -92,7 +107,7 @@ class Watched:
         self._call(
             "add_product",
             _parts(a=a, b=b),
-            lambda: self._backend.add_product(a, b, onto, **arguments),
+            lambda: self.backend.add_product(a, b, onto, **arguments),
             written=onto,
             fused=True,
         )
@@ -100,7 +115,7 @@ class Watched:
     def prepare(self, q: MXArray, **arguments: Any) -> Any:
         """Prepare an operand, and check the memory; the result may share the operand's."""
         return self._call(
-            "prepare", _parts(q=q), lambda: self._backend.prepare(q, **arguments), fresh=False, fused=True
+            "prepare", _parts(q=q), lambda: self.backend.prepare(q, **arguments), fresh=False, fused=True
         )
 
     def quantize_dual(self, x: Any, specs: Any, **arguments: Any) -> Any:
@@ -108,7 +123,7 @@ class Watched:
         return self._call(
             "quantize_dual",
             {"x": x},
-            lambda: self._backend.quantize_dual(x, specs, **arguments),
+            lambda: self.backend.quantize_dual(x, specs, **arguments),
             fused=True,
         )
 
@@ -117,7 +132,7 @@ class Watched:
         return self._call(
             "fake_quantize",
             {"x": x},
-            lambda: self._backend.fake_quantize(x, spec, **arguments),
+            lambda: self.backend.fake_quantize(x, spec, **arguments),
             fused=True,
         )
 
@@ -136,6 +151,8 @@ class Watched:
             result = call()
         finally:
             self._inspect(clause, name, before, written)
+        self.calls += 1
+        self._look_again()
         if fresh:
             self._keep(clause, name, before, result)
         return result
@@ -165,7 +182,7 @@ class Watched:
 
     def _keep(self, clause: str, name: str, before: list[_Array], result: Any) -> None:
         """Record a fault for each result without memory of its own, and keep the results for later checks."""
-        results = [array for array in _arrays(result) if 0 not in tuple(array.shape)]
+        results = [array for array in arrays_of(result) if 0 not in tuple(array.shape)]
         for array in results:
             owners = [f"its operand {each.name}" for each in before if _overlap(array, each.array)]
             owners += [
@@ -178,14 +195,30 @@ class Watched:
         for array in results:
             held = self._bytes(array)
             if len(held) <= _KEPT_BYTES:
-                self._kept.append(_Array(name, array, held))
+                self._kept.append(_Result(clause, name, array, held))
+        while len(self._kept) > _KEPT:
+            old = self._kept.popleft()
+            if len(old.held) <= _OLD_BYTES and self._old_bytes + len(old.held) <= _ALL_OLD_BYTES:
+                self._old.append(old._replace(held=_digest(old.held)))
+                self._old_bytes += len(old.held)
+
+    def _look_again(self) -> None:
+        """Record a fault for each of the next old results that has changed, in whichever call since it was made."""
+        for _ in range(min(_AGAIN, len(self._old))):
+            old = self._old.popleft()
+            digest = _digest(self._bytes(old.array))
+            if digest != old.held:
+                self._fault(
+                    old.clause, f"a call has changed a result that {old.name} had returned long before"
+                )
+            self._old.append(old._replace(held=digest))
 
     def _fault(self, clause: str, message: str) -> None:
         if (clause, message) not in self.faults:
             self.faults.append((clause, message))
 
     def _bytes(self, array: Any) -> bytes:
-        return np.asarray(array if isinstance(array, np.ndarray) else self._backend.to_numpy(array)).tobytes()
+        return np.asarray(array if isinstance(array, np.ndarray) else self.backend.to_numpy(array)).tobytes()
 
 
 def _parts(**operands: MXArray) -> dict[str, Any]:
@@ -200,15 +233,19 @@ def _parts(**operands: MXArray) -> dict[str, Any]:
     return parts
 
 
-def _arrays(result: Any) -> Iterator[Any]:
+def arrays_of(result: Any) -> Iterator[Any]:
     """Yield the arrays of a result: of an array, an MXArray or a pair of them."""
     if isinstance(result, MXArray):
         yield from (result.codes, result.scales)
     elif isinstance(result, tuple):
         for part in result:
-            yield from _arrays(part)
+            yield from arrays_of(part)
     elif hasattr(result, "shape"):
         yield result
+
+
+def _digest(held: bytes) -> bytes:
+    return hashlib.blake2b(held, digest_size=16).digest()
 
 
 def _differing(now: bytes, held: bytes) -> int:

@@ -116,6 +116,14 @@ def test_loading_may_take_the_time_limit_or_a_minute(tmp_path, monkeypatch, give
     assert f"the process that loaded it took longer than {limit} s" in clause["failures"][0]["message"]
 
 
+@pytest.mark.parametrize("name", ["json", "random", "numpy"])
+def test_a_file_with_the_name_of_a_module_does_not_take_its_place(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the current folder was imported')\n")
+    result, (clause,), _ = run("reference", tmp_path)
+    assert (result.exit_code, clause["outcome"]) == (0, "passed"), result.output
+
+
 def test_shrinking_may_take_the_time_limit(monkeypatch):
     given, give = [], processes._Worker.give
     monkeypatch.setattr(

@@ -8,8 +8,9 @@ from mutants import MUTANTS
 from mutants.blame import BLAME_MUTANTS
 from mutants.fused import Adding, Dual, Laid
 from mutants.mutant import Mutant
+from mutants.runs import Rare
 from mutants.staged import Staged
-from mxref.conformance import CLAUSES, check
+from mxref.conformance import CLAUSES, ClauseResult, Level, Report, check
 
 DUAL = "conformance.dual"
 
@@ -47,6 +48,23 @@ def test_fault_is_caught_and_named(mutant):
     if mutant.first:
         assert report.failing[0] == mutant.clause, report.failing
         assert report.failures[0].clause == mutant.clause
+
+
+@pytest.mark.parametrize(("calls", "seen"), [(1, 1), (59, 20), (8620, 2877)])
+def test_a_run_states_how_rare_a_fault_it_has_seen(calls, seen):
+    report = Report("x", Level.QUICK, 0, (), (ClauseResult("gemm.nan", passed=1, calls=calls),), 0.0)
+    assert report.seen_fault == seen
+    assert (1 - 1 / seen) ** calls <= 0.05 < (1 - 1 / (seen + 1)) ** calls
+    assert f"in {calls:,} calls, a fault in 1 of {seen:,} calls at random would have shown" in str(report)
+
+
+def test_a_rare_fault_is_seen_as_often_as_the_report_states():
+    rare, often = (
+        check(Rare(every), level="quick", ops=["dequantize"], formats=["mxfp4"]) for every in (10_000, 60)
+    )
+    assert 60 < rare.seen_fault < 10_000
+    assert rare.ok
+    assert not often.ok
 
 
 def test_faults_cover_the_clauses():
