@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,16 @@ def _start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], const
     )
 
 
+_INTERPRETER = threading.Lock()
+
+
+@contextlib.contextmanager
+def _interpreter() -> Iterator[None]:
+    """Let one thread use the interpreter, which keeps the place of the running program in a global variable."""
+    with _INTERPRETER, np.errstate(all="ignore"):  # overflow and NaN are valid results
+        yield
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Start a kernel on the device of its first argument.
 
@@ -97,7 +109,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """
     device: contextlib.AbstractContextManager[Any]
     if INTERPRETED:
-        device = np.errstate(all="ignore")  # overflow and NaN are valid results
+        device = _interpreter()
     elif arguments[0].device.index == torch.cuda.current_device():
         device = contextlib.nullcontext()
     else:

@@ -45,7 +45,7 @@ def compile_cases(
     with (
         tempfile.TemporaryFile("w+") as words,
         subprocess.Popen(
-            [sys.executable, "-c", _WORKER, target, hip or "", request],
+            [sys.executable, "-P", "-c", _WORKER, target, hip or "", request],
             stdout=subprocess.PIPE, stderr=words, env=environment, text=True,
         ) as worker,
     ):  # fmt: skip
