@@ -41,6 +41,8 @@ def checks(plan: Plan) -> Iterator[Check]:
             # `exact` rounds the real sum once, to either type: it narrows nothing.
             clause = "gemm.exact" if profile is GemmProfile.EXACT else "gemm.output"
             yield product_check(clause, f"{profile.value}: {title}", Product(a, b, profile, "bfloat16"), 130)
+        a, b = (drawn_array(rng, (rows, plan.long), 1, plan.long, (126, 129), made=made) for rows in (3, 2))
+        yield product_check("gemm.operands", f"{profile.value}: K = {plan.long}", Product(a, b, profile), 130)
         if plan.full and profile is not GemmProfile.EXACT:  # beyond 4 Mi results, and beyond 512 rows of both
             a, b = (drawn_array(rng, (rows, 64), 1, 64, (126, 129), made=made) for rows in (2051, 2049))
             yield product_check(
@@ -90,11 +92,11 @@ def every_code(made: BlockFormat, special: bool = False) -> MXArray:
 
 def _questions(rng: np.random.Generator, plan: Plan) -> list[Question]:
     made = plan.format
-    asked = [*_structure(rng, plan, made), *_hostile(rng, plan.full, made)]
+    asked = [*_structure(rng, plan.full, made), *_hostile(rng, plan.full, made)]
     return [*asked, *special(made), *_wide(made)]
 
 
-def _structure(rng: np.random.Generator, plan: Plan, made: BlockFormat) -> Iterator[Question]:
+def _structure(rng: np.random.Generator, full: bool, made: BlockFormat) -> Iterator[Question]:
     """Which numbers are multiplied: shapes, axes, padding, strides; every pair of codes; NaN blocks."""
 
     def operand(shape: tuple[int, int], axis: int, length: int) -> MXArray:
@@ -102,10 +104,10 @@ def _structure(rng: np.random.Generator, plan: Plan, made: BlockFormat) -> Itera
 
     sizes = (
         ((1, 1, 32), (3, 5, 64), (33, 17, 96), (130, 65, 32), (2, 300, 160), (1030, 3, 64), (3, 1030, 64))
-        if plan.full
+        if full
         else ((1, 1, 32), (3, 5, 64), (33, 17, 96))
     )
-    for m, n, k in (*sizes, (3, 2, plan.long)):
+    for m, n, k in sizes:
         yield "gemm.operands", f"M, N, K = {m}, {n}, {k}", operand((m, k), 1, k), operand((n, k), 1, k)
     yield "gemm.operands", "both along axis 0", operand((64, 5), 0, 64), operand((64, 3), 0, 64)
     yield "gemm.operands", "along axis 0 and axis 1", operand((64, 5), 0, 64), operand((3, 64), 1, 64)
