@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ablations.ladders import Results, interval_of
+from ablations.ladders import Results, claimed, interval_of
 from ablations.strip import mark, name_lines
 from bench.plot import WIDE
 from mxref_training.report.drawing import SMALLEST
 from mxref_training.report.ladder.page import rows
-from mxref_training.report.palette import COLOURS, INK, MUTED
+from mxref_training.report.palette import COLOURS, GOLD, INK, MUTED
 
 SIZES = {"readings": "21.5M parameters, 60.3M tokens", "paper_50m": "46.9M parameters, 65.5M tokens"}
 """The ladders with arms of the paper's table, and what they train."""
@@ -25,6 +25,9 @@ SHORT = {"readings": "20M", "paper_50m": "50M"}
 """How the tables call them."""
 COLUMNS = "tokens, verdict", "loss less FP8's, nats"
 """What the table shows of a size."""
+
+BAND = 0.004
+"""Width of a drawn claim in nats, at least."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Cell:
     reached: tuple[int, int]
     """Runs that reached the target, and all of them."""
     verdict: str
+    claim: tuple[float, float] | None
+    """The paper's range in nats, at the slope of FP8's curve; None for DNC."""
 
     @property
     def loss(self) -> str:
@@ -89,6 +94,7 @@ def _cell(results: Results, name: str) -> Cell | None:
         f"{row.overhead} {row.interval.replace('± ?', '')}".strip(),
         (reached, len(crossings)),
         row.verdict,
+        claimed(results, row.arm),
     )
 
 
@@ -124,8 +130,8 @@ def figure(found: dict[str, Results], width: float = WIDE) -> Figure:
     for axes, name in zip(panels, found, strict=True):
         _panel(axes, name, shown, stages, width)
     said = (
-        "validation loss less that of FP8, nats per token, 95 % intervals;",
-        "at the right edge of each panel the paper's claim in tokens",
+        "validation loss less that of FP8, nats per token, 95 % intervals; yellow: the paper's claim in nats,",
+        "at the slope of FP8's curve; at the right edge of each panel the claim in tokens",
     )
     text = "\n".join(said) if width == WIDE else textwrap.fill(" ".join(said), 45)
     drawing.supxlabel(text, fontsize=9, color=MUTED)
@@ -140,6 +146,11 @@ def _panel(axes: Axes, name: str, shown: Sequence[Line], stages: Sequence[str], 
         names.append(f"{line.stage}: {line.label}")
         colour = COLOURS[stages.index(line.stage) * 2 % len(COLOURS)]
         if cell:
+            if cell.claim:
+                low, high = cell.claim
+                # No narrower than can be seen.
+                room = max(0.0, BAND - (high - low)) / 2
+                axes.barh(y + 0.09, high - low + 2 * room, left=low - room, height=0.4, color=GOLD, zorder=1)
             mark(axes, cell.nats, y, cell.half, colour)
             if width == WIDE:
                 _write_above(axes, cell, y, highest)

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.records import RECORDS
 from mxref_training.lab.collect import Collected, collect
-from mxref_training.lab.comparison import difference
+from mxref_training.lab.comparison import Difference, difference
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.pooling import Pool
 from mxref_training.lab.statistics import late_loss
@@ -55,20 +55,44 @@ def intervals(results: Results) -> Iterator[tuple[dict[str, Any], float, float]]
     That is infinite where no spread is known.
     The spread is the one that a contrast of the two has: that of their own pairs if one of them left the pool.
     """
-    spread = results["spread"]["loss"]
-    pooled = Pool(spread["nats"] or math.nan, spread["freedom"], tuple(spread["outside"]))
     reference = reference_of(results)
     for arm in results["arms"]:
         if arm["role"] != "arm" or arm["gap_reference"] is None:
             continue
-        outside = bool({arm["name"], reference["name"]} & {*pooled.outside})
-        losses, against = (
-            {run["pair"]: late_loss(run["curve"], results["tokens"]) for run in one["runs"]}
-            for one in (arm, reference)
-        )
-        found = difference(losses, against, pooled, outside)
+        found = pooled(results, arm, reference)
         if found is not None:
             yield arm, arm["gap_reference"], found.half_width()
+
+
+def pooled(results: Results, arm: dict[str, Any], against: dict[str, Any]) -> Difference | None:
+    """Return the difference of any two arms by the registered pool of their ladder; None without a pair."""
+    spread = results["spread"]["loss"]
+    pool = Pool(spread["nats"] or math.nan, spread["freedom"], tuple(spread["outside"]))
+    outside = bool({arm["name"], against["name"]} & {*pool.outside})
+    losses = [
+        {run["pair"]: late_loss(run["curve"], results["tokens"]) for run in one["runs"]}
+        for one in (arm, against)
+    ]
+    return difference(losses[0], losses[1], pool, outside)
+
+
+def arm_of(results: Results, name: str) -> dict[str, Any]:
+    """Return an arm by its name."""
+    return next(arm for arm in results["arms"] if arm["name"] == name)
+
+
+def claimed(results: Results, arm: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the paper's range for an arm in nats above FP8, at the local slope of FP8's own curve.
+
+    That of FP8 itself is nothing. None where the paper gives no percentage.
+    """
+    if arm["role"] == "reference":
+        return 0.0, 0.0
+    if not arm["paper"] or not arm["paper"]["range"]:
+        return None
+    slope = -results["exploratory"]["reference_slope"]
+    low, high = (slope * math.log1p(percent / 100) for percent in arm["paper"]["range"])
+    return low, high
 
 
 def interval_of(results: Results, name: str) -> tuple[float, float] | None:

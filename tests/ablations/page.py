@@ -1,4 +1,4 @@
-"""The tables and figures of docs/explanation/ablation-results.rst, from the result files in docs/records/ablations."""
+"""The tables and figures of docs/explanation/ablation-results.rst and of its appendix, from docs/records/ablations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ablations import branches, curves, front, predictions, probes
+from ablations import branches, conclusions, curves, front, predictions, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
+from mxref_training.lab.exploratory import combined
 from mxref_training.report.ladder.answers import answers
+from mxref_training.report.ladder.exploratory import combined_table, exploratory_table
 from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
 from mxref_training.report.ladder.plots import short_names
@@ -31,6 +33,14 @@ def parts() -> dict[str, str]:
         found |= charts(f"ablation_{name}_curves", partial(curves.figure, results))
     sizes = {name: results_of(name) for name in front.SIZES if name in ladders()}
     found["ablation_paper_table.inc"] = _cells(front.table(sizes), "ablation-paper") + "\n"
+    found["ablation_steps.inc"] = _cells(conclusions.table(sizes), "ablation-steps") + "\n"
+    titled = {front.SIZES[name]: results for name, results in sizes.items()}
+    found |= charts("ablation_steps", partial(curves.steps, titled))
+    for name, results in sizes.items():
+        if again := exploratory_table(results):
+            found[f"ablation_{name}_again.inc"] = _grid(again, "ablation-again")
+    both = combined_table(combined(list(sizes.values())), next(iter(sizes.values())))
+    found["ablation_combined.inc"] = _grid(both, "ablation-again")
     found["ablation_predictions.inc"] = _cells(predictions.table(sizes), "ablation-predictions") + "\n"
     for name in ladders():
         if tables := last_tables(results_of(name)):
@@ -50,6 +60,11 @@ def _last(results: Results, tables: Iterable[Table]) -> Iterator[str]:
         yield caption(table, reference_of(results)["label"]) + "\n"
         yield _cells(([column.title for column in table.columns], *table.shown()), "ablation-last")
         yield ""
+
+
+def _grid(table: Table, kind: str) -> str:
+    titles = [column.title.replace("<br>", " ").strip() for column in table.columns]
+    return _cells([titles, *table.shown()], kind) + "\n"
 
 
 def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:

@@ -1,4 +1,4 @@
-"""How the page of results words its numbers, and the text in which they stand."""
+"""How the appendix of the page of results words its numbers, and the text in which they stand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ablations.ladders import results_of
 
-TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-results.rst").read_text(
+TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "ablation-appendix.rst").read_text(
     encoding="utf-8"
 )
 PROSE = re.sub(r"(?ms)^\.\. begin (\S+), .*?^\.\. end of \1$", "", TEXT)

@@ -89,7 +89,6 @@ def test_what_the_text_calls_shown_at_50m_is_shown() -> None:
     ) in PROSE
     (smallest,) = set(results_of(LADDER)["power"]["smallest_nats"].values())
     assert f"Its three seeds find differences of {smallest:.3f} nats." in PROSE
-    assert f"differences below {smallest:.3f} nats are easily missed" in PROSE
 
 
 def test_predictions_and_cells_at_50m_are_counted_as_the_text_says() -> None:
@@ -104,7 +103,7 @@ def test_predictions_and_cells_at_50m_are_counted_as_the_text_says() -> None:
         if LADDER in line.sizes
     )
     assert (
-        f"None of the {cells.total()} cells is reproduced there: {cells['not reproduced']} are not, and "
+        f"None of the {cells.total()} readings is reproduced there: {cells['not reproduced']} are not, and "
         f"{cells['underpowered']} are underpowered."
     ) in PROSE
     assert cells["reproduced"] == 0
@@ -157,11 +156,6 @@ def test_gaps_at_50m_beside_those_at_20m() -> None:
     ratios = [larger[name] / smaller[name] for name in larger.keys() - {"fp8", "bf16"}]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} of those at 20M" in PROSE
     assert max(ratios) < 1
-    share = [-contrasts("readings")[name]["loss"]["nats"] / smaller["all"] for name in ("h16", "h32")]
-    assert [round(100 * one, -1) for one in share] == [40, 40]
-    harms = [contrasts(LADDER)[name]["loss"]["nats"] for name in ("fprop-sr", "fprop-dgrad-sr", "sr-all")]
-    assert f"At 50M SR of every operand harms by {min(harms):.2f} to {max(harms):.2f} nats" in PROSE
-    assert f"At 50M H16 helps by {-contrasts(LADDER)['h16']['loss']['nats']:.2f} nats" in PROSE
 
 
 def test_who_reached_the_target_at_50m() -> None:

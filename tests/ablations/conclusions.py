@@ -1,0 +1,76 @@
+"""The steps from FP8 to MXFP4, and the stabilisers: the paper's claim beside each size, and both sizes together.
+
+What is exploratory here is said on the page: both sizes together, and H16 less RHT16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from statistics import fmean
+from typing import Any
+
+from ablations.front import SHORT
+from ablations.ladders import Results, arm_of, pooled
+from mxref_training.lab.exploratory import combined
+
+SHOWN = {
+    "fprop": "F less FP8",
+    "dgrad": "F+D less F",
+    "wgrad": "F+D+W less F+D",
+    "h16": "H16 less plain",
+    "rht16-step": "RHT16 less plain",
+    "h16-or-rht16": "H16 less RHT16",
+    "sr-all": "SR everywhere less plain",
+}
+"""The contrasts of the table, and how the page calls them."""
+
+
+def together(found: Iterable[Results]) -> dict[str, dict[str, Any]]:
+    """Return the contrasts over the pairs of all ladders by their names."""
+    return {row["name"]: row for row in combined(list(found))}
+
+
+def claim(results: Results, arm: str, against: str) -> float | None:
+    """Return the difference that the paper's percentages are worth in nats, by the middles of their ranges.
+
+    At the slope of FP8's own curve. None where one of the two does not converge.
+    """
+    logs = []
+    for one in (arm_of(results, arm), arm_of(results, against)):
+        if one["role"] == "reference":
+            logs.append(0.0)
+        elif one["paper"]["range"] is None:
+            return None
+        else:
+            logs.append(math.log1p(fmean(one["paper"]["range"]) / 100))
+    return float(-results["exploratory"]["reference_slope"]) * (logs[0] - logs[1])
+
+
+def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
+    """Yield the head and the rows."""
+    heads = (head for name in found for head in (f"paper, {SHORT[name]}", SHORT[name]))
+    yield "nats per token", *heads, "both sizes", "pairs of this sign", "p"
+    both = together(found.values())
+    for name, label in SHOWN.items():
+        row = both[name]
+        cells: list[str] = []
+        for results in found.values():
+            said = claim(results, row["arm"], row["against"])
+            own = pooled(results, arm_of(results, row["arm"]), arm_of(results, row["against"]))
+            assert own is not None
+            cells += ["DNC" if said is None else signed(said), spanned(own.estimate, own.low, own.high)]
+        loss = row["loss"]
+        whole = spanned(*(loss[key] for key in ("nats", "low", "high")))
+        p = "< 0.001" if loss["corrected_p"] < 0.001 else f"{loss['corrected_p']:.3f}"
+        yield label, *cells, whole, f"{loss['same_sign']} of {len(loss['pairs'])}", p
+
+
+def signed(nats: float, digits: int = 3) -> str:
+    """Return a difference in nats."""
+    return f"{nats:+.{digits}f}".replace("-", "−")
+
+
+def spanned(nats: float, low: float, high: float) -> str:
+    """Return a difference with its interval."""
+    return f"{signed(nats)} ({signed(low)} to {signed(high)})"

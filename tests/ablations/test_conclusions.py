@@ -1,0 +1,290 @@
+"""The short page of results, the page of recipes and the README's sentence: each number is that of the raw records."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from ablations import conclusions, front, ladders, probes, raw
+from ablations.conclusions import signed, spanned
+from ablations.sentences import contrasts
+from mxref_training.config import load_config
+from mxref_training.lab.ladder import load_ladder
+from mxref_training.probe.results import rows
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, APPENDIX, RECIPES, README = (
+    (DOCS.parent / path).read_text(encoding="utf-8")
+    for path in (
+        "docs/explanation/ablation-results.rst",
+        "docs/explanation/ablation-appendix.rst",
+        "docs/how-to/which-recipe.rst",
+        "README.md",
+    )
+)
+T7 = 2.3646242515927844
+"""Point of Student's t with 7 degrees of freedom at 95 %, from a table."""
+SHARED = {
+    row["name"]: (row["arm"], row["against"])
+    for row in ladders.results_of("paper_50m")["exploratory"]["contrasts"]
+}
+
+
+def mean(arm: str, against: str, *names: str) -> float:
+    return fmean(raw.pairs(arm, against, *names))
+
+
+def growth(arm: str, against: str) -> float:
+    return fmean(raw.pairs(arm, against, measure=raw.slope))
+
+
+def words(text: str) -> int:
+    """Return the words that a reader sees: no directives, options and marks of tables."""
+    shown = re.sub(r"(?m)^ *(\.\. |:[\w-]+:).*$", "", text)
+    return sum(bool(re.search(r"\w", word)) for word in shown.split())
+
+
+def test_the_pages_are_short() -> None:
+    assert words(PAGE) <= 900
+    assert len(re.findall("list-table::", PAGE)) == 2
+    assert words(RECIPES) <= 220
+    assert len(re.findall("list-table::", RECIPES)) == 1
+
+
+def test_the_table_of_both_sizes_is_that_of_the_raw_records() -> None:
+    sizes = {name: ladders.results_of(name) for name in front.SIZES}
+    _, *body = conclusions.table(sizes)
+    assert len(SHARED) == 18
+    assert "corrected for 18 contrasts" in PAGE
+    corrected = raw.holm({name: raw.two_sided(raw.pairs(*sides)) for name, sides in SHARED.items()})
+    for (name, label), row in zip(conclusions.SHOWN.items(), body, strict=True):
+        values = raw.pairs(*SHARED[name])
+        half = T7 * stdev(values) / math.sqrt(8)
+        estimate = fmean(values)
+        same = sum(value * estimate > 0 for value in values)
+        p = "< 0.001" if corrected[name] < 0.001 else f"{corrected[name]:.3f}"
+        assert (row[0], *row[5:]) == (
+            label,
+            spanned(estimate, estimate - half, estimate + half),
+            f"{same} of 8",
+            p,
+        )
+        for ladder, cell in zip(raw.SIZES, (row[2], row[4]), strict=True):
+            assert cell.startswith(f"{signed(mean(*SHARED[name], ladder))} (")
+    # The registered intervals stand in the table as they are in the appendix.
+    for name in ("fprop", "dgrad", "wgrad", "h16", "rht16-step", "sr-all"):
+        for ladder, column in (("readings", 2), ("paper_50m", 4)):
+            found = contrasts(ladder)[name]["loss"]
+            row = body[list(conclusions.SHOWN).index(name)]
+            assert row[column] == spanned(found["nats"], found["low"], found["high"])
+
+
+def test_claims_in_nats_are_at_the_slope_of_fp8() -> None:
+    slopes = [fmean(map(raw.slope, raw.curves(name)["fp8"].values())) for name in raw.SIZES]
+    assert f"({signed(slopes[0])} and {signed(slopes[1])} nats per e-fold of tokens)" in PAGE
+    steps = [-slope * math.log(1.265 / 1.105) for slope in slopes]
+    assert f"Its W would cost {signed(steps[0])} and {signed(steps[1])} here." in PAGE
+    for ladder, step in zip(raw.SIZES, steps, strict=True):
+        assert contrasts(ladder)["wgrad"]["loss"]["high"] < step
+    found = ladders.results_of("readings")
+    band = front.lines({"readings": found})[0].sizes["readings"].claim
+    assert band == pytest.approx([-slopes[0] * math.log(1 + percent / 100) for percent in (8, 9)])
+    # What the branches cannot see: 14.5 % of their 200 updates, at this slope.
+    assert f"14.5 % of 200 steps is {-slopes[0] * math.log1p(0.145 * 200 / 2800):.3f} nats" in PAGE
+
+
+def test_what_the_page_finds() -> None:
+    h16 = raw.pairs("all-h16", "all-rht16-step")
+    assert max(h16) < 0
+    assert f"H16 is {signed(fmean(h16))} from RHT16, in 8 of 8 pairs." in PAGE
+    wgrad = raw.pairs("all", "fprop-dgrad")
+    slopes = raw.pairs("all", "fprop-dgrad", measure=raw.slope)
+    assert min(wgrad) > 0
+    assert min(slopes) > 0
+    assert (
+        f"It costs {signed(fmean(wgrad))} on top of F+D, in 8 of 8 pairs, and this grows by {signed(fmean(slopes))} "
+        "per e-fold."
+    ) in PAGE
+    again = {row["name"]: row for row in ladders.results_of("readings")["exploratory"]["contrasts"]}
+    own, registered = (
+        again["wgrad"]["loss"]["corrected_p"],
+        contrasts("readings")["wgrad"]["loss"]["corrected_p"],
+    )
+    assert f"(p = {own:.3f}; registered: {registered:.2f})" in PAGE
+    assert own < 0.05 < registered
+    assert f"**F costs most**, {signed(mean('fprop', 'fp8'))}." in PAGE
+    corrected = raw.holm({name: raw.two_sided(raw.pairs(*sides)) for name, sides in SHARED.items()})
+    assert (
+        corrected["dgrad"] > 0.05 > max(corrected[name] for name in ("wgrad", "h16-or-rht16", "rht16-step"))
+    )
+    assert (
+        f"**SR everywhere is worst**, by {signed(mean('all-sr', 'all'))}. F alone has "
+        f"{signed(mean('fprop-sr', 'fprop'))} of it, which grows by {signed(growth('fprop-sr', 'fprop'))} per e-fold."
+    ) in PAGE
+
+
+def test_evaluation_in_bf16_is_that_of_the_last_checkpoints() -> None:
+    def gap(recipe: str) -> float:
+        found = {}
+        for arm in ("fprop", "fp8"):
+            files = [
+                raw.FOLDER / "paper_50m" / f"{arm}{seed}" / "result.json" for seed in ("", ".seed1", ".seed2")
+            ]
+            records = [json.loads(file.read_text(encoding="utf-8"))["record"] for file in files]
+            found[arm] = fmean(record["last"]["losses"][recipe]["validation"] for record in records)
+        return found["fprop"] - found["fp8"]
+
+    assert f"At 50M {signed(gap('own'))} becomes {signed(gap('bf16'))} if both models" in PAGE
+
+
+def test_cells_and_divergences_are_counted_as_the_page_says() -> None:
+    sizes = {name: ladders.results_of(name) for name in front.SIZES}
+    lines = front.lines(sizes)
+    # The paper's table has three stages by three stabilisers, and H32 and H16 for all three GEMMs.
+    cells = {
+        (line.stage, "SR" if "SR" in line.label else "RHT" if "RHT" in line.label else line.label)
+        for line in lines
+    }
+    counts = [Counter(line.sizes[name].verdict for line in lines if name in line.sizes) for name in sizes]
+    assert [count["reproduced"] for count in counts] == [0, 0]
+    assert (
+        f"None of the {len(cells)} cells of its table is reproduced in our {counts[0].total()} readings at 20M, or in "
+        f"{counts[1].total()} at 50M."
+    ) in PAGE
+    runs = [run for results in sizes.values() for run in ladders.arm_of(results, "all-sr")["runs"]]
+    assert all(run["crossing"]["reach"] == "never" and not run["diverged"] for run in runs)
+    most = 1 - 0.05 ** (1 / len(runs))
+    assert f"Of {len(runs)} runs with SR everywhere in F+D+W none reached the target" in PAGE
+    assert f"0 of {len(runs)} still allows a rate of {100 * most:.0f} %." in PAGE
+    whole = [
+        run for name in ladders.ladders() for arm in ladders.results_of(name)["arms"] for run in arm["runs"]
+    ]
+    assert f"were trained {len(whole)} times" in PAGE
+    assert not any(run["diverged"] for run in whole)
+    assert all(ladders.results_of(name)["flagged"] == [] for name in ladders.ladders())
+
+
+def test_what_the_page_says_of_explanations() -> None:
+    record = probes.record()
+    assert record is not None
+    last = record["moments"][-1]["name"]
+    snr = {
+        row["recipe"]: row["snr"]
+        for row in rows(record, "products")
+        if (row["role"], row["moment"], row["layer"]) == ("fprop", last, "median of the layers")
+    }
+    by_label = {recipe["label"]: snr[recipe["name"]] for recipe in record["recipes"]}
+    plain = by_label["all three: plain RNE"]
+    assert f"{plain - by_label['all three: SR everywhere']:.1f} dB less signal-to-noise in F under SR" in PAGE
+    assert f"and {by_label['H16'] - plain:.1f} dB more under H16" in PAGE
+    sr_dy = raw.pairs("all-sr-dy", "all")
+    assert f"SR of the gradient alone is {signed(fmean(sr_dy))} from plain rounding" in PAGE
+    assert fmean(sr_dy) - T7 * stdev(sr_dy) / math.sqrt(8) < 0
+    costs = [mean(*sides, "tseng") for sides in (("none", "bf16"), ("sr", "none"), ("rht64", "none"))]
+    assert f"D and W cost {signed(costs[0])}; SR (with a 3/4 prescale) lowers that by {-costs[1]:.3f}" in PAGE
+    assert f"RHT64 by {-costs[2]:.3f}." in PAGE
+    assert (
+        f"H16 with even signs is {signed(mean('all-h16-even-signs', 'all-h16', 'readings'))} from H16" in PAGE
+    )
+
+
+def test_what_to_run_and_why_it_may_differ() -> None:
+    small_rate = load_config("lab_20m").optim.lr
+    left = [mean("all-h16", "fp8", name) for name in raw.SIZES]
+    overheads = [ladders.arm_of(ladders.results_of(name), "all-h16")["overhead"] for name in raw.SIZES]
+    tokens = [f"{found['percent']:.0f} ± {found['half_width']:.0f} %" for found in overheads]
+    assert (
+        f"it leaves {signed(left[0])} (20M) and {signed(left[1])} (50M), {tokens[0]} and {tokens[1]} more"
+        in PAGE
+    )
+    swept = json.loads(
+        (DOCS / "records" / "ablation_learning_rate_2026-11-22.json").read_text(encoding="utf-8")
+    )
+    ends = {run["lr"]: run["losses"][-1][1] for run in swept["runs"]}
+    assert min(ends, key=lambda rate: ends[rate]) == small_rate == 2e-3
+    assert f"twice ours costs BF16 {ends[4e-3] - ends[2e-3]:.1f} nats at 20M" in PAGE
+    small, large, full = (load_config(name) for name in ("lab_20m", "lab_50m", "llama31_8b"))
+    cells = [
+        (
+            "tokens per step",
+            f"{small.run.step_tokens:,}",
+            f"{full.run.step_tokens:,} in the vendor's public logs",
+        ),
+        ("layers", f"{small.model.layers} and {large.model.layers}", str(full.model.layers)),
+        ("tokens of a run", "60M and 66M", "about 1.4 billion"),
+        ("embeddings", "tied", "not tied"),
+    ]
+    for cell in cells:
+        assert "   * - {}\n     - {}\n     - {}\n".format(*cell) in PAGE
+    assert [round(config.run.steps * config.run.step_tokens / 1e6) for config in (small, large)] == [60, 66]
+    assert [config.model.tie_embeddings for config in (small, large, full)] == [True, True, False]
+    assert small.run.step_tokens == large.run.step_tokens == raw.STEP
+    assert "h16-or-rht16" in {contrast.name for contrast in load_ladder("paper_8b").contrast}
+
+
+def test_the_readme_says_the_finding_in_the_unit_of_its_figure() -> None:
+    plain, h16, sr = (
+        [f"{mean(arm, 'fp8', name):.3f}" for name in raw.SIZES] for arm in ("all", "all-h16", "all-sr")
+    )
+    text = " ".join(README.split())
+    assert (
+        f"With all three GEMMs in MXFP4 the loss ends {plain[0]} nats above FP8's at 20M parameters and {plain[1]} at "
+        f"50M; H16 leaves {h16[0]} and {h16[1]} of that, and stochastic rounding of every operand raises it to {sr[0]} "
+        f"and {sr[1]}."
+    ) in text
+
+
+def test_the_page_of_recipes_has_our_intervals() -> None:
+    results = {name: ladders.results_of(name) for name in ladders.ladders()}
+
+    def cells(arm: str) -> str:
+        found = [ladders.interval_of(results[name], arm) or (math.nan, math.nan) for name in raw.SIZES]
+        return ", ".join(f"{signed(nats)} ± {half:.3f}" for nats, half in found)
+
+    for arm in ("bf16", "all-h16", "all", "all-sr"):
+        assert f"     - {cells(arm)}\n" in RECIPES, (arm, cells(arm))
+    nats, half = ladders.interval_of(results["tseng"], "rht64-sr") or (math.nan, math.nan)
+    assert f"     - {signed(nats)} ± {half:.3f} (20M)\n" in RECIPES
+    last = mean("all-last-bf16", "all", "readings")
+    assert f"Keep the last block in BF16 if you can: {signed(last)} from plain MXFP4 at 20M" in RECIPES
+
+
+def test_the_second_analysis_in_the_appendix() -> None:
+    small, large = (ladders.results_of(name)["exploratory"] for name in raw.SIZES)
+    noisy, rest = small["pools"][1], small["pools"][0]
+    registered = ladders.results_of("readings")["spread"]["loss"]["nats"]
+    assert len(small["noisy"]) == 4
+    ratio = (noisy["nats"] / rest["nats"]) ** 2
+    for text in (
+        f"the four arms with SR of every operand is {ratio:.1f} times that of the others "
+        f"(F test, p = {1e4 * small['noisy_p']:.1f}e-4)",
+        f"is {noisy['nats']:.4f} nats there ({noisy['freedom']} degrees of freedom), and {rest['nats']:.4f} of the "
+        f"other arms ({rest['freedom']}) in place of {registered:.4f}",
+        f"At 50M the test does not part them (p = {large['noisy_p']:.2f})",
+    ):
+        assert text in APPENDIX, text
+    assert len(large["pools"]) == 1
+    at = [{row["name"]: row["loss"]["corrected_p"] for row in one["contrasts"]} for one in (small, large)]
+    assert len(at[0]) == 33
+    assert f"the p-value is {at[0]['wgrad']:.3f} after Holm's correction" in APPENDIX
+    assert f"(p = {at[0]['h16-or-rht16']:.2f} and {at[1]['h16-or-rht16']:.2f})" in APPENDIX
+
+
+def test_readings_without_stochastic_rounding_of_fprop_are_counted_as_the_appendix_says() -> None:
+    sizes = {name: ladders.results_of(name) for name in front.SIZES}
+    counts = [
+        Counter(
+            line.sizes[name].verdict
+            for line in front.lines(sizes)
+            if name in line.sizes and line.name not in sizes[name]["exploratory"]["noisy"]
+        )
+        for name in sizes
+    ]
+    assert counts == [{"not reproduced": 11}, {"not reproduced": 6, "underpowered": 4}]
+    assert "Without them 11 of 11 readings are not reproduced at 20M, and of 10 at 50M 6 are not" in APPENDIX
