@@ -16,7 +16,15 @@ from mxref.arrays import as_array
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
 from mxref.errors import BackendError
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, Nonfinite
+from mxref.formats import (
+    MXFP4,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    Nonfinite,
+)
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
@@ -30,9 +38,9 @@ from mxref_triton.products.bounded import (
     BoundedWay,
     RangeFlag,
     add_by_mfma,
+    are_short,
     bounded_way,
     check_same_device,
-    is_mxfp4,
     prepared_layout,
     scaled_gemm,
 )
@@ -42,7 +50,11 @@ from mxref_triton.quantizer.dispatch import quantize, quantize_dual
 from mxref_triton.quantizer.native import native_roundings
 from mxref_triton.quantizer.transform import hadamard
 
-FORMATS = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
+_SHORT = frozenset({MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2})
+_OF_MATRIX_CORES = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
+"""Formats that Triton multiplies by gfx950's scaled matrix instruction."""
+FORMATS = _SHORT | _OF_MATRIX_CORES
+_ORDERED = every_gemm({GemmProfile.ORDERED}, _SHORT)
 
 
 class TritonBackend(Backend):
@@ -55,7 +67,7 @@ class TritonBackend(Backend):
     capabilities = Capabilities(
         formats=FORMATS,
         scale_thresholds=True,
-        gemms=every_gemm({GemmProfile.ORDERED}, {MXFP4}) | every_gemm({GemmProfile.BOUNDED}, FORMATS),
+        gemms=_ORDERED | every_gemm({GemmProfile.BOUNDED}, FORMATS),
         devices=frozenset({DEVICE}),
         arrays="torch",
         device_steps=True,
@@ -73,9 +85,12 @@ class TritonBackend(Backend):
         self._way, self._bounded = bounded_way(bounded)
         self._flag = RangeFlag()
         self._widened = 0
-        self.capabilities = replace(
+        caps = replace(
             type(self).capabilities, bounded_class=CLASSES[self._way], bounded_max_scale=MAX_SCALES[self._way]
         )
+        if self._way is BoundedWay.MFMA:
+            caps = replace(caps, gemms=_ORDERED | every_gemm({GemmProfile.BOUNDED}, _OF_MATRIX_CORES))
+        self.capabilities = caps
 
     @property
     def way(self) -> BoundedWay:
@@ -144,7 +159,7 @@ class TritonBackend(Backend):
     def _scaled_gemm(self, a: MXArray, b: MXArray, profile: GemmProfile, out_dtype: str) -> torch.Tensor:
         way = self._way
         if self._widened:
-            profile, way = (GemmProfile.ORDERED, way) if is_mxfp4(a, b) else (profile, BoundedWay.ORDERED)
+            profile, way = (GemmProfile.ORDERED, way) if are_short(a, b) else (profile, BoundedWay.ORDERED)
         return scaled_gemm(a, b, profile, out_dtype, way, self._flag, self.name)
 
     def _add_product(self, a: MXArray, b: MXArray, onto: torch.Tensor, profile: GemmProfile) -> None:

@@ -151,8 +151,8 @@ WRONG_PRODUCTS = {
     ),
     "a row's power of two is one too small": (
         "products/fold.py",
-        "power = (top - (13 if WIDE else 6)) << 23",
-        "power = (top - (13 if WIDE else 7)) << 23",
+        "power = (top - LIFT) << 23",
+        "power = (top - LIFT - 1) << 23",
     ),
     "the left operand stays at its first block": ("products/ordered.py", "a += rows * 32", "a += rows * 0"),
 }

@@ -4,7 +4,7 @@ import ast
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import ml_dtypes
 import numpy as np

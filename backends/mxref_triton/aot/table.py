@@ -8,7 +8,16 @@ from functools import partial
 
 import torch
 
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat, BlockShape
+from mxref.formats import (
+    MXFP4,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    BlockFormat,
+    BlockShape,
+)
 from mxref.mxarray import MXArray
 from mxref.placement import Placement
 from mxref.recipe import GemmProfile, OperandSpec
@@ -26,7 +35,7 @@ SIDE = 16384
 """Rows and columns of every matrix but those whose edges are odd."""
 _ODD = (SIDE - 24, SIDE - 32)
 _WIDTH = 8192
-"""M, N and K of the GEMMs of MXFP8."""
+"""M, N and K of the GEMMs of formats other than MXFP4."""
 _PLACEMENT = Placement(Stream(1))
 
 
@@ -96,14 +105,20 @@ def _onto(rows: int, columns: int, length: int, made: BlockFormat, backend: Trit
     multiply_onto(operand(rows, length, made=made), operand(columns, length, made=made), gradient)
 
 
-def _mxfp8(formats: tuple[BlockFormat, BlockFormat], out_dtype: str, backend: TritonBackend) -> object:
+def _product(formats: tuple[BlockFormat, BlockFormat], out_dtype: str, backend: TritonBackend) -> object:
     a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
     return backend.scaled_gemm(a, b, profile=GemmProfile.BOUNDED, out_dtype=out_dtype)
 
 
+def _short_products(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> None:
+    a, b = (operand(_WIDTH, _WIDTH, made=made) for made in formats)
+    for profile in sorted(backend.capabilities.profiles(*formats)):
+        backend.scaled_gemm(a, b, profile=profile)
+
+
 def _by_block(formats: tuple[BlockFormat, BlockFormat], backend: TritonBackend) -> object:
     with backend.widened():
-        return _mxfp8(formats, "float32", backend)
+        return _product(formats, "float32", backend)
 
 
 def _check(rounding: Rounding, backend: TritonBackend) -> None:
@@ -200,6 +215,7 @@ def _cases() -> Iterator[CompiledCase]:
         )
     yield _gemm_case("bounded.odd", (8168, 8152, 8160), GemmProfile.BOUNDED, "float32", prescale=True)
     yield from _mxfp8_cases(area)
+    yield from _short_cases(area)
 
 
 def _mxfp8_cases(area: int) -> Iterator[CompiledCase]:
@@ -221,13 +237,28 @@ def _mxfp8_cases(area: int) -> Iterator[CompiledCase]:
         "e4m3.mxfp4": (MXFP8_E4M3, MXFP4),
     }
     for name, formats in pairs.items():
-        yield CompiledCase(f"gemm.mxfp8.{name}", partial(_mxfp8, formats, "float32"), _WIDTH * _WIDTH)
+        yield CompiledCase(f"gemm.mxfp8.{name}", partial(_product, formats, "float32"), _WIDTH * _WIDTH)
     shape = (_WIDTH, _WIDTH, _WIDTH)
     yield CompiledCase(
         "gemm.mxfp8.e4m3.onto", partial(_onto, *shape, MXFP8_E4M3), _WIDTH * _WIDTH, gfx950_only=True
     )  # fmt: skip
     for name in ("e5m2.e4m3", "e4m3.mxfp4"):
         yield CompiledCase(f"gemm.mxfp8.{name}.widened", partial(_by_block, pairs[name]), _WIDTH * _WIDTH)
+
+
+def _short_cases(area: int) -> Iterator[CompiledCase]:
+    """Yield the cases of the other formats of 4 and 6 bits."""
+    whole = (SIDE, SIDE)
+    e2m3, e3m2, e1m2 = (OperandSpec(made, ScaleRule.EVEN) for made in (MXFP6_E2M3, MXFP6_E3M2, MXFP4_E1M2))
+    sr = replace(e3m2, rounding=Rounding.SR, hadamard=16)
+    yield CompiledCase("short.row.rne.e1m2", partial(_quantize, e1m2, 1, "bfloat16", whole, False), area)
+    yield CompiledCase(
+        "short.column.sr16.h16.e3m2", partial(_quantize, sr, 0, "bfloat16", whole, False), area
+    )
+    h16 = replace(e2m3, hadamard=16)
+    yield CompiledCase("short.dual.rne+rne.h16.e2m3", partial(_dual, (e2m3, h16), whole), area)
+    run = partial(_short_products, (MXFP6_E3M2, MXFP6_E2M3))
+    yield CompiledCase("gemm.short.e3m2.e2m3", run, _WIDTH * _WIDTH)
 
 
 def _gemm_case(

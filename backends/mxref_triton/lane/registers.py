@@ -133,6 +133,17 @@ def store_words(pointer, offsets, mask, words, COUNT: tl.constexpr, VECTOR: tl.c
 
 
 @triton.jit
+def store_unit(pointer, offsets, mask, words, COUNT: tl.constexpr, VECTOR: tl.constexpr):
+    """Store a tuple of COUNT words like `store_words`, where COUNT may be 3 times a power of two: in two parts then."""
+    TAIL: tl.constexpr = COUNT // 3
+    if COUNT % 3 == 0:
+        store_words(pointer, offsets, mask, words[: 2 * TAIL], 2 * TAIL, min(TAIL, 4))
+        store_words(pointer + 2 * TAIL, offsets, mask, words[2 * TAIL :], TAIL, min(TAIL, 4))
+    else:
+        store_words(pointer, offsets, mask, words, COUNT, VECTOR)
+
+
+@triton.jit
 def _half(bits, KIND: tl.constexpr):
     """Return the float32 of a 16-bit float in the upper half of uint32 `bits`, whose lower half is zero."""
     if KIND == "bfloat16":

@@ -37,14 +37,21 @@ def over_square(amax_bits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def scale_code(amax_bits, carry: tl.constexpr, top: tl.constexpr):
-    """Return E8M0 codes 0 to 253 from finite amax bits, int32 [B]; `top` is the exponent of the largest element."""
-    return tl.maximum(((amax_bits + carry) >> 23).to(tl.int32) - top, 0)
+    """Return E8M0 codes 0 to 254 from finite amax bits, int32 [B]; `top` is the exponent of the largest element.
+
+    From a top of 2 on, the largest code is 253.
+    """
+    code = tl.maximum(((amax_bits + carry) >> 23).to(tl.int32) - top, 0)
+    return tl.minimum(code, 254) if top < 1 else code
 
 
 @triton.jit
-def inverse_scale(code):
-    """Return 2^(127 - code) for codes 0 to 253, float32: a normal number."""
-    return float_of((254 - code).to(tl.uint32) << 23)
+def inverse_scale(code, top: tl.constexpr):
+    """Return 2^(127 - code) for codes that `scale_code` returns, float32: a normal number but for 254."""
+    bits = (254 - code).to(tl.uint32) << 23
+    if top < 2:
+        bits = tl.where(code == 254, 0x00400000, bits).to(tl.uint32)
+    return float_of(bits)
 
 
 @triton.jit
@@ -85,7 +92,7 @@ def scaling(amax_bits, P: tl.constexpr):
     if FOLDED_NORM != 1.0:
         amax_bits = bits_of(float_of(amax_bits) * FOLDED_NORM)
     code = scale_code(amax_bits, CARRY, P.element.max_exponent)
-    factor = inverse_scale(code)
+    factor = inverse_scale(code, P.element.max_exponent)
     if FOLDED_NORM != 1.0:
         factor = factor * FOLDED_NORM
     keep = tl.where(is_finite(amax_bits), 0xFFFFFFFF, 0).to(tl.uint32)

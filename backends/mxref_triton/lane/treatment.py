@@ -93,6 +93,11 @@ class Treatment:
         return self.unit // elements_per_call(self.random_bits)
 
     @property
+    def is_e2m1(self) -> bool:
+        """Whether elements have the arithmetic of `rounding`, and not that of `quads`, which serves every format."""
+        return self.element is E2M1
+
+    @property
     def direct(self) -> bool:
         """Whether elements are rounded as they are read, packed bfloat16."""
         return self.packed and self.kind == "bfloat16" and not self.n and not self.square
@@ -187,4 +192,5 @@ def _saturates(rule: ScaleRule, element: ElementFormat) -> bool:
     """Return whether an element under a rule's scale may be rounded, to nearest even, beyond the largest one."""
     largest = math.ldexp(1 + bump_above(rule, element) / (MANTISSA_MASK + 1), element.max_exponent)
     half_a_step = math.ldexp(1.0, element.max_exponent - element.mantissa_bits - 1)
-    return largest >= element.max_value + half_a_step
+    # Below an exponent of 1 the scale of the largest float32 would be 2^128, which E8M0 does not have.
+    return largest >= element.max_value + half_a_step or element.max_exponent < 1

@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mxref_triton.lane.eight_bit import decode_pairs, encode_bytes
 from mxref_triton.lane.gfx950 import nearest_word, stochastic_word
 from mxref_triton.lane.hadamard import butterflies, flip_signs, multiplied
 from mxref_triton.lane.hopper import amax_bits_of_pairs, encode_pairs, encode_two, factors, pairs_of
 from mxref_triton.lane.hopper import encode_word as encode_packed
 from mxref_triton.lane.hopper_sr import stochastic_word as sum_stochastic_word
+from mxref_triton.lane.quads import decode_pairs, encode_quads, words_of_quads
 from mxref_triton.lane.random import philox
 from mxref_triton.lane.registers import bits_of, floats_of, halves_of
 from mxref_triton.lane.rounding import decode_element, encode_word, scale_or_nan, value_scale
@@ -109,6 +109,7 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
         if P.packed:
             both = factors(factor, factor)
         codes = codes + (stored,)
+        quads = ()
         for i in tl.static_range(K // 8):
             random = _random_words(group, key, K // 8 * block + i, P)
             eight = values[K * block + 8 * i : K * block + 8 * i + 8]
@@ -116,18 +117,20 @@ def _quantized(values, group, key, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
                 pairs = magnitudes[16 * block + 4 * i : 16 * block + 4 * i + 4]
                 tops = signed[16 * block + 4 * i : 16 * block + 4 * i + 4]
                 words = words + (encode_packed(pairs, tops, both, keep),)
-            elif P.element.bits == 8:
-                two = encode_bytes(eight, factor, keep, random, P)
+            elif not P.is_e2m1:
+                two = encode_quads(eight, factor, keep, random, P)
                 if P.output == _VALUES:
                     words = words + decode_pairs(two, scale_or_nan(stored.to(tl.int32)), E)
                 else:
-                    words = words + two
+                    quads = quads + two
             else:
                 word = _encoded(eight, factor, keep, random, P)
                 if P.output == _VALUES:
                     words = words + _decoded(word, stored.to(tl.int32))
                 else:
                     words = words + (word,)
+        if len(quads) != 0:
+            words = words + words_of_quads(quads, E)
     return words, codes
 
 

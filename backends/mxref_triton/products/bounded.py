@@ -19,10 +19,10 @@ from mxref_triton.launch import DEVICE, INTERPRETED, check_device
 from mxref_triton.memory import asking
 from mxref_triton.operands import rows_of, unprescale
 from mxref_triton.products.by_block import multiply_blocks
-from mxref_triton.products.fold import Folded, fold
+from mxref_triton.products.fold import Folded, fits_wide, fold
 from mxref_triton.products.matrix_cores import MAX_SCALE, max_scale, multiply, multiply_onto
 from mxref_triton.products.misfits import multiply_misfits
-from mxref_triton.products.ordered import ordered
+from mxref_triton.products.ordered import ordered, sums_in_fp8
 from mxref_triton.products.scale_bytes import first_wrong_scale, on_device
 from mxref_triton.products.scale_range import flag_scales
 from mxref_triton.quantizer.decode import dequantize
@@ -34,14 +34,17 @@ class BoundedWay(StrEnum):
     FP8 = "fp8"
     """Operands folded into FP8 and multiplied there: class `fp8-hopper`, any scale; see `mxref_triton.products.fold`.
 
-    What FP8 cannot multiply, or gains nothing by it, is answered with `ordered`. Rows that do not fit are
-    multiplied from their codes; see `mxref_triton.products.misfits`.
+    Each operand may be of any format of 4 or 6 bits. What FP8 cannot multiply, or gains nothing by it, is answered with
+    `ordered`. Rows that do not fit are multiplied from their codes; see `mxref_triton.products.misfits`.
     Products with an MXFP8 operand go through BF16.
     """
     BF16 = "bf16"
     """Operands decoded to BF16, multiplied into float32: class `fp32`."""
     MFMA = "mfma"
-    """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.products.matrix_cores`."""
+    """Packed codes multiplied by the matrix cores of gfx950: class `fp32`; see `mxref_triton.products.matrix_cores`.
+
+    MXFP4 and MXFP8 only.
+    """
     ORDERED = "ordered"
     """By the kernels of the profile `ordered`, whose result is a member of every class; any scale.
 
@@ -65,7 +68,7 @@ MAX_SCALES = {
 }
 """Largest scale code of `bounded` for MXFP4. FP8 and `ordered` have none; BF16 has to hold every element, 6 * 2^125.
 
-MXFP8 has limits of its own: `max_scale` for the matrix cores; for BF16, each decoded value is checked."""
+Other formats have limits of their own: `max_scale` for the matrix cores; for BF16, each decoded value is checked."""
 
 BOUNDED = os.environ.get("MXREF_TRITON_BOUNDED", "auto")
 """How the backend that is chosen by name computes `bounded`; see `bounded_way`."""
@@ -77,7 +80,7 @@ _FP8_UNIT = 16
 """What cuBLAS wants N and K to be multiples of in FP8."""
 
 SHORTEST_FP8 = 512
-"""Smallest K multiplied in FP8: on less, folding takes as long as it saves."""
+"""Smallest K multiplied in FP8 where `ordered` multiplies there too: on less, folding takes as long as it saves."""
 
 LEAST_FOLDED_WORK = 1 if os.environ.get("MXREF_TRITON_FOLD") == "1" else 1 << 30
 """Multiplications from which `ordered` gains by folding its operands first; with MXREF_TRITON_FOLD=1 it always does."""
@@ -174,8 +177,8 @@ def scaled_gemm(
     """
     _check_devices(a, b)
     layouts = [q.layout_for(name, profile) if isinstance(q, PreparedArray) else () for q in (a, b)]
-    if not is_mxfp4(a, b):
-        return _eight_bit(a, b, out_dtype, way, flag, layouts)
+    if not are_short(a, b):
+        return _by_value(a, b, out_dtype, way, flag, layouts)
     fp8 = way is BoundedWay.FP8
     if profile is GemmProfile.ORDERED or way is BoundedWay.ORDERED or (fp8 and not _multiplies_fp8(a, b)):
         folded = None
@@ -184,6 +187,8 @@ def scaled_gemm(
         return ordered(a, b, out_dtype, folded)
     if fp8:
         return _fp8(a, b, *_both_folded(a, b, layouts), out_dtype)
+    if not is_mxfp4(a, b):
+        return _by_value(a, b, out_dtype, way, flag, layouts)
     word = flag.on(a.codes.device)
     _flag_prepared(word, layouts)
     if plain := [q.scales for q, layout in zip((a, b), layouts, strict=True) if not layout]:
@@ -195,8 +200,13 @@ def scaled_gemm(
 
 
 def is_mxfp4(*operands: MXArray) -> bool:
-    """Return whether all operands are in MXFP4, for which there are kernels of every way and profile."""
+    """Return whether all operands are in MXFP4, for which there are kernels of every way."""
     return all(q.format is MXFP4 for q in operands)
+
+
+def are_short(*operands: MXArray) -> bool:
+    """Return whether all elements have fewer than 8 bits: E4M3 has them all, and `ordered` multiplies them."""
+    return all(q.format.element.bits < 8 for q in operands)
 
 
 def _flag_prepared(word: torch.Tensor, layouts: Sequence[tuple[torch.Tensor, ...]]) -> None:
@@ -206,7 +216,7 @@ def _flag_prepared(word: torch.Tensor, layouts: Sequence[tuple[torch.Tensor, ...
             torch.maximum(word, layout[-1], out=word)
 
 
-def _eight_bit(
+def _by_value(
     a: MXArray,
     b: MXArray,
     out_dtype: str,
@@ -214,7 +224,7 @@ def _eight_bit(
     flag: RangeFlag,
     layouts: Sequence[tuple[torch.Tensor, ...]],
 ) -> torch.Tensor:
-    """Return A B^T under `bounded` where an operand is in MXFP8; arguments as in `scaled_gemm`."""
+    """Return A B^T under `bounded` where an operand is not in MXFP4; arguments as in `scaled_gemm`."""
     if way is BoundedWay.ORDERED:
         return multiply_blocks(a, b, out_dtype)
     word = flag.on(a.codes.device)
@@ -258,11 +268,12 @@ def check_same_device(onto: torch.Tensor, a: MXArray) -> None:
 
 def prepared_layout(q: MXArray, profile: GemmProfile, way: BoundedWay) -> tuple[torch.Tensor, ...]:
     """Return what GEMMs read in place of an operand's codes; nothing where they read codes."""
-    bounded, mxfp4 = profile is GemmProfile.BOUNDED, is_mxfp4(q)
-    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not mxfp4)):
+    bounded, short = profile is GemmProfile.BOUNDED, are_short(q)
+    if bounded and (way is BoundedWay.BF16 or (way is BoundedWay.FP8 and not short)):
         exceeded = torch.zeros(1, dtype=torch.int32, device=q.codes.device)
         return _decoded_flagging(q, exceeded), exceeded
-    reads_codes = not mxfp4 or (bounded and way is BoundedWay.MFMA)
+    # Under `ordered`, what another operand is does not matter if this one has too many bits with itself.
+    reads_codes = not short or (way is BoundedWay.MFMA if bounded else not sums_in_fp8(q, q))
     if reads_codes or not _multiplies_folded(q.codes.device):
         return ()
     return _folded(q).layout
@@ -296,7 +307,7 @@ def _multiplies_folded(device: torch.device) -> bool:
 
 def _folds_ordered(a: MXArray, b: MXArray) -> bool:
     m, n = a.scales.shape[0], b.scales.shape[0]
-    few = max(m, n) < MOST_FOLDED_ROWS
+    few = max(m, n) < MOST_FOLDED_ROWS and sums_in_fp8(a, b)
     return few and m * n * a.length >= LEAST_FOLDED_WORK and _multiplies_folded(a.codes.device)
 
 
@@ -310,18 +321,20 @@ def _both_folded(
 ) -> tuple[Folded, Folded]:
     """Return both operands folded, from their layouts where they have some.
 
-    On Hopper the first one is folded wide. In a backward pass it is a gradient, many of whose rows do not fit E4M3.
+    On Hopper the first one is folded wide if E5M2 holds it. In a backward pass it is a gradient, many of whose rows do
+    not fit E4M3.
     """
     left, right = layouts
-    wide = not is_gfx950(a.codes.device)
+    wide = not is_gfx950(a.codes.device) and fits_wide(a.format.element)
     first = Folded.of(left) if left else fold(a, wide=True) if wide else _folded(a)
     return first, Folded.of(right) if right else _folded(b)
 
 
 def _multiplies_fp8(a: MXArray, b: MXArray) -> bool:
     m, n = a.scales.shape[0], b.scales.shape[0]
-    whole = m > 0 and n > 0 and n % _FP8_UNIT == 0
-    return whole and a.length >= SHORTEST_FP8 and _is_hopper(a.codes.device)
+    whole = m > 0 and n > 0 and a.length > 0 and n % _FP8_UNIT == 0
+    pays = a.length >= SHORTEST_FP8 or not sums_in_fp8(a, b)
+    return whole and pays and _is_hopper(a.codes.device)
 
 
 def _fp8(a: MXArray, b: MXArray, left: Folded, right: Folded, out_dtype: str) -> torch.Tensor:
@@ -344,7 +357,7 @@ def _decoded(q: MXArray, exceeded: torch.Tensor | None = None) -> torch.Tensor:
 
     Args:
         q: the operand.
-        exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of MXFP8.
+        exceeded: int32 [1] that becomes 1 if bfloat16 does not hold a value of another format.
     """
     codes, scales = rows_of(q)
     rows = MXArray(codes, scales, (codes.shape[0], q.length), 1, format=q.format)

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
-from mxref_triton.lane.eight_bit import half_element
+from mxref_triton.lane.quads import byte_of_pair, half_element, load_pair, split_pair
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
@@ -47,9 +47,7 @@ def _halves(codes, at, mask, E: tl.constexpr, K: tl.constexpr, EMULATED: tl.cons
         even = tl.load(codes + 2 * at, mask, 0)
         odd = tl.load(codes + 2 * at + 1, mask, 0)
     else:
-        byte = tl.load(codes + at, mask, 0)
-        even = byte & 15
-        odd = byte >> 4
+        even, odd = split_pair(load_pair(codes + byte_of_pair(at, E), mask, E), at, E)
     even = half_element(even, E)
     odd = half_element(odd, E)
     if EMULATED:

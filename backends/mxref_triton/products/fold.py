@@ -1,15 +1,35 @@
-"""Operands folded into FP8: rows of MXFP4 as FP8 elements under one power of two, without rounding.
+"""Operands folded into FP8: rows of a block format as FP8 elements under one power of two, without rounding.
 
-An element P of a block with scale 2^e, in a row whose largest live scale is 2^E, becomes P * 2^(6 - (E - e)).
-E4M3 holds that exactly while E - e <= 14: 6 * 2^6 lies below 448, and 0.5 * 2^-8 is its smallest subnormal. The
-row's 2^(E - 6) is left for the GEMM.
+Elements of fewer than 8 bits are values of E4M3. An element P of a block with scale 2^e, in a row whose largest live
+scale is 2^E, becomes P * 2^(L - (E - e)), and the row's 2^(E - L) is left for the GEMM. L, the lift, is the largest for
+which the largest P lies within 448. P is a multiple of its format's smallest magnitude 2^u, and E4M3 holds every
+multiple of 2^-9 of as few bits. So every element is exact while the gap E - e is at most L + u + 9. A row with a wider
+gap fits too, if the elements beyond the gap are multiples of a larger power of two.
 
-Folded wide, elements are of E5M2, and P becomes P * 2^(13 - (E - e)), a normal number while E - e <= 26. Gradients,
-whose magnitude differs much from token to token, fit that. Hopper multiplies E5M2 with E4M3 but not with itself, so
-one operand of a GEMM may be folded wide.
+    E2M1: largest 6,    L = 6, smallest 2^-1, gap 14
+    E1M2: largest 1.75, L = 8, smallest 2^-2, gap 15
+    E2M3: largest 7.5,  L = 5, smallest 2^-3, gap 11
+    E3M2: largest 28,   L = 4, smallest 2^-4, gap 9
+
+The more of E4M3's range an element format takes itself, the less is left for the gap.
+
+Folded wide, elements are of E5M2, whose exponents reach further: largest 57344, smallest 2^-16. Elements with at most
+two mantissa bits fit; those of E2M3 do not, and are folded into E4M3 instead.
+
+    E2M1: L = 13, gap 26, within which every element is a normal number
+    E1M2: L = 15, gap 29
+    E3M2: L = 11, gap 23
+
+Gradients, whose magnitude differs much from token to token, fit that. Hopper multiplies E5M2 with E4M3 but not with
+itself, so one operand of a GEMM may be folded wide.
+
+E2M1 is folded four codes at a time, by integers. For any other element float16 does the arithmetic: a code is the top
+of a float16, one multiplication by a power of two puts the value where float16's exponents, subnormals included, are
+those of the FP8 format, and the FP8 code is the upper bits of the product. Bits below these are lost, and such a row
+does not fit.
 
 Within each block the elements with even index come first, then those with odd index: the order does not matter to a
-contraction, and every byte keeps its place in a word.
+contraction as long as both operands have it, and every code of E2M1 keeps its place in a word.
 
 Folded by row, an operand keeps its rows together, as Hopper's copy engine reads them. Folded by block, the same block
 of all rows lies together: gfx950 multiplies one block at a time, and a tile's 32 bytes of each row are then one piece
@@ -21,40 +41,67 @@ of memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from mxref.formats import E2M1, E4M3, E5M2, ElementFormat
 from mxref.mxarray import MXArray
+from mxref_triton.lane.quads import half_element
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of
 
-LOWEST_TOP, HIGHEST_TOP = 79, 175
-"""Scale codes between which the top of a row may lie; one below is raised, which narrows its gaps.
-
-Two row scales then multiply to between 2^-108 and 2^84: no product or sum of folded elements, multiplied by both,
-leaves float32's normal numbers but for a sum that overflows in truth.
-"""
-
 MISFIT_PROGRAMS = 4 if INTERPRETED else 1056
 """Programs that share the products of misfits under `bounded`: eight for each multiprocessor of an H200."""
 
-LOWEST_WIDE_TOP = 91
-"""The same limit for E5M2, whose elements may be smaller."""
-
-WIDEST = 26
-"""Largest gap of an operand that is folded wide."""
+_SMALLEST_NORMAL = -14
+"""Exponent of E5M2's smallest normal number, and of float16's."""
 
 _BLOCK = 32
-"""Elements of a block of MXFP4, the format that is folded."""
+"""Elements of a block of the formats that are folded."""
 _TILE = 1 << 14 if INTERPRETED else 128
 """Blocks that a program folds at a time. A longer row is read twice, the second time from the cache."""
 _WIDEST_BY_BLOCK = 1 << 14 if INTERPRETED else 512
 _LEAST_ROWS_BY_BLOCK = 4
 """Rows of a program that folds by block: so many of 32 bytes fill a line of gfx950's caches."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How elements of a format are folded. Scales are meant as codes of E8M0.
+
+    The limits of tops keep row scales of E4M3 between 2^-54 and 2^42, and those of E5M2 between 2^-49 and 2^35. No
+    product or sum of folded elements, multiplied by two of them, leaves float32's normal numbers but for a sum that
+    overflows in truth.
+    """
+
+    lift: int
+    """Exponent of the power of two by which elements under the top scale of their row are multiplied."""
+    gap: int
+    """Largest gap at which every element is exact."""
+    lowest: int
+    """Scales between which the top of a row may lie; one below is raised, which narrows its gaps."""
+    highest: int
+
+    @classmethod
+    def of(cls, element: ElementFormat, wide: bool = False) -> Fold:
+        """Return how elements of a format of at most 6 bits are folded into E4M3, or into E5M2."""
+        into = E5M2 if wide else E4M3
+        lift = math.frexp(into.max_value / element.max_value)[1] - 1
+        # E2M1 has only normal numbers in E5M2: its integer arithmetic knows no others there.
+        smallest = _SMALLEST_NORMAL if wide and element is E2M1 else into.unit_exponent
+        gap = lift + element.unit_exponent - smallest
+        below, above = (64 - smallest, 162) if wide else (73, 169)
+        return cls(lift, gap, lift + below, lift + above)
+
+
+def fits_wide(element: ElementFormat) -> bool:
+    """Return whether E5M2 has as many mantissa bits as an element format."""
+    return element.mantissa_bits <= E5M2.mantissa_bits
 
 
 @dataclass(frozen=True)
@@ -103,22 +150,30 @@ def _extent(high, low, other_high, other_low):
 
 
 @triton.jit
-def _load(codes, scales, row, block, rows, blocks):
-    """Return words [rows, blocks, 4] and scale codes [rows, blocks] of a tile, and where it lies inside."""
+def _load(codes, scales, row, block, rows, blocks, E: tl.constexpr):
+    """Return scale codes [rows, blocks] of a tile, and words [rows, blocks, 4] of eight codes, 64 bits if E has 6."""
     here = (row < rows)[:, None] & (block < blocks)[None, :]
     at = row.to(tl.int64)[:, None] * blocks + block[None, :]
     scale = tl.load(scales + at, here, 0).to(tl.int32)
-    words = tl.load(codes + (at[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]), here[:, :, None], 0)
+    part = tl.arange(0, 4)[None, None, :]
+    if E.bits == 4:
+        words = tl.load(codes + (at[:, :, None] * 4 + part), here[:, :, None], 0)
+    else:
+        first = codes + (at[:, :, None] * 6 + (3 * part >> 1))
+        low = tl.load(first, here[:, :, None], 0).to(tl.uint32, bitcast=True).to(tl.int64)
+        high = tl.load(first + 1, here[:, :, None], 0).to(tl.int64)
+        words = ((high << 32) | low) >> (16 * (part & 1))
     return words, scale
 
 
 @triton.jit
-def _span(words, scale):
+def _span(words, scale, E: tl.constexpr):
     """Return the largest and the smallest scale code of live blocks per row: zeros need no scale.
 
     A NaN block counts as a very small one, so that its row takes the path that handles NaN.
     """
-    live = tl.reduce(words & 0x77777777, 2, _either) != 0
+    MAGNITUDES: tl.constexpr = 0x77777777 if E.bits == 4 else 0x7DF7DF7DF7DF
+    live = tl.reduce(words & MAGNITUDES, 2, _either) != 0
     spoiled = scale == 255
     return tl.reduce(
         (tl.where(live & ~spoiled, scale, -1), tl.where(spoiled, -512, tl.where(live, scale, 254))),
@@ -140,7 +195,7 @@ def _near_lanes(magnitude, sign, gap):
 
 @triton.jit
 def _wide_lanes(magnitude, sign, gap):
-    """Fold four codes of a word, one per byte, into E5M2, at a gap of 0 to `WIDEST`."""
+    """Fold four codes of a word, one per byte, into E5M2, at a gap of 0 to 26."""
     lanes = 0x01010101
     nonzero = ((magnitude + 0x07070707) >> 3) & lanes
     above_half = ((magnitude + 0x06060606) >> 3) & lanes
@@ -177,16 +232,39 @@ def _lost(magnitude, gap):
 
 
 @triton.jit
-def _fold_tile(
-    values, words, scale, top, row, block, rows, blocks, near, widest: tl.constexpr, BY_BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    """Fold and store a tile; return per row whether it has an element that is not exact."""
-    gap = (top[:, None] - scale)[:, :, None]
+def _by_float16(words, first: tl.constexpr, gap, E: tl.constexpr, LIFT: tl.constexpr, WIDE: tl.constexpr):
+    """Fold the codes `first`, `first` + 2, .. of eight by float16, at any gap from 0 on.
+
+    Returns:
+        A word of four bytes, and nonzero if one of them is not exact.
+    """
+    BITS: tl.constexpr = 8 if WIDE else 7  # of float16 below the FP8 code
+    # What the multiplication undoes: `half_element` divides by 2^(15 - bias), E4M3 has 8 exponents below float16's.
+    EXPONENT: tl.constexpr = LIFT + 15 - E.bias - (0 if WIDE else 8)
+    BEFORE: tl.constexpr = 2.0**14 if WIDE else 1.0  # no power of two of float16 is above 2^15
+    field = tl.minimum((EXPONENT - (14 if WIDE else 0) + 15) - gap, 30)
+    power = tl.where(field > 0, field << 10, 512 >> tl.minimum(-field, 31))
+    power = power.to(tl.int16).to(tl.float16, bitcast=True)
+    out = tl.zeros_like(gap + words.to(tl.int32))
+    lost = out
+    for i in tl.static_range(4):
+        code = (words >> (E.bits * (2 * i + first))).to(tl.int32)
+        magnitude = code & (E.sign - 1)
+        half = half_element(magnitude, E) * BEFORE * power
+        bits = half.to(tl.int16, bitcast=True).to(tl.int32)
+        sign = (code & E.sign) << (8 - E.bits)
+        out = out | (((bits >> BITS) | sign) << (8 * i))
+        # A product of 0 has lost all bits.
+        lost = lost | (bits & ((1 << BITS) - 1)) | tl.where(bits == 0, magnitude, 0)
+    return out, lost
+
+
+@triton.jit
+def _by_integers(words, gap, scale, bad, near, widest: tl.constexpr, WIDE: tl.constexpr):
+    """Fold eight codes of E2M1: return four bytes of even ones, of odd ones, and which rows have one not exact."""
     even, odd = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
     even_sign, odd_sign = (even & 0x08080808) << 4, (odd & 0x08080808) << 4
     even, odd = even & 0x07070707, odd & 0x07070707
-    bad = top != top
     if WIDE:
         first, second = _wide_lanes(even, even_sign, gap), _wide_lanes(odd, odd_sign, gap)
         if near == 0:
@@ -198,6 +276,25 @@ def _fold_tile(
             first = tl.where(gap > 12, _far_lanes(even, even_sign, gap), first)
             second = tl.where(gap > 12, _far_lanes(odd, odd_sign, gap), second)
             wrong = ((_lost(even, gap) | _lost(odd, gap)) != 0) & (scale != 255)[:, :, None]
+            bad = tl.max(tl.max(wrong.to(tl.int32), axis=2), axis=1) != 0
+    return first, second, bad
+
+
+@triton.jit
+def _fold_tile(
+    values, words, scale, top, row, block, rows, blocks, near, widest: tl.constexpr, BY_BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, E: tl.constexpr, LIFT: tl.constexpr,
+):  # fmt: skip
+    """Fold and store a tile; return per row whether it has an element that is not exact."""
+    gap = (top[:, None] - scale)[:, :, None]
+    bad = top != top
+    if E.name == "E2M1":
+        first, second, bad = _by_integers(words, gap, scale, bad, near, widest, WIDE)
+    else:
+        first, first_lost = _by_float16(words, 0, gap, E, LIFT, WIDE)
+        second, second_lost = _by_float16(words, 1, gap, E, LIFT, WIDE)
+        if near == 0:
+            wrong = ((first_lost | second_lost) != 0) & (scale != 255)[:, :, None]
             bad = tl.max(tl.max(wrong.to(tl.int32), axis=2), axis=1) != 0
     here = ((row < rows)[:, None] & (block < blocks)[None, :])[:, :, None]
     if BY_BLOCK:
@@ -214,36 +311,55 @@ def _fold_tile(
 def _fold(
     codes, scales, values, row_scales, misfits, rows, blocks, lowest: tl.constexpr, highest: tl.constexpr,
     widest: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr, BY_BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, E: tl.constexpr, LIFT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     block = tl.arange(0, BLOCKS)
     if WHOLE:
-        words, scale = _load(codes, scales, row, block, rows, blocks)
-        top, bottom = _span(words, scale)
+        words, scale = _load(codes, scales, row, block, rows, blocks, E)
+        top, bottom = _span(words, scale, E)
     else:
         top, bottom = tl.full([ROWS], -1, tl.int32), tl.full([ROWS], 254, tl.int32)
         for start in range(0, blocks, BLOCKS):
-            words, scale = _load(codes, scales, row, start + block, rows, blocks)
-            high, low = _span(words, scale)
+            words, scale = _load(codes, scales, row, start + block, rows, blocks, E)
+            high, low = _span(words, scale, E)
             top, bottom = _extent(top, bottom, high, low)
     # A NaN block, or an element too large for the limit of tops: the row is NaN, not something else.
     spoiled = (bottom < 0) | (top > highest)
-    closest: tl.constexpr = widest if WIDE else 12
+    # The integer arithmetic of E2M1 has a quick form up to 12.
+    closest: tl.constexpr = 12 if E.name == "E2M1" and not WIDE else widest
     near = tl.min(((top - bottom <= closest) & (top <= highest) & (top >= lowest)).to(tl.int32), axis=0)
+    too_large = top > highest
     top = tl.where(top < 0, 127, tl.minimum(tl.maximum(top, lowest), highest))
-    power = (top - (13 if WIDE else 6)) << 23  # 2^(top - 127) less that of the fold, always a normal number
+    power = (top - LIFT) << 23  # 2^(top - 127) less that of the fold, always a normal number
     tl.store(row_scales + row, tl.where(spoiled, 0x7FC00000, power).to(tl.float32, bitcast=True), row < rows)
     if WHOLE:
-        bad = _fold_tile(values, words, scale, top, row, block, rows, blocks, near, widest, BY_BLOCK, WIDE)
+        bad = _fold_tile(
+            values, words, scale, top, row, block, rows, blocks, near, widest, BY_BLOCK, WIDE, E, LIFT
+        )
     else:
         bad = top != top
         for start in range(0, blocks, BLOCKS):
-            words, scale = _load(codes, scales, row, start + block, rows, blocks)
+            words, scale = _load(codes, scales, row, start + block, rows, blocks, E)
             bad |= _fold_tile(
-                values, words, scale, top, row, start + block, rows, blocks, near, widest, BY_BLOCK, WIDE
+                values,
+                words,
+                scale,
+                top,
+                row,
+                start + block,
+                rows,
+                blocks,
+                near,
+                widest,
+                BY_BLOCK,
+                WIDE,
+                E,
+                LIFT,
             )
     if near == 0:
+        if E.name != "E2M1":
+            bad |= too_large
         none = tl.zeros([ROWS], tl.int32)
         slot = tl.atomic_add(misfits + none, 1, bad)
         tl.store(misfits + 1 + slot, row, bad)
@@ -253,10 +369,11 @@ def fold(q: MXArray, by_block: bool = False, wide: bool = False) -> Folded:
     """Return an operand [rows, K] folded into E4M3, or into E5M2.
 
     Args:
-        q: an operand with the block axis stored last.
+        q: an operand of at most 6 bits with the block axis stored last.
         by_block: whether the same block of all rows lies together.
-        wide: whether elements are of E5M2; such an operand is folded by row.
+        wide: whether elements are of E5M2; such an operand is folded by row, and its elements have to fit.
     """
+    how = Fold.of(q.format.element, wide)
     codes, scales = rows_of(q)
     rows, blocks = scales.shape
     shape = (blocks, rows, _BLOCK) if by_block else (rows, q.length)
@@ -268,8 +385,9 @@ def fold(q: MXArray, by_block: bool = False, wide: bool = False) -> Folded:
         launch(
             _fold, (tiles_of(rows, height),),
             codes.view(torch.int32), scales, values.view(torch.int32), row_scales, misfits, rows, blocks,
-            lowest=LOWEST_WIDE_TOP if wide else LOWEST_TOP, highest=HIGHEST_TOP, widest=WIDEST,
-            ROWS=height, BLOCKS=width, WHOLE=width >= blocks, BY_BLOCK=by_block, WIDE=wide, num_warps=warps,
+            lowest=how.lowest, highest=how.highest, widest=how.gap,
+            ROWS=height, BLOCKS=width, WHOLE=width >= blocks, BY_BLOCK=by_block, WIDE=wide,
+            E=q.format.element, LIFT=how.lift, num_warps=warps,
         )  # fmt: skip
     else:
         row_scales.fill_(1.0)

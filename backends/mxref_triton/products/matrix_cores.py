@@ -18,7 +18,7 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN, E2M1, E8M0, ElementFormat
 from mxref.mxarray import MXArray
-from mxref_triton.lane.eight_bit import half_element
+from mxref_triton.lane.quads import half_element
 from mxref_triton.launch import INTERPRETED, launch, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale

@@ -19,7 +19,14 @@ from mxref_triton.launch import INTERPRETED, launch
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of
 from mxref_triton.products.fold import MISFIT_PROGRAMS, Folded
-from mxref_triton.products.ordered import bits_of, misfit_tile, ordered_sum, store_options, store_tile
+from mxref_triton.products.ordered import (
+    bits_of,
+    elements,
+    misfit_tile,
+    ordered_sum,
+    store_options,
+    store_tile,
+)
 
 _ROWS, _COLUMNS = (16, 64)
 """Tile of a program; matrix units take no fewer than 16 rows."""
@@ -31,6 +38,7 @@ _LEAST_BLOCKS = 8
 def _bounded_misfits(
     a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, parts, done, out,
     rows, columns, blocks, factor,
+    A: tl.constexpr, B: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +63,7 @@ def _bounded_misfits(
         first = part * length
         acc = ordered_sum(
             a_codes, a_scales, b_codes, b_scales, row, column, rows, columns,
-            first, tl.minimum(first + length, blocks), blocks, EMULATED, (BM, BN),
+            first, tl.minimum(first + length, blocks), blocks, A, B, EMULATED, (BM, BN),
         )  # fmt: skip
         finished = count == 1
         if count > 1:
@@ -89,5 +97,6 @@ def multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: t
         _bounded_misfits, (MISFIT_PROGRAMS,),
         a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, parts, left.done, bits_of(out),
         *out.shape, a_scales.shape[1], factor,
-        EMULATED=INTERPRETED, BM=_ROWS, BN=_COLUMNS, LEAST=_LEAST_BLOCKS, num_warps=2, num_stages=4, **options,
+        **elements(a, b), EMULATED=INTERPRETED, BM=_ROWS, BN=_COLUMNS, LEAST=_LEAST_BLOCKS, num_warps=2, num_stages=4,
+        **options,
     )  # fmt: skip

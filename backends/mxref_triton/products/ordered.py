@@ -1,6 +1,9 @@
 """The profile `ordered`: acc = RN32(acc + dot * 2^(ea + eb)), block after block in ascending order.
 
-Three kernels give the same bits. One reads packed codes and takes any scale. The others read folded operands: each
+Three kernels give the same bits. One reads packed codes of 4 or 6 bits and takes any scale. It multiplies in float16
+with sums in float32, where a 32-block dot is exact: of two E3M2 it has 23 bits, of any other pair fewer.
+
+The others read folded operands, where FP8 matrix units sum 13 bits exactly, so both elements must have 4 bits. Each
 32-block dot is exact in a matrix unit, and enters the accumulator in one float32 addition, on Hopper inside the
 tensor core, on gfx950 by the vector ALU. Powers of two taken out of a row move no rounding as long as nothing leaves
 the normal numbers, which `fold` guarantees for rows that fit. Outputs that touch a row that does not fit are then
@@ -23,8 +26,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mxref.formats import CANONICAL_NAN
+from mxref.formats import CANONICAL_NAN, ElementFormat
 from mxref.mxarray import MXArray
+from mxref_triton.lane.quads import byte_of_pair, half_element, load_pair, split_pair
 from mxref_triton.launch import INTERPRETED, launch, power_of_two_from, tiles_of
 from mxref_triton.memory import empty
 from mxref_triton.operands import rows_of, unprescale
@@ -32,7 +36,9 @@ from mxref_triton.products.fold import Folded
 from mxref_triton.products.tiling import MATRIX_SIDE, Tile, largest_busy
 
 _BLOCK = 32
-"""Elements of a block of MXFP4, the format of these kernels."""
+"""Elements of a block of the formats of these kernels."""
+_FP8_BITS = 13
+"""Bits that FP8 matrix units keep of a sum, those of its largest term and below."""
 _DEPTH = _BLOCK if INTERPRETED else 128
 """Elements that the folded kernel loads at a time; one block under the interpreter, which sums all of them at once."""
 _MISFIT_TILE = 256 if INTERPRETED else 64
@@ -75,10 +81,9 @@ def wide_power(exponent):
 
 
 @triton.jit
-def element(nibble, EMULATED: tl.constexpr):
-    """Return P * 2^-14 in float16: an E2M1 code is the top of a float16 with a small exponent."""
-    bits = ((nibble & 7).to(tl.int16) << 9) | ((nibble & 8).to(tl.int16) << 12)
-    value = bits.to(tl.float16, bitcast=True)
+def _element(code, E: tl.constexpr, EMULATED: tl.constexpr):
+    """Return elements as `half_element` scales them, float16; float32 for the interpreter, which multiplies that."""
+    value = half_element(code, E)
     return value.to(tl.float32) if EMULATED else value
 
 
@@ -104,53 +109,77 @@ def store_tile(
 @triton.jit
 def ordered_sum(
     a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, first, last, blocks,
-    EMULATED: tl.constexpr, SHAPE: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, EMULATED: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sum over blocks `first` to `last` of packed rows `row` of A times rows `column` of B, float32 SHAPE.
 
-    Rows from `rows` and `columns` on do not exist.
+    Rows from `rows` and `columns` on do not exist. A and B are the element formats, of 4 or 6 bits.
     """
+    A_BYTES: tl.constexpr = 4 * A.bits
+    B_BYTES: tl.constexpr = 4 * B.bits
+    UNDO: tl.constexpr = 30 - A.bias - B.bias  # exponent of what `half_element` takes out of both
+    LARGEST: tl.constexpr = (
+        A.max_exponent + B.max_exponent + 7
+    )  # of a dot product of 32 elements, below 2^LARGEST
     here_a, here_b = row < rows, column < columns
-    byte = tl.arange(0, 16)
-    a_line = a_codes + row.to(tl.int64)[:, None] * (blocks * 16) + byte[None, :]
-    b_line = b_codes + column.to(tl.int64)[None, :] * (blocks * 16) + byte[:, None]
+    pair = tl.arange(0, 16)
+    a_line = a_codes + row.to(tl.int64)[:, None] * (blocks * A_BYTES) + byte_of_pair(pair, A)[None, :]
+    b_line = b_codes + column.to(tl.int64)[None, :] * (blocks * B_BYTES) + byte_of_pair(pair, B)[:, None]
     a_scale, b_scale = a_scales + row.to(tl.int64) * blocks, b_scales + column.to(tl.int64) * blocks
     acc = tl.zeros(SHAPE, tl.float32)
     for block in range(first, last):
-        a = tl.load(a_line + block * 16, here_a[:, None], 0)
-        b = tl.load(b_line + block * 16, here_b[None, :], 0)
+        a = load_pair(a_line + block * A_BYTES, here_a[:, None], A)
+        b = load_pair(b_line + block * B_BYTES, here_b[None, :], B)
         code_a = tl.load(a_scale + block, here_a, 127).to(tl.int32)
         code_b = tl.load(b_scale + block, here_b, 127).to(tl.int32)
         # Two dots of 16: elements with even and with odd index. Their sum is exact, as is any part of it.
-        dot = tl.dot(element(a & 15, EMULATED), element(b & 15, EMULATED), out_dtype=tl.float32)
-        dot = tl.dot(element(a >> 4, EMULATED), element(b >> 4, EMULATED), dot, out_dtype=tl.float32)
+        a_even, a_odd = split_pair(a, pair[None, :], A)
+        b_even, b_odd = split_pair(b, pair[:, None], B)
+        dot = tl.dot(_element(a_even, A, EMULATED), _element(b_even, B, EMULATED), out_dtype=tl.float32)
+        dot = tl.dot(_element(a_odd, A, EMULATED), _element(b_odd, B, EMULATED), dot, out_dtype=tl.float32)
         nan_a, nan_b = code_a == 255, code_b == 255
         if EMULATED:  # the interpreter's fma may round twice; a float64 sum is wide enough to be rounded once
-            power_a = tl.where(nan_a, float("nan"), wide_power(code_a - 127 + 28))
+            power_a = tl.where(nan_a, float("nan"), wide_power(code_a - 127 + UNDO))
             term = dot.to(tl.float64) * power_a[:, None] * wide_power(code_b - 127)[None, :]
             acc = (acc.to(tl.float64) + tl.where(nan_b[None, :], float("nan"), term)).to(tl.float32)
         else:
-            # dot * 2^28 is below 2^10.2 and a multiple of 1/4, so its product with 2^-127 .. 2^117 is exact. The rest
-            # of ea is multiplied into B's power. If that overflows, every nonzero term overflows too, even at 2^127.
-            near = tl.minimum(code_a, 244)
+            # dot * 2^UNDO is below 2^LARGEST and a multiple of 2^-8 or more, so its product with a power from 2^-127 to
+            # 2^(128 - LARGEST), 2^117 for two of MXFP4, is exact. The rest of ea is multiplied into B's power. If that
+            # overflows, every nonzero term overflows too, even at 2^127.
+            near = tl.minimum(code_a, 255 - LARGEST)
             power_a = tl.where(nan_a, float("nan"), power_of_two(near - 127))
             far_a = power_of_two(code_a - near)
             power_b = tl.where(nan_b, float("nan"), power_of_two(code_b - 127))
             power_ab = tl.minimum(
                 far_a[:, None] * power_b[None, :], 1.7014118346046923e38, tl.PropagateNan.ALL
             )
-            acc = tl.fma((dot * 268435456.0) * power_a[:, None], power_ab, acc)
+            acc = tl.fma((dot * (2.0**UNDO)) * power_a[:, None], power_ab, acc)
     return acc
 
 
 @triton.jit
 def _ordered_tile(
     a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
+    A: tl.constexpr, B: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """Multiply packed rows `row` of A with rows `column` of B and store them."""
     acc = ordered_sum(
-        a_codes, a_scales, b_codes, b_scales, row, column, rows, columns, 0, blocks, blocks, EMULATED, SHAPE
+        a_codes,
+        a_scales,
+        b_codes,
+        b_scales,
+        row,
+        column,
+        rows,
+        columns,
+        0,
+        blocks,
+        blocks,
+        A,
+        B,
+        EMULATED,
+        SHAPE,
     )
     store_tile(acc, out, row, column, rows, columns, factor, NAN, SCALED, HALF)
 
@@ -158,13 +187,14 @@ def _ordered_tile(
 @triton.jit
 def _ordered(
     a_codes, a_scales, b_codes, b_scales, out, rows, columns, blocks, factor,
+    A: tl.constexpr, B: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     top, left = place_tile(rows, columns, BM, BN, GROUP)
     _ordered_tile(
         a_codes, a_scales, b_codes, b_scales, out, top + tl.arange(0, BM), left + tl.arange(0, BN),
-        rows, columns, blocks, factor, SCALED, HALF, EMULATED, NAN, (BM, BN),
+        rows, columns, blocks, factor, A, B, SCALED, HALF, EMULATED, NAN, (BM, BN),
     )  # fmt: skip
 
 
@@ -186,6 +216,7 @@ def misfit_tile(
 @triton.jit(do_not_specialize=_ANY_LENGTH)
 def _ordered_misfits(
     a_codes, a_scales, b_codes, b_scales, a_misfits, b_misfits, out, rows, columns, blocks, factor,
+    A: tl.constexpr, B: tl.constexpr,
     SCALED: tl.constexpr, HALF: tl.constexpr, EMULATED: tl.constexpr, NAN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -199,7 +230,7 @@ def _ordered_misfits(
         )
         _ordered_tile(
             a_codes, a_scales, b_codes, b_scales, out, row, column, rows, columns, blocks, factor,
-            SCALED, HALF, EMULATED, NAN, (BM, BN),
+            A, B, SCALED, HALF, EMULATED, NAN, (BM, BN),
         )  # fmt: skip
 
 
@@ -260,11 +291,23 @@ def _ordered_by_block(
     )
 
 
+def sums_in_fp8(a: MXArray, b: MXArray) -> bool:
+    """Return whether an FP8 matrix unit sums a block of these formats without loss."""
+    first, second = a.format.element, b.format.element
+    largest = _BLOCK * first.max_value * second.max_value
+    return largest < math.ldexp(1.0, first.unit_exponent + second.unit_exponent + _FP8_BITS)
+
+
 def store_options(a: MXArray, b: MXArray, out: torch.Tensor) -> tuple[dict[str, Any], float]:
     """Return the constants of `store_tile`, and the factor that undoes prescaled operands."""
     factor = unprescale(a, b)
     constants = {"SCALED": factor != 1, "HALF": out.dtype == torch.bfloat16, "NAN": CANONICAL_NAN}
     return constants, factor
+
+
+def elements(a: MXArray, b: MXArray) -> dict[str, ElementFormat]:
+    """Return the constants of kernels that read packed codes of both operands."""
+    return {"A": a.format.element, "B": b.format.element}
 
 
 def bits_of(out: torch.Tensor) -> torch.Tensor:
@@ -295,7 +338,8 @@ def ordered(
         launch(
             _ordered, (tiles_of(m, tile[0]) * tiles_of(n, tile[1]),),
             a_codes, a_scales, b_codes, b_scales, bits_of(out), *size,
-            EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2, **treatment,
+            **elements(a, b), EMULATED=INTERPRETED, BM=tile[0], BN=tile[1], GROUP=_GROUP, num_warps=4, num_stages=2,
+            **treatment,
         )  # fmt: skip
         return out
     left, right = folded
@@ -319,7 +363,7 @@ def _multiply_misfits(a: MXArray, b: MXArray, left: Folded, right: Folded, out: 
         _ordered_misfits, (_MISFIT_PROGRAMS,),
         a_codes, a_scales, b_codes, b_scales, left.misfits, right.misfits, bits_of(out), *out.shape,
         a_scales.shape[1], factor,
-        EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
+        **elements(a, b), EMULATED=INTERPRETED, BM=_MISFIT_TILE, BN=_MISFIT_TILE, **treatment, **options,
     )  # fmt: skip
 
 

@@ -73,20 +73,32 @@ def _load_lines(
 @triton.jit
 def _store_lines(
     pointer, tensors, lines, across, mask,
-    OUT: tl.constexpr, UNITS: tl.constexpr, LINES: tl.constexpr, TOGETHER: tl.constexpr,
+    OUT: tl.constexpr, UNITS: tl.constexpr, LINES: tl.constexpr, TOGETHER: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Store OUT tensors per unit, transposed: lines are `across` apart, and their units side by side.
+    """Store OUT tensors per unit, transposed: lines are `across` apart, and their units APART, side by side if OUT.
 
     TOGETHER neighbouring lines are one after the other in the tuple of tensors.
     """
     joined = tl.reshape(join_last(tensors), [UNITS, LINES // TOGETHER, TOGETHER, OUT])
     turned = tl.reshape(tl.permute(joined, (1, 2, 0, 3)), [LINES, UNITS * OUT])
-    place = tl.arange(0, UNITS * OUT)[None, :]
+    own = tl.arange(0, UNITS * OUT)[None, :]
+    place = own
+    if APART != OUT:
+        place = own // OUT * APART + own % OUT
     target = pointer + (lines[:, None] * across + place)
     if mask is None:
         tl.store(target, turned)
     else:
-        tl.store(target, turned, mask=mask[0][:, None] & (place < mask[1] * OUT))
+        tl.store(target, turned, mask=mask[0][:, None] & (own < mask[1] * OUT))
+
+
+@triton.jit
+def _part(words, FIRST: tl.constexpr, COUNT: tl.constexpr, OUT: tl.constexpr, TOGETHER: tl.constexpr):
+    """Return COUNT words from FIRST on of each of TOGETHER units of OUT words."""
+    part = ()
+    for line in tl.static_range(TOGETHER):
+        part = part + words[line * OUT + FIRST : line * OUT + FIRST + COUNT]
+    return part
 
 
 @triton.jit
@@ -161,10 +173,17 @@ def column_units(
     words = ()
     for k in tl.static_range(TOGETHER * OUT):
         words = words + (out[k].to(tl.int32, bitcast=True),)
-    _store_lines(target, words, own, units * OUT, store_mask, OUT, UNITS, LINES, TOGETHER)
+    if OUT % 3 == 0:  # no power of two, so in two parts that are
+        TAIL: tl.constexpr = OUT // 3
+        head = _part(words, 0, 2 * TAIL, OUT, TOGETHER)
+        tail = _part(words, 2 * TAIL, TAIL, OUT, TOGETHER)
+        _store_lines(target, head, own, units * OUT, store_mask, 2 * TAIL, UNITS, LINES, TOGETHER, OUT)
+        _store_lines(target + 2 * TAIL, tail, own, units * OUT, store_mask, TAIL, UNITS, LINES, TOGETHER, OUT)
+    else:
+        _store_lines(target, words, own, units * OUT, store_mask, OUT, UNITS, LINES, TOGETHER, OUT)
     if BLOCKS:
         target = scales + (line * units + unit) * BLOCKS
-        _store_lines(target, stored, own, units * BLOCKS, store_mask, BLOCKS, UNITS, LINES, TOGETHER)
+        _store_lines(target, stored, own, units * BLOCKS, store_mask, BLOCKS, UNITS, LINES, TOGETHER, BLOCKS)
 
 
 @triton.jit(

@@ -1,4 +1,4 @@
-"""Values from packed codes: one thread decodes a word of eight elements, or of four."""
+"""Values from packed codes: one thread decodes a word of eight elements of E2M1, or a quad of any other."""
 
 # Triton infers the types of kernels; their tuples grow.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, allow-untyped-decorators
@@ -12,13 +12,15 @@ import triton.language as tl
 
 from mxref.formats import CANONICAL_NAN, E2M1, E8M0
 from mxref.mxarray import MXArray
-from mxref_triton.lane.eight_bit import decode_byte, to_half
+from mxref_triton.lane.quads import decode_code, load_quads, to_half
 from mxref_triton.lane.registers import join_last
 from mxref_triton.lane.rounding import decode_element, scale_or_nan, value_scale
 from mxref_triton.launch import INTERPRETED, check_device, launch, power_of_two_from, tiles_of
 from mxref_triton.operands import rows_of
 
 _WORDS = 1 << 16 if INTERPRETED else 512
+_TYPES = {4: torch.int16, 6: torch.uint8, 8: torch.int32}
+"""In which quads are read, by the bits of their codes."""
 _NAN = tl.constexpr(CANONICAL_NAN)
 _NAN_CODE = tl.constexpr(E8M0.nan_code)
 
@@ -47,22 +49,22 @@ def _dequantize(codes, scales, out, words, HALF: tl.constexpr, WORDS: tl.constex
     tl.store(target, join_last(out_words).to(tl.int32, bitcast=True), mask=mask[:, None])
 
 
-@triton.jit(do_not_specialize=["words"])
-def _dequantize_bytes(
-    codes, scales, out, exceeded, words,
-    E: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, CHECKED: tl.constexpr, WORDS: tl.constexpr,
+@triton.jit(do_not_specialize=["quads"])
+def _dequantize_quads(
+    codes, scales, out, exceeded, quads,
+    E: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, CHECKED: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Decode words of four codes like `_dequantize`; CHECKED sets a word where bfloat16 is not exact."""
-    base = tl.program_id(0).to(tl.int64) * WORDS
-    i = tl.arange(0, WORDS)
-    mask = base + i < words
-    word = tl.load(codes + base + i, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    """Decode quads like `_dequantize` its words; CHECKED sets a word where bfloat16 is not exact."""
+    base = tl.program_id(0).to(tl.int64) * QUADS
+    i = tl.arange(0, QUADS)
+    mask = base + i < quads
+    quad = load_quads(codes, base, i, mask, E)
     PER_BLOCK: tl.constexpr = K // 4
     code = tl.load(scales + base // PER_BLOCK + i // PER_BLOCK, mask=mask, other=0).to(tl.int32)
     scale = scale_or_nan(code)
     out_words = ()
     for e in tl.static_range(4):
-        out_words = out_words + (decode_byte(word, e, scale, E),)
+        out_words = out_words + (decode_code(quad, e, scale, E),)
     if HALF:
         rounded = ()
         for e in tl.static_range(4):
@@ -71,7 +73,7 @@ def _dequantize_bytes(
         if CHECKED:
             lost = mask != mask
             for e in tl.static_range(4):
-                magnitude = (word >> (8 * e)) & 0x7F
+                magnitude = (quad >> (E.bits * e)) & (E.sign - 1)
                 overflowed = ((rounded[e] & 0x7FFF) == 0x7F80) & (magnitude <= E.max_code)
                 lost = lost | overflowed | ((out_words[e] & 0xFFFF) != 0)
             # All programs that store, store the same value.
@@ -96,18 +98,20 @@ def dequantize(q: MXArray, dtype: str, exceeded: torch.Tensor | None = None) -> 
     check_device(codes)
     kind = torch.float32 if dtype == "float32" else torch.bfloat16
     out = torch.empty((*q.rows_shape, q.length), dtype=kind, device=codes.device)
-    words = codes.numel() // 4
+    is_e2m1 = q.format.element is E2M1
+    words = out.numel() // (8 if is_e2m1 else 4)
     tile = power_of_two_from(words, _WORDS) if words and INTERPRETED else _WORDS
     half = dtype == "bfloat16"
-    if words and q.format.element is E2M1:
+    if words and is_e2m1:
         launch(
             _dequantize, (tiles_of(words, tile),), codes.view(torch.int32), scales, out.view(torch.int32), words,
             HALF=half, WORDS=tile,
         )  # fmt: skip
     elif words:
         launch(
-            _dequantize_bytes, (tiles_of(words, tile),),
-            codes.view(torch.int32), scales, out.view(torch.int32), scales if exceeded is None else exceeded, words,
-            E=q.format.element, K=q.format.k, HALF=half, CHECKED=exceeded is not None, WORDS=tile,
+            _dequantize_quads, (tiles_of(words, tile),),
+            codes.view(_TYPES[q.format.element.bits]), scales, out.view(torch.int32),
+            scales if exceeded is None else exceeded, words,
+            E=q.format.element, K=q.format.k, HALF=half, CHECKED=exceeded is not None, QUADS=tile,
         )  # fmt: skip
     return out[..., : q.shape[q.axis]].movedim(-1, q.axis)

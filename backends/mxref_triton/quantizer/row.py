@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from mxref_triton.lane.random import at_step, first_call
-from mxref_triton.lane.registers import load_words, store_words, tile_index
+from mxref_triton.lane.registers import load_words, store_unit, tile_index
 from mxref_triton.lane.unit import encode_words
 
 
@@ -64,7 +64,7 @@ def row_units(
     if P.random_bits:
         first = first_call(row + r, unit + u, group, groups, P)
     out, stored = encode_words(words, signs_low, signs_high, first, key, P, ROWS, UNITS)
-    store_words(codes + (row * units + unit) * OUT, (r * units + u) * OUT, mask, out, OUT, VECTOR)
+    store_unit(codes + (row * units + unit) * OUT, (r * units + u) * OUT, mask, out, OUT, VECTOR)
     for block in tl.static_range(len(stored)):
         target = scales + (row * units + unit) * BLOCKS + ((r * units + u) * BLOCKS + block)
         tl.store(target, stored[block], mask=mask)

@@ -13,17 +13,19 @@ from mxref import GemmProfile, MXArray
 from mxref.conformance import check
 from mxref.conformance.outcome import failure_text
 from mxref.errors import RecipeError, ShapeError
-from mxref.formats import E2M1
+from mxref.formats import E2M1, MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3
 from mxref.gemm import bounded_tolerance, scaled_gemm
 from mxref.layouts.packed import pack, unpack
 from mxref_triton import TritonBackend
 from mxref_triton.products import bounded
 from mxref_triton.products import fold as folding
-from mxref_triton.products.fold import HIGHEST_TOP, LOWEST_TOP, LOWEST_WIDE_TOP, WIDEST, fold
+from mxref_triton.products.fold import Fold, fold
 from mxref_triton.products.ordered import ordered
 
 VALUES = np.array([*E2M1.magnitudes, *(-m for m in E2M1.magnitudes)])
 ORDER = [*range(0, 32, 2), *range(1, 32, 2)]
+LOWEST_TOP, HIGHEST_TOP = Fold.of(E2M1).lowest, Fold.of(E2M1).highest
+LOWEST_WIDE_TOP, WIDEST = Fold.of(E2M1, wide=True).lowest, Fold.of(E2M1, wide=True).gap
 DEVICE = "cpu"
 
 # The interpreter computes in NumPy, which warns of what a GPU does silently.
@@ -363,6 +365,31 @@ def test_a_prepared_operand_changes_no_bit(profile, monkeypatch):
     if profile is GemmProfile.BOUNDED:  # decoded once, for all products that share it
         monkeypatch.setattr(bounded, "_decoded", None)
     assert (bits(backend.scaled_gemm(left, made, profile=profile)) == plain).all()
+
+
+@pytest.mark.clause("gemm.bounded")
+def test_a_left_operand_is_folded_into_e5m2_if_that_holds_it_and_it_was_not_prepared(monkeypatch):
+    """On a Hopper, as far as the choice goes: the folded product itself is cuBLAS's."""
+    backend = TritonBackend(bounded="fp8")
+    monkeypatch.setattr(bounded, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(bounded, "_fp8", lambda a, b, left, right, out: left.values.dtype)
+    monkeypatch.setattr(bounded, "_by_value", lambda *_: "values")
+
+    def zeros(width):
+        return torch.zeros((16, width), dtype=torch.uint8)
+
+    for left, right, prepared, want in (
+        (MXFP4, MXFP6_E2M3, False, torch.float8_e5m2), (MXFP6_E3M2, MXFP4, False, torch.float8_e5m2),
+        (MXFP6_E2M3, MXFP4, False, torch.float8_e4m3fn), (MXFP6_E3M2, MXFP4_E1M2, True, torch.float8_e4m3fn),
+        (MXFP4_E1M2, MXFP8_E4M3, False, "values"),
+    ):  # fmt: skip
+        a, b = (
+            MXArray(zeros(made.code_bytes(512)), zeros(16), (16, 512), 1, format=made)
+            for made in (left, right)
+        )
+        if prepared:
+            a = backend.prepare(a, profile="bounded")
+        assert backend.scaled_gemm(a, b, profile="bounded") == want
 
 
 @pytest.mark.clause("conformance.capabilities")

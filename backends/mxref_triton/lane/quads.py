@@ -1,7 +1,8 @@
-"""Elements of 8 bits: rounding to their grid, four codes to a word, and back.
+"""Elements of any format: rounding to their grid, four codes to a quad, and back.
 
 The element format is a constant of the kernel. E is an `ElementFormat`: M mantissa bits, a bias, and codes that grow
-with the magnitudes they stand for.
+with the magnitudes they stand for. A quad is a word whose lowest bits are four codes, one after the other: 16 bits for
+codes of 4 bits, 24 for 6, 32 for 8. E2M1 has arithmetic of its own in `rounding`, which is faster.
 
 RNE lets the adder round. A power of two that is 2^23 steps of the grid at v is added to v; float32 has steps of the
 same size there, so the sum's bits less those of the power count the steps in v, with ties to even ones. The grid has
@@ -55,8 +56,8 @@ def _by_fraction(v, r, E: tl.constexpr):
 
 
 @triton.jit
-def encode_bytes(values, factor, keep, words, P: tl.constexpr):
-    """Return eight elements as two words of four codes each, a tuple of uint32 [B].
+def encode_quads(values, factor, keep, words, P: tl.constexpr):
+    """Return eight elements as two quads, a tuple of uint32 [B].
 
     Args:
         values: tuple of eight float32 [B].
@@ -84,26 +85,68 @@ def encode_bytes(values, factor, keep, words, P: tl.constexpr):
                     code = tl.minimum(code, E.max_code)
             else:
                 code = _by_fraction(v, CONSTANT, E)
-            sign = (bits_of(values[4 * half + i]) >> 24) & 0x80
-            word = word | ((code | sign) << (8 * i))
+            sign = (bits_of(values[4 * half + i]) >> (32 - E.bits)) & E.sign
+            word = word | ((code | sign) << (E.bits * i))
         out = out + (word & keep,)
     return out
 
 
 @triton.jit
-def decode_byte(word, i: tl.constexpr, scale, E: tl.constexpr):
-    """Return the float32 bits of element i of a word times its scale, uint32 [B]; every NaN is the canonical one.
+def words_of_quads(quads, E: tl.constexpr):
+    """Return a tuple of quads as the words of 32 bits that are stored: a multiple of two quads, of four for 6 bits."""
+    out = ()
+    if E.bits == 8:
+        out = quads
+    elif E.bits == 4:
+        for i in tl.static_range(0, len(quads), 2):
+            out = out + (quads[i] | (quads[i + 1] << 16),)
+    else:
+        for i in tl.static_range(0, len(quads), 4):
+            out = out + (
+                quads[i] | (quads[i + 1] << 24),
+                (quads[i + 1] >> 8) | (quads[i + 2] << 16),
+                (quads[i + 2] >> 16) | (quads[i + 3] << 8),
+            )
+    return out
+
+
+@triton.jit
+def load_quads(codes, first, i, mask, E: tl.constexpr):
+    """Return quads from memory, uint32 [B].
 
     Args:
-        word: four codes.
+        codes: pointer to packed codes, int32 if E has 8 bits, int16 if 4, uint8 if 6.
+        first: number of a quad, a scalar.
+        i: numbers of the quads, counted from there.
+        mask: of those that exist.
+        E: the element format.
+    """
+    if E.bits == 8:
+        return tl.load(codes + first + i, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    elif E.bits == 4:
+        return tl.load(codes + first + i, mask=mask, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
+    else:
+        at = codes + 3 * first + 3 * i
+        quad = tl.load(at, mask=mask, other=0).to(tl.uint32)
+        quad = quad | (tl.load(at + 1, mask=mask, other=0).to(tl.uint32) << 8)
+        return quad | (tl.load(at + 2, mask=mask, other=0).to(tl.uint32) << 16)
+
+
+@triton.jit
+def decode_code(quad, i: tl.constexpr, scale, E: tl.constexpr):
+    """Return the float32 bits of element i of a quad times its scale, uint32 [B]; every NaN is the canonical one.
+
+    Args:
+        quad: four codes.
         i: 0 to 3.
         scale: a power of two, or NaN, float32 [B].
         E: the element format.
     """
     M: tl.constexpr = E.mantissa_bits
     NORMAL: tl.constexpr = 2.0 ** (127 - E.bias)
-    code = (word >> (8 * i)) & 0xFF
-    magnitude = code & 0x7F
+    SIGN: tl.constexpr = E.sign
+    code = (quad >> (E.bits * i)) & (2 * SIGN - 1)
+    magnitude = code & (SIGN - 1)
     value = float_of(magnitude << (23 - M)) * NORMAL
     if E.specials == _IEEE:
         special = tl.where(magnitude == E.max_code + 1, _EXPONENT, _NAN)
@@ -111,7 +154,9 @@ def decode_byte(word, i: tl.constexpr, scale, E: tl.constexpr):
         special = tl.full(magnitude.shape, _NAN, tl.uint32)
     value = float_of(tl.where(magnitude > E.max_code, special.to(tl.uint32), bits_of(value)))
     product = value * scale
-    return tl.where(product != product, _NAN, bits_of(product) | ((code & 0x80) << 24)).to(tl.uint32)
+    return tl.where(product != product, _NAN, bits_of(product) | ((code & SIGN) << (32 - E.bits))).to(
+        tl.uint32
+    )
 
 
 @triton.jit
@@ -121,15 +166,41 @@ def to_half(bits):
 
 
 @triton.jit
-def decode_pairs(words, scale, E: tl.constexpr):
-    """Return the eight elements of two words as four words of two bfloat16 values, tuples of uint32 [B]."""
+def decode_pairs(quads, scale, E: tl.constexpr):
+    """Return the eight elements of two quads as four words of two bfloat16 values, tuples of uint32 [B]."""
     out = ()
     for k in tl.static_range(2):
         for i in tl.static_range(2):
-            low = to_half(decode_byte(words[k], 2 * i, scale, E))
-            high = to_half(decode_byte(words[k], 2 * i + 1, scale, E))
+            low = to_half(decode_code(quads[k], 2 * i, scale, E))
+            high = to_half(decode_code(quads[k], 2 * i + 1, scale, E))
             out = out + (low | (high << 16),)
     return out
+
+
+@triton.jit
+def byte_of_pair(pair, E: tl.constexpr):
+    """Return the byte of a packed row in which the codes 2 * pair and 2 * pair + 1, of 4 or 6 bits, begin."""
+    return pair if E.bits == 4 else 3 * pair >> 1
+
+
+@triton.jit
+def load_pair(codes, mask, E: tl.constexpr):
+    """Return the bytes of two neighbouring codes of 4 or 6 bits as one integer; `codes` are uint8 pointers."""
+    first = tl.load(codes, mask, 0)
+    if E.bits == 4:
+        return first
+    else:
+        return first.to(tl.int32) | (tl.load(codes + 1, mask, 0).to(tl.int32) << 8)
+
+
+@triton.jit
+def split_pair(both, pair, E: tl.constexpr):
+    """Return the even and the odd code of a pair that `load_pair` returned; `pair` as in `byte_of_pair`."""
+    if E.bits == 4:
+        return both & 15, both >> 4
+    else:
+        both = both >> (4 * (pair & 1))  # an odd pair begins in the middle of a byte
+        return both & 63, (both >> 6) & 63
 
 
 @triton.jit
@@ -137,7 +208,7 @@ def half_element(codes, E: tl.constexpr):
     """Return elements as float16, divided by 2^(15 - bias): a code is the top of a float16 that has their exponent.
 
     Args:
-        codes: uint8 of any shape, one code in each, of an element format of up to 8 bits.
+        codes: integers of any shape, one code in each, of an element format of up to 8 bits.
         E: the element format; NaN and Inf are float16's.
     """
     M: tl.constexpr = E.mantissa_bits

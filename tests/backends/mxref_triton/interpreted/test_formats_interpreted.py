@@ -1,4 +1,4 @@
-"""MXFP8 in Triton's interpreter: quantization against the reference, products against their error class."""
+"""Formats other than MXFP4 in Triton's interpreter: the reference's bits, and `bounded` within its error class."""
 
 import itertools
 from dataclasses import replace
@@ -13,19 +13,31 @@ from interpreted.gemm_operands import bits, on
 from interpreted.test_quantize_interpreted import BACKEND, OTHER, REFERENCE, STREAM, assert_same, bits_of
 from mxref import MXArray, OperandSpec
 from mxref.backend import within_range
-from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
+from mxref.errors import UnsupportedError
+from mxref.formats import (
+    CANONICAL_NAN,
+    MXFP4,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+)
 from mxref.gemm import bounded_tolerance, scaled_gemm
-from mxref.layouts.packed import unpack
+from mxref.layouts.packed import pack, unpack
 from mxref.placement import Placement
 from mxref.steps.scale import ScaleRule
 from mxref_triton import TritonBackend
+from mxref_triton.products.fold import fold
+from mxref_triton.products.ordered import ordered, sums_in_fp8
 
 # The interpreter computes in NumPy, which warns of what a GPU does silently.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value|underflow|divide by zero) encountered:RuntimeWarning"
 )
-FORMATS = (MXFP8_E4M3, MXFP8_E5M2)
-PAIRS = [pair for pair in itertools.product(BLOCK_FORMATS.values(), repeat=2) if pair != (MXFP4, MXFP4)]
+FORMATS = (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4_E1M2)
+PAIRS = [*itertools.product((MXFP4, MXFP8_E4M3, MXFP8_E5M2), repeat=2)][1:]
+SHORT_PAIRS = [*itertools.product((MXFP4, MXFP4_E1M2, MXFP6_E2M3, MXFP6_E3M2), repeat=2)][1:]
 by_name = pytest.mark.parametrize("made", FORMATS, ids=str)
 
 
@@ -102,9 +114,9 @@ def test_both_orientations_and_values_at_once(made):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @by_name
 def test_every_code_under_every_scale(made, dtype):
-    codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
+    codes = np.tile((np.arange(256) % (1 << made.element.bits)).astype(np.uint8), (256, 1))
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
-    q = MXArray(codes, scales, (256, 256), 1, format=made)
+    q = MXArray(pack(codes, made.element), scales, (256, 256), 1, format=made)
     got = BACKEND.to_numpy(BACKEND.dequantize(on("cpu", q), dtype))
     want = REFERENCE.dequantize(q, dtype)
     assert np.array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"))
@@ -119,9 +131,7 @@ def drawn(made, rows, k, low, high, seed, special=False):
     codes = rng.integers(0, element.max_code + 1, (rows, k)) | element.sign * rng.integers(0, 2, (rows, k))
     if special:
         codes = rng.integers(0, 1 << element.bits, (rows, k))
-    codes = codes.astype(np.uint8)
-    if element is E2M1:
-        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    codes = pack(codes.astype(np.uint8), element)
     scales = rng.integers(low, high + 1, (rows, k // 32)).astype(np.uint8)
     return MXArray(codes, scales, (rows, k), 1, format=made)
 
@@ -154,9 +164,21 @@ def assert_within_class(got, a, b, out):
     assert (near | ~np.isfinite(tolerance) | np.isnan(wide) & np.isnan(total)).all()
 
 
+def ids(pair):
+    return "-".join(map(str, pair))
+
+
 @pytest.mark.clause("gemm.bounded", "gemm.prescale", "gemm.output", "conformance.dual")
-@pytest.mark.parametrize("way", ["bf16", "mfma", "ordered"])
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+@pytest.mark.parametrize(
+    ("pair", "way"),
+    [
+        *itertools.product(PAIRS, ("bf16", "mfma", "ordered")),
+        *itertools.product(
+            [*SHORT_PAIRS, (MXFP6_E3M2, MXFP8_E4M3), (MXFP8_E5M2, MXFP6_E2M3)], ("bf16", "ordered")
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ids(value),
+)
 def test_products_are_of_their_class(pair, way):
     backend = TritonBackend(bounded=way)
     for low, high, out, prescale in (
@@ -170,7 +192,36 @@ def test_products_are_of_their_class(pair, way):
         got, widened = multiplied(backend, a, b, out, prepared=low == 100)
         assert_within_class(got, a, b, out)
         assert np.isnan(got[3].astype(np.float32)).all()
-        assert widened == (high == 254 and way != "ordered")
+        if MXFP4_E1M2 not in pair:  # bfloat16 holds its values under every scale
+            assert widened == (high == 254 and way != "ordered")
+
+
+@pytest.mark.clause("gemm.ordered", "gemm.prescale", "gemm.nan", "gemm.output")
+@pytest.mark.parametrize("pair", SHORT_PAIRS, ids=ids)
+def test_ordered_has_the_bits_of_the_reference(pair):
+    """From packed codes; and folded, by row and by block, where FP8 sums a block without loss."""
+    for low, high, prescale in ((100, 150, True), (0, 254, False)):
+        a = replace(drawn(pair[0], 17, 96, low, high, 1), prescale=prescale)
+        b = drawn(pair[1], 40, 96, low, high, 2)
+        a.scales[3, 1], b.scales[5, 2] = 255, 255
+        b.codes[7] = 0xFF  # the largest, all of one sign
+        left, right = on("cpu", a), on("cpu", b)
+        ways = [None]
+        if sums_in_fp8(left, right):
+            ways += [(fold(left, by_block=blocks), fold(right, by_block=blocks)) for blocks in (False, True)]
+        assert (len(ways) == 3) == (pair[0].element.bits == pair[1].element.bits == 4)
+        for out, folded in itertools.product(("float32", "bfloat16"), ways):
+            want = scaled_gemm(a, b, profile="ordered", out_dtype=out)
+            assert np.array_equal(bits(ordered(left, right, out, folded)), bits(want))
+
+
+@pytest.mark.clause("conformance.capabilities")
+def test_matrix_cores_of_gfx950_refuse_what_they_do_not_multiply():
+    backend = TritonBackend(bounded="mfma")
+    a, b = (on("cpu", drawn(made, 16, 32, 120, 130, 0)) for made in (MXFP6_E2M3, MXFP4))
+    with pytest.raises(UnsupportedError, match="bounded of mxfp6_e2m3 x mxfp4 in gemms"):
+        backend.scaled_gemm(a, b, profile="bounded")
+    backend.scaled_gemm(a, b, profile="ordered")
 
 
 @pytest.mark.clause("gemm.nan")
