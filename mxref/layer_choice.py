@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
+from fractions import Fraction
 
 from mxref.errors import RecipeError
 from mxref.tomlio import shown
 
-_BLOCKS = re.compile(r"(-?\d{1,9})|(-?\d{1,9})?:(-?\d{1,9})?")
+_BLOCKS = re.compile(r"(-?\d{1,9})|(-?\d{1,9})?:(-?\d{1,9})?|(-?\d{1,3}(\.\d{1,6})?) ?%")
 _NEAREST = 3
 
 
 def require_blocks(text: str, where: str) -> None:
-    """Raise RecipeError unless the text is a place (`-1`) or a range of places (`-2:`, `0:4`)."""
-    if not _BLOCKS.fullmatch(text):
+    """Raise RecipeError unless the text is a place (`-1`), a range of places (`-2:`, `0:4`) or a share (`-15%`)."""
+    if not _BLOCKS.fullmatch(text) or (text.endswith("%") and not 0 < abs(_share(text)) <= 1):
         raise RecipeError(
-            f"{where} = {shown(text)} is neither a block like '-1' nor a range like '-2:' (the last two) or '0:4'"
+            f"{where} = {shown(text)} is neither a block like '-1' nor a range like '-2:' (the last two) or '0:4' nor "
+            "a share like '-15%' (the last 15 %)"
         )
+
+
+def _share(text: str) -> Fraction:
+    """Return a share of the blocks, negative where it is counted from the end."""
+    return Fraction(text.rstrip("% ")) / 100
 
 
 def matching(names: Collection[str], glob: str, where: str) -> list[str]:
@@ -42,7 +50,7 @@ def in_blocks(names: Collection[str], among: Collection[str], text: str, where: 
     Args:
         names: qualified names of all linear layers.
         among: those to choose from.
-        text: a place or a range, as `require_blocks` allows.
+        text: a place, a range or a share, as `require_blocks` allows.
         where: the key in error messages.
 
     Raises:
@@ -78,8 +86,11 @@ def _place(name: str) -> tuple[str, int] | None:
 
 
 def _chosen(blocks: Sequence[int], text: str, where: str) -> Sequence[int]:
-    """Return the numbers of the blocks at a place or in a range; RecipeError if one is beyond them."""
+    """Return the numbers of the blocks at a place, in a range or in a share; RecipeError if one is beyond them."""
     require_blocks(text, where)
+    if text.endswith("%"):
+        count = math.ceil(abs(_share(text)) * len(blocks))
+        return blocks[:count] if _share(text) > 0 else blocks[-count:]
     first, colon, end = text.partition(":")
     for bound in filter(None, (first, end)):
         if not -len(blocks) <= int(bound) <= len(blocks):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from mxref.errors import RecipeError
 from mxref.formats import BF16, MXFP4, BlockFormat, BlockShape, Nonfinite, OperandFormat
@@ -17,7 +20,7 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SIZES, SignPolicy, sign_bits
 from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule
-from mxref.tomlio import normalize, to_table
+from mxref.tomlio import OMITTED, normalize, to_table
 
 
 class GemmProfile(StrEnum):
@@ -107,37 +110,66 @@ def _block_length(spec: OperandSpec) -> int:
     return spec.format.k if isinstance(spec.format, BlockFormat) else 0
 
 
+class OperandSource(StrEnum):
+    """What an operand of a backward GEMM is quantized from, where Fprop quantized the same tensor."""
+
+    TENSOR = "tensor"
+    """The tensor in high precision."""
+    FPROP = "fprop"
+    """The values of Fprop's operand."""
+
+
+class ResultType(StrEnum):
+    """The type to which a GEMM rounds its result."""
+
+    TENSOR = "tensor"
+    """That of the tensor it becomes."""
+    BF16 = "bf16"
+    """Bfloat16, widened where the tensor is float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmSpec:
+    """What a GEMM does with its result."""
+
+    out: ResultType = field(default=ResultType.TENSOR, metadata=OMITTED)
+    gain: float = field(default=1.0, metadata=OMITTED)
+    """Constant by which the float32 result is multiplied, before it is rounded to the output type."""
+
+    def __post_init__(self) -> None:
+        normalize(self)
+        with np.errstate(over="ignore", under="ignore"):
+            factor = float(np.float32(self.gain))
+        if not 0 < factor < math.inf:
+            raise RecipeError(f"gain = {self.gain:g} is not a positive number that float32 holds")
+
+
 @dataclass(frozen=True)
-class FpropSpec:
+class FpropSpec(GemmSpec):
     """Operands of Fprop."""
 
     x: OperandSpec = OperandSpec()
     w: OperandSpec = OperandSpec()
 
-    def __post_init__(self) -> None:
-        normalize(self)
-
 
 @dataclass(frozen=True)
-class DgradSpec:
+class DgradSpec(GemmSpec):
     """Operands of Dgrad."""
 
     dy: OperandSpec = OperandSpec()
     w: OperandSpec = OperandSpec()
-
-    def __post_init__(self) -> None:
-        normalize(self)
+    source: OperandSource = field(default=OperandSource.TENSOR, metadata=OMITTED, kw_only=True)
+    """What W is quantized from."""
 
 
 @dataclass(frozen=True)
-class WgradSpec:
+class WgradSpec(GemmSpec):
     """Operands of Wgrad."""
 
     dy: OperandSpec = OperandSpec()
     x: OperandSpec = OperandSpec()
-
-    def __post_init__(self) -> None:
-        normalize(self)
+    source: OperandSource = field(default=OperandSource.TENSOR, metadata=OMITTED, kw_only=True)
+    """What X is quantized from."""
 
 
 class Fp8Scaling(StrEnum):
@@ -203,6 +235,32 @@ class Recipe:
                         f"{role.value}: both operands of a GEMM share {key}, got {first!s} for {names[0]} "
                         f"and {second!s} for {names[1]}; set it in [{role.value}]"
                     )
+            if Recipe.source(self, role) is OperandSource.FPROP:
+                self._require_source(role)
+
+    def _require_source(self, role: GemmRole) -> None:
+        """Raise RecipeError unless Fprop's operand has values that the role's own can be quantized from."""
+        tensor = OPERANDS[role][1].tensor
+        read = getattr(self.fprop, tensor)
+        problem = ""
+        if self.fprop.x.format.kind != "block" or Recipe.kind(self, role) == "fp8":
+            problem = f"needs block formats in fprop, and no FP8 in {role.value}"
+        elif read.hadamard or read.prescale:
+            what = f"hadamard = {read.hadamard}" if read.hadamard else "prescale = true"
+            problem = f"reads the values of fprop.{tensor}, and these are not the tensor's under {what}"
+        if problem:
+            raise RecipeError(
+                f"{role.value}: source = 'fprop' {problem}; change [fprop], or set {role.value}.source = 'tensor'"
+            )
+
+    def gemm_spec(self, role: GemmRole) -> GemmSpec:
+        """Return what the role's GEMM does with its result, and its operands."""
+        spec: GemmSpec = getattr(self, role.value)
+        return spec
+
+    def source(self, role: GemmRole) -> OperandSource:
+        """Return what the role's second operand is quantized from."""
+        return getattr(self.gemm_spec(role), "source", OperandSource.TENSOR)
 
     def operands(self, role: GemmRole) -> tuple[OperandSpec, OperandSpec]:
         """Return the specs of the role's two operands, in the order of `mxref.roles.OPERANDS`."""

@@ -66,9 +66,10 @@ def _own(table: Mapping[str, Any], where: str) -> Recipe:
     for role in GemmRole:
         names = [operand.tensor for operand in OPERANDS[role]]
         place = f"{where}.{role.value}"
-        shared, own = _layer(table.get(role.value, {}), place, names)
+        beside = sorted(hints_of(hints_of(Recipe)[role.value]))  # keys of the GEMM, among them the operands
+        shared, own = _layer(table.get(role.value, {}), place, beside)
         over = merge(merge(to_table(base), common), shared)
-        table[role.value] = {
+        table[role.value] = own | {
             name: merge(over, _layer(own.get(name, {}), f"{place}.{name}")[0]) for name in names
         }
     return build(Recipe, table, where)
@@ -150,8 +151,8 @@ def _treatment(
     return file, read_toml(file)
 
 
-def _layer(value: Any, where: str, operands: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a layer's keys of `OperandSpec` and its tables of single operands.
+def _layer(value: Any, where: str, beside: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a layer's keys of `OperandSpec`, and those `beside` them: tables of operands, and keys of a GEMM.
 
     A mistake is named where it stands, before the layers are merged.
     """
@@ -159,16 +160,16 @@ def _layer(value: Any, where: str, operands: Sequence[str] = ()) -> tuple[dict[s
         raise RecipeError(f"{where}: expected a table, got {shown(value)}")
     kinds = hints_of(OperandSpec)
     for key, given in value.items():
-        if key in operands:
+        if key in beside:
             continue
         if key not in kinds:
-            raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, [*kinds, *operands])}")
+            raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, [*kinds, *beside])}")
         try:
             require_in_range(key, convert(kinds[key], given, key))
         except RecipeError as err:
             raise RecipeError(f"{where}.{err}") from None
     shared = {key: given for key, given in value.items() if key in kinds}
-    return shared, {key: given for key, given in value.items() if key in operands}
+    return shared, {key: given for key, given in value.items() if key in beside}
 
 
 def load_recipe(path: str | Path | Recipe) -> Recipe:

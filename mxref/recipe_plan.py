@@ -29,7 +29,7 @@ class LayerRule:
     match: tuple[str, ...] | None = None
     """Globs over qualified names; None is every layer."""
     blocks: str | None = None
-    """A place or a range of the numbered blocks, as a slice in Python has it; None is every layer."""
+    """A place or a range of the numbered blocks, as a slice in Python has it, or a share; None is every layer."""
 
     def __post_init__(self) -> None:
         normalize(self)

@@ -238,18 +238,28 @@ def _require_text(value: str, where: str) -> None:
         raise RecipeError(f"{where} = {shown(value)} holds a null character")
 
 
+OMITTED = {"omitted": True}
+"""Metadata of a field that `to_table` leaves out at its default: a newer key keeps the digests of older files."""
+
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def to_table(obj: Any) -> Any:
-    """Return a dataclass as plain TOML tables and values, with every field except those that are None."""
+    """Return a dataclass as plain TOML tables and values.
+
+    Left out are fields that are None, and those that are `OMITTED` and have their default.
+    """
     if type(obj) in _PLAIN:  # most are, and the questions below take longer
         return obj
     if isinstance(obj, OperandFormat):
         return obj.name
     if is_dataclass(obj):
-        items = ((f.name, getattr(obj, f.name)) for f in fields(obj))
-        return {name: to_table(value) for name, value in items if value is not None}
+        items = ((f, getattr(obj, f.name)) for f in fields(obj))
+        return {
+            f.name: to_table(value)
+            for f, value in items
+            if value is not None and not (f.metadata == OMITTED and value == f.default)
+        }
     if isinstance(obj, Enum):
         return obj.value
     if isinstance(obj, tuple | list):

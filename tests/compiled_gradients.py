@@ -20,10 +20,18 @@ MIXED = {
     "gemm": "ordered", "keep_bf16": ["head"],
     "fprop": {"format": "bf16"}, "dgrad": {"format": "mxfp4", "rounding": "sr"}, "wgrad": {"format": "fp8"},
 }  # fmt: skip
-RECIPES = ("bf16", "fp8", "mxfp4", "mxfp4_h16", "mixed", "mixed reversed")
+KEYS = {
+    "gemm": "ordered", "keep_bf16": ["head"],
+    "fprop": {"x": {"format": "mxfp8_e4m3"}},
+    "dgrad": {"format": "bf16", "source": "fprop"},
+    "wgrad": {"source": "fprop", "rounding": "sr", "gain": 1.25, "out": "bf16"},
+}  # fmt: skip
+RECIPES = ("bf16", "fp8", "mxfp4", "mxfp4_h16", "mixed", "mixed reversed", "keys")
 
 
 def recipe_of(name: str) -> Recipe:
+    if name == "keys":
+        return recipe_from_table(KEYS)
     if name == "mixed":
         return recipe_from_table(MIXED)
     if name == "mixed reversed":

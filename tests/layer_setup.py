@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mxref import GemmRole, PreparedArray, Stream, get_backend, quantize, scaled_gemm
+from mxref import GemmRole, PreparedArray, Stream, dequantize, get_backend, quantize, scaled_gemm
 from mxref.errors import MxrefError
 from mxref.placement import Placement
 from mxref.recipe_files import recipe_from_table
@@ -33,6 +33,26 @@ TABLES = {
     "RHT per step": {"all": {"hadamard": 16, "signs": "per_step"}, "wgrad": {"hadamard": 32}},
     "32x32": {"all": {"block": "32x32"}, "fprop": {"x": {"block": "1x32"}}},
     "tseng": {"dialect": "tseng", "fprop": {"rounding": "rne", "prescale": False}},
+    "from Fprop's operands": {
+        "fprop": {
+            "rounding": "sr",
+            "x": {"format": "mxfp8_e4m3", "scale_rule": "rceil"},
+            "w": {"block": "32x32"},
+        },
+        "dgrad": {"source": "fprop", "rounding": "sr", "out": "bf16"},
+        "wgrad": {
+            "source": "fprop",
+            "hadamard": 16,
+            "signs": "per_step",
+            "x": {"rounding": "sr"},
+            "gain": 1.25,
+        },
+    },
+    "gains and types": {
+        "fprop": {"gain": 0.7},
+        "dgrad": {"gain": 1.1, "out": "bf16"},
+        "wgrad": {"prescale": True, "out": "bf16"},
+    },
     "SR everywhere": {"all": {"rounding": "sr", "sr_bits": 8}},
 }
 
@@ -76,16 +96,29 @@ def as_numpy(t):
 
 
 def composed(role, a, b, recipe, out_dtype, origin=0, total=None):
-    """One GEMM from `mxref.quantize` and `mxref.scaled_gemm` alone."""
-    operands = []
-    for t, spec, operand in zip((a, b), recipe.operands(role), OPERANDS[role], strict=True):
-        t = as_numpy(t)
+    """One GEMM from `mxref.quantize`, `dequantize` and `scaled_gemm` alone."""
+
+    def quantized(t, spec, operand):
         placement = Placement(Stream(SEED, STEP, LAYER, operand.id))
         if operand.tensor != "w" and spec.rounding == "sr":
             placement = replace(placement, origin=(origin, 0), global_shape=(total or t.shape[0], t.shape[1]))
         pad = operand.tensor != "w" and operand.axis == 0
-        operands.append(quantize(t, spec, axis=operand.axis, placement=placement, pad=pad))
-    return scaled_gemm(*operands, profile=recipe.gemm, out_dtype=out_dtype)
+        return quantize(t, spec, axis=operand.axis, placement=placement, pad=pad)
+
+    (first, second), keys, b = OPERANDS[role], getattr(recipe, role.value), as_numpy(b)
+    if getattr(keys, "source", "tensor") == "fprop":
+        made = next(operand for operand in OPERANDS[GemmRole.FPROP] if operand.tensor == second.tensor)
+        b = dequantize(quantized(b, getattr(recipe.fprop, second.tensor), made))
+    specs = recipe.operands(role)
+    operands = quantized(as_numpy(a), specs[0], first), quantized(b, specs[1], second)
+    if keys.gain == 1:
+        product = scaled_gemm(
+            *operands, profile=recipe.gemm, out_dtype="bfloat16" if keys.out == "bf16" else out_dtype
+        )
+    else:
+        product = scaled_gemm(*operands, profile=recipe.gemm) * np.float32(keys.gain)
+        product = product.astype(ml_dtypes.bfloat16) if keys.out == "bf16" else product
+    return product.astype(ml_dtypes.bfloat16 if out_dtype == "bfloat16" else out_dtype)
 
 
 def assert_composed(model, context, recipe, x, dy, origin=0, total=None):

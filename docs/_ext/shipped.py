@@ -65,6 +65,9 @@ def differing(recipe: Recipe) -> list[tuple[str, str]]:
     for key in dict.fromkeys(key for cell in cells.values() for key in cell):
         values = {place: cell.get(key) for place, cell in cells.items()}
         found += _widest(key, values, usual.get(key))
+    for role in GemmRole:
+        whole = {key: value for key, value in table[role.value].items() if not isinstance(value, dict)}
+        found += [(f"{role.value}.{key}", _value(value)) for key, value in whole.items()]
     for key in ("gemm", "fp8_scaling", "keep_bf16", "layers", "schedule"):
         if key in table and table[key] != default.get(key, []):
             found.append((key, _value(table[key])))

@@ -61,7 +61,19 @@ def test_the_digest_sees_every_field():
     digests.add(recipe_from_table({"fprop": {"hadamard": 2, "sign_vector": "+-"}}).digest)
     digests |= {replace(base, gemm="exact").digest, replace(base, fp8_scaling="current").digest}
     digests.add(replace(base, keep_bf16=()).digest)
-    assert len(digests) == 1 + len(fields(OperandSpec)) + 3
+    for role in GemmRole:
+        for key, value in {"out": "bf16", "gain": 1.25, "source": "fprop"}.items():
+            if (role, key) != ("fprop", "source"):
+                digests.add(recipe_from_table({role: {key: value}}).digest)
+    assert len(digests) == 1 + len(fields(OperandSpec)) + 3 + 8
+
+
+@pytest.mark.clause("recipe.digest", evidence="known answer")
+def test_keys_of_a_gemm_at_their_default_leave_the_digest():
+    """The shipped recipes are older than these keys, and runs are known by their digests."""
+    given = {"out": "tensor", "gain": 1}
+    table = {"fprop": given, "dgrad": given | {"source": "tensor"}, "wgrad": given | {"source": "tensor"}}
+    assert recipe_from_table(table).digest == Recipe().digest
 
 
 @pytest.mark.clause("recipe.digest", evidence="known answer")
@@ -102,6 +114,25 @@ def test_the_digest_is_of_json_text_written_out():
         ({"all": 3}, "expected a table, got 3"),
         ({"keep_bf16": "lm_head"}, "expected a list"),
         ({"gemm": "fast"}, "'fast' is not one of"),
+        ({"wgrad": {"out": "fp16"}}, r"recipe.wgrad.out = 'fp16' is not one of tensor, bf16"),
+        ({"all": {"gain": 2.0}}, "recipe.all: unknown key 'gain'"),
+        ({"dgrad": {"gian": 2.0}}, "recipe.dgrad: unknown key 'gian'.* 'gain'"),
+        ({"dgrad": {"gain": 0}}, "recipe.dgrad: gain = 0 is not a positive number"),
+        ({"dgrad": {"gain": 1e39}}, r"gain = 1e\+39 is not a positive number that float32 holds"),
+        ({"fprop": {"source": "fprop"}}, "recipe.fprop: unknown key 'source'"),
+        (
+            {"wgrad": {"source": "fprop", "format": "fp8"}},
+            "wgrad: source = 'fprop' needs block formats in fprop, and no FP8",
+        ),
+        (
+            {"wgrad": {"source": "fprop"}, "fprop": {"format": "bf16"}},
+            r"fprop, .* set wgrad.source = 'tensor'",
+        ),
+        (
+            {"dgrad": {"source": "fprop"}, "fprop": {"hadamard": 16}},
+            "values of fprop.w, .* under hadamard = 16",
+        ),
+        ({"dgrad": {"source": "fprop"}, "fprop": {"w": {"prescale": True}}}, "under prescale = true"),
     ],
 )
 def test_mistakes_are_named(table, message):

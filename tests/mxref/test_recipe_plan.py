@@ -67,6 +67,7 @@ def test_globs_and_blocks_select_layers_and_the_last_entry_wins():
     [
         ("-1", [70]), ("0", [3]), ("-4", [3]), ("-2:", [10, 70]), (":1", [3]), ("1:3", [4, 10]),
         (":", [3, 4, 10, 70]), ("-3:-1", [4, 10]), ("0:4", [3, 4, 10, 70]),
+        ("-15%", [70]), ("-25%", [70]), ("-25.000001 %", [10, 70]), ("50%", [3, 4]), ("-100%", [3, 4, 10, 70]),
     ],
 )  # fmt: skip
 def test_places_count_the_numbers_that_there_are(blocks, numbers):
@@ -169,6 +170,11 @@ def test_a_phase_begins_where_the_one_before_it_ends():
             r"blocks = 'last' is neither a block like '-1' nor",
         ),
         ({"layers": [{"blocks": "0:8:2", "recipe": "bf16"}]}, "blocks = '0:8:2' is neither"),
+        (
+            {"layers": [{"blocks": "-0%", "recipe": "bf16"}]},
+            r"blocks = '-0%' is neither .* '-15%' \(the last",
+        ),
+        ({"layers": [{"blocks": "100.1%", "recipe": "bf16"}]}, "blocks = '100.1%' is neither"),
         (
             {"layers": [{"match": ["a"], "recipe": "bf61"}]},
             r"layers\[0\].recipe: unknown recipe 'bf61' .*'bf16'",

@@ -175,6 +175,12 @@ RECIPES = {
     "sr": recipe_from_table(
         {"dialect": "amd", "all": {"rounding": "sr", "hadamard": 16, "signs": "per_step"}}
     ),
+    "from Fprop": recipe_from_table(
+        {
+            "dgrad": {"source": "fprop", "rounding": "sr"},
+            "wgrad": {"source": "fprop", "gain": 1.5, "out": "bf16"},
+        }
+    ),
     "mixed": recipe_from_table(
         {"all": {"format": "mxfp8_e4m3"}, "wgrad": {"format": "mxfp4", "prescale": True}}
     ),

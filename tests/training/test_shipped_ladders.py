@@ -119,6 +119,9 @@ RECIPES = {
     "quartet_style": [H32, H32, *[RHT32] * 4],
     "tetrajet_style": ["mxfp4 rceil"] * 2 + ["mxfp4 rceil sr"] * 4,
     "primus_style": [M, f"{M} tile", M, f"{M} tile", H, H],
+    "fprop_tail": alike(H),
+    "qat": ["mxfp8_e4m3 rceil", "mxfp4 rceil", *[BF16] * 4],
+    "mx64": [*["mxfp6_e2m3 even zero127"] * 2, *[H] * 4],
     "alto_style": [M, f"{M} tile", SR, f"{M} tile", f"{M} h32 step-layer sr", f"{M} h32 step-layer"],
 }
 

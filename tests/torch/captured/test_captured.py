@@ -98,7 +98,7 @@ def taken(take: CapturedStep, spoiled: dict[int, float] | None = None) -> list[S
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "tseng", "mixed", "phases"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "mxfp4_h16", "tseng", "mixed", "keys", "phases"])
 def test_losses_and_weights_are_those_of_a_plain_loop(recipe: str, parts: int) -> None:
     small = {1: 2.0**-7, 4: 2.0**-5}
     want, trained = plainly(recipe, parts, small)

@@ -50,14 +50,15 @@ def exchanged(field: str) -> Plant:
     """Give the operands of each GEMM each other's treatment, or each other's random stream."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = linear.layer_gemm
+        right = linear.layer_gemms
 
         def planted(*given: Any) -> Any:
-            gemm = right(*given)
-            getattr(gemm, field).reverse()
-            return gemm
+            gemms = right(*given)
+            for gemm in gemms.values():
+                getattr(gemm, field).reverse()
+            return gemms
 
-        patch.setattr(linear, "layer_gemm", planted)
+        patch.setattr(linear, "layer_gemms", planted)
 
     return plant
 

@@ -28,6 +28,7 @@ from layer_setup import (
 from mxref import GemmRole
 from mxref.errors import DtypeError, ShapeError
 from mxref.formats import BF16, FP8, MXFP4
+from mxref.tomlio import merge
 from mxref_torch import advance
 
 
@@ -179,9 +180,9 @@ def test_a_backward_draws_the_bits_of_its_forwards_step():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("format", ["fp8", "mxfp4"])
-def test_recomputation_changes_nothing(format):
-    recipe = recipe_of({"all": {"format": format, "rounding": "sr"}})
+@pytest.mark.parametrize("table", [{}, {"all": {"format": "fp8"}}, {"wgrad": {"source": "fprop"}}], ids=str)
+def test_recomputation_changes_nothing(table):
+    recipe = recipe_of(merge({"all": {"rounding": "sr"}}, table))
     results = []
     for recompute in (False, True):
         model, context = build(recipe)
@@ -218,6 +219,15 @@ def test_only_packed_x_and_the_weight_itself_are_saved():
     ]
     x_bytes = sum(t.numel() for t in saved if t.dtype is torch.uint8)
     assert x_bytes * 8 == x.numel() * 4.25
+
+
+def test_of_fprops_operand_its_own_codes_are_saved():
+    model, _ = build(
+        recipe_of({"fprop": {"x": {"format": "mxfp8_e4m3"}}, "wgrad": {"format": "bf16", "source": "fprop"}})
+    )
+    x, _ = tensors(dtype=torch.bfloat16)
+    packed = sorted(tuple(t.shape) for t in saved_by(model, x) if t.dtype is torch.uint8)
+    assert packed == [(TOKENS, IN // 32), (TOKENS, IN)]
 
 
 def test_what_no_gradient_needs_is_not_saved():

@@ -43,6 +43,13 @@ _MIXED = {
     "layers": [{"match": ["*.down_proj"], "recipe": "fp8"}],
 }
 MIXED = recipe_from_table(_MIXED)
+KEYS = recipe_from_table(
+    {
+        "fprop": {"rounding": "sr"},
+        "dgrad": {"format": "bf16", "source": "fprop"},
+        "wgrad": {"source": "fprop", "rounding": "sr", "out": "bf16", "gain": 1.25},
+    }
+)
 PHASES = recipe_from_table({**_MIXED, "schedule": [{"until": 1, "recipe": "fp8"}]})
 
 
@@ -185,6 +192,7 @@ def main(folder: Path) -> None:
         foreign_split(ranks)
         weights_of_a_folder(ranks, folder / "hf")
         same_steps(ranks, folder, SR)
+        same_steps(ranks, folder, KEYS)
         resumed(ranks, folder)
         one_reader(ranks, folder)
         gathered_once()

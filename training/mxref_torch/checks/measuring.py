@@ -166,7 +166,7 @@ class Telemetry:
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))
             with _uncounted(layer):
-                quantized = a.multiply(b, gemms[GemmRole.WGRAD], x.shape[0], torch.float32)
+                quantized = a.product(b, gemms[GemmRole.WGRAD], x.shape[0], torch.float32)
             formats = operators.formats_text(*recipe.formats(GemmRole.WGRAD))
             sums.gradients.setdefault(formats, Alignment()).add(dy.float().t() @ x.float(), quantized)
 

@@ -16,7 +16,7 @@ from mxref.discovery import get_backend
 from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import BlockShape
 from mxref.placement import Placement
-from mxref.recipe import BF16_RECIPE, OperandSpec, Recipe
+from mxref.recipe import BF16_RECIPE, OperandSource, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
@@ -182,6 +182,8 @@ def require_backend(backend: Any) -> Backend:
 def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
     """Raise UnsupportedError unless a backend declares every block format and GEMM that a recipe asks for."""
     for role in GemmRole:
+        if recipe.source(role) is OperandSource.FPROP:
+            backend.capabilities.require(backend.name, "dequantize_dtypes", "float32")
         if recipe.kind(role) != "block":
             continue
         a, b = (operators.block_format(spec) for spec in recipe.operands(role))

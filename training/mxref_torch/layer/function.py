@@ -33,8 +33,11 @@ class LinearFunction(torch.autograd.Function):
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         gemms = layer.gemms
         fprop, wgrad = gemms[GemmRole.FPROP], gemms[GemmRole.WGRAD]
-        made = layer.operands("x", x, place, (fprop, wgrad) if needs_dw else (fprop,), observe=True)
-        kept = made[GemmRole.WGRAD].saved() if needs_dw else ()
+        keeper = (
+            wgrad.source or wgrad
+        )  # whose X is saved: where Wgrad is made of Fprop's, that is packed already
+        made = layer.operands("x", x, place, (fprop, keeper) if needs_dw else (fprop,), observe=True)
+        kept = made[keeper.role].saved() if needs_dw else ()
         # The Parameter itself, never a view of it: sharded training frees and refills its storage.
         marker = None if torch.compiler.is_compiling() else layer.marker
         ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
@@ -42,7 +45,7 @@ class LinearFunction(torch.autograd.Function):
         ctx.layer, ctx.gemms, ctx.dtypes = layer, gemms, (x.dtype, weight.dtype)
         ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
         w = layer.weight_operand(fprop, weight, place)
-        return made[GemmRole.FPROP].multiply(w, fprop, layer.in_features, x.dtype)
+        return made[GemmRole.FPROP].product(w, fprop, layer.in_features, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
@@ -61,12 +64,14 @@ class LinearFunction(torch.autograd.Function):
         dx = dw = None
         if needs_dx:
             w = layer.weight_operand(dgrad, weight, place)
-            dx = made[GemmRole.DGRAD].multiply(w, dgrad, layer.out_features, x_dtype)
+            dx = made[GemmRole.DGRAD].product(w, dgrad, layer.out_features, x_dtype)
         if needs_dw:
-            x = wgrad.kind.restored(saved)
+            x = (wgrad.source or wgrad).kind.restored(saved)
+            if wgrad.source:
+                x = layer.requantized("x", x, place, wgrad)
             gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer, wgrad)
             if gradient is None:
-                dw = layer.as_read(made[GemmRole.WGRAD].multiply(x, wgrad, dy.shape[0], w_dtype))
+                dw = layer.as_read(made[GemmRole.WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
             else:
                 made[GemmRole.WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
         return dx, dw, None, None
@@ -98,7 +103,7 @@ def _check_recomputation(
 def _held_gradient(node: Any, layer: OperandMaker, wgrad: LayerGemm) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
-    if weight is None or not wgrad.kind.adds_in_place or layer.inputs_first:
+    if weight is None or not wgrad.kind.adds_in_place or not wgrad.plain or layer.inputs_first:
         return None
     # Hooks need a real gradient.
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):

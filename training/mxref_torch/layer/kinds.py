@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from mxref.backend import Backend
 from mxref.formats import BlockFormat, OperandFormat
-from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe import OperandSource, OperandSpec, Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
@@ -85,7 +86,7 @@ class Fp8Operand(Operand):
 
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply the FP8 values in float32, then by both inverse scales."""
-        if dtype is torch.bfloat16 and self.data.device.type == "cuda":
+        if dtype is torch.bfloat16:
             return _dense(self.data, other.data, gemm, self.inverse, other.inverse)
         return cast(_dense(self.data, other.data, gemm) * self.inverse * other.inverse, dtype)
 
@@ -150,6 +151,12 @@ class BlockOperand(Operand):
         layout: list[torch.Tensor] = operators.prepare(self.codes, self.scales, *treatment)
         return layout
 
+    def values(self, gemm: LayerGemm, which: int) -> torch.Tensor:
+        """Dequantize the codes."""
+        treatment = gemm.context.backend_key, gemm.texts[which]
+        values: torch.Tensor = operators.dequantize(self.codes, self.scales, *treatment)
+        return values
+
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
         name = str(dtype).removeprefix("torch.")
@@ -172,7 +179,17 @@ KINDS: dict[str, type[Operand]] = {"bf16": Bf16Operand, "fp8": Fp8Operand, "bloc
 """The class of operands of each kind of format, as `Recipe.kind` names it."""
 
 
-def layer_gemm(
+def layer_gemms(
+    recipe: Recipe, index: int, context: StepContext, tally: torch.Tensor, scales: Fp8Scales | None
+) -> dict[GemmRole, LayerGemm]:
+    """Return a layer's three GEMMs under a recipe."""
+    gemms = {role: _layer_gemm(recipe, role, index, context, tally, scales) for role in GemmRole}
+    for role, gemm in gemms.items():
+        gemm.source = gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None
+    return gemms
+
+
+def _layer_gemm(
     recipe: Recipe,
     role: GemmRole,
     index: int,
@@ -180,8 +197,7 @@ def layer_gemm(
     tally: torch.Tensor,
     scales: Fp8Scales | None,
 ) -> LayerGemm:
-    """Return a layer's GEMM of a role under a recipe."""
-    specs = recipe.operands(role)
+    specs, whole = recipe.operands(role), recipe.gemm_spec(role)
     texts = [operators.spec_text(spec) for spec in specs]
     streams = [
         context.stream(index, operand.id, spec) for operand, spec in zip(OPERANDS[role], specs, strict=True)
@@ -189,8 +205,20 @@ def layer_gemm(
     by_layer = [operators.draws_by_layer(spec) for spec in specs]
     kind = KINDS[recipe.kind(role)]
     lays_out_first = context.backend.reads_left_layouts
+    gain = float(np.float32(whole.gain))
     return LayerGemm(
-        role, kind, texts, streams, by_layer, recipe.gemm, context, tally, scales, lays_out_first
+        role,
+        kind,
+        texts,
+        streams,
+        by_layer,
+        recipe.gemm,
+        context,
+        tally,
+        scales,
+        lays_out_first,
+        gain,
+        whole.out,
     )
 
 

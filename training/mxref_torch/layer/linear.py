@@ -1,8 +1,9 @@
 """The linear layer whose three GEMMs each run in the format that the recipe gives them.
 
 Fprop Y = X W^T, Dgrad dX = dY W and Wgrad dW = dY^T X, each in BF16, FP8 or block formats, in any combination.
-Parameters stay float32 and never change format. Every operand is made from its high-precision source when a GEMM
-needs it. Forward saves X for Wgrad as Wgrad will read it: MXFP4 takes a quarter of BF16's memory, FP8 half.
+Parameters stay float32 and never change format. Every operand is made when a GEMM needs it: from the tensor in high
+precision, or, under `source = "fprop"`, from the values of Fprop's. Forward saves X for Wgrad as Wgrad will read it, or
+as Fprop has read it: MXFP4 takes a quarter of BF16's memory, FP8 half.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.function import RECOMPUTED, LinearFunction
-from mxref_torch.layer.kinds import KINDS, layer_gemm
+from mxref_torch.layer.kinds import KINDS, layer_gemms
 from mxref_torch.layer.part import Split
 from mxref_torch.layer.reads import READERS, OperandMaker
 from mxref_torch.names import widths
@@ -126,8 +127,7 @@ class MXLinear(OperandMaker):
             scales.of_region &= in_region
         self.recipe, self.in_region = recipe, in_region
         self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
-        given = self.index, self.context, self.tally, scales
-        self.gemms = {role: layer_gemm(recipe, role, *given) for role in GemmRole}
+        self.gemms = layer_gemms(recipe, self.index, self.context, self.tally, scales)
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
 
@@ -184,7 +184,7 @@ class MXLinear(OperandMaker):
                 self.operands(name, values, self.context.place, (fprop,))[GemmRole.FPROP]
                 for name, values in (("x", tokens), ("w", self.as_read(weight)))
             )
-            y = a.multiply(w, fprop, self.in_features, x.dtype)
+            y = a.product(w, fprop, self.in_features, x.dtype)
         # As in torch's own linear layer, the result is not a view; FSDP2 would warn about one.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)

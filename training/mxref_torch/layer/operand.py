@@ -11,8 +11,9 @@ import torch
 
 from mxref.backend import Backend
 from mxref.formats import OperandFormat
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile, OperandSpec, ResultType
 from mxref.roles import GemmRole
+from mxref_torch import operators
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.shared.context import StepContext
 
@@ -38,8 +39,19 @@ class LayerGemm:
     """The scales of a layer with FP8."""
     lays_out_first: bool
     """Whether the backend's GEMM reads a layout of its first operand too."""
+    gain: float
+    """By which the product is multiplied, a float32."""
+    out: ResultType
+    """The type to which the product is rounded."""
+    source: LayerGemm | None = None
+    """Fprop, where the second operand is made of the values of Fprop's operand; None: it is made of the tensor."""
     held: Operand | None = None
     """W, where the step was opened by `mxref_torch.weights_held`; None: it is made of the weight each time."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the product is the result: it has no gain, and no type of its own."""
+        return self.gain == 1 and self.out is ResultType.TENSOR
 
 
 Reader = tuple[LayerGemm, int]
@@ -100,6 +112,27 @@ class Operand(ABC):
     def prepared(self, gemm: LayerGemm, length: int) -> Self:
         """Return a second operand with the layout that the backend's GEMM reads, if it has one."""
         return self
+
+    def values(self, gemm: LayerGemm, which: int) -> torch.Tensor:
+        """Return the values of Fprop's operand, float32 in the shape of X or W; block formats alone have it.
+
+        Args:
+            gemm: Fprop.
+            which: which of its operands this is.
+        """
+        raise NotImplementedError
+
+    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the product times the gain, rounded to the GEMM's output type; the rest as in `multiply`."""
+        if gemm.plain:
+            return self.multiply(other, gemm, length, dtype)
+        if gemm.gain != 1:
+            product = self.multiply(other, gemm, length, torch.float32)
+            name = str(dtype).removeprefix("torch.")
+            gained: torch.Tensor = operators.gained(product, gemm.gain, gemm.out is ResultType.BF16, name)
+            return gained
+        narrow = self.multiply(other, gemm, length, torch.bfloat16)
+        return narrow if dtype is torch.bfloat16 else narrow.to(dtype)
 
     @abstractmethod
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:

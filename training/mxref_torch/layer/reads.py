@@ -63,24 +63,46 @@ class OperandMaker(nn.Linear):
             gemms: the GEMMs that will read it, one or two of a layer with this weight.
             observe: whether FP8's history takes note of it: in training, not in evaluation.
         """
-        if not torch.compiler.is_compiling():
-            for watcher in operators.watchers:
-                watcher.reading(self.index, tensor)
+        self._announce(tensor)
         split = self.split
         largest = None if split is None or tensor not in split.tensors else split.largest
         source = SourceTensor(tensor, values, place, self.regions[tensor], largest)
         by_role = {gemm.role: gemm for gemm in gemms}
         readers: dict[type[Operand], list[Reader]] = {}
+        of_fprop: list[LayerGemm] = []
         for role, which in READERS[tensor]:
-            if role in by_role:
-                readers.setdefault(by_role[role].kind, []).append((by_role[role], which))
+            gemm = by_role.get(role)
+            if gemm and gemm.source and which == 1:
+                of_fprop.append(gemm)
+            elif gemm:
+                readers.setdefault(gemm.kind, []).append((gemm, which))
         made: dict[GemmRole, Operand] = {}
         for kind, alike in readers.items():
             operands = kind.make(source, alike)
             if observe:
                 operands[0].observe(tensor, alike[0][0])
             made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
+        for gemm in of_fprop:
+            assert gemm.source is not None
+            first = made.get(GemmRole.FPROP)
+            if first is None:
+                first = self.operands(tensor, values, place, (gemm.source,))[GemmRole.FPROP]
+            made[gemm.role] = self.requantized(tensor, first, place, gemm)
         return made
+
+    def requantized(self, tensor: str, first: Operand, place: torch.Tensor, gemm: LayerGemm) -> Operand:
+        """Return X or W as a backward GEMM reads it, made of the values of Fprop's operand `first`."""
+        assert gemm.source is not None
+        self._announce(tensor)
+        (_, which), (_, own) = READERS[tensor]
+        source = SourceTensor(tensor, first.values(gemm.source, which), place, self.regions[tensor])
+        return gemm.kind.make(source, [(gemm, own)])[0]
+
+    def _announce(self, tensor: str) -> None:
+        """Tell watchers what the next operators read."""
+        if not torch.compiler.is_compiling():
+            for watcher in operators.watchers:
+                watcher.reading(self.index, tensor)
 
     def weight_operand(self, gemm: LayerGemm, weight: torch.Tensor, place: torch.Tensor) -> Operand:
         """Return W as a GEMM of training reads it: as the opened step holds it, or else made of the weight.
@@ -91,7 +113,9 @@ class OperandMaker(nn.Linear):
             place: where the micro-batch lies in training.
         """
         operand = gemm.held
-        if operand is None:
+        if operand is None and gemm.source and gemm.source.held:
+            operand = self.requantized("w", gemm.source.held, place, gemm)
+        elif operand is None:
             operand = self.operands("w", self.as_read(weight), place, (gemm,))[gemm.role]
         operand.observe("w", gemm)
         return operand

@@ -6,7 +6,7 @@ asked for: a compiled graph that drops or replaces one cannot hide it from the c
 """
 
 from mxref_torch.operators.dense import dense_gemm
-from mxref_torch.operators.products import add_product, prepare, scaled_gemm
+from mxref_torch.operators.products import add_product, dequantize, gained, prepare, scaled_gemm
 from mxref_torch.operators.quantization import quantize, quantize_dual
 from mxref_torch.operators.registry import (
     WHOLE,
@@ -41,10 +41,12 @@ __all__ = [
     "add_product",
     "block_format",
     "dense_gemm",
+    "dequantize",
     "device_step",
     "draws",
     "draws_by_layer",
     "formats_text",
+    "gained",
     "gemm_text",
     "in_order",
     "parse_spec",

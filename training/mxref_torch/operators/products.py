@@ -209,6 +209,52 @@ def _(onto: torch.Tensor, *_: object) -> None:
     return None
 
 
+@operator
+def dequantize(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str) -> torch.Tensor:
+    """Return the values of a matrix that was quantized along axis 1 and not padded, float32 [M, K].
+
+    Args:
+        codes: uint8 [M, K * bits / 8].
+        scales: uint8 [M, K / k].
+        backend: key from `register_backend`.
+        spec: treatment that made it, from `spec_text`.
+
+    Raises:
+        MxrefError: as `mxref.Backend.dequantize`.
+    """
+    impl, treatment = backend_of(backend), parse_spec(spec)
+    q = _operand(codes, scales, treatment, scales.shape[1] * block_format(treatment).k, impl)
+    return from_backend(impl.dequantize(q, "float32"), impl)
+
+
+@fake(dequantize)
+def _(codes: torch.Tensor, scales: torch.Tensor, backend: str, spec: str) -> torch.Tensor:
+    length = scales.shape[1] * block_format(parse_spec(spec)).k
+    return codes.new_empty((codes.shape[0], length), dtype=torch.float32)
+
+
+@operator
+def gained(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> torch.Tensor:
+    """Return fl32(product * gain), rounded to an output type.
+
+    It is an operator because a compiler would fuse the multiplication with an addition behind it, and leave out the
+    rounding to a type that is widened again.
+
+    Args:
+        product: float32, any shape.
+        gain: a float32.
+        narrow: whether to round to bfloat16 first.
+        out_dtype: `float32` or `bfloat16`.
+    """
+    out = product * gain
+    return (out.to(torch.bfloat16) if narrow else out).to(getattr(torch, out_dtype))
+
+
+@fake(gained)
+def _(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> torch.Tensor:
+    return torch.empty_like(product, dtype=getattr(torch, out_dtype))
+
+
 Stored = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
 """Codes, scale codes and layout of an operand."""
 

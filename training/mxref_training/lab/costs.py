@@ -15,6 +15,7 @@ from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.result_file import Record, read_json, write_json
+from mxref_training.run.treatment import gemm_words
 
 FILE = "costs.json"
 _FORMAT = "mxref-costs/1"
@@ -39,7 +40,9 @@ def cost_class(recipe: Recipe) -> str:
 
 def _class(recipe: Recipe) -> str:
     roles = (
-        f"{role.value} {' x '.join(_operand(spec) for spec in recipe.operands(role))}" for role in GemmRole
+        f"{role.value} {' x '.join(_operand(spec) for spec in recipe.operands(role))}"
+        + "".join(f" {words}" for words in gemm_words(recipe, role))
+        for role in GemmRole
     )
     block = any(recipe.kind(role) == "block" for role in GemmRole)
     return "; ".join([*roles, *([recipe.gemm.value] if block else []), *recipe.keep_bf16])

@@ -141,7 +141,7 @@ class LayerDraws:
         found = Spread()
         for draw in range(self.draws):
             a, b = (self._made(gemm, which, values, draw) for which, values in enumerate(sides))
-            found.add(a.multiply(b, gemm, length, torch.float32))
+            found.add(a.product(b, gemm, length, torch.float32))
         return found
 
     def _variance(self, gemm: LayerGemm) -> Row:

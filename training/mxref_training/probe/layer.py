@@ -18,7 +18,7 @@ from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.kinds import BlockOperand, layer_gemm
+from mxref_torch.layer.kinds import BlockOperand, layer_gemms
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operand import LayerGemm, Operand
 from mxref_torch.layer.reads import READERS
@@ -61,12 +61,13 @@ class Captured:
         """Return the layer's GEMMs under a recipe. FP8 takes each tensor's own amax: there is no history here."""
         context, tally = self.layer.context, operators.register_census(Counter())
         scales = Fp8Scales(recipe.fp8_scaling, self.x.device)
-        return {role: layer_gemm(recipe, role, self.layer.index, context, tally, scales) for role in GemmRole}
+        return layer_gemms(recipe, self.layer.index, context, tally, scales)
 
 
 def treatment(gemm: LayerGemm, which: int) -> Hashable:
     """Return a key of an operand's treatment: with equal source and role, equal keys give equal operands."""
-    return (gemm.kind, gemm.texts[which]) if issubclass(gemm.kind, BlockOperand) else gemm.kind
+    own = (gemm.kind, gemm.texts[which]) if issubclass(gemm.kind, BlockOperand) else (gemm.kind,)
+    return (*own, *gemm.source.texts) if gemm.source and which else own
 
 
 class LayerProbe:
@@ -108,7 +109,7 @@ class LayerProbe:
 
     def _product(self, gemm: LayerGemm) -> Row:
         keys = _key(gemm, 0), _key(gemm, 1)
-        found = (*keys, gemm.profile)
+        found = (*keys, gemm.profile, gemm.gain, gemm.out)
         if found not in self._product_rows:
             a, b = (self._operands[key] for key in keys)
             computed = self._in_range(a, b, gemm)
@@ -119,10 +120,10 @@ class LayerProbe:
         """Return a product in the layer's type; it is repeated if it left the backend's fast range."""
         backend, length = gemm.context.backend, self.captured.length(gemm.role)
         dtype = torch.float32 if gemm.role is GemmRole.WGRAD else self.captured.x.dtype
-        product = a.multiply(b, gemm, length, dtype)
+        product = a.product(b, gemm, length, dtype)
         if backend.range_exceeded():
             with backend.widened():
-                product = a.multiply(b, gemm, length, dtype)
+                product = a.product(b, gemm, length, dtype)
         return product
 
     def _exact_of(self, role: GemmRole) -> Tensor:

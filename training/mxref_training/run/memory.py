@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from mxref.formats import BF16
-from mxref.recipe import Recipe
+from mxref.recipe import OperandSource, Recipe
 from mxref.roles import GemmRole
 from mxref_torch.layer.kinds import KINDS
 from mxref_training.config import Compile, Recompute, TrainConfig
@@ -119,7 +119,11 @@ def _kept(m: ModelConfig, recipe: Recipe, tensor: int) -> float:
         for name in group
     ]
     formats = {
-        name: own.formats(GemmRole.WGRAD)[1] for name, own in recipe.by_layer([*names, "lm_head"]).items()
+        # X is kept as Wgrad reads it, or as Fprop does where Wgrad is made of that.
+        name: own.formats(GemmRole.FPROP)[0]
+        if own.source(GemmRole.WGRAD) is OperandSource.FPROP
+        else own.formats(GemmRole.WGRAD)[1]
+        for name, own in recipe.by_layer([*names, "lm_head"]).items()
     }
     total = 0.0
     for i in range(m.layers):

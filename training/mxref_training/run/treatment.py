@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import dropwhile
 
 from mxref.formats import BlockFormat, BlockShape, ElementFormat
-from mxref.recipe import OperandSpec, Recipe
+from mxref.recipe import OperandSource, OperandSpec, Recipe, ResultType
 from mxref.recipe_plan import LayerRule, RecipePlan
 from mxref.roles import OPERANDS, GemmRole
 
@@ -63,7 +63,7 @@ def _treatment(recipe: Recipe, role: GemmRole) -> str:
     first, second = recipe.operands(role)
     titles = first.format.title, second.format.title
     if recipe.kind(role) != "block":
-        return titles[0]
+        return ", ".join([titles[0], *gemm_words(recipe, role)])
     parts = _of_both(role, titles, None)
     for key, default in (("scale_rule", None), ("rounding", "RNE"), ("block", "1x32")):
         parts += _of_both(role, tuple(_shown(getattr(spec, key)) for spec in (first, second)), default)
@@ -72,16 +72,32 @@ def _treatment(recipe: Recipe, role: GemmRole) -> str:
         given = f", signs {first.sign_vector}" if first.sign_vector else ""
         signs = {"none": given, "fixed": ", fixed signs", "per_step": ", signs per step"}
         parts.append(f"H{first.hadamard}" + signs.get(first.signs.value, ", signs per step and layer"))
-    return ", ".join(parts)
+    return ", ".join([*parts, *gemm_words(recipe, role)])
+
+
+def gemm_words(recipe: Recipe, role: GemmRole) -> list[str]:
+    """Return the keys of a GEMM as a whole in words, as in `X from Fprop`; nothing for defaults."""
+    keys = recipe.gemm_spec(role)
+    return [
+        *(
+            [f"{_NAMES[OPERANDS[role][1].tensor]} from Fprop"]
+            if recipe.source(role) is OperandSource.FPROP
+            else []
+        ),
+        *(["result in BF16"] if keys.out is ResultType.BF16 else []),
+        *([f"result × {keys.gain:g}"] if keys.gain != 1 else []),
+    ]
+
+
+_NAMES = {"x": "X", "w": "W", "dy": "dY"}
 
 
 def _of_both(role: GemmRole, values: tuple[str, ...], default: str | None) -> list[str]:
     """Return a choice once where both operands share it, else with the operand's name; nothing for the default."""
     if values[0] == values[1]:
         return [values[0]] if values[0] != default else []
-    names = {"x": "X", "w": "W", "dy": "dY"}
     return [
-        f"{value} on {names[operand.tensor]}"
+        f"{value} on {_NAMES[operand.tensor]}"
         for value, operand in zip(values, OPERANDS[role], strict=True)
         if value != default
     ]
