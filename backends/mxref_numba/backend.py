@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
-from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2
+from mxref.formats import BLOCK_FORMATS, MXFP4
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
@@ -29,12 +29,11 @@ from mxref_numba.vector.quantize import quantize_planned as quantize_vector
 from mxref_numba.vector.target import TARGETS
 from mxref_numba.warmup import warm_up
 
-# Listed by hand, because another element of four bits would need a rounding of its own.
-_FORMATS = frozenset({MXFP4, MXFP8_E4M3, MXFP8_E5M2})
+_FORMATS = frozenset(BLOCK_FORMATS.values())
 
 
 class NumbaBackend(Backend):
-    """MXFP4 and MXFP8 as the reference has them, on all CPU cores; GEMMs `ordered`, and of MXFP4 `bounded`."""
+    """Every block format as the reference has it, on all CPU cores; GEMMs `ordered`, and of MXFP4 `bounded`."""
 
     name = "numba"
     capabilities = Capabilities(

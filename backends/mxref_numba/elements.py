@@ -1,4 +1,4 @@
-"""What kernels need of an element format of eight bits, as numbers: formats share the code that takes them.
+"""What kernels need of an element format, as numbers: all formats but E2M1 share the code that takes them.
 
 Let p be the mantissa bits of the format. A code counts the steps of the grid, and a step is 2^-p of its binade, so
 the upper bits of a float32 are a code already, but for a shift and for the smallest binade, which is even.
@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.formats import ElementFormat, Specials
+from mxref.formats import E2M1, ElementFormat, Specials
 
 FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
@@ -24,6 +24,11 @@ the shift right from bits of a float32 to a code; the shift left from such bits 
 fraction bits; bits of the float32 by which a magnitude below the smallest normal one is multiplied for the same."""
 
 _MANTISSA_BITS, _BIAS = 23, 127
+
+
+def held_bits(element: ElementFormat) -> int:
+    """Return the bits in which kernels hold a code: four of E2M1, as stored; else a byte, the sign on top."""
+    return 4 if element == E2M1 else 8
 
 
 def _word(value: float) -> int:
@@ -72,7 +77,9 @@ def decoding_numbers(element: ElementFormat) -> NDArray[np.int32]:
 
 @cache
 def decoded(element: ElementFormat) -> NDArray[np.float32]:
-    """Return the values of all codes, float32 [2^bits], read-only."""
-    values = np.array(element.values, np.float32)
+    """Return the values of all codes as kernels hold them, float32 [2^`held_bits`], read-only; NaN for what is none."""
+    sign = 1 << (held_bits(element) - 1)
+    values = np.full(2 * sign, np.nan, np.float32)
+    values[: element.sign], values[sign : sign + element.sign] = np.split(np.array(element.values), 2)
     values.flags.writeable = False
     return values

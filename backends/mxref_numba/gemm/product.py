@@ -1,6 +1,6 @@
 """Scaled GEMM from packed operands: which kernels answer which profile and formats, and what they all share.
 
-Where an operand has elements of eight bits, `wide` multiplies, on any CPU. All else here is for MXFP4.
+Where an operand is not MXFP4, `wide` multiplies, on any CPU. All else here is for MXFP4.
 `ordered` has one result and two sets of kernels, `vector` and `portable`. A result of `ordered` is also valid for
 `bounded`, so `bounded` takes the fastest kernel: `ordered` of `vector`, or float32 values and BLAS.
 """

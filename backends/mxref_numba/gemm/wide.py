@@ -1,9 +1,10 @@
-"""`ordered` for operands of eight bits, and for a pair of one with MXFP4: block dots in float64, in plain Numba.
+"""`ordered` for every pair of formats but two of MXFP4: block dots in float64, in plain Numba.
 
 The products of a block are multiples of one power of two, so that float64 holds every partial sum, whatever the
 order, as long as the bits that the magnitudes of both blocks span, and five for the 32 products, are no more than 53.
 Two blocks of E4M3 span 36 bits together at most, one of E4M3 and one of E5M2 50, two of E5M2 64. Where two blocks
-span more than 48, their dot comes from integers (`_split_sum`), by itself.
+span more than 48, their dot comes from integers (`_split_sum`), by itself. Elements of 4 and 6 bits span 4 (E2M1), 3
+(E1M2), 6 (E2M3) and 9 bits (E3M2), so that any pair of these is far below.
 
 Adding a dot to a float32 must round only once. A float64 sum rounded to odd, its last bit set where it is inexact,
 rounds
@@ -31,7 +32,7 @@ from mxref.formats import CANONICAL_NAN, BlockFormat, ElementFormat
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
-from mxref_numba.elements import decoded
+from mxref_numba.elements import decoded, held_bits
 from mxref_numba.gemm.portable import bfloat16_bits, fill_dots, wide_power
 from mxref_numba.native import (
     Native,
@@ -84,8 +85,8 @@ class DecodedOperand(NamedTuple):
 
 @cache
 def _integers(element: ElementFormat) -> NDArray[np.uint64]:
-    """Return the magnitudes of all codes in units of the smallest one, 0 for NaN and Inf: uint64 [2^bits]."""
-    magnitudes = np.abs(np.array(element.values))
+    """Return the magnitudes of held codes in units of the smallest one, uint64; 0 for NaN and Inf."""
+    magnitudes = np.abs(decoded(element).astype(np.float64))
     units = np.ldexp(np.where(np.isfinite(magnitudes), magnitudes, 0), -element.unit_exponent)
     integers = units.astype(np.uint64)
     integers.flags.writeable = False
@@ -160,7 +161,7 @@ def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     room = np.empty(compiled.worker_count(work) * _ROOM, np.uint8)
     table, integers = decoded(element), _integers(element)
     numbers = (
-        address_of(codes), address_of(scales), rows, blocks, element.bits, turn, address_of(table),
+        address_of(codes), address_of(scales), rows, blocks, held_bits(element), turn, address_of(table),
         address_of(integers), address_of(values), address_of(found), address_of(room),
     )  # fmt: skip
     run_native(_decode_share, np.array(numbers, np.int64), work)

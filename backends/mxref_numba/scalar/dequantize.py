@@ -18,7 +18,7 @@ from mxref.formats import CANONICAL_NAN
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
-from mxref_numba.elements import decoded
+from mxref_numba.elements import decoded, held_bits
 from mxref_numba.native import (
     Native,
     address_of,
@@ -28,6 +28,7 @@ from mxref_numba.native import (
     pointer_to,
     run_native,
 )
+from mxref_numba.scalar.packing import held
 from mxref_numba.scalar.scale import NAN_CODE
 
 _NAN_BITS = np.uint32(CANONICAL_NAN)
@@ -135,7 +136,7 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
         rows, blocks, k, table = *scales.shape, q.format.k, decoded(q.format.element)
         room = np.empty(compiled.worker_count(out.size) * 4 * k + memory.LINE, np.uint8)
         numbers = (
-            rows, out.shape[-1], blocks, k, q.format.element.bits, 0 if dtype == "float32" else 16,
+            rows, out.shape[-1], blocks, k, held_bits(q.format.element), 0 if dtype == "float32" else 16,
             address_of(packed), address_of(scales), address_of(table), address_of(out), memory.aligned(room),
         )  # fmt: skip
         run_native(_dequantize_share, np.array(numbers, np.int64), out.size)
@@ -143,9 +144,9 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
 
 
 def code_rows(q: MXArray) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return packed codes [rows, K * bits / 8] and scale codes [rows, K / 32], contiguous and read-only."""
+    """Return held codes [rows, K * held bits / 8] and scale codes [rows, K / 32], contiguous and read-only."""
     rows = []
-    for array in (q.codes, q.scales):
+    for array in (held(np.ascontiguousarray(q.codes), q.format.element), q.scales):
         lines = np.ascontiguousarray(array).reshape(math.prod(q.rows_shape), array.shape[-1]).view()
         lines.flags.writeable = False  # one compiled kernel for writable and read-only codes
         rows.append(lines)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import BlockShape
+from mxref.formats import E2M1, BlockShape
 from mxref.plan import QuantPlan
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.rounding import Rounding
@@ -30,6 +30,7 @@ from mxref_numba.native import (
     words_at,
 )
 from mxref_numba.scalar.hadamard import panel_signs, transform_row
+from mxref_numba.scalar.packing import pack_codes
 from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices, unsigned_at
 from mxref_numba.scalar.philox import random_integers, stream_key
 from mxref_numba.scalar.rounding import CONSTANTS, round_by, round_byte_by, round_even, round_even_byte
@@ -100,7 +101,7 @@ def _encode_bytes_by(row, bits, start, k, factor, prescale, random, random_bits,
 @kernel
 def _encode_row(row, bits, width, k, amax, policy, prescale, random, grid, codes, packed, scales):
     # `policy`: bump bound of the scale rule, zero_scale, random bits (0 for RNE), exponent of the largest binade,
-    # bits of an element.
+    # bits of a code, whether the element is E2M1.
     random_bits = np.int32(policy[2])
     for b in range(width // k):
         top = amax[b]
@@ -111,7 +112,7 @@ def _encode_row(row, bits, width, k, amax, policy, prescale, random, grid, codes
         code = code_of_amax(top, policy[0], policy[3])
         scales[b] = np.uint8(policy[1]) if top == 0 else np.uint8(code)
         factor = inverse_scale(code)
-        if policy[4] == 8:
+        if not policy[5]:
             if random_bits == 0:
                 _encode_bytes_even(row, bits, b * k, k, factor, prescale, grid, codes)
             else:
@@ -124,6 +125,9 @@ def _encode_row(row, bits, width, k, amax, policy, prescale, random, grid, codes
         for i in range(np.uint64(width)):
             packed[i] = codes[i]
         return
+    if not policy[5]:
+        pack_codes(codes, packed, 0, width // 4, policy[4])
+        return
     two, one = np.uint64(2), np.uint64(1)
     for i in range(np.uint64(width // 2)):
         packed[i] = np.uint8(codes[two * i] | np.uint8(codes[two * i + one] << np.uint8(4)))
@@ -131,17 +135,17 @@ def _encode_row(row, bits, width, k, amax, policy, prescale, random, grid, codes
 
 @Native
 def _quantize_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (27,))
-    layout, policy = (j[0], j[1], j[2], j[3], j[4]), carray(numbers_at(arguments + 8 * 5), (5,))
-    element_bits, k, tile = policy[4], j[10], j[11]
-    prescale, constant, grid = float_of(j[12]), np.int32(j[13]), carray(words_at(j[14]), (6,))
-    n, signs, norm = j[15], carray(floats_at(j[16]), (WIDTH,)), float_of(j[17])
-    key, global_rows, first, global_length = carray(unsigned_at(j[18]), (4,)), j[19], j[20], j[21]
-    rows, length = j[22], j[23]
+    j = carray(numbers_at(arguments), (28,))
+    layout, policy = (j[0], j[1], j[2], j[3], j[4]), carray(numbers_at(arguments + 8 * 5), (6,))
+    element_bits, k, tile = policy[4], j[11], j[12]
+    prescale, constant, grid = float_of(j[13]), np.int32(j[14]), carray(words_at(j[15]), (6,))
+    n, signs, norm = j[16], carray(floats_at(j[17]), (WIDTH,)), float_of(j[18])
+    key, global_rows, first, global_length = carray(unsigned_at(j[19]), (4,)), j[20], j[21], j[22]
+    rows, length = j[23], j[24]
     row_index = carray(numbers_at(global_rows), (rows,))
-    packed = carray(bytes_at(j[24]), (rows, length * element_bits // 8))
-    scales = carray(bytes_at(j[25]), (rows, length // k))
-    scratch = j[26] + worker * _SCRATCH
+    packed = carray(bytes_at(j[25]), (rows, length * element_bits // 8))
+    scales = carray(bytes_at(j[26]), (rows, length // k))
+    scratch = j[27] + worker * _SCRATCH
     panel_at = scratch + _PANEL
     panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(words_at(panel_at), (HEIGHT, WIDTH))
     amax = carray(words_at(scratch + _AMAX), (HEIGHT, _BLOCKS))
@@ -183,7 +187,7 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     if spec.rounding is Rounding.SR:
         random_bits = spec.sr_bits
     bound = bump_above(spec.scale_rule, element)
-    policy = bound, spec.zero_scale, random_bits, element.max_exponent, element.bits
+    policy = bound, spec.zero_scale, random_bits, element.max_exponent, element.bits, element == E2M1
     global_rows = plan.global_rows() if plan.stream else np.empty(0, np.int64)
     prescale, constant = np.float32(element.prescale if spec.prescale else 1), CONSTANTS.get(spec.rounding, 0)
     grid = rounding_numbers(element)

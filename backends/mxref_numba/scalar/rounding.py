@@ -1,4 +1,4 @@
-"""Rounding to the grid of an element: E2M1 without comparisons, and any format of eight bits from its numbers.
+"""Rounding to the grid of an element: E2M1 without comparisons, and any other format from its numbers.
 
 The grid position of a magnitude v in [0, 8), code plus fraction, is min(2v, v + 2, v / 2 + 4): three
 lines, each exact on its binades. RNE rounds each line by adding 1.5 * 2^23 (the offsets are even, so ties
@@ -59,7 +59,7 @@ def round_by(v, random, bits):
 
 @kernel
 def round_even_byte(v, grid):
-    """Return the code of a finite magnitude, float32, under RNE to a format of eight bits, by its numbers: int32."""
+    """Return the code of a finite magnitude, float32, under RNE to a format by its numbers: int32."""
     held = min(v, float_of(grid[TOP]))
     binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid[SMALLEST_NORMAL])
     # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.

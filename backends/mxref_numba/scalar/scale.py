@@ -27,16 +27,17 @@ def block_amax(bits, start, k):
 
 @kernel
 def code_of_amax(amax, bound, max_exponent):
-    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 253.
+    """Return the E8M0 code of a block from its finite amax bits, int32 0 to 254.
 
     `bound` is `bump_above` of the scale rule, `max_exponent` the exponent of the element's largest binade.
     """
     bump = np.int32(np.int32(amax & np.int32(0x7FFFFF)) > np.int32(bound))
     # Float32 and E8M0 have the same bias.
-    return max(np.int32(np.int32(amax >> np.int32(23)) - np.int32(max_exponent) + bump), np.int32(0))
+    code = np.int32(np.int32(amax >> np.int32(23)) - np.int32(max_exponent) + bump)
+    return min(max(code, np.int32(0)), np.int32(254))
 
 
 @kernel
 def inverse_scale(code):
-    """Return 2^-e of an E8M0 code of at most 253, float32, exact and normal."""
-    return float_of(np.int32(np.int32(254) - code) << np.int32(23))
+    """Return 2^-e of an E8M0 code of at most 254, float32, exact: at code 254 it is subnormal."""
+    return float_of(max(np.int32(np.int32(np.int32(254) - code) << np.int32(23)), np.int32(1 << 22)))

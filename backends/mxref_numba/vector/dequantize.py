@@ -1,6 +1,6 @@
 """Dequantization, on vectors: a table of sixteen values, and one multiplication by the scale.
 
-A code of eight bits has no table: its digits, moved, are those of a float16, which an instruction converts.
+A code of a byte has no table: its digits, moved, are those of a float16, which an instruction converts.
 
 The product is exact, or overflows to Inf as it should; the scale of code 0 is subnormal, that of 255 the
 canonical NaN, which a product keeps. Results beyond the caches are streamed past them.
@@ -24,7 +24,14 @@ from mxref.formats import CANONICAL_NAN, E2M1, E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.elements import HALF_SHIFT, HALF_UNIT, LAST_NUMBER, MAGNITUDE_CODE, decoding_numbers
+from mxref_numba.elements import (
+    HALF_SHIFT,
+    HALF_UNIT,
+    LAST_NUMBER,
+    MAGNITUDE_CODE,
+    decoding_numbers,
+    held_bits,
+)
 from mxref_numba.native import address_of, numbers_at, run_native
 from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.vector.encode import LONGEST_STEP
@@ -226,7 +233,7 @@ def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
             half,
             streaming,
             address_of(room),
-            q.format.element.bits,
+            held_bits(q.format.element),
             address_of(decoding_numbers(q.format.element)),
         )
         run_native(_dequantize_share.on(target), np.array(numbers, np.int64), out.size)

@@ -1,7 +1,8 @@
-"""The inner step of quantization to codes of eight bits, one byte for each.
+"""The inner step of quantization to codes that take a byte each, the sign on top.
 
 The halves and their order are those of `encode.py`. The element format comes as numbers (`elements.py`), which each
-step reads from the first-level cache: all formats of eight bits share this code, which waits for memory anyway.
+step reads from the first-level cache: all formats but E2M1 share this code, which waits for memory anyway. Codes of
+fewer than eight bits are packed afterwards (`scalar/packing.py`).
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -53,7 +54,7 @@ def encode_byte_rows(
     source, source_step, half, rows, steps,
     floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
 ):  # fmt: skip
-    """Do what `encode_rows` does, to codes of eight bits."""
+    """Do what `encode_rows` does, to codes of a byte each."""
     _encode(
         source, source_step, half, rows, steps,
         floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,

@@ -24,9 +24,10 @@ from mxref.steps.rounding import Rounding
 from mxref.steps.scale import bump_above
 from mxref_numba import memory
 from mxref_numba.compiled import kernel
-from mxref_numba.elements import FRACTION_BITS, rounding_numbers
+from mxref_numba.elements import FRACTION_BITS, held_bits, rounding_numbers
 from mxref_numba.native import address_of
 from mxref_numba.scalar.hadamard import panel_signs
+from mxref_numba.scalar.packing import stored
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
 from mxref_numba.scalar.philox import stream_key
 from mxref_numba.scalar.rounding import CONSTANTS
@@ -166,7 +167,8 @@ class Result:
         """Make room for the results; `encode` is the address of the `Native` that encodes rows in the plan's format."""
         spec, element = plan.spec, plan.format.element
         self._plan = plan
-        self.packed = memory.empty((*plan.rows_shape, plan.format.code_bytes(plan.length)), np.uint8)
+        self._held = held_bits(element)
+        self._codes = memory.empty((*plan.rows_shape, plan.length * self._held // 8), np.uint8)
         self.scales = memory.empty((*plan.rows_shape, plan.length // plan.format.k), np.uint8)
         self._rounding, self._per_call, integer = EVEN, 8, 0
         self._table, self._rows, self._first_row = np.empty(0, np.uint64), np.empty(0, np.int64), 0
@@ -187,7 +189,11 @@ class Result:
             address_of(self._table),
         )
         self._numbers = rounding_numbers(element)
-        self._element = encode, element.bits, element.max_exponent, address_of(self._numbers)
+        self._element = encode, self._held, element.max_exponent, address_of(self._numbers)
+
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return codes as they are stored, and scale codes, once the jobs are done."""
+        return stored(self._codes, self._plan.format.element), self.scales
 
     def _place_rows(self) -> None:
         """Find the global indices of rows: consecutive ones from the first on, or one by one."""
@@ -213,7 +219,7 @@ class Result:
             whole: whether rows without a gap between them may be joined to one.
         """
         plan, length = self._plan, self._plan.length
-        codes, scales = address_of(self.packed), address_of(self.scales)
+        codes, scales = address_of(self._codes), address_of(self.scales)
         for m in matrices(x, plan.axis):
             flow, rows, columns = self._flow(m), m.rows, length
             address, row_step, column_step, held, kind = m.layout
@@ -221,7 +227,7 @@ class Result:
                 rows, columns, held = 1, rows * length, rows * length
             yield (
                 *(address, row_step, column_step, held, kind),
-                codes + plan.format.code_bytes(m.first_row * length),
+                codes + m.first_row * length * self._held // 8,
                 *(scales + m.first_row * length // plan.format.k, rows, columns),
                 *(flow, plan.spec.block is BlockShape.TILE),
                 *self._transform,
@@ -247,7 +253,7 @@ class Result:
 
     def _runs_along_memory(self, m: Matrix) -> bool:
         """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
-        plain = self._rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._element[1] == 4
+        plain = self._rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._held == 4
         whole = (
             m.rows % _COLUMN_ROWS == self._plan.length % COLUMN_LINES == 0
             and m.layout[3] == self._plan.length

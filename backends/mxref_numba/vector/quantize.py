@@ -1,6 +1,6 @@
 """Quantization in one pass, on vectors.
 
-The inner step, in `encode.py` or, for codes of eight bits, in `encode_bytes.py`, takes a step of eight vectors to
+The inner step, in `encode.py` or, for elements other than E2M1, in `encode_bytes.py`, takes a step of eight vectors to
 their codes and scale codes without leaving registers. Everything else here brings elements to it, so that one
 step serves every layout:
 
@@ -40,6 +40,7 @@ from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
+from mxref_numba.elements import held_bits
 from mxref_numba.native import Native, numbers_at, run_native
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
 from mxref_numba.vector.columns import encode_columns
@@ -221,7 +222,7 @@ def _quantize_share(arguments, worker, workers):
 
 
 def _result(plan: QuantPlan, target: Target) -> Result:
-    encode = encode_rows if plan.format.element.bits == 4 else encode_byte_rows
+    encode = encode_rows if held_bits(plan.format.element) == 4 else encode_byte_rows
     return Result(plan, encode.on(target).address)
 
 
@@ -230,7 +231,7 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan, target: Target) -> Quanti
     result = _result(plan, target)
     for job in result.jobs(x):
         _run(target, (job,), job[7], job[8], job[-2:], PANEL_BYTES)
-    return result.packed, result.scales
+    return result.arrays()
 
 
 def quantize_dual(
@@ -261,7 +262,7 @@ def quantize_dual(
             _run(target, (_by_lines(first), _by_lines(second)), rows, columns, part, PANEL_BYTES)
         else:
             _run(target, (first, second), rows, columns, _PART, PANEL_BYTES)
-    return (by_row.packed, by_row.scales), (by_column.packed, by_column.scales)
+    return by_row.arrays(), by_column.arrays()
 
 
 def _by_lines(job: tuple[int, ...]) -> tuple[int, ...]:

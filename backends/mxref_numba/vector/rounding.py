@@ -1,4 +1,4 @@
-"""Rounding to the grid of an element, on lanes: E2M1 by special arithmetic, formats of eight bits by their numbers.
+"""Rounding to the grid of an element, on lanes: E2M1 by special arithmetic, all others by their numbers.
 
 All leave the magnitude's code in the low three or seven bits of each lane, under other bits.
 """
@@ -54,7 +54,7 @@ _EXPONENT_FIELD = 0x7F800000
 
 
 class Grid:
-    """The grid of an element of eight bits, from the address of its `rounding_numbers`."""
+    """The grid of an element, from the address of its `rounding_numbers`."""
 
     def __init__(self, builder: ir.IRBuilder, address: Any) -> None:
         self._builder, self._address = builder, address

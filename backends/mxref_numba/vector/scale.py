@@ -16,6 +16,9 @@ from mxref_numba.vector.lanes import F32, I8, I32, Lanes, splat
 MAGNITUDE = 0x7FFFFFFF
 INFINITY = 0x7F800000
 _NAN_CODE = 255
+_LARGEST_CODE = 254
+_SMALLEST_INVERSE = 1 << 22
+"""Bits of 2^-127, which is subnormal."""
 
 
 def largest(halves: Sequence[Lanes]) -> Lanes:
@@ -61,8 +64,8 @@ def scale_codes(amax: Lanes, round_up: Any, zero_scale: Any, max_exponent: Any) 
     builder, count = amax.builder, amax.count
     # Float32 and E8M0 have the same bias.
     exponent, top = (amax + splat(builder, round_up, count)) >> 23, splat(builder, max_exponent, count)
-    code = exponent.call("umax", top) - top
-    inverse = ((code ^ 0xFF) - 1) << 23
+    code = (exponent.call("umax", top) - top).call("umin", _LARGEST_CODE)
+    inverse = (((code ^ 0xFF) - 1) << 23).call("umax", _SMALLEST_INVERSE)
     finite = amax.compare("<", INFINITY)
     stored = amax.compare("==", 0).choose(splat(builder, zero_scale, count), code)
     stored = finite.choose(stored, splat(builder, ir.Constant(I32, _NAN_CODE), count))

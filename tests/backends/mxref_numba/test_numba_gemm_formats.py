@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
 from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from mxref.layouts.packed import pack
 
 pytest.importorskip("numba")
 
@@ -43,16 +44,15 @@ def operand(
 ) -> MXArray:
     """Any finite codes, or NaN and Inf too, one block in ten all zeros, under scale codes drawn from a range."""
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 256, (rows, length // K, made.code_bytes(K)), np.uint8)
-    if made is not MXFP4:
-        beyond = (codes & 0x7F) > made.element.max_code
-        keep = rng.random(codes.shape) < (0.05 if special else 0)
-        codes[beyond & ~keep] &= 0x83
-    codes[rng.random(codes.shape[:2]) < 0.1] &= 0x88 if made is MXFP4 else 0x80
+    element = made.element
+    codes = rng.integers(0, 2 * element.sign, (rows, length // K, K), np.uint8)
+    beyond = (codes & (element.sign - 1)) > element.max_code
+    keep = rng.random(codes.shape) < (0.05 if special else 0)
+    codes[beyond & ~keep] &= 0x83
+    codes[rng.random(codes.shape[:2]) < 0.1] &= element.sign
     drawn = rng.integers(scales[0], scales[1] + 1, codes.shape[:2]).astype(np.uint8)
-    return MXArray(
-        codes.reshape(rows, made.code_bytes(length)), drawn, (rows, length), 1, format=made, **fields
-    )
+    packed = pack(codes.reshape(rows, length), element)
+    return MXArray(packed, drawn, (rows, length), 1, format=made, **fields)
 
 
 def of(made: BlockFormat, elements: list[list[int]], scales: list[list[int]]) -> MXArray:

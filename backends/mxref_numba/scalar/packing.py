@@ -1,0 +1,89 @@
+"""Codes of fewer than eight bits as kernels hold them, a byte each, and as they are stored, without gaps.
+
+Kernels know two kinds of codes: those of E2M1, packed, and bytes with the sign on top and the magnitude code below. The
+second kind serves every other element, so that one that joins needs no kernel of its own.
+"""
+
+# Kernels have no annotations: Numba infers their types.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numpy.typing import NDArray
+
+from mxref.formats import ElementFormat
+from mxref_numba import memory
+from mxref_numba.compiled import kernel, share
+from mxref_numba.elements import held_bits
+from mxref_numba.native import Native, address_of, bytes_at, numbers_at, run_native
+
+_TOGETHER = 4
+"""Codes that fill whole bytes, whatever their bits: four of 4 bits in two bytes, of 6 bits in three."""
+
+
+@kernel
+def pack_codes(codes, packed, first, end, bits):
+    """Pack groups `first` to `end` of four held codes."""
+    low, size = np.uint32(bits - 1), bits // 2
+    for g in range(np.uint64(first), np.uint64(end)):
+        word = np.uint32(0)
+        for i in range(np.uint64(_TOGETHER)):
+            code = np.uint32(codes[np.uint64(_TOGETHER) * g + i])
+            stored = np.uint32((code & np.uint32(0x7F)) | np.uint32((code >> np.uint32(7)) << low))
+            word = np.uint32(word | np.uint32(stored << np.uint32(np.uint32(i) * np.uint32(bits))))
+        for i in range(np.uint64(size)):
+            packed[np.uint64(size) * g + i] = np.uint8(word >> np.uint32(np.uint32(8) * np.uint32(i)))
+
+
+@kernel
+def _unpack_codes(packed, codes, first, end, bits):
+    low, size = np.uint32(bits - 1), bits // 2
+    for g in range(np.uint64(first), np.uint64(end)):
+        word = np.uint32(0)
+        for i in range(np.uint64(size)):
+            byte = np.uint32(packed[np.uint64(size) * g + i])
+            word = np.uint32(word | np.uint32(byte << np.uint32(np.uint32(8) * np.uint32(i))))
+        for i in range(np.uint64(_TOGETHER)):
+            stored = np.uint32(word >> np.uint32(np.uint32(i) * np.uint32(bits)))
+            magnitude = np.uint32(stored & np.uint32((np.uint32(1) << low) - np.uint32(1)))
+            sign = np.uint32(np.uint32(stored >> low) & np.uint32(1))
+            codes[np.uint64(_TOGETHER) * g + i] = np.uint8(magnitude | np.uint32(sign << np.uint32(7)))
+
+
+@Native
+def _repack_share(arguments, worker, workers):
+    j = carray(numbers_at(arguments), (5,))
+    groups, bits = j[2], j[3]
+    codes = carray(bytes_at(j[0]), (groups * _TOGETHER,))
+    packed = carray(bytes_at(j[1]), (groups * _TOGETHER * bits // 8,))
+    first, end = share(groups, worker, workers)
+    if j[4]:
+        pack_codes(codes, packed, first, end, bits)
+    else:
+        _unpack_codes(packed, codes, first, end, bits)
+
+
+def stored(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
+    """Return held codes [..., K * held bits / 8] as they are stored, [..., K * bits / 8]; K is a multiple of 4."""
+    if element.bits == held_bits(element):
+        return codes
+    packed = memory.empty((*codes.shape[:-1], codes.shape[-1] * element.bits // 8), np.uint8)
+    _repack(codes, packed, element.bits, packing=True)
+    return packed
+
+
+def held(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
+    """Return stored codes, contiguous, as kernels hold them; the inverse of `stored`."""
+    if element.bits == held_bits(element):
+        return packed
+    codes = memory.empty((*packed.shape[:-1], packed.shape[-1] * 8 // element.bits), np.uint8)
+    _repack(codes, packed, element.bits, packing=False)
+    return codes
+
+
+def _repack(codes: NDArray[np.uint8], packed: NDArray[np.uint8], bits: int, *, packing: bool) -> None:
+    if codes.size:
+        numbers = address_of(codes), address_of(packed), codes.size // _TOGETHER, bits, packing
+        run_native(_repack_share, np.array(numbers, np.int64), codes.size)
