@@ -62,7 +62,7 @@ def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
             cells += ["DNC" if said is None else signed(said), spanned(own.estimate, own.low, own.high)]
         loss = row["loss"]
         whole = spanned(*(loss[key] for key in ("nats", "low", "high")))
-        p = "< 0.001" if loss["corrected_p"] < 0.001 else f"{loss['corrected_p']:.3f}"
+        p = "<\N{NO-BREAK SPACE}0.001" if loss["corrected_p"] < 0.001 else f"{loss['corrected_p']:.3f}"
         yield label, *cells, whole, f"{loss['same_sign']} of {len(loss['pairs'])}", p
 
 
