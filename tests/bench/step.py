@@ -91,8 +91,12 @@ class Mode(StrEnum):
     EAGER = "eager"
     COMPILED = "compiled"
     """Each block by `torch.compile`."""
+    WHOLE = "whole"
+    """The whole model by `torch.compile`."""
     CAPTURED = "captured"
     """Each block by `torch.compile`, and the whole step as one CUDA graph."""
+    CAPTURED_WHOLE = "captured-whole"
+    """The whole model by `torch.compile`, and the whole step as one CUDA graph."""
     CAPTURED_EAGER = "captured-eager"
     """The whole step as one CUDA graph of what eager mode runs."""
 
@@ -115,22 +119,25 @@ class Steps:
         make_linear(model, recipe if isinstance(recipe, str) else "")
         if not isinstance(recipe, str):
             self.context = mxref_torch.convert(model, recipe, backend=backend, seed=config.run.seed).context
-        compiles = mode in (Mode.COMPILED, Mode.CAPTURED)
+        by = {Mode.WHOLE: Compile.MODEL, Mode.CAPTURED_WHOLE: Compile.MODEL}
+        by |= {Mode.COMPILED: Compile.BLOCK, Mode.CAPTURED: Compile.BLOCK}
         torch._dynamo.reset()
         for block in model.model.layers:
             block._compiled_call_impl = None
         model.zero_grad(set_to_none=True)  # what another recipe's graph has left
-        compiled = compiled_loss(model, Compile.BLOCK if compiles else Compile.NONE)
+        compiled = compiled_loss(model, by.get(mode, Compile.NONE))
         self.loss: Callable[..., torch.Tensor] = compiled or self._eager_loss
         self.optimizer = make_optimizer(model, config.optim)
         self.captured: CapturedStep | None = None
-        if mode in (Mode.CAPTURED, Mode.CAPTURED_EAGER):
+        if mode in (Mode.CAPTURED, Mode.CAPTURED_WHOLE, Mode.CAPTURED_EAGER):
             self.captured = CapturedStep(
                 model, self.context, lambda _, *batch: self.loss(*batch), self.optimizer, tokens=config.run.step_tokens,
                 micro_batches=config.run.micro_batches, clip=config.optim.clip,
             )  # fmt: skip
         self.saved_bytes = 0
         """What a forward pass leaves on the device for the backward pass: activations, and the loss."""
+        self.checked = torch.zeros(1)
+        """The losses and the norm of the last step."""
         self.generator = torch.Generator().manual_seed(0)
         self.number = 0
         self.repeated = 0
@@ -141,10 +148,11 @@ class Steps:
         run = self.config.run
         set_learning_rate(self.optimizer, learning_rate(self.config.optim, self.number, run.steps))
 
-    def take(self, enter: Callable[[str], None]) -> None:
+    def take(self, enter: Callable[[str], None], reads: bool = True) -> None:
         """Take a step, calling `enter` with the name of each phase as it begins and with `""` after the last.
 
-        It asks of the GPU what training asks in each step: losses, the norm, and whether a range was left.
+        It asks of the GPU what training asks in each step: losses, the norm, and whether a range was left. Without
+        `reads` it asks nothing, so that Python runs ahead of the GPU; `require_finite` asks later.
 
         Raises:
             DivergedError: a loss or the norm is not finite.
@@ -159,28 +167,40 @@ class Steps:
         tokens = tokens.to(self.device)
         self.context.step, self.context.global_tokens = self.number, run.step_tokens
         self.context.reset_census()
-        total = 0.0
+        losses: list[torch.Tensor] = []
         for number, part in enumerate(tokens.split(run.sequences)):
             enter("forward")
             self.context.token_origin = number * run.sequences * run.seq_len
             before = self._allocated()
             loss = self.loss(part[:, :-1], part[:, 1:]) / run.micro_batches
             self.saved_bytes = self._allocated() - before
-            total += loss.item()
+            losses.append(loss.detach())
+            if reads:
+                loss.item()
             enter("backward")
             loss.backward()  # type: ignore[no-untyped-call]
         if not self.number and not isinstance(self.recipe, str):
             mxref_torch.check_census(self.context, self.model, self.recipe, run.micro_batches)
         enter("optimizer")
-        norm = float(clip_gradients(self.model.parameters(), self.config.optim.clip))
-        self.repeated += self.backend.range_exceeded()
+        norm = clip_gradients(self.model.parameters(), self.config.optim.clip)
+        self.checked = torch.stack([*losses, norm])
+        if reads:
+            self.repeated += self.backend.range_exceeded()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         mxref_torch.advance(self.model)
         enter("")
-        if not math.isfinite(total + norm):
-            raise DivergedError(f"step {self.number}: loss {total}, gradient norm {norm}; lower optim.lr")
+        if reads:
+            self.require_finite()
         self.number += 1
+
+    def require_finite(self) -> None:
+        """Raise DivergedError if a loss or the norm of the last step is not finite."""
+        *losses, norm = self.checked.tolist()
+        if not math.isfinite(sum(losses) + norm):
+            raise DivergedError(
+                f"step {self.number}: loss {sum(losses)}, gradient norm {norm}; lower optim.lr"
+            )
 
     def _take_captured(self, take: CapturedStep, tokens: torch.Tensor) -> None:
         """Start a step, and look at the outcome of the one before it, as a loop would."""
