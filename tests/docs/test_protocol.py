@@ -14,14 +14,23 @@ from mxref_training.lab.answers import Answers, Measures
 from mxref_training.lab.ladder import Ladder, load_ladder
 from mxref_training.lab.power import equal_power, smallest_difference
 
-PAGE = (ROOT / "docs" / "explanation" / "ablation-protocol.rst").read_text(encoding="utf-8")
+EXPLANATION = ROOT / "docs" / "explanation"
+PAGE = (EXPLANATION / "ablation-protocol.rst").read_text(encoding="utf-8")
+EXPERIMENTS = (EXPLANATION / "experiments.rst").read_text(encoding="utf-8")
 ROW = re.compile(r"   \* - `([\w-]+)`\n     - (\d)\n     - (.+)\n     - `([0-9a-f]{12})`\n")
 
 
-@pytest.mark.parametrize("name", ["readings", "tseng"])
-def test_arms_of_the_page_are_those_of_the_ladder(name: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        *((PAGE, name) for name in ("readings", "tseng")),
+        *((EXPERIMENTS, name) for name in ("mx64", "shrinkage", "annealed")),
+    ],
+    ids=lambda value: value if len(value) < 20 else "page",
+)
+def test_arms_of_the_page_are_those_of_the_ladder(page: str, name: str) -> None:
     ladder = load_ladder(name)
-    table = PAGE.split(f".. list-table:: Arms of `{name}`\n")[1].split(".. list-table::")[0]
+    table = re.split(rf"\.\. list-table:: Arms of `{name}`.*\n", page)[1].split(".. list-table::")[0]
     rows = [
         (arm.name, str(arm.seeds), arm.paper.overhead if arm.paper else "–", ladder.resolve(arm).digest)
         for arm in ladder.arm

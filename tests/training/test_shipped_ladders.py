@@ -246,7 +246,17 @@ def test_every_shipped_recipe_has_the_treatment_of_the_table(name: str) -> None:
 
 def test_the_tables_name_all_that_is_shipped() -> None:
     assert set(RECIPES) == set(shipped_recipes())
-    assert set(shipped()) == {"paper", "paper_50m", "paper_8b", "readings", "tseng"}
+    assert set(shipped()) == {
+        "annealed",
+        "mx64",
+        "mx64_50m",
+        "paper",
+        "paper_50m",
+        "paper_8b",
+        "readings",
+        "shrinkage",
+        "tseng",
+    }
 
 
 def row_sums(signs: np.ndarray) -> list[int]:

@@ -20,6 +20,7 @@ from mxref.recipe_files import shipped_recipes
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
 
+LADDERS = ["annealed", "mx64", "mx64_50m", "paper", "paper_50m", "paper_8b", "readings", "shrinkage", "tseng"]
 PRESETS = ["demo", "lab_20m", "lab_50m", "llama31_70b", "llama31_8b", "tiny"]
 
 
@@ -72,11 +73,11 @@ def test_commands_are_completed_with_their_first_sentences():
         ("mxref train --recipe mxfp4", ["mxfp4", "mxfp4_h16", "mxfp4_h32"]),
         ("mxref train tiny --backend r", ["reference"]),
         ("mxref train tiny --data b", ["builtin"]),
-        ("mxref ablate ", ["paper", "paper_50m", "paper_8b", "readings", "tseng"]),
+        ("mxref ablate ", LADDERS),
         ("mxref ablate paper --config t", ["tiny"]),
         ("mxref ablate paper --without m", ["mxfp8"]),
         ("mxref ablate paper --arms all,all-h", ["all,all-h16", "all,all-h32"]),
-        ("mxref ablate paper --last-recipe fp", ["fp8"]),
+        ("mxref ablate paper --last-recipe fp", ["fp8", "fprop_tail"]),
         ("mxref probe x --ladder ts", ["tseng"]),
         ("mxref export a b --dialect o", ["ocp"]),
         ("mxref export a b --recipe bf", ["bf16"]),
