@@ -1,4 +1,4 @@
-"""A followed model that is compiled whole: each forward pass of training has its backward pass before the next."""
+"""Compiled code of a followed model: each forward pass of training has its backward pass before the next."""
 
 from __future__ import annotations
 
@@ -36,11 +36,23 @@ def followed(recipe: Any, fullgraph: bool = True) -> tuple[Any, Any, Any]:
 def test_two_forward_passes_before_a_backward_pass_are_refused(fullgraph: bool) -> None:
     run, _, _ = followed(SR, fullgraph)
     run(X)
-    # Within one graph torch's compiler wraps the error.
-    with pytest.raises(
-        torch._dynamo.exc.Unsupported if fullgraph else StepError, match="two forward passes of a model"
-    ):
+    with pytest.raises(StepError, match=r"layer 0 ran twice .*step 0, token 0.*compile its blocks alone"):
         run(X)
+
+
+def test_a_compiled_block_that_is_called_past_the_model_is_refused_its_second_draw() -> None:
+    torch._dynamo.reset()
+    model: Any = nn.Sequential(nn.Sequential(nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, 32))
+    handle = convert(model, SR, backend=REFERENCE, seed=1)
+    model[0] = torch.compile(model[0], backend="aot_eager", fullgraph=True)
+    handle.follow(torch.optim.SGD(model.parameters(), lr=0.1))
+    with torch.no_grad():
+        assert torch.equal(model[0](X), model[0](X))
+    sum(model(X).sum() for _ in range(2)).backward()
+    handle.restart()
+    model[0](X)
+    with pytest.raises(StepError, match="the layer 0.0 ran twice in compiled code"):
+        model[0](X)
 
 
 def test_steps_of_several_micro_batches_and_evaluations_are_one_graph_each() -> None:

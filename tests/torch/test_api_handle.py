@@ -81,6 +81,7 @@ def test_equal_micro_batches_draw_different_bits_however_they_run() -> None:
     loops = {
         "one after the other": lambda: [model(x).sum().backward() for _ in range(2)],
         "forward passes first": lambda: sum(model(x).sum() for _ in range(2)).backward(),
+        "past the model, forward passes first": lambda: sum(model[0](x).sum() for _ in range(2)).backward(),
         "past the model": lambda: [model[0](x).sum().backward() for _ in range(2)],
         "evaluation between": lambda: [(model(x).sum().backward(), evaluated()) for _ in range(2)],
         "reentrant": lambda: [

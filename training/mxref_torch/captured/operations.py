@@ -18,6 +18,7 @@ from mxref_torch.layer.gradient import sole_uses
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_parameters
 from mxref_torch.optimizer_step.end import restart
+from mxref_torch.optimizer_step.masters import require_float32
 from mxref_torch.shared.context import StepContext
 
 LossFunction = Callable[..., Tensor]
@@ -73,6 +74,10 @@ class StepOperations:
         for own, tensor in zip(self.inputs, batch, strict=True):
             to_gpu = own.device.type == "cuda" and tensor.device.type == "cpu"
             own.copy_(tensor.pin_memory() if to_gpu else tensor, non_blocking=True)
+
+    def check_masters(self) -> None:
+        """Raise LayerError unless all trained weights are float32."""
+        require_float32(zip(self._names, self.parameters, strict=True))
 
     def forget_gradients(self) -> None:
         """Remove the gradients of all parameters."""

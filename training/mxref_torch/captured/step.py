@@ -226,6 +226,7 @@ class CapturedStep:
                 f"the optimizer has {len(self.optimizer.param_groups)} groups of parameters, and had {len(self._lrs)} "
                 "when the CapturedStep was made: make another one"
             )
+        self._operations.check_masters()
         self.context.step, self.context.global_tokens = step, self._tokens
         self._operations.number.fill_(step)
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):

@@ -25,10 +25,11 @@ from mxref_torch.conversion.chosen import Filter, chosen_linears
 from mxref_torch.conversion.coverage import Coverage, grouped, quantizes
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.conversion.plain import keep_plain
-from mxref_torch.conversion.replaceable import check_master_weights, check_replaceable, check_sole_readers
+from mxref_torch.conversion.replaceable import check_replaceable, check_sole_readers
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears, widths
+from mxref_torch.optimizer_step.masters import check_master_weights
 from mxref_torch.shared.context import StepContext
 from mxref_torch.shared.schedule import RecipeSchedule, recipe_by_layer
 
@@ -92,7 +93,7 @@ def convert(
             f"inside{way_out}"
         )
     chosen = chosen_linears(linears, filter_fn)
-    check_master_weights(model, chosen)
+    check_master_weights(model, chosen.values())
     check_replaceable(model, chosen)
     schedule = RecipeSchedule(recipe, linears, steps)
     for treatment in recipe.treatments():

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears, require_module, some
 from mxref_torch.optimizer_step.end import advance, restart
 from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
+from mxref_torch.optimizer_step.masters import check_master_weights
 from mxref_torch.optimizer_step.micro_batches import MicroBatches
 from mxref_torch.shared.context import in_backward
 from mxref_torch.shared.schedule import RecipeSchedule
@@ -136,8 +138,8 @@ class Handle:
             ranks: how many there are.
 
         Raises:
-            LayerError: an optimizer that is followed already or is none, a trained weight that none of them holds, a
-                wrong rank, or a model that another handle follows.
+            LayerError: an optimizer that is followed already or is none, a trained weight that none of them holds or
+                that is not float32, a wrong rank, or a model that another handle follows.
         """
         if not optimizers:
             raise LayerError("follow takes one or more optimizers, got none")
@@ -148,10 +150,11 @@ class Handle:
             if any(optimizer is one for one in known):
                 raise LayerError("this optimizer is followed already: each of its steps would count twice")
             known.append(optimizer)
+        layers = converted(self.model)
+        check_master_weights(self.model, layers.values())
         held = {
             id(p) for one in known if one is not None for group in one.param_groups for p in group["params"]
         }
-        layers = converted(self.model)
         lost = [
             name
             for name, layer in layers.items()
@@ -181,7 +184,7 @@ class Handle:
             raise LayerError("another handle follows an optimizer of this model; call its unfollow() first")
         micro_batches = MicroBatches(self.context, list(layers.values()), rank, ranks)
         for layer in layers.values():
-            layer.census.listener = micro_batches.ran
+            layer.census.listener = partial(micro_batches.ran, layer)
         self._registered.append(self.model.register_forward_pre_hook(micro_batches.begin_pass))
         return micro_batches
 

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_modules, named_parameters, plain_class
+from mxref_torch.names import named_modules, plain_class
 
 _READERS: tuple[tuple[str, str], ...] = (
     (
@@ -64,18 +64,6 @@ def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None
 def _reads(module: nn.Module) -> bool:
     """Return whether a module of `_READERS` reads weights as things are set now."""
     return not isinstance(module, nn.TransformerEncoderLayer) or torch.backends.mha.get_fastpath_enabled()
-
-
-def check_master_weights(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None:
-    """Raise LayerError unless each Parameter that is trained or belongs to a chosen layer is float32."""
-    read = {id(parameter) for linear in chosen.values() for parameter in linear.parameters()}
-    for name, parameter in named_parameters(model):
-        matters = parameter.requires_grad or id(parameter) in read
-        if matters and parameter.is_floating_point() and parameter.dtype != torch.float32:
-            raise LayerError(
-                f"{name} is {parameter.dtype}: master weights must be float32, or small updates are lost; "
-                "call model.float() before convert"
-            )
 
 
 def check_sole_readers(model: nn.Module, chosen: Mapping[str, nn.Linear], low: Collection[str]) -> None:

@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mxref.errors import DtypeError, ShapeError
 from mxref.placement import Placement
 from mxref.recipe import Fp8Scaling, Recipe
-from mxref.roles import GemmRole
+from mxref.roles import OPERANDS, GemmRole
+from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.fp8 import Fp8Scales
@@ -65,6 +66,7 @@ class MXLinear(OperandMaker):
         self.census.whole = context.census
         context.layers.append(self.census)
         self.tally = operators.register_census(self.census)
+        self.evaluation_tally = -self.tally
         self._has_scales = False
         self.split: Split | None = None
         self.regions = dict.fromkeys(READERS, operators.WHOLE)
@@ -128,8 +130,14 @@ class MXLinear(OperandMaker):
         self.recipe, self.in_region = recipe, in_region
         self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
         self.gemms = layer_gemms(recipe, self.index, self.context, self.tally, scales)
+        self.evaluation = replace(self.gemms[GemmRole.FPROP], tally=self.evaluation_tally)
         self.low_precision = kinds != {"bf16"}
         self.draws = self.would_draw(recipe)
+        self.draws_by_place = self.draws and any(
+            spec.rounding is Rounding.SR and operand.tensor != "w"
+            for role in GemmRole
+            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True)
+        )
 
     def history(self) -> Fp8Scales:
         """Return the scales of delayed scaling, made for a region if the layer has none."""
@@ -175,11 +183,11 @@ class MXLinear(OperandMaker):
                 "through its own forward"
             )
         if torch.is_grad_enabled() and (tokens.requires_grad or self.weight.requires_grad):
-            if (self.low_precision or self.context.follows_schedule) and not torch.compiler.is_compiling():
-                self.check_pass()
+            if not torch.compiler.is_compiling():
+                self._begin_pass()
             y: torch.Tensor = LinearFunction.apply(tokens, weight, self.context.place, self)  # type: ignore[no-untyped-call]
         else:
-            fprop = self.gemms[GemmRole.FPROP]
+            fprop = self.evaluation
             a, w = (
                 self.operands(name, values, self.context.place, (fprop,))[GemmRole.FPROP]
                 for name, values in (("x", tokens), ("w", self.as_read(weight)))
@@ -188,6 +196,12 @@ class MXLinear(OperandMaker):
         # As in torch's own linear layer, the result is not a view; FSDP2 would warn about one.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], self.out_features))
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _begin_pass(self) -> None:
+        if self.low_precision or self.context.follows_schedule:
+            self.check_pass()
+        if self.census.listener is not None:
+            self.census.listener(None, 0)
 
     def check_pass(self) -> None:
         """Check a forward pass of training. Nothing that it remembers decides what the layer computes.
@@ -224,6 +238,7 @@ class MXLinear(OperandMaker):
         self._join_schedule()
         # A copy counts for itself.
         self.tally.copy_(operators.register_census(self.census))
+        self.evaluation_tally.copy_(-self.tally)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)

@@ -40,8 +40,11 @@ class LayerCensus(Counter[Gemm]):
     """Whether any GEMM of the layer ever ran."""
     trained: bool = False
     """Whether a GEMM of the backward pass ran since the last optimizer step."""
-    listener: Callable[[GemmRole, int], None] | None = None
-    """Is told the role and the tokens of each GEMM that ran, those of a recomputation too."""
+    listener: Callable[[GemmRole | None, int], None] | None = None
+    """
+    Is told the role and the tokens of each GEMM of training that ran, those of a recomputation too. It is called with
+    None when a forward pass of training begins, but not in compiled code.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to copy or pickle it, without the listener; `Counter` would leave all attributes out."""
@@ -123,7 +126,8 @@ def register_census(census: Census) -> torch.Tensor:
 def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
     """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
 
-    Fprop within a backward pass is recomputed by activation checkpointing, and such GEMMs are not counted.
+    A negative handle is that of an evaluation, of which the listener is not told. Fprop within a backward pass is
+    recomputed by activation checkpointing, and such GEMMs are not counted.
 
     Args:
         tally: from `register_census`.
@@ -132,9 +136,10 @@ def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFor
         b: format of the second.
         tokens: rows of the activations or gradients that it read.
     """
-    census = None if tally is None else _tallies.get(int(tally.item()))
+    handle = 0 if tally is None else int(tally.item())
+    census = _tallies.get(abs(handle))
     gemm = GemmRole(role), a, b
-    if isinstance(census, LayerCensus) and census.listener is not None:
+    if isinstance(census, LayerCensus) and census.listener is not None and handle > 0:
         census.listener(gemm[0], tokens)
     if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
         return

@@ -8,6 +8,7 @@ from torch import nn
 
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears, require_module, some
+from mxref_torch.optimizer_step.masters import check_master_weights
 
 
 def advance(model: nn.Module) -> None:
@@ -17,10 +18,12 @@ def advance(model: nn.Module) -> None:
     never ran. After a skipped update, call `restart` instead.
 
     Raises:
+        LayerError: a Parameter that is trained or converted is not float32 any more.
         StepError: the recipe draws random bits or has a schedule, and the training step before this one had the same
             number.
     """
     layers = [module for module in require_module(model).modules() if isinstance(module, MXLinear)]
+    check_master_weights(model, layers)
     for context in {id(layer.context): layer.context for layer in layers}.values():
         first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
         if first and (names := _never_ran(model)):

@@ -1,8 +1,9 @@
 """Counts the tokens of the micro-batches of a step, while a handle follows an optimizer.
 
 Random bits are counted in the tensor of all tokens of a step. Micro-batches that lay at the same place would
-draw the same bits. So the place moves on by the tokens of a micro-batch when its backward pass ends, or when
-the next forward pass of the whole model begins.
+draw the same bits. So the place moves on by the tokens of a micro-batch when its backward pass ends, when the next
+forward pass of the whole model begins, or when a layer that has drawn at this place begins another forward pass.
+Compiled code has the place that was set before it was called, so a layer that would draw there again is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +27,6 @@ STEP_TOKENS = 1 << 30
 
 _LONGEST = max(SIZES)
 
-_TWO_PASSES = (
-    "two forward passes of a model that is compiled whole ran before a backward pass, and the second would draw the "
-    "random bits of the first: run the backward pass of each micro-batch before the next forward pass, or compile the "
-    "blocks and not the model; evaluate within torch.no_grad(); after an error call handle.restart()"
-)
-
 
 class MicroBatches:
     """Moves a context from one micro-batch to the next, unless the caller sets the place by hand."""
@@ -40,21 +35,19 @@ class MicroBatches:
         self.context, self.layers = context, layers
         share = STEP_TOKENS // ranks // _LONGEST * _LONGEST  # whole Hadamard groups
         self._first, self._end = rank * share, (rank + 1) * share
-        self._tokens, self._follows = 0, True
-        # Whether the last forward pass of the whole model was one of training.
-        self._in_training = False
-        # Whether a compiled forward pass of training has no backward pass yet.
-        self._begun = False
+        self._tokens = 0
+        self._drawn: set[int] = set()  # layers, by index, that have drawn for a forward pass at this place
         self._task = self._recomputing = -1  # backward passes, by autograd's numbers
         self._set(self._first)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the object for a copied model's hook: it counts nothing, because no handle follows the copy."""
-        return {**vars(self), "_tokens": 0, "_origin": None, "_follows": False}
+        return {**vars(self), "_tokens": 0, "_origin": None}
 
     def begin_step(self) -> None:
         """Go to the first micro-batch of a step."""
-        self._tokens, self._begun = 0, False
+        self._tokens = 0
+        self._drawn.clear()
         if self.counts:
             self._set(self._first)
 
@@ -65,51 +58,50 @@ class MicroBatches:
 
     def begin_pass(self, module: torch.nn.Module, arguments: Any) -> None:
         """Note that a forward pass of the whole model begins: its forward pre-hook."""
-        if torch.compiler.is_compiling():
-            self._begin_compiled()
-            return
-        if in_backward():
-            return
-        self._in_training = torch.is_grad_enabled()
-        if self._in_training and self._begun and self.counts:
-            raise StepError(_TWO_PASSES)
-        self._move_on()
+        if not torch.compiler.is_compiling() and not in_backward():
+            self._move_on()
 
-    def _begin_compiled(self) -> None:
-        """Note a forward pass of a model that is compiled whole; the compiler guards what this reads.
+    def ran(self, layer: MXLinear, role: GemmRole | None, tokens: int) -> None:
+        """Note that a GEMM of a layer ran on this many tokens; without a role, that a forward pass of it begins.
 
-        Compiled code does not come here: it gets the place that was set before the call, and cannot move it on.
+        Raises:
+            StepError: the layer has drawn the random bits of this place before.
         """
-        if not self._follows or self.context.placed_by_hand or not torch.is_grad_enabled():
+        if role in (None, GemmRole.FPROP) and in_backward():
+            self._recomputing = torch._C._current_graph_task_id()
             return
-        if any(layer.draws for layer in self.layers):
-            if self._begun:
-                raise StepError(_TWO_PASSES)
-            self._begun = True
-
-    def ran(self, role: GemmRole, tokens: int) -> None:
-        """Note that a GEMM of a layer ran on this many tokens."""
+        if role is None:
+            if layer.index in self._drawn:
+                self._move_on()
+            return
         if role is GemmRole.FPROP:
-            if in_backward():
-                self._recomputing = torch._C._current_graph_task_id()
-                return
             self._recomputing = -1
-            if self._in_training:
-                self._tokens = max(self._tokens, tokens)
+            if layer.index in self._drawn and self.counts:
+                raise StepError(self._drawn_again(layer))
+            if layer.draws_by_place:
+                self._drawn.add(layer.index)
+            self._tokens = max(self._tokens, tokens)
             return
         self._tokens = max(self._tokens, tokens)
         task = torch._C._current_graph_task_id()
         # A backward pass within another one ends before all recomputation has ended.
         if task not in (-1, self._task) and self._recomputing in (-1, task):
             self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            torch.autograd.Variable._execution_engine.queue_callback(self._move_on)
 
-    def _end_backward(self) -> None:
-        self._begun = False
-        self._move_on()
+    def _drawn_again(self, layer: MXLinear) -> str:
+        name = self.context.schedule.names[layer.index] if self.context.schedule else f"number {layer.index}"
+        return (
+            f"the layer {name} ran twice in compiled code at the place of one micro-batch (step {self.context.step}, "
+            f"token {self._origin}), and would draw the same random bits: run the backward pass of each micro-batch "
+            "before the next forward pass, call the model that convert was given by its own forward and compile its "
+            "blocks alone, or set token_origin and global_tokens before each call; evaluate within torch.no_grad(); "
+            "after an error call handle.restart()"
+        )
 
     def _move_on(self) -> None:
         """Go to the next micro-batch, if one ran."""
+        self._drawn.clear()
         tokens, self._tokens = self._tokens, 0
         if not tokens or not self.counts:
             return
@@ -137,4 +129,3 @@ class MicroBatches:
     def _set(self, origin: int) -> None:
         self._origin = origin
         self.context.token_origin, self.context.global_tokens = origin, STEP_TOKENS
-        self.context.placed_by_hand = False

@@ -46,9 +46,6 @@ class StepContext:
     schedule: RecipeSchedule | None = None
     """The phases of the run; `schedule.span` is the one in force."""
 
-    placed_by_hand: bool = field(init=False, default=True)
-    """Whether the place was set by hand last, and not by a handle that follows an optimizer."""
-
     def __post_init__(self) -> None:
         Stream(self.seed)  # checks its range
         self.backend_key = operators.register_backend(self.backend)
@@ -80,8 +77,6 @@ class StepContext:
         if name == "step" and self.schedule is not None:
             self.schedule.enter(value)
         super().__setattr__(name, value)
-        if name in ("token_origin", "global_tokens"):
-            super().__setattr__("placed_by_hand", True)  # until a handle that counts tokens says otherwise
         if name in _LEAST:
             # A new tensor each time: a backward pass still to come keeps that of its forward.
             self.place = operators.step_place(self.step, self.token_origin, self.global_tokens)
