@@ -133,7 +133,7 @@ def test_ladders_together_have_the_pairs_of_both(tmp_path: Path) -> None:
     assert loss["same_sign"] == max(sum(d > 0 for d in pairs), sum(d < 0 for d in pairs))
     shown = CliRunner().invoke(report, [str(tmp_path / "0"), str(tmp_path / "1")])
     assert shown.exit_code == 0, shown.output
-    assert f"| b less a | {loss['nats']:+.4f}".replace("-", "−") in shown.output
+    assert f"| b less a | after | {loss['nats']:+.4f}".replace("-", "−") in shown.output
     for one in results:
         one["exploratory"]["contrasts"] = one["exploratory"]["contrasts"][: 2 if one is results[0] else 0]
     with pytest.raises(ConfigError, match="'ladder 0', 'ladder 1' have no contrast in common"):

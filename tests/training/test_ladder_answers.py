@@ -106,7 +106,7 @@ def test_the_second_analysis_stands_beside_the_contrasts(results: dict[str, Any]
     (again,) = [one for one in ladder_tables(results) if one.name == "exploratory"]
     # The arm that diverged has no loss to compare.
     compared = [row for row in results["contrasts"] if row["outcome"] not in ("diverges", "undecided")]
-    assert [row[-1] for row in again.rows] == ["before the runs"] * len(compared) + ["after"]
+    assert [row[1] for row in again.rows] == ["before the runs"] * len(compared) + ["after"]
     late = again.rows[-1]
     assert late[0] == "H16 less Fprop: plain RNE"
     assert "<h2>Exploratory</h2>" in page

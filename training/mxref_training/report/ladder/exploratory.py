@@ -13,6 +13,7 @@ Results = dict[str, Any]
 
 _COLUMNS = (
     Column("contrast", "contrast", left=True),
+    Column("declared", "declared", left=True),
     Column("nats", "loss, nats", "+.4f"),
     Column("low", "95 %<br>from", "+.4f"),
     Column("high", "<br>to", "+.4f"),
@@ -22,7 +23,6 @@ _COLUMNS = (
     Column("slope", "slope, nats<br>per e-fold", "+.4f"),
     Column("slope_low", "95 %<br>from", "+.4f"),
     Column("slope_high", "<br>to", "+.4f"),
-    Column("declared", "declared", left=True),
 )
 
 
@@ -48,11 +48,11 @@ def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Any, ...]:
     pairs = [one[1] if isinstance(one, list) else one for one in loss["pairs"]]
     return (
         f"{names[row['arm']]} less {names[row['against']]}",
+        "before the runs" if row["declared"] else "after",
         *(loss[key] for key in ("nats", "low", "high", "corrected_p")),
         len(pairs),
         same_sign(pairs),
         *(slope[key] for key in ("nats", "low", "high")),
-        "before the runs" if row["declared"] else "after",
     )
 
 
