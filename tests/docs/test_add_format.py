@@ -1,4 +1,7 @@
-"""The page "Add a format, add a scale rule", followed word for word in a copy of the package."""
+"""The page "Add a format, add a scale rule", followed word for word in a copy of the package.
+
+Its format is one that the package has, so its edits are undone; its rule is an example, so its edits are made.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "add-a-format.rst").read_text(encoding="utf-8")
 
 
-def code_blocks(language: str, option: str) -> list[tuple[str, str]]:
-    """Return the value of an option and the code of each block of a language, in the order of the page."""
+def code_blocks(language: str, option: str, text: str = PAGE) -> list[tuple[str, str]]:
+    """Return the value of an option and the code of each block of a language, in the order of the text."""
     pattern = rf"^( *)\.\. code-block:: {language}\n\1   :{option}: (.+)\n\n((?:\1   .*\n|\n)+)"
     return [
         (value, re.sub(rf"^{indent}   ", "", code, flags=re.MULTILINE).rstrip() + "\n")
-        for indent, value, code in re.findall(pattern, PAGE, re.MULTILINE)
+        for indent, value, code in re.findall(pattern, text, re.MULTILINE)
     ]
 
 
@@ -65,26 +68,41 @@ def run_make(tree: Path, command: str) -> subprocess.CompletedProcess[str]:
     return run(tree, [*shlex.split(command), "STAMP=", f"BIN={Path(sys.executable).parent}"])
 
 
-def make_edits(tree: Path) -> None:
-    for name, diff in code_blocks("diff", "caption"):
-        path = tree / name
-        before, after = side(diff, " -"), side(diff, " +")
+def edits(title: str) -> list[tuple[str, str]]:
+    """Return the file and the diff of each edit of a section of the page."""
+    section = PAGE[PAGE.index(f"\n{title}\n---") :]
+    following = re.search(r"\n\n[^\n]+\n-{5,}\n", section[1:])
+    return code_blocks("diff", "caption", section[: following.start() + 1] if following else section)
+
+
+def edit(tree: Path, title: str, *, undo: bool = False) -> None:
+    for name, diff in edits(title):
+        path, sides = tree / name, (side(diff, " -"), side(diff, " +"))
+        before, after = sides[::-1] if undo else sides
         text = path.read_text(encoding="utf-8")
         assert text.count("\n" + before) == 1, f"{name} does not have these lines once:\n{before}"
         path.write_text(text.replace("\n" + before, "\n" + after), encoding="utf-8")
 
 
 def test_the_page_has_edits_and_checks_and_nothing_that_looks_like_one_is_skipped():
-    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff") == 12
+    assert len(code_blocks("diff", "caption")) == PAGE.count("code-block:: diff")
+    assert (len(edits("Add a format")), len(edits("Add a scale rule"))) == (6, 5)
+    assert len(edits("Add a format")) + len(edits("Add a scale rule")) == PAGE.count("code-block:: diff")
     assert len(code_blocks("python", "name")) == PAGE.count("code-block:: python") >= 3
 
 
 def test_after_the_edits_of_the_page_its_checks_pass(tree):
-    make_edits(tree)
     ((_, command),) = code_blocks("console", "name")
+    written = tree / "spec" / "vectors" / "mxfp4_e1m2.json"
+    shipped = written.read_bytes()
+    written.unlink()
     made = run_make(tree, command.removeprefix("$ "))
     assert made.returncode == 0, made.stderr
-    vectors = json.loads((tree / "spec" / "vectors" / "mxfp4_e3m0.json").read_text())
+    assert written.read_bytes() == shipped
+    edit(tree, "Add a scale rule")
+    made = run_make(tree, command.removeprefix("$ "))
+    assert made.returncode == 0, made.stderr
+    vectors = json.loads(written.read_text())
     jsonschema.validate(vectors, json.loads((tree / "spec" / "vectors" / "schema.json").read_text()))
     assert any(record.get("rule") == "nearest" for record in vectors["records"])
     # Each check is a program of its own, and all run in one new process.
@@ -94,6 +112,9 @@ def test_after_the_edits_of_the_page_its_checks_pass(tree):
 
 @pytest.mark.parametrize("check", [name for name, _ in code_blocks("python", "name")])
 def test_without_the_edits_each_check_fails(tree, check):
+    edit(tree, "Add a format", undo=True)
+    for path in (tree / "mxref" / "__init__.py", tree / "mxref" / "formats" / "__init__.py"):  # exports
+        path.write_text(re.sub(r' *"?MXFP4_E1M2"?,\n|\bE1M2, | *"E1M2",\n', "", path.read_text()))
     done = run_code(tree, dict(code_blocks("python", "name"))[check])
     assert done.returncode == 1
-    assert re.search(r"mxfp4_e3m0|nearest", done.stderr)
+    assert re.search(r"mxfp4_e1m2|nearest", done.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -145,7 +145,7 @@ def sweeps(family: str = "mxfp4") -> Iterator[Sweep]:
     for block_format in FAMILIES[family]:
         for dtype in DTYPES:
             for subject in subjects(block_format):
-                for rule in get_args(oracle.Rule):
+                for rule in oracle.RULES:
                     yield amax(subject, quantizers[subject], dtype, rule, block_format)
                 for rounding in Rounding:
                     yield elements(subject, quantizers[subject], dtype, rounding, block_format)

@@ -92,13 +92,6 @@ def check_steps(e, block):
         assert magnitude == expected[e.case]
 
 
-# Mantissas above which RCEIL, and from which on EVEN, takes the next exponent.
-TURNS = {
-    "E2M1": (0x400000, 0x600000), "E4M3": (0x600000, 0x780000), "E5M2": (0x600000, 0x700000),
-    "E2M3": (0x700000, 0x780000), "E3M2": (0x600000, 0x700000), "E1M2": (0x600000, 0x700000),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
 @pytest.mark.parametrize("rule", ScaleRule)
 @pytest.mark.parametrize(
@@ -109,11 +102,12 @@ def test_scale_words_state_the_rule_that_the_code_follows(format, rule, mantissa
     amax = np.array(130 << 23 | mantissa, np.uint32)
     element = BLOCK_FORMATS[format].element
     block = one([amax.view(np.float32)], OperandSpec(scale_rule=rule, format=format))
+    mantissa_of_largest = int(np.float32(element.max_value).view(np.uint32)) & 0x7FFFFF
     bumps = {
         ScaleRule.FLOOR: False,
         ScaleRule.CEIL: mantissa != 0,
-        ScaleRule.RCEIL: mantissa > TURNS[element.name][0],
-        ScaleRule.EVEN: mantissa >= TURNS[element.name][1],
+        ScaleRule.RCEIL: mantissa > mantissa_of_largest,
+        ScaleRule.EVEN: mantissa >= (1 << 23) - (1 << 22 - element.mantissa_bits),
     }
     assert block.scale.bump == bumps[rule]
     assert block.scale.unclamped == 130 - 127 - element.max_exponent + bumps[rule]

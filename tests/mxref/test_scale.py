@@ -11,7 +11,7 @@ import pytest
 import oracle
 from mxref import OperandSpec
 from mxref.errors import RecipeError
-from mxref.formats import E2M1, E4M3, E5M2
+from mxref.formats import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2
 from mxref.steps.scale import ScaleRule, bump_above, magnitude_bits, scale_code, scale_exponent, scale_value
 
 MANTISSAS = (0, 1, 2, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFE, 0x7FFFFF)
@@ -122,7 +122,14 @@ def test_magnitude_bits_put_nan_above_infinity():
 @pytest.mark.clause("scale.rule.rceil", "scale.rule.even", evidence="known answer")
 @pytest.mark.parametrize(
     ("element", "rceil", "even"),
-    [(E2M1, 0x400000, 0x5FFFFF), (E4M3, 0x600000, 0x77FFFF), (E5M2, 0x600000, 0x6FFFFF)],
+    [
+        (E2M1, 0x400000, 0x5FFFFF),
+        (E4M3, 0x600000, 0x77FFFF),
+        (E5M2, 0x600000, 0x6FFFFF),
+        (E2M3, 0x700000, 0x77FFFF),
+        (E3M2, 0x600000, 0x6FFFFF),
+        (E1M2, 0x600000, 0x6FFFFF),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_the_mantissas_above_which_the_rules_go_up(element, rceil, even):
@@ -134,9 +141,9 @@ def test_the_mantissas_above_which_the_rules_go_up(element, rceil, even):
 @pytest.mark.clause(
     "scale.rule.floor", "scale.rule.ceil", "scale.rule.rceil", "scale.rule.even", "scale.clamp"
 )
-@pytest.mark.parametrize("element", [E4M3, E5M2], ids=lambda element: element.name)
+@pytest.mark.parametrize("element", [E4M3, E5M2, E2M3, E3M2, E1M2], ids=lambda element: element.name)
 @pytest.mark.parametrize("rule", ScaleRule)
-def test_mxfp8_matches_the_oracle_at_every_exponent_and_turn(rule, element):
+def test_other_elements_match_the_oracle_at_every_exponent_and_turn(rule, element):
     turns = {0, 1, 0x400000, 0x600000, 0x6FFFFF, 0x77FFFF, 0x7FFFFF}
     mantissas = {m + d for m in turns for d in (-1, 0, 1) if 0 <= m + d < 1 << 23}
     exponents = (*range(24), *range(24, 232, 16), *range(232, 255))
@@ -154,12 +161,16 @@ def test_mxfp8_matches_the_oracle_at_every_exponent_and_turn(rule, element):
         (E4M3, "floor", 256, 512, True), (E4M3, "ceil", 128, 256, False), (E4M3, "rceil", 224, 448, False),
         (E4M3, "even", 248, 496, True), (E5M2, "floor", 2**15, 2**16, True),
         (E5M2, "ceil", 2**14, 2**15, False), (E5M2, "rceil", 28672, 57344, False),
-        (E5M2, "even", 30720, 61440, True),
+        (E5M2, "even", 30720, 61440, True), (E2M3, "floor", 4, 8, True), (E2M3, "ceil", 2, 4, False),
+        (E2M3, "rceil", 3.75, 7.5, False), (E2M3, "even", 3.875, 7.75, True), (E3M2, "floor", 16, 32, True),
+        (E3M2, "ceil", 8, 16, False), (E3M2, "rceil", 14, 28, False), (E3M2, "even", 15, 30, True),
+        (E1M2, "floor", 1, 2, True), (E1M2, "ceil", 0.5, 1, False), (E1M2, "rceil", 0.875, 1.75, False),
+        (E1M2, "even", 0.9375, 1.875, True),
     ],
     ids=lambda value: getattr(value, "name", None),
 )  # fmt: skip
-def test_amax_of_mxfp8_lands_in_the_documented_range(element, rule, low, high, low_allowed):
-    bits = np.random.default_rng(0).integers(20 << 23, 0x7F800000, 20000, dtype=np.uint32)
+def test_amax_of_other_elements_lands_in_the_documented_range(element, rule, low, high, low_allowed):
+    bits = np.random.default_rng(0).integers(20 << 23, 0x7F000000, 20000, dtype=np.uint32)
     ratio = bits.view(np.float32).astype(np.float64) / scale_value(scale_code(bits, ScaleRule(rule), element))
     inside = (ratio >= low) & (ratio < high) if low_allowed else (ratio > low) & (ratio <= high)
     assert inside.all()

@@ -11,10 +11,7 @@ of them, or a Fraction. The element format is an argument; the default is E2M1.
 
 from oracle.blocks import dequantize_bf16, dequantize_f32, quantize_block
 from oracle.elements import (
-    E1M2,
     E2M1,
-    E2M3,
-    E3M2,
     E4M3,
     E5M2,
     ELEMENTS,
@@ -42,13 +39,10 @@ from oracle.floats import (
 )
 from oracle.fp8 import fp8_cast, fp8_scale, fp8_value
 from oracle.gemm import Block, block_dot, gemm_exact, gemm_ordered, undo_factor
-from oracle.scales import NAN_BYTE, Rule, scale_value, shared_scale
+from oracle.scales import NAN_BYTE, RULES, Rule, scale_value, shared_scale
 
 __all__ = [
-    "E1M2",
     "E2M1",
-    "E2M3",
-    "E3M2",
     "E4M3",
     "E5M2",
     "ELEMENTS",
@@ -58,6 +52,7 @@ __all__ = [
     "NAN16",
     "NAN32",
     "NAN_BYTE",
+    "RULES",
     "SIGN16",
     "SIGN32",
     "Block",

@@ -2,13 +2,13 @@
 
 from fractions import Fraction
 from functools import cache
-from typing import Literal
 
 from oracle.elements import E2M1, Element
 from oracle.floats import SIGN32, UNIT, floor_log2, is_nonfinite, units
 
-Rule = Literal["floor", "ceil", "rceil", "even"] | str
+Rule = str
 """A name, or a threshold as `>1.5`."""
+RULES: tuple[Rule, ...] = ("floor", "ceil", "rceil", "even")
 NAN_BYTE = 255
 
 

@@ -1,7 +1,6 @@
 """The oracle against independent results: published vectors, ml_dtypes, NumPy's IEEE arithmetic, hand calculation."""
 
 from fractions import Fraction
-from typing import get_args
 
 import ml_dtypes
 import numpy as np
@@ -11,9 +10,7 @@ from numpy.typing import NDArray
 
 import oracle
 import strategies
-from oracle import Rounding, Rule
-
-RULES: tuple[Rule, ...] = get_args(Rule)
+from oracle import RULES, Rounding, Rule
 
 NAN = oracle.NAN32
 

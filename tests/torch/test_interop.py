@@ -19,6 +19,8 @@ from mxref.errors import (
 from mxref.formats import (
     E2M1,
     E8M0,
+    MXFP4_E1M2,
+    MXFP6_E2M3,
     MXFP8_E4M3,
     MXFP8_E5M2,
     BlockFormat,
@@ -99,8 +101,18 @@ def test_a_read_only_array_is_exchanged_too():
     assert from_torch(*to_torch(q)) == q
 
 
+@pytest.mark.parametrize("block_format", [MXFP6_E2M3, MXFP4_E1M2], ids=str)
+def test_elements_that_torch_has_no_type_for_are_refused(block_format):
+    with pytest.raises(DtypeError, match=f"no type for the elements of {block_format.title}"):
+        to_torch(quantize(np.ones((1, 32), np.float32), OperandSpec(format=block_format)))
+
+
 @pytest.mark.clause("packing.exchange", evidence="known answer")
 def test_values_are_refused():
+    with pytest.raises(
+        DtypeError, match=r"expected torch\.float4_e2m1fn_x2, torch\.\w+, torch\.\w+ and torch"
+    ):
+        from_torch(torch.zeros(1, 16), torch.zeros(1, 1))
     with pytest.raises(DtypeError, match="view the bytes"):
         from_torch(torch.zeros(1, 16, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8))
     elements, shared = to_torch(quantize(np.ones((2, 64), np.float32)))

@@ -78,7 +78,8 @@ def from_torch(
         DtypeError: other types.
         ShapeError: shapes that do not fit together.
     """
-    formats = {_element_type(block_format): block_format for block_format in BLOCK_FORMATS.values()}
+    typed = ((_element_type(block_format), block_format) for block_format in BLOCK_FORMATS.values())
+    formats = {element_type: block_format for element_type, block_format in typed if element_type}
     if elements.dtype not in formats or scales.dtype != torch.float8_e8m0fnu:
         raise DtypeError(
             f"expected {', '.join(map(str, formats))} and torch.float8_e8m0fnu, got {elements.dtype} and "
