@@ -9,7 +9,7 @@ import numpy as np
 from mutants.mutant import Mutant
 from mutants.staged import Staged, staged
 from mxref import GemmProfile, Rounding, ScaleRule
-from mxref.block_dots import block_dots
+from mxref.block_dots import block_dots, values
 from mxref.formats import E2M1, E4M3, MXFP8_E4M3, MXFP8_E5M2
 from mxref.layouts.packed import pack, unpack
 from mxref.quantization import dequantize
@@ -130,6 +130,29 @@ class AcceptsEveryFormat(Staged):
         return ReferenceBackend().plan(x, spec, **placement)
 
 
+def _spans(q):
+    """Return how many bits the magnitudes of each block span [rows, blocks]."""
+    element, k = q.format.element, q.format.k
+    units = np.ldexp(np.abs(np.nan_to_num(values(q), posinf=0)), -element.unit_exponent).astype(np.uint64)
+    seen = np.bitwise_or.reduce(units.reshape(*q.scales.shape, k), axis=-1)
+    lowest = seen & (~seen + np.uint64(1))
+    return np.where(seen, np.frexp((seen // np.maximum(lowest, 1)).astype(np.float64))[1], 0)
+
+
+class DotsOf49Bits(Staged):
+    """Sums the products of two blocks in float64 if they span no more than 49 bits: of 48, every sum is exact."""
+
+    def accumulate(self, a, b):
+        k, acc = a.format.k, np.zeros((len(a.scales), len(b.scales)), np.float32)
+        spans_a, spans_b = _spans(a), _spans(b)
+        for i, dot in enumerate(block_dots(a, b)):
+            block = np.s_[:, i * k : (i + 1) * k]
+            narrow = replace(dot, parts=(values(a)[block] @ values(b)[block].T,), special=None)
+            few = (spans_a[:, i, None] + spans_b[:, i] <= 49) & np.isfinite(narrow.parts[0])
+            acc = np.where(few, narrow.added_to(acc), dot.added_to(acc))
+        return acc
+
+
 MXFP8_MUTANTS = (
     Mutant("emax of 7", "scale.rule.floor", "E4M3 taken for a format whose highest exponent field holds no numbers",
            staged(scale=one_binade_low), first=False, formats=_E4M3),
@@ -155,6 +178,10 @@ MXFP8_MUTANTS = (
            InfAsNan, ("dequantize",), formats=_E5M2),
     Mutant("dots rounded to float64", "gemm.block_dot", "products of E5M2 summed in float64",
            DotsInFloat64, _GEMM, formats=_E5M2),
+    Mutant("dots of 49 bits in float64", "gemm.block_dot", "the limit of exact dots in float64 is off by one",
+           DotsOf49Bits, _GEMM, formats=_E5M2),
+    Mutant("dots of 49 bits of two formats in float64", "gemm.block_dot", "the same", DotsOf49Bits, _GEMM,
+           formats=(*_E4M3, *_E5M2)),
     Mutant("dots rounded to float32", "gemm.ordered", "acc + fl32(dot), as a tensor core's accumulator might do",
            DotsInFloat32, _GEMM, first=False, formats=_E4M3),
     Mutant("special codes as zero", "gemm.special", "codes masked instead of decoded",

@@ -21,10 +21,14 @@ _FACTOR = 1 + 2.0**-22
 """By which the float32 bits of 2^-127 are one too large."""
 
 
-def subnormals_rounded_twice(self, a, b, out_dtype):
+def subnormals_rounded_twice(name, bits):
     """To the precision of normal numbers first, then to the type."""
-    with patch.dict("mxref.gemm._OUT_FORMATS", {"float32": (24, -400), "bfloat16": (8, -400)}):
-        return ReferenceBackend._scaled_gemm(self, a, b, GemmProfile.EXACT, out_dtype)
+
+    def exact(self, a, b, out_dtype):
+        with patch.dict("mxref.gemm._OUT_FORMATS", {name: (bits, -400)}):
+            return ReferenceBackend._scaled_gemm(self, a, b, GemmProfile.EXACT, out_dtype)
+
+    return exact
 
 
 def _other_axes_swapped(values):
@@ -139,8 +143,10 @@ def least_scale_of_a_off_by_one(self, a, b):
 
 
 SIZE_MUTANTS = (
-    Mutant("exact's subnormals rounded twice", "gemm.exact", "to 24 bits, then to what a subnormal holds",
-           lambda: ExactBy(subnormals_rounded_twice), ("gemm",)),
+    Mutant("exact's subnormals of float32 rounded twice", "gemm.exact", "to 24 bits, then to what a subnormal holds",
+           lambda: ExactBy(subnormals_rounded_twice("float32", 24)), ("gemm",)),
+    Mutant("exact's subnormals of bfloat16 rounded twice", "gemm.exact", "to 8 bits, then to what a subnormal holds",
+           lambda: ExactBy(subnormals_rounded_twice("bfloat16", 8)), ("gemm",)),
     Mutant("three axes decoded along the first", "quantize.axis", "the other axes in the wrong order",
            decoding(decodes_axis_0_of_3), ("dequantize",)),
     Mutant("three axes transformed along the first", "hadamard.size", "the other axes in the wrong order",

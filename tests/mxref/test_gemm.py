@@ -114,6 +114,19 @@ def test_underflow_keeps_its_sign_and_zero_is_positive():
 
 
 @pytest.mark.clause("gemm.exact", evidence="known answer")
+@pytest.mark.parametrize(("out", "least"), [("float32", -149), ("bfloat16", -133)])
+@pytest.mark.parametrize(("halves", "little", "units"), [((2, 0), 2, 1), ((5, 0), 10, 1), ((6, 2), 2, 3)])
+def test_subnormals_are_rounded_once(out, least, halves, little, units):
+    """1, 3 or 5 halves of the least number and a little: ties if they are rounded to normal precision first."""
+    byte = least - 1 + 127 + 75  # the scale of B is 2^-75
+    a = matrix([[(byte, [*halves] + [0] * 30), (byte - 30, [little] + [0] * 31)]])
+    b = matrix([[(52, [2, 2] + [0] * 30)] * 2])
+    assert scaled_gemm(a, b, profile="exact", out_dtype=out).astype(np.float64).tolist() == [
+        [units * 2.0**least]
+    ]
+
+
+@pytest.mark.clause("gemm.exact", evidence="known answer")
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 def test_empty(shape):
     a, b = (quantize(np.zeros((n, 64), np.float32)) for n in shape)

@@ -17,6 +17,7 @@ from differential import bits_of
 from mxref import GemmRole, MXArray, OperandSpec, quantize, scaled_gemm
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2
+from mxref.conformance.checks.gemm import spanning
 from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import pack
 from mxref.recipe import FpropSpec, Recipe
@@ -90,6 +91,20 @@ def test_a_block_is_added_with_one_rounding():
     b = row([(127, block(big, big | 0x80, 0x01))], MXFP8_E5M2)
     for profile in ("exact", "ordered"):
         assert scaled_gemm(a, b, profile=profile).tolist() == [[2.0**-32]]
+
+
+WIDE = [(MXFP8_E5M2, MXFP8_E5M2), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E5M2, MXFP8_E4M3)]
+
+
+@pytest.mark.clause("gemm.block_dot", evidence="known answer")
+@pytest.mark.parametrize("bits", [48, 49, 50])
+@pytest.mark.parametrize("formats", WIDE, ids=lambda pair: "-".join(map(str, pair)))
+def test_a_unit_survives_products_that_no_float64_adds(formats, bits):
+    """31 products of blocks that span 48 bits together, and one unit, fit a float64; of 49 bits they do not."""
+    ((a, b),) = spanning(bits, *formats)
+    want = 2.0 ** sum(f.element.unit_exponent for f in formats)
+    for profile in ("exact", "ordered"):
+        assert scaled_gemm(a, b, profile=profile).tolist() == [[want]]
 
 
 SPECIAL = {

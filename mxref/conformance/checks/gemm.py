@@ -255,6 +255,30 @@ def _wide(made: BlockFormat) -> Iterator[Question]:
     a = [[(127, [high, low, sign * least])] for sign in (1, -1)]
     b = [[(127, [high, odd * low, least])] for odd in (1, 3)]
     yield "gemm.block_dot", "half a unit, and a little more or less", matrix(a, made), matrix(b, made)
+    for left, right in spanning(49, made, made):
+        yield "gemm.block_dot", "a unit after sums of 54 bits that cancel", left, right
+
+
+def spanning(bits: int, made: BlockFormat, other: BlockFormat) -> Iterator[tuple[MXArray, MXArray]]:
+    """Yield rows of A and B, if there are any, whose sum is 1 unit of the last place if no product is lost.
+
+    The elements of their blocks span `bits` bits together, and all products but one are as large as that allows. With
+    49 bits, the 32 products of a block have a sum of 54 bits, which no float64 holds.
+    """
+
+    def largest(element: ElementFormat) -> dict[int, float]:
+        """Return the largest magnitude of each span of bits."""
+        return {int(math.ldexp(m, -element.unit_exponent)).bit_length(): m for m in element.magnitudes[1:]}
+
+    a, b = largest(made.element), largest(other.element)
+    pairs = [(value, b[bits - span]) for span, value in a.items() if bits - span in b]
+    if not pairs:
+        return
+    left, right = max(pairs, key=math.prod)
+    units = [math.ldexp(1, f.element.unit_exponent) for f in (made, other)]
+    many = made.k - 1
+    first: Row = [(127, [-left] * many), (127, [left] * many + units[:1])]
+    yield matrix([first], made), matrix([[(127, [right] * many), (127, [right] * many + units[1:])]], other)
 
 
 def tailed(rng: np.random.Generator, rows: int, k: int, top: int, made: BlockFormat) -> MXArray:

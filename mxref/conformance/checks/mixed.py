@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from mxref.conformance.checks.gemm import Question, adversarial, every_code, special, tailed
+from mxref.conformance.checks.gemm import Question, adversarial, every_code, spanning, special, tailed
 from mxref.conformance.compare import product_check
 from mxref.conformance.model import Check, Level
 from mxref.conformance.requests.decoding import drawn_array
@@ -46,4 +46,6 @@ def _questions(
     own = f"gemm.{profile.value}"
     yield own, "heavy tails", tailed(rng, 8, 5 * a.k, 160, a), tailed(rng, 9, 5 * b.k, 160, b)
     yield own, "adversarial scales", adversarial(rng, 6, 5, a), adversarial(rng, 7, 5, b)
+    for first, second in spanning(49, a, b):
+        yield "gemm.block_dot", "a unit after sums of 54 bits that cancel", first, second
     yield from special(a, b)

@@ -12,6 +12,7 @@ from numba_checks import bits
 from numpy.typing import NDArray
 
 from mxref import GemmProfile, MXArray, OperandSpec, UnsupportedError, get_backend
+from mxref.conformance.checks.gemm import spanning
 from mxref.formats import BLOCK_FORMATS, CANONICAL_NAN, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.layouts.packed import pack
 
@@ -156,6 +157,19 @@ def test_dots_that_float64_does_not_hold(kernels: NumbaBackend) -> None:
     a = of(MXFP8_E5M2, [[top] * 16 + [top | 0x80] * 15 + [0x01]], [[127]])
     b = of(MXFP8_E5M2, [[top] * 31 + [smallest]], [[127]])
     assert check(kernels, a, b)[0, 0] == np.float32(57344.0**2)
+
+
+@pytest.mark.clause("gemm.block_dot")
+@pytest.mark.parametrize("span", [48, 49, 50])
+@pytest.mark.parametrize(
+    "pair", [(MXFP8_E5M2, MXFP8_E5M2), (MXFP8_E4M3, MXFP8_E5M2)], ids=lambda p: str(p[0])
+)
+def test_dots_at_the_limit_of_float64(
+    kernels: NumbaBackend, pair: tuple[BlockFormat, ...], span: int
+) -> None:
+    """Products of blocks that span 48 bits together may be added in float64, and those that span 49 may not."""
+    ((a, b),) = spanning(span, *pair)
+    assert check(kernels, a, b)[0, 0] == 2.0 ** sum(f.element.unit_exponent for f in pair)
 
 
 @pytest.mark.clause("gemm.prescale")
