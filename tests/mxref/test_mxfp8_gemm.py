@@ -15,9 +15,9 @@ import oracle
 import strategies
 from differential import bits_of
 from mxref import GemmRole, MXArray, OperandSpec, quantize, scaled_gemm
+from mxref.conformance.checks.gemm import spanning
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2
-from mxref.conformance.checks.gemm import spanning
 from mxref.gemm import bounded_tolerance
 from mxref.layouts.packed import pack
 from mxref.recipe import FpropSpec, Recipe
