@@ -23,6 +23,7 @@ import mxref
 from mxref import DIALECTS, GemmProfile, OperandSpec, Recipe, ScaleRule, UnsupportedError
 from mxref.cli import main
 from mxref.discovery import get_backend
+from mxref.recipe import WgradSpec
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import backend as reference
 from places import ROOT
@@ -76,10 +77,15 @@ def test_every_command_that_is_shown_exists():
 def test_the_clause_that_the_recipes_page_quotes_names_every_key_and_value():
     quoting, page = text("reference/recipes.rst"), text("spec/recipe.rst")
     assert ".. quoted-clause:: recipe.overlay" in quoting
-    for field in (*fields(OperandSpec), *fields(Recipe)):
+    every = (
+        *fields(OperandSpec),
+        *(f for f in fields(WgradSpec) if f.name not in ("dy", "x")),
+        *fields(Recipe),
+    )
+    for field in every:
         if field.name not in {role.value for role in mxref.GemmRole}:
             assert f"`{field.name}`" in quoting, field.name
-    for field in (*fields(OperandSpec), *fields(Recipe)):
+    for field in every:
         assert f"`{field.name}`" in page or f"`[{field.name}]`" in page, field.name
         for value in type(field.default) if isinstance(field.default, Enum) else ():
             assert f"`{value.value}`" in page, value
@@ -90,9 +96,10 @@ def test_the_clause_that_the_recipes_page_quotes_names_every_key_and_value():
 
 def test_toml_of_the_page_that_writes_a_recipe_is_valid():
     recipes = [recipe_from_table(tomllib.loads(block)) for block in blocks("how-to/recipe.rst", "toml")]
-    assert len(recipes) == 2
+    assert len(recipes) == 3
     assert recipes[0].dgrad.dy.rounding.value == "sr"
     assert [str(f) for f in recipes[1].formats(mxref.GemmRole.FPROP)] == ["bf16", "bf16"]
+    assert recipes[2].source(mxref.GemmRole.WGRAD).value == "fprop"
 
 
 def test_toml_of_the_page_of_layers_and_phases_is_a_plan():

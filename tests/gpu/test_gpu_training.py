@@ -29,6 +29,11 @@ TABLES = {
     "rne": {"dialect": "amd"},
     "h16": {"dialect": "amd", "all": {"hadamard": 16}},
     "SR, signs": {"all": {"rounding": "sr", "hadamard": 32, "signs": "per_step_layer"}},
+    "from Fprop": {
+        "all": {"scale_rule": ">=1.3"},
+        "dgrad": {"source": "fprop", "rounding": "sr"},
+        "wgrad": {"source": "fprop", "gain": 1.25, "out": "bf16"},
+    },
     "tseng backward": {"dialect": "tseng", "fprop": {"format": "bf16", "hadamard": 0, "signs": "none"}},
 }
 
