@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, every_gemm
-from mxref.formats import BLOCK_FORMATS, MXFP4
+from mxref.formats import BLOCK_FORMATS
 from mxref.mxarray import MXArray
 from mxref.plan import QuantPlan
 from mxref.recipe import GemmProfile
@@ -33,13 +33,13 @@ _FORMATS = frozenset(BLOCK_FORMATS.values())
 
 
 class NumbaBackend(Backend):
-    """Every block format as the reference has it, on all CPU cores; GEMMs `ordered`, and of MXFP4 `bounded`."""
+    """Every block format as the reference has it, on all CPU cores; GEMMs `ordered` and `bounded`."""
 
     name = "numba"
     capabilities = Capabilities(
         formats=_FORMATS,
         scale_thresholds=True,
-        gemms=every_gemm({GemmProfile.ORDERED}, _FORMATS) | every_gemm({GemmProfile.BOUNDED}, {MXFP4}),
+        gemms=every_gemm({GemmProfile.ORDERED, GemmProfile.BOUNDED}, _FORMATS),
         bounded_class="fp32",
         bounded_max_scale=MAX_BOUNDED_SCALE,
     )

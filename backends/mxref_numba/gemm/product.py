@@ -2,7 +2,7 @@
 
 Where an operand is not MXFP4, `wide` multiplies, on any CPU. All else here is for MXFP4.
 `ordered` has one result and two sets of kernels, `vector` and `portable`. A result of `ordered` is also valid for
-`bounded`, so `bounded` takes the fastest kernel: `ordered` of `vector`, or float32 values and BLAS.
+`bounded`, so `bounded` takes the fastest kernel: `ordered` of `vector` or `wide`, or float32 values and BLAS.
 """
 
 from __future__ import annotations

@@ -216,7 +216,14 @@ def test_of_quantized_arrays_of_any_strides(kernels: NumbaBackend) -> None:
         check(kernels, every_other, b)
 
 
-def test_bounded_is_not_declared(kernels: NumbaBackend) -> None:
-    q = operand(MXFP8_E4M3, 4, K, (127, 127), 1)
-    with pytest.raises(UnsupportedError, match="gemms"):
-        kernels.scaled_gemm(q, q, profile=GemmProfile.BOUNDED)
+def test_bounded_gives_the_bits_of_ordered(kernels: NumbaBackend) -> None:
+    a, b = operand(MXFP8_E4M3, 4, K, (120, 130), 1), operand(MXFP4, 5, K, (120, 130), 2)
+    for left, right in ((a, a), (a, b), (b, a)):
+        bounded, ordered = (
+            kernels.scaled_gemm(left, right, profile=profile)
+            for profile in (GemmProfile.BOUNDED, GemmProfile.ORDERED)
+        )
+        assert bounded.tobytes() == ordered.tobytes()
+    high = operand(MXFP8_E4M3, 4, K, (253, 253), 3)
+    with pytest.raises(UnsupportedError, match="bounded_max_scale = 252"):
+        kernels.scaled_gemm(high, a, profile=GemmProfile.BOUNDED)

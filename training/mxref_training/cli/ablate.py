@@ -270,7 +270,7 @@ def ablate(
     config = on_share(config, len(slots)) if len(slots) > 1 else config
     for device in slots.devices or [config.run.device]:
         on = replace(config, run=replace(config.run, device=device))
-        for arm in loaded.arm:
+        for arm in loaded.select(names):
             try:
                 preflight(arm.config(on), loaded.resolve(arm), computes, slots.per_device)
             except RecipeError as err:
