@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +39,7 @@ class Engine:
     def __init__(self, *scripts: str) -> None:
         self._racer = MiniRacer()
         self._memory: Any = b""
+        self._in_use = Lock()
         for text in (*scripts, _CALLS):
             self._racer.eval(text)
 
@@ -50,6 +52,16 @@ class Engine:
         self, function: str, inputs: list[NDArray[Any]], outputs: list[NDArray[Any]], *values: Any
     ) -> None:
         """Call a function on views of arrays: copies of the inputs, then places for the outputs, which are filled."""
+        with self._in_use:  # one memory serves all calls
+            self._fill(function, inputs, outputs, values)
+
+    def _fill(
+        self,
+        function: str,
+        inputs: list[NDArray[Any]],
+        outputs: list[NDArray[Any]],
+        values: tuple[Any, ...],
+    ) -> None:
         places, end = [], 0
         for array in (*inputs, *outputs):
             places.append((_VIEWS[str(array.dtype)], end, array.size))
