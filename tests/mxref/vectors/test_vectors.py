@@ -151,8 +151,9 @@ def test_every_flag_is_a_clause():
     core = {c for c in clauses if re.match(r"(scale|rounding|hadamard|dequantize|packing|gemm)\.", c)}
     unused = core - used
     # Neither a bit of one result: tolerances, statistics, and operations outside the protocol. Signs that a recipe
-    # gives are multiplied as drawn ones are, and vectors name the policy alone.
-    assert unused <= {"rounding.native_sr", "hadamard.inverse", "hadamard.vector"}
+    # gives are multiplied as drawn ones are, and vectors name the policy alone; likewise vectors name rules, and a
+    # threshold is the bound of one.
+    assert unused <= {"rounding.native_sr", "hadamard.inverse", "hadamard.vector", "scale.rule.threshold"}
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
