@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import mxref_torch
 from mxref.placement import Placement
 from mxref.recipe import Recipe
 from mxref.reference import ReferenceBackend
@@ -135,11 +136,19 @@ class Recorder(SilentProgress):
             register_optimizer_step_pre_hook(self._update),
             register_optimizer_step_post_hook(self._updated),
         ]
+        hold = mxref_torch.weights_held
+        mxref_torch.weights_held = lambda model: self._holding(hold, model)
         try:
             yield
         finally:
+            mxref_torch.weights_held = hold
             for handle in handles:
                 handle.remove()
+
+    def _holding(self, hold: Any, model: Any) -> Any:
+        """Weights that a step holds are quantized before its first forward pass."""
+        self.phase = "train"
+        return hold(model)
 
     def step(self, step: int, loss: float | None) -> None:
         self.steps.append(Step())
