@@ -28,7 +28,7 @@ _MANTISSA_BITS, _BIAS = 23, 127
 
 def held_bits(element: ElementFormat) -> int:
     """Return the bits in which kernels hold a code: four of E2M1, as stored; else a byte, the sign on top."""
-    return 4 if element == E2M1 else 8
+    return 4 if element is E2M1 else 8
 
 
 def _word(value: float) -> int:

@@ -12,14 +12,14 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from mxref.formats import E2M1, BlockShape
+from mxref.formats import BlockShape
 from mxref.plan import QuantPlan
 from mxref.steps.hadamard import norm_factor
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import bump_above
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import float_of, kernel, share
-from mxref_numba.elements import FRACTION_BITS, rounding_numbers
+from mxref_numba.elements import FRACTION_BITS, held_bits, rounding_numbers
 from mxref_numba.native import (
     Native,
     address_of,
@@ -187,7 +187,7 @@ def quantize_planned(x: NDArray[Any], plan: QuantPlan) -> tuple[NDArray[np.uint8
     if spec.rounding is Rounding.SR:
         random_bits = spec.sr_bits
     bound = bump_above(spec.scale_rule, element)
-    policy = bound, spec.zero_scale, random_bits, element.max_exponent, element.bits, element == E2M1
+    policy = bound, spec.zero_scale, random_bits, element.max_exponent, element.bits, held_bits(element) == 4
     global_rows = plan.global_rows() if plan.stream else np.empty(0, np.int64)
     prescale, constant = np.float32(element.prescale if spec.prescale else 1), CONSTANTS.get(spec.rounding, 0)
     grid = rounding_numbers(element)

@@ -98,7 +98,7 @@ _stage_float32, _stage_bfloat16 = _stage(float32), _stage(bfloat16)
 def _encode(builder, source, pitch, amax, scales, words, round_up, zero_scale, prescale, max_exponent):
     lanes = lanes_of(builder)
     top = load(builder, I32, lanes, amax)
-    stored, inverse, finite = scale_codes(top, round_up, zero_scale, max_exponent)
+    stored, inverse, finite = scale_codes(top, round_up, zero_scale, max_exponent, to_the_end=False)
     stored.convert("trunc", I8).store(scales)
     # The prescale times 2^-e is exact, so that one rounding gives fl32(prescale * (|x| * 2^-e)).
     factor = inverse * splat(builder, prescale, lanes)

@@ -125,7 +125,7 @@ BFLOAT16 = ElementType(_bfloat16_bits, _pack_alternating, _low_bytes_alternating
 _POLICY = (types.int32, types.int32, types.float32, types.int32)
 
 
-def _scales(kind: ElementType) -> Any:
+def _scales(kind: ElementType, bits: int) -> Any:
     """Return code for the first half. It takes the addresses of source, amax floor (a vector of int32), scale codes,
     and a half; and the distance in bytes at which it prefetches elements.
     """
@@ -141,7 +141,7 @@ def _scales(kind: ElementType) -> Any:
             prefetch(builder, builder.add(asked, ir.Constant(I64, line)))
         magnitudes = [x & MAGNITUDE for x in kind.bits(builder, source)]
         amax = largest(magnitudes).call("umax", load(builder, I32, lanes, floor))
-        stored, inverse, finite = scale_codes(amax, round_up, zero_scale, max_exponent)
+        stored, inverse, finite = scale_codes(amax, round_up, zero_scale, max_exponent, to_the_end=bits == 8)
         store_codes(stored, codes)
         # The prescale times 2^-e is exact, so that one rounding gives fl32(prescale * (|x| * 2^-e)).
         (inverse * splat(builder, prescale, lanes)).store(half)
@@ -214,9 +214,6 @@ def _codes(kind: ElementType, rounding: int) -> Any:
     return codes
 
 
-_scales_float32, _scales_bfloat16 = _scales(FLOAT32), _scales(BFLOAT16)
-
-
 def _on_stack(typingctx):
     """Return the address of two halves of a step on the stack, on a cache line."""
 
@@ -270,11 +267,12 @@ def rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
 
     `codes` gives the second half from a source and a rounding.
     """
-    row_even = _encoder(FLOAT32, 1, _scales_float32, codes(FLOAT32, EVEN), bits)
-    row_even_bfloat16 = _encoder(BFLOAT16, 1, _scales_bfloat16, codes(BFLOAT16, EVEN), bits)
-    row_by_constant = _encoder(FLOAT32, 1, _scales_float32, codes(FLOAT32, CONSTANT), bits)
-    row_random_16 = _encoder(FLOAT32, 8, _scales_float32, codes(FLOAT32, RANDOM_16), bits)
-    row_random_32 = _encoder(FLOAT32, 4, _scales_float32, codes(FLOAT32, RANDOM_32), bits)
+    scales_float32, scales_bfloat16 = _scales(FLOAT32, bits), _scales(BFLOAT16, bits)
+    row_even = _encoder(FLOAT32, 1, scales_float32, codes(FLOAT32, EVEN), bits)
+    row_even_bfloat16 = _encoder(BFLOAT16, 1, scales_bfloat16, codes(BFLOAT16, EVEN), bits)
+    row_by_constant = _encoder(FLOAT32, 1, scales_float32, codes(FLOAT32, CONSTANT), bits)
+    row_random_16 = _encoder(FLOAT32, 8, scales_float32, codes(FLOAT32, RANDOM_16), bits)
+    row_random_32 = _encoder(FLOAT32, 4, scales_float32, codes(FLOAT32, RANDOM_32), bits)
 
     @kernel(inline="always")
     def encode(
