@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -168,17 +168,21 @@ class Steps:
         self.context.step, self.context.global_tokens = self.number, run.step_tokens
         self.context.reset_census()
         losses: list[torch.Tensor] = []
-        for number, part in enumerate(tokens.split(run.sequences)):
-            enter("forward")
-            self.context.token_origin = number * run.sequences * run.seq_len
-            before = self._allocated()
-            loss = self.loss(part[:, :-1], part[:, 1:]) / run.micro_batches
-            self.saved_bytes = self._allocated() - before
-            losses.append(loss.detach())
-            if reads:
-                loss.item()
-            enter("backward")
-            loss.backward()  # type: ignore[no-untyped-call]
+        enter("forward")
+        # Eager training holds the quantized weights of a step.
+        with mxref_torch.weights_held(self.model) if self.mode is Mode.EAGER else nullcontext():
+            for number, part in enumerate(tokens.split(run.sequences)):
+                if number:
+                    enter("forward")
+                self.context.token_origin = number * run.sequences * run.seq_len
+                before = self._allocated()
+                loss = self.loss(part[:, :-1], part[:, 1:]) / run.micro_batches
+                self.saved_bytes = self._allocated() - before
+                losses.append(loss.detach())
+                if reads:
+                    loss.item()
+                enter("backward")
+                loss.backward()  # type: ignore[no-untyped-call]
         if not self.number and not isinstance(self.recipe, str):
             mxref_torch.check_census(self.context, self.model, self.recipe, run.micro_batches)
         enter("optimizer")

@@ -78,8 +78,8 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
         return wrapped
 
     plain = operators.quantize, operators.dense_gemm, Fp8Scales.quantize
-    # Seven layers in two micro-batches: X, dY, and the weight for Fprop and for Dgrad, each made anew.
-    for recipe, quantized in (("bf16", 0), ("fp8", 7 * 2 * 4), ("mxfp4", 7 * 2 * 4)):
+    # Seven layers: X and dY in two micro-batches, and the weight once, which block formats prepare for two GEMMs.
+    for recipe, quantized in (("bf16", 0), ("fp8", 7 * (2 * 2 + 1)), ("mxfp4", 7 * (2 * 2 + 1 + 2))):
         called.clear()
         with step.timed_parts(timed):
             steps_of(recipe).take(lambda _: None)
