@@ -34,14 +34,14 @@ def assert_ranks_print(
     ranks = [
         warm.Popen(
             [*command, str(rank), str(folder / "store"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
         for rank in range(2)
     ]  # fmt: skip
     try:
         for rank, process in enumerate(ranks):
-            output, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, output
+            output, errors = process.communicate(timeout=240)  # Triton 3.9 may end with a report on stderr
+            assert process.returncode == 0, output + errors
             assert output.split("\n")[:-1] == [f"{rank} {line}" for line in lines]
     finally:
         for process in ranks:

@@ -208,8 +208,9 @@ def misfit_tile(
     other = task - a_tasks
     row = tl.where(of_a, task // across, other % down) * BM + tl.arange(0, BM)
     column = tl.where(of_a, task % across, other // down) * BN + tl.arange(0, BN)
-    listed_row = tl.load(a_misfits + 1 + row, of_a & (row < a_count), rows)
-    listed_column = tl.load(b_misfits + 1 + column, (task >= a_tasks) & (column < b_count), columns)
+    # The limit of a list that is not read is 0: Triton's interpreter makes `of_a & (row < a_count)` an integer.
+    listed_row = tl.load(a_misfits + 1 + row, row < tl.where(of_a, a_count, 0), rows)
+    listed_column = tl.load(b_misfits + 1 + column, column < tl.where(of_a, 0, b_count), columns)
     return tl.where(of_a, listed_row, row), tl.where(of_a, column, listed_column)
 
 
