@@ -188,7 +188,8 @@ class Machine:
 
 REQUIRED = {
     "private_segment_fixed_size": 0, "float_round_mode_32": 0, "float_round_mode_16_64": 0, "dx10_clamp": 1,
-    "ieee_mode": 1, "tg_split": 0, "uses_dynamic_stack": 0, "user_sgpr_dispatch_ptr": 0, "user_sgpr_queue_ptr": 0,
+    "fp16_overflow": 0, "ieee_mode": 1, "tg_split": 0, "uses_dynamic_stack": 0, "user_sgpr_dispatch_ptr": 0,
+    "user_sgpr_queue_ptr": 0,
     "user_sgpr_dispatch_id": 0, "user_sgpr_private_segment_size": 0, "user_sgpr_kernarg_segment_ptr": 1,
     "system_sgpr_workgroup_info": 0, "system_vgpr_workitem_id": 0, "enable_private_segment": 0,
 }  # fmt: skip

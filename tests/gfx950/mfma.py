@@ -80,7 +80,7 @@ def matrix(elements: np.ndarray, n: int) -> np.ndarray:
 def runs_of_16(elements: np.ndarray, n: int) -> np.ndarray:
     """Return [waves, n, K] where a lane holds two runs of 16 elements, half of K apart.
 
-    So scaled instructions read elements of 8 bits: the compiler lays them out for an operand with kWidth = 16.
+    So scaled instructions read elements of 8 bits: AMD's "CDNA4" ISA, 7.1.5.1.
     """
     waves = elements.shape[0]
     runs = elements.reshape(waves, LANES // n, n, 2, 16).transpose(0, 2, 3, 1, 4)
@@ -189,7 +189,9 @@ def scaled(n: int, k: int) -> Handler:
             raise Gfx950Error("elements of 6 bits are not modelled")
         first, second, _, *scales = instruction.operands[1:]
         low = instruction.modifiers.get("op_sel", (0, 0, 0))
-        high = instruction.modifiers.get("op_sel_hi", (0, 0, 0))
+        if "op_sel_hi" not in instruction.modifiers:
+            raise Gfx950Error("without op_sel_hi an assembler takes ones: write the bytes of the scales out")
+        high = instruction.modifiers["op_sel_hi"]
         assert isinstance(low, tuple)
         assert isinstance(high, tuple)
         factors = []

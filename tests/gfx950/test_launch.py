@@ -100,6 +100,12 @@ def test_a_launch(preload: bool) -> None:
         ),
         (TEXT.replace("ieee_mode 1", "ieee_mode 0"), [], 2, ".amdhsa_ieee_mode 0 is not modelled"),
         (
+            TEXT.replace("\t\t.amdhsa_ieee_mode", "\t\t.amdhsa_fp16_overflow 1\n\t\t.amdhsa_ieee_mode"),
+            [],
+            2,
+            ".amdhsa_fp16_overflow 1 is not modelled",
+        ),
+        (
             TEXT.replace("v_add_f32_e32", "v_log_f32_e32"),
             [None, 0, 1.0],
             2,

@@ -86,6 +86,10 @@ def test_the_assembler_accepts_every_tested_line(capfd: pytest.CaptureFixture[st
         ("global_load_dword {d}, {A}, off lds", "modifier lds"),
         ("s_mov_b64 {S}, {t}", "single register for a 64-bit"),
         ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 1", "only the subnormal bits"),
+        (
+            "v_mfma_scale_f32_16x16x128_f8f6f4 v[40:43], v[8:11], v[24:27], v[40:43], v60, v61 cbsz:4 blgp:4",
+            "op_sel_hi",
+        ),
         ("v_mov_b32_dpp {d}, {a} row_share:1 row_mask:0xf bank_mask:0xf", "row_share"),
     ],
 )

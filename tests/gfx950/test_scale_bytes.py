@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="the backend's arrays are torch tens
 from gfx950.compare import more, on_tensors, same_bits, start_up
 from gfx950.driver import on_model
 from gfx950.inputs import random_operand
+from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from mxref.gemm import scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
@@ -28,16 +29,25 @@ def scales(package: dict[str, ModuleType]) -> ModuleType:
     return package["scale_bytes"]
 
 
-def test_every_scale_byte_is_asked_for_at_every_place(scales: ModuleType) -> None:
-    a = scales.asked()
-    assert {*range(253), 255} == set(np.unique(a.scales))
+@pytest.mark.parametrize(
+    ("made", "other", "largest"),
+    [(MXFP4, MXFP4, 252), (MXFP8_E4M3, MXFP4, 246), (MXFP8_E5M2, MXFP8_E4M3, 239)],
+    ids=str,
+)
+def test_every_scale_byte_is_asked_for_at_every_place(
+    scales: ModuleType, made: BlockFormat, other: BlockFormat, largest: int
+) -> None:
+    a = scales.asked(made)
+    assert {*range(largest + 1), 255} == set(np.unique(a.scales))
     row, block = np.nonzero(a.scales == 255)
     # A lane holds the scale of row l mod 16 and of block l / 16.
     assert {*zip(row % 16, block % 4, strict=True)} == {(r, b) for r in range(16) for b in range(4)}
-    empty = ~a.codes.reshape(384, 8, 16)[row, block].any(axis=1)
+    empty = ~a.codes.reshape(384, 8, -1)[row, block].any(axis=1)
     assert 0 < empty.sum() < len(empty), "blocks of NaN with codes, and as quantizers write them"
-    want = scaled_gemm(a, scales.partner(), profile="exact")
-    assert same_bits(scaled_gemm(a, scales.partner(), profile="ordered"), want), "no sum depends on its order"
+    want = scaled_gemm(a, scales.partner(other), profile="exact")
+    assert same_bits(scaled_gemm(a, scales.partner(other), profile="ordered"), want), (
+        "no sum depends on its order"
+    )
     finite = want[np.isfinite(want) & (want != 0)]
     assert (np.abs(np.log2(np.abs(finite))) < 40).all(), "far from where results might be flushed"
 
@@ -64,12 +74,39 @@ def test_a_byte_that_is_taken_for_another_is_named(
     assert said.startswith("scale byte " if byte == 127 else f"scale byte {byte} of the {side} operand gave ")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "pair"),
+    [
+        ((MXFP8_E4M3, MXFP4), "MXFP8 E4M3 x MXFP4"),
+        ((MXFP4, MXFP8_E4M3), "MXFP4 x MXFP8 E4M3"),
+        ((MXFP8_E5M2, MXFP8_E4M3), "MXFP8 E5M2 x MXFP8 E4M3"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fault", ["NaN is 2^128", "halves of K"])
+def test_a_fault_of_one_pair_of_formats_is_named(
+    scales: ModuleType, fault: str, wrong: tuple[BlockFormat, BlockFormat], pair: str
+) -> None:
+    def multiply(a: MXArray, b: MXArray) -> np.ndarray:
+        if (a.format, b.format) == wrong and fault == "halves of K":
+            # Operands of 8 bits read in the order of those of 4.
+            runs = a.codes.reshape(len(a.codes), 2, -1, 16)
+            a = replace(a, codes=np.roll(runs, 1, 2).reshape(a.codes.shape))
+        elif (a.format, b.format) == wrong:
+            a, b = (
+                replace(q, scales=np.where(q.scales == 255, 254, q.scales).astype(np.uint8)) for q in (a, b)
+            )
+        return scaled_gemm(a, b, profile="ordered")
+
+    assert scales.first_wrong_scale(multiply).endswith(f" is right, in {pair}")
+
+
 @pytest.mark.parametrize("tile", [2, *more([(0,), (1,)])])
 def test_the_compiled_kernel_passes(package: dict[str, ModuleType], scales: ModuleType, tile: int) -> None:
     with on_model() as launched:
         multiply = scales.on_device(torch.device("cpu"), package["matrix_cores"].TILES[tile])
         assert scales.first_wrong_scale(multiply) is None
-    assert launched == ["_multiply"] * 2
+    assert launched == ["_multiply"] * 6
 
 
 def test_hardware_on_which_byte_255_is_no_nan_multiplies_by_ordered(package: dict[str, ModuleType]) -> None:
@@ -99,13 +136,13 @@ def test_hardware_as_specified_multiplies_packed_codes(package: dict[str, Module
     assert (
         "bounded GEMMs by mfma, whose scale bytes gave the reference's bits at start-up" in backend.details()
     )
-    assert launched == ["_multiply"] * 2
+    assert launched == ["_multiply"] * 6
 
 
 @pytest.mark.parametrize(
     ("choices", "code", "said"),
     [
-        ({}, 0, ["pass  tile 64 x 64: scale bytes 0 to 252 are powers of two, 255 is NaN"]),
+        ({}, 0, ["pass  tile 64 x 64: scale bytes are powers of two, 255 is NaN, for MXFP4, MXFP8 and both"]),
         (
             {"nan_scales": False, "spoil_sums": True},
             1,
