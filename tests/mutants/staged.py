@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -216,11 +217,15 @@ def decoding(actual: Callable[[MXArray, str], Any]):
 
 
 class ExactBy(Staged):
+    """`exact` by a function of (self, a, b, out_dtype), called by one thread at a time: it may patch a module."""
+
+    _alone = threading.Lock()
+
     def __init__(self, change: Callable[..., Any]) -> None:
         self.change = change
 
     def _scaled_gemm(self, a, b, profile, out_dtype):
         if profile is not GemmProfile.EXACT:
             return super()._scaled_gemm(a, b, profile, out_dtype)
-        with np.errstate(all="ignore"):
+        with self._alone, np.errstate(all="ignore"):
             return self.change(self, a, b, out_dtype)

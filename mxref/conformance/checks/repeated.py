@@ -116,7 +116,10 @@ def _asked(
 
     def in_threads(subject: Subject) -> CheckResult:
         operands, backend = give(subject), subject.watched.backend
-        want = [_bits(subject, call(subject.backend, operand)) for operand in operands]
+        main = [call(subject.backend, operand) for operand in operands]
+        if right and not all(right(subject, i, result) for i, result in enumerate(main)):
+            return CheckResult(0)  # other checks name the fault
+        want = [_bits(subject, result) for result in main]
         calls = [partial(call, backend, operand) for operand in operands]
         compared = 0
         for threads, how in (

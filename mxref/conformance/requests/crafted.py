@@ -1,8 +1,8 @@
 """Crafted blocks: inputs at which quantizers are known to go wrong, the same on every run.
 
 Drawn data hits a tie once in millions of elements. These blocks hold every tie and its neighbours at many
-shared scales, every exponent of amax with the mantissas at which a scale rule turns, zeros, subnormals, NaN,
-Inf and the largest finite values.
+shared scales, every exponent of amax with the mantissas at which a scale rule turns (zero and subnormals among
+them), what saturates, NaN, Inf and the largest finite value. Without any of these classes a faulty backend passes.
 """
 
 from __future__ import annotations
@@ -113,45 +113,13 @@ def _with(base: Bits, position: int, value: int) -> Bits:
 def _special(rng: np.random.Generator, k: int) -> Rows:
     zeros = np.tile(np.array([0, SIGN], np.uint32), k // 2)
     normal = rng.standard_normal(k).astype(np.float32).view(np.uint32)
-    rows: Rows = [
-        ("all +0", np.zeros(k, np.uint32)),
-        ("all -0", np.full(k, SIGN, np.uint32)),
-        ("zeros of both signs", zeros),
-        ("one -0 among ones", _with(np.full(k, 0x3F800000, np.uint32), 5, SIGN)),
-    ]
-    for value in (
-        1,
-        2,
-        3,
-        0x3FFFFF,
-        0x400000,
-        0x7FFFFF,
-        0x800000,
-        0x800001,
-        0x7F000000,
-        FLT_MAX - 1,
-        FLT_MAX,
-    ):
-        rows += [
-            (f"all {value:#010x}", np.full(k, value, np.uint32)),
-            (f"all negative {value:#010x}", np.full(k, value | SIGN, np.uint32)),
-            (f"zeros and one {value:#010x}", _with(zeros, 7, value)),
-            (f"normals and one {value:#010x}", _with(normal, 19, value)),
-        ]
+    rows: Rows = []
     for value in (*NAN_PAYLOADS, INFINITY_BITS, INFINITY_BITS | SIGN):
-        rows += [(f"{value:#010x} at {at}", _with(normal, at, value)) for at in (0, 13, 31)]
-        rows += [
-            (f"all {value:#010x}", np.full(k, value, np.uint32)),
-            (f"zeros and one {value:#010x}", _with(zeros, 16, value)),
-        ]
-    rows.append(("both infinities", _with(_with(normal, 3, INFINITY_BITS), 28, INFINITY_BITS | SIGN)))
-    rows.append(("NaN and infinity", _with(_with(normal, 30, INFINITY_BITS), 1, NAN_PAYLOADS[0])))
-    for exponent in range(4):  # where the scale is clamped, and just above
-        row = rng.integers(1, (exponent + 1) << 23, k).astype(np.uint32)
-        rows.append((f"biased exponents to {exponent}", _with(row, 5, (exponent << 23) + 0x7FFFFF) | zeros))
-    binades = np.linspace(0, 254, k).astype(np.uint32) << np.uint32(23) | np.uint32(0x2AAAAA)
-    rows.append(("every magnitude, rising", binades))
-    rows.append(("every magnitude, falling, signs alternate", binades[::-1] | zeros))
+        rows += [(f"{value:#010x} at {at}", _with(normal, at, value)) for at in (0, 13, k - 1)]
+    # A maximum that leaves out NaN is 0 here.
+    rows += [(f"zeros and one {value:#010x}", _with(zeros, k // 2, value)) for value in NAN_PAYLOADS]
+    # Their sum is NaN and not Inf.
+    rows.append(("both infinities", _with(_with(normal, 3, INFINITY_BITS), k - 4, INFINITY_BITS | SIGN)))
     rows += [
         (f"negative underflow below {big:#010x}", _with(np.full(k, SIGN | 1, np.uint32), 11, big))
         for big in (0x3F800000, FLT_MAX)
@@ -168,7 +136,7 @@ def _ties(rng: np.random.Generator, made: BlockFormat, exponents: Sequence[int])
     element, k = made.element, made.k
     largest, middles = element.max_value, np.array(ties(element))
     power = 2.0**element.max_exponent
-    tied, points = _parts(middles, k // 3 - 1), _parts(np.array(element.magnitudes), k - 1)
+    tied = _parts(middles, k // 3 - 1)
     for number in range(max(len(exponents), len(tied))):
         e = exponents[number % len(exponents)]
         scale, where = 2.0**e, f"X=2^{e}" + (" again" if number >= len(exponents) else "")
@@ -177,9 +145,6 @@ def _ties(rng: np.random.Generator, made: BlockFormat, exponents: Sequence[int])
             members = near(some[some < top] * scale)
             members = np.append(members, near(np.array([top]) * scale, 0))
             rows.append((f"ties {where} amax={top:g}X", fill(rng, members, k)))
-        held = points[number % len(points)]
-        top_too = held if held[-1] >= power else np.append(held, largest)
-        rows.append((f"grid {where}", fill(rng, near(top_too * scale, 0), k)))
         undone = near(some / element.prescale * scale)
         rows.append((f"ties of {Fraction(element.prescale)} {where}",
                      fill(rng, np.concatenate([undone, near(np.array([largest]) * scale, 0)]), k)))  # fmt: skip
