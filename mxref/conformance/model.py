@@ -28,7 +28,8 @@ __all__ = [
 ]  # fmt: skip
 
 CLAUSES = (
-    "packing.nibbles", "packing.bytes", "packing.scales", "formats.e2m1", "formats.fp8", "formats.e8m0",
+    "packing.nibbles", "packing.sixes", "packing.bytes", "packing.scales",
+    "formats.element", "formats.e2m1", "formats.fp6", "formats.fp8", "formats.e8m0",
     "conformance.capabilities", "conformance.arrays", "conventions.inputs", "conformance.protocol",
     "scale.amax", "scale.block.row", "scale.nonfinite", "scale.zero", "scale.clamp",
     *(f"scale.rule.{rule.value}" for rule in ScaleRule), "scale.rule.threshold", "scale.block.tile",
@@ -64,12 +65,12 @@ def element_clause(element: ElementFormat) -> str:
     own = f"formats.{element.name.lower()}"
     if own in CLAUSES:
         return own
-    return "formats.fp8" if element.bits == 8 else "formats.element"
+    return {6: "formats.fp6", 8: "formats.fp8"}.get(element.bits, "formats.element")
 
 
 def storage_clause(element: ElementFormat) -> str:
     """Return the clause of the order of an element's codes in bytes."""
-    return "packing.bytes" if element.bits == 8 else "packing.nibbles"
+    return {4: "packing.nibbles", 6: "packing.sixes", 8: "packing.bytes"}[element.bits]
 
 
 @dataclass(frozen=True)

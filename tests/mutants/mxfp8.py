@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mutants.mutant import Mutant
-from mutants.staged import Staged, staged
+from mutants.staged import Staged, decoding, staged
 from mxref import GemmProfile, Rounding, ScaleRule
 from mxref.block_dots import block_dots, values
 from mxref.formats import E2M1, E4M3, MXFP8_E4M3, MXFP8_E5M2
@@ -130,6 +130,17 @@ class AcceptsEveryFormat(Staged):
         return ReferenceBackend().plan(x, spec, **placement)
 
 
+def pairs_swapped(self, codes):
+    return pack(codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape), self.element)
+
+
+def decodes_no_subnormals(q, dtype):
+    element = q.format.element
+    codes = unpack(q.codes, element)
+    flushed = np.where(codes & (element.sign - 1) < 1 << element.mantissa_bits, codes & element.sign, codes)
+    return dequantize(replace(q, codes=pack(flushed.astype(np.uint8), element)), dtype)
+
+
 def _spans(q):
     """Return how many bits the magnitudes of each block span [rows, blocks]."""
     element, k = q.format.element, q.format.k
@@ -172,6 +183,12 @@ MXFP8_MUTANTS = (
            staged(prescale=lambda self, v: apply_prescale(v, E2M1)), formats=_E4M3),
     Mutant("bytes swapped", "packing.bytes", "codes written as 16-bit words of the other byte order",
            staged(pack=bytes_swapped), formats=_E4M3),
+    Mutant("sixes high bits first", "packing.sixes", "codes of six bits written from the other end",
+           staged(pack=pairs_swapped), formats=("mxfp6_e2m3",)),
+    Mutant("subnormals of FP6 decoded as zero", "formats.fp6", "a decoder that has no subnormals",
+           decoding(decodes_no_subnormals), ("dequantize",), formats=("mxfp6_e3m2",)),
+    Mutant("subnormals of E1M2 decoded as zero", "formats.element", "a decoder that has no subnormals",
+           decoding(decodes_no_subnormals), ("dequantize",), formats=("mxfp4_e1m2",)),
     Mutant("NaN codes as numbers", "formats.fp8", "a table of E4M3 with one more number",
            DecodesNanAsNumbers, ("dequantize",), formats=_E4M3),
     Mutant("Inf codes as NaN", "formats.fp8", "a decoder that knows one special value",

@@ -30,7 +30,6 @@ from mxref.steps.random import Stream
 _SIZES = ((1, 1), (3, 3), (33, 1), (130, 2), (7, 40))
 """Rows and units of the block axis."""
 _PROTOCOL = "conformance.protocol"
-_LAYOUTS = ("packing.nibbles", "packing.bytes", "packing.scales")
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class _Asked:
                 request.x, *stored, request.spec, self.ways.axis, names, request.rng, False
             )
             failure = found.failure
-            if failure and failure.clause in _LAYOUTS:
+            if failure and failure.clause in (storage_clause(self.plan.element), "packing.scales"):
                 failure = replace(
                     failure, check=title, message="; ".join([failure.message, *map(str.strip, found.hints)])
                 )
