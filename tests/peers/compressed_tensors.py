@@ -1,7 +1,8 @@
-"""compressed-tensors: the preset MXFP4A16, scales from `calculate_qparams`, stored by its MXFP4 compressor."""
+"""compressed-tensors: the presets MXFP4A16 and MXFP8A16, scales from `calculate_qparams`, stored by its compressors."""
 
 import torch
 from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
@@ -21,6 +22,15 @@ def quantizer(dtype):
         return state["weight_scale"].numpy()[:, 0], unpack(state["weight_packed"].numpy(), E2M1)
 
     return Quantizer(ScaleRule.EVEN, run, bfloat16=dtype is torch.bfloat16)
+
+
+def mxfp8(blocks, dtype):
+    """Scale bytes [N] and codes [N, 32] of E4M3 for float32 blocks [N, 32] as weights of a type."""
+    scheme = preset_name_to_scheme("MXFP8A16", ["Linear"])
+    weight = torch.from_numpy(blocks).to(dtype)
+    scale, _ = calculate_qparams(*torch.aminmax(weight, dim=-1), scheme.weights)
+    state = MXFP8QuantizationCompressor.compress({"weight": weight, "weight_scale": scale[:, None]}, scheme)
+    return state["weight_scale"].numpy()[:, 0], state["weight"].view(torch.uint8).numpy()
 
 
 def decode(scales):

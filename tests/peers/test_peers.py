@@ -28,7 +28,7 @@ from bench.records import newest, read
 from differential import assert_same_blocks, bits_of
 from mxref import MXArray, OperandSpec, Rounding, ScaleRule, Stream, dequantize, quantize
 from mxref.dialects import dialect
-from mxref.formats import E2M1, MXFP4
+from mxref.formats import E2M1, MXFP4, MXFP8_E4M3, MXFP8_E5M2
 from mxref.layouts.packed import pack, to_ml_dtypes, unpack
 from mxref.placement import Placement
 from mxref.steps.random import random_integers
@@ -57,7 +57,7 @@ def heavy_tailed(dtype=np.float32):
     return (rng.standard_t(2, (256, 1024)) * rows).astype(dtype)
 
 
-def torchao_quantize(x, rule):
+def torchao_quantize(x, rule, made=MXFP4):
     """Codes and scale bytes of torchao for float32 or bfloat16 rows."""
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
@@ -66,8 +66,9 @@ def torchao_quantize(x, rule):
     tensor = torch.from_numpy(x.astype(np.float32))
     if x.dtype == ml_dtypes.bfloat16:
         tensor = tensor.to(torch.bfloat16)
-    scales, packed = to_mx(tensor, torch.float4_e2m1fn_x2, 32, mode)
-    return unpack(packed.view(torch.uint8).numpy(), E2M1), scales.view(torch.uint8).numpy()
+    element = torch.float4_e2m1fn_x2 if made is MXFP4 else getattr(torch, made.element.dtype)
+    scales, packed = to_mx(tensor, element, 32, mode)
+    return unpack(packed.view(torch.uint8).numpy(), made.element), scales.view(torch.uint8).numpy()
 
 
 def tiny(amax, scales):
@@ -155,6 +156,24 @@ def test_torchao_decodes_every_code_at_every_scale_byte():
     np.testing.assert_array_equal(bits_of(got.numpy()), bits_of(dequantize(q)))
 
 
+@pytest.mark.clause(
+    "formats.mxfp8",
+    "scale.rule.floor",
+    "scale.rule.rceil",
+    "scale.rule.even",
+    "rounding.saturate",
+    evidence="peer",
+)
+@pytest.mark.parametrize("made", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_torchao_stores_the_same_crafted_blocks_of_mxfp8(rule, made):
+    q = quantize(BLOCKS, OperandSpec(format=made, scale_rule=rule))
+    same = FINITE & ~tiny(AMAX, q.scales[:, 0])
+    assert same.sum() > 2500
+    got = torchao_quantize(BLOCKS[same], rule, made)
+    assert_same_blocks(*got, q.codes[same], q.scales[same], NAMES[same])
+
+
 # ---- what torchao's release gets wrong ----
 
 
@@ -176,17 +195,20 @@ def test_torchao_still_applies_another_scale_than_it_stores_in_tiny_blocks(rule)
     np.testing.assert_array_equal((codes != want).any(axis=-1), nonzero)
 
 
-def test_torchao_still_takes_a_float32_log2_under_rceil():
-    """The byte is then one too small, and the largest elements saturate: just above 6 x 2^e for large |e|."""
+@pytest.mark.parametrize(("made", "furthest"), [(MXFP4, 34), (MXFP8_E4M3, 40), (MXFP8_E5M2, 40)], ids=str)
+def test_torchao_still_takes_a_float32_log2_under_rceil(made, furthest):
+    """The byte is then one too small, and the largest elements saturate: just above M x 2^e for large |e|."""
+    largest = int(np.float32(made.element.max_value).view(np.uint32)) & 0x7FFFFF
     biased = np.repeat(np.arange(2, 255), ULPS_OF_LOG2)
     ulps = np.tile(np.arange(1, ULPS_OF_LOG2 + 1), 253)
     x = np.zeros((len(biased), 32), np.float32)
-    x[:, 0] = (biased << 23 | 0x400000 + ulps).astype(np.uint32).view(np.float32)
-    want = quantize(x, OperandSpec(scale_rule="rceil")).scales[:, 0].astype(int)
-    lag = want - torchao_quantize(x, ScaleRule.RCEIL)[1][:, 0]
+    x[:, 0] = (biased << 23 | largest + ulps).astype(np.uint32).view(np.float32)
+    want = quantize(x, OperandSpec(format=made, scale_rule="rceil")).scales[:, 0].astype(int)
+    lag = want - torchao_quantize(x, ScaleRule.RCEIL, made)[1][:, 0]
     assert set(lag.tolist()) == {0, 1}
+    assert ulps[lag == 1].max() == furthest
     # |log2(amax / 6)| >= 64 is a multiple of 2^-17: one ulp above an integer is lost by any rounding.
-    far = (ulps == 1) & (np.abs(biased - 129) > 64) & (biased > 4)
+    far = (ulps == 1) & (np.abs(biased - 127 - made.element.max_exponent) > 64) & (want > 1)
     assert far.sum() > 100
     assert lag[far].all()
 
@@ -201,6 +223,12 @@ def test_torchao_still_stores_a_finite_scale_for_infinity_and_agrees_on_nan(rule
     assert infinite.sum() > 5
     assert (scales[nan] == 255).all()
     assert (scales[infinite] == (254 if rule is ScaleRule.RCEIL else 253)).all()
+    block = np.zeros((2, 32), np.float32)
+    block[:, :3] = [[np.nan, 1, -2], [np.inf, 1, -2]]
+    for made, byte, largest in ((MXFP8_E4M3, 0xF7, 0x7E), (MXFP8_E5M2, 0xF0, 0x7B)):
+        codes, scales = torchao_quantize(block, rule, made)
+        assert scales[:, 0].tolist() == [255, 254 if rule is ScaleRule.RCEIL else byte]
+        assert codes[:, 0].tolist() == [0x7F, largest]
 
 
 # ---- gfloat in float64: finite blocks. (In float32 its log2 is inexact; it refuses NaN.) ----
@@ -266,6 +294,33 @@ def test_gfloat_decodes_every_code_at_every_scale_byte():
     assert [decode_float(format_info_ocp_e8m0, b).fval for b in (0, 254)] == scale_value(
         np.uint8([0, 254])
     ).tolist()
+
+
+# ---- compressed-tensors ----
+
+
+@pytest.mark.clause("formats.mxfp8", "scale.rule.rceil", evidence="peer")
+@pytest.mark.parametrize(("dtype", "differ"), [(np.float32, 0), (ml_dtypes.bfloat16, 266)])
+def test_compressed_tensors_scales_mxfp8_as_rceil_but_for_one_amax(dtype, differ):
+    """It takes the next larger scale from 1.75 x 2^e on, RCEIL above it; normal blocks have that amax in bfloat16."""
+    x = cases.normal_blocks(65536).astype(dtype)
+    run = import_module("peers.compressed_tensors").mxfp8
+    scales, codes = run(x.astype(np.float32), torch.float32 if dtype is np.float32 else torch.bfloat16)
+    q = quantize(x, OperandSpec(format=MXFP8_E4M3, scale_rule="rceil"))
+    at_bound = (row_amax(x.astype(np.float32))[:, 0] & 0x7FFFFF) == 0x600000
+    assert at_bound.sum() == differ
+    assert_same_blocks(codes[~at_bound], scales[~at_bound, None], q.codes[~at_bound], q.scales[~at_bound])
+    np.testing.assert_array_equal(scales[at_bound], q.scales[at_bound, 0] + 1)
+
+
+def test_compressed_tensors_drops_the_sign_of_what_underflows():
+    """-2^-60 divided by the scale 2^100 is -0 in float32, and the sign of -0 is lost."""
+    x = np.zeros((1, 32), np.float32)
+    x[0, :3] = 4 * 2.0**100, -(2.0**-60), 2.0**-60
+    scales, codes = import_module("peers.compressed_tensors").FLOAT32.run(x)
+    q = quantize(x, OperandSpec(scale_rule="even"))
+    assert scales[0] == q.scales[0, 0]
+    assert (pack(codes, E2M1)[0, 0], q.codes[0, 0]) == (0x06, 0x86)
 
 
 # ---- ml_dtypes: elements. It has no block; its cast to E8M0 is no scale rule (0 becomes NaN). ----
