@@ -22,7 +22,7 @@ MIXED = {
 }  # fmt: skip
 KEYS = {
     "gemm": "ordered", "keep_bf16": ["head"],
-    "fprop": {"x": {"format": "mxfp8_e4m3"}},
+    "fprop": {"x": {"format": "mxfp6_e2m3"}},  # no kernels of a GPU multiply MXFP8 under `ordered`
     "dgrad": {"format": "bf16", "source": "fprop"},
     "wgrad": {"source": "fprop", "rounding": "sr", "gain": 1.25, "out": "bf16"},
 }  # fmt: skip

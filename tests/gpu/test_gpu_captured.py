@@ -89,10 +89,8 @@ def test_an_update_that_is_not_finite_is_left_out_on_the_gpu(spoiled):
     assert all(bool(torch.isfinite(t).all()) for t in weights.values())
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_an_x_that_is_prepared_for_several_layers_gives_the_bits_of_one_that_is_not(
-    compiled, monkeypatch, cases
-):
+def test_an_x_that_is_prepared_for_several_layers_gives_the_bits_of_one_that_is_not(monkeypatch, cases):
+    """A compiler merges the calls of layers with a common X; without one, each layer quantizes X itself."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     backend, found, folded = get_backend("triton"), [], []
     prepare = type(backend)._prepare
@@ -103,7 +101,7 @@ def test_an_x_that_is_prepared_for_several_layers_gives_the_bits_of_one_that_is_
                 backend, "_prepare", lambda *given, calls=calls: calls.append(1) or prepare(backend, *given)
             )
             monkeypatch.setattr(backend, "reads_left_layouts", reads)
-            found.append(trained("mxfp4_h16", 1, capture=True, compiled=compiled))
+            found.append(trained("mxfp4_h16", 1, capture=True, compiled=True))
             folded.append(len(calls))
     finally:
         torch.use_deterministic_algorithms(False)
