@@ -47,7 +47,7 @@ def with_one_element_less(product):
         ("NaN rows dropped", 1, 0),
         ("bfloat16 output truncated", 2, 4),
         ("exact with ties away", 2, 4),
-        ("exact's subnormals rounded twice", 2, 4),
+        ("exact's subnormals of float32 rounded twice", 2, 4),
         ("prescale undone twice", 1, 4),
         ("codes by a pointer", 1, 2),
         ("2^-127 multiplied off by one", 1, 2),

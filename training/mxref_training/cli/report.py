@@ -47,7 +47,7 @@ def report(folders: tuple[Path, ...], out: Path | None, csv_folder: Path | None)
       mxref report runs/fp8 runs/mxfp4 --out compared   two runs side by side
       mxref report runs/mxfp4 --csv tables              every table as CSV too
       mxref report runs/ladder                          the page of a ladder
-      mxref report runs/readings runs/paper_50m         contrasts over both ladders
+      mxref report runs/readings runs/paper_50m         contrasts over ladders
     """  # noqa: D301 - click takes \b for a paragraph that keeps its lines
     require("report", "torch", "matplotlib", "jinja2")
     from mxref.terminal import echo
