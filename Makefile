@@ -1,4 +1,5 @@
 # Every target makes the environment it needs, once: .venv, from constraints.txt.
+# With NEWEST=1 it is .venv-newest, with the newest releases on the package index; remove it to get newer ones.
 #
 #   make demo                        the main job on real text: a ladder of recipes and its report
 #   make demo DATA=a.jsonl VAL=b.jsonl
@@ -19,10 +20,14 @@ URL ?=
 REFS ?= main
 VERSION ?=
 
-BIN := .venv/bin
+NEWEST ?=
+
+VENV := .venv$(if $(NEWEST),-newest)
+BIN := $(VENV)/bin
+RELEASES := $(if $(NEWEST),,--constraint constraints.txt)
 # Tests of one file share what they compile and train, so a file stays in one process. tests/conftest.py orders the files.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-STAMP := .venv/.installed
+STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
@@ -34,10 +39,10 @@ help:  ## list the targets
 env: $(STAMP)  ## make .venv and install mxref into it, editable, with all that CPU work needs
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mxref needs Python 3.11 or newer; try make PYTHON=python3.12")'
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[numba,triton,training,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(RELEASES) torch
+	$(BIN)/pip install --quiet --disable-pip-version-check $(RELEASES) --editable '.[numba,triton,training,docs,dev]'
 	touch $@
 
 demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/report.html (DATA=, VAL=, MXREF_BACKEND=, OUT=)
@@ -45,7 +50,7 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 	    $(if $(TOKENIZER),--tokenizer '$(TOKENIZER)') --out '$(OUT)'
 
 # Many processes of the tests import the packages. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
-test: $(STAMP)  ## prove the bits, and everything around them
+test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the newest releases of PyTorch, Triton and the rest)
 	$(BIN)/python -m compileall -q mxref backends training
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
 
