@@ -50,20 +50,25 @@ def claim(results: Results, arm: str, against: str) -> float | None:
 def table(found: dict[str, Results]) -> Iterator[tuple[str, ...]]:
     """Yield the head and the rows."""
     heads = (head for name in found for head in (f"paper, {SHORT[name]}", SHORT[name]))
-    yield "nats per token", *heads, "both sizes", "pairs of this sign", "p"
+    yield "nats per token", "verdicts", *heads, "both sizes", "p"
     both = together(found.values())
     for name, label in SHOWN.items():
         row = both[name]
-        cells: list[str] = []
+        cells = [", ".join(verdict(results, name) for results in found.values())]
         for results in found.values():
             said = claim(results, row["arm"], row["against"])
             own = pooled(results, arm_of(results, row["arm"]), arm_of(results, row["against"]))
             assert own is not None
-            cells += ["DNC" if said is None else signed(said), spanned(own.estimate, own.low, own.high)]
+            cells += ["DNC" if said is None else signed(said), within(own.estimate, own.low, own.high)]
         loss = row["loss"]
-        whole = spanned(*(loss[key] for key in ("nats", "low", "high")))
+        whole = within(*(loss[key] for key in ("nats", "low", "high")))
         p = "<\N{NO-BREAK SPACE}0.001" if loss["corrected_p"] < 0.001 else f"{loss['corrected_p']:.3f}"
-        yield label, *cells, whole, f"{loss['same_sign']} of {len(loss['pairs'])}", p
+        yield label, *cells, whole, p
+
+
+def verdict(results: Results, name: str) -> str:
+    """Return the registered outcome of a contrast, or that none was registered."""
+    return next((str(row["outcome"]) for row in results["contrasts"] if row["name"] == name), "undeclared")
 
 
 def signed(nats: float, digits: int = 3) -> str:
@@ -71,6 +76,6 @@ def signed(nats: float, digits: int = 3) -> str:
     return f"{nats:+.{digits}f}".replace("-", "−")
 
 
-def spanned(nats: float, low: float, high: float) -> str:
-    """Return a difference with its interval."""
-    return f"{signed(nats)} ({signed(low)} to {signed(high)})"
+def within(nats: float, low: float, high: float) -> str:
+    """Return a difference with half of its interval."""
+    return f"{signed(nats)} ± {(high - low) / 2:.3f}"
