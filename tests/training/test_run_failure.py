@@ -71,9 +71,9 @@ def failed(tmp_path: Path, method: str, call: int, error: BaseException, **optio
 @pytest.mark.parametrize(
     ("method", "call", "said"),
     [
-        ("quantize_dual", 1, "quantize_dual (layer model.layers.0.self_attn.q_proj, x)"),
-        ("quantize_dual", 2, "quantize_dual (layer model.layers.0.self_attn.q_proj, w)"),
-        ("quantize_dual", 12, "quantize_dual (layer model.layers.0.mlp.down_proj, dy)"),
+        ("quantize_dual", 1, "quantize_dual (layer model.layers.0.self_attn.q_proj, w)"),
+        ("quantize_dual", 8, "quantize_dual (layer model.layers.0.self_attn.q_proj, x)"),
+        ("quantize_dual", 15, "quantize_dual (layer model.layers.0.mlp.down_proj, dy)"),
         ("scaled_gemm", 1, "scaled_gemm (layer model.layers.0.self_attn.q_proj, fprop)"),
         ("scaled_gemm", 8, "scaled_gemm (layer model.layers.0.mlp.down_proj, dgrad)"),
         ("scaled_gemm", 9, "scaled_gemm (layer model.layers.0.mlp.down_proj, wgrad)"),
@@ -139,7 +139,7 @@ def test_an_answer_of_the_wrong_kind_is_the_backends_failure(tmp_path: Path) -> 
 
     with pytest.raises(
         RunError,
-        match=r"backend 'nothing' failed in quantize_dual \(layer model.layers.0.self_attn.q_proj, x\): TypeErr",
+        match=r"backend 'nothing' failed in quantize_dual \(layer model.layers.0.self_attn.q_proj, w\): TypeErr",
     ):
         run(tmp_path / "run", "mxfp4", backend=Nothing())
 
