@@ -14,7 +14,7 @@ from typing import Any
 from mxref import get_backend
 from mxref.gemm import gemm_profile
 from mxref_torch import CapturedStep
-from mxref_torch.captured.runner import StepRunner
+from mxref_torch.captured.graph import StepRunner
 from mxref_training.config import find_recipe
 from mxref_training.distributed.ranks import connected, started_ranks
 from mxref_training.parallel import ParallelConfig

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from mxref_torch.captured.capture import capturing
+from mxref_torch.captured.graph import capturing
 
 FAILURES = 3
 

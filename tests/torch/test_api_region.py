@@ -15,7 +15,7 @@ import mxref_torch
 from mxref.recipe_files import recipe_from_table
 from mxref_torch import Handle, convert
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.optimizer_step.history import fp8_history
+from mxref_torch.optimizer_step import fp8_history
 
 RECIPES = {"SR": SR, "fp8": FP8, "mxfp4": PLAIN}
 

@@ -29,7 +29,7 @@ from torchtitan.distributed import fsdp
 from torchtitan.distributed import utils as distributed_utils
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 
-from mxref_torch.torchtitan.following import handles
+from mxref_torch.torchtitan.job import handles
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>"]
 

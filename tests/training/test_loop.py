@@ -26,7 +26,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref.steps.rounding import Rounding
 from mxref_torch.errors import LayerError
-from mxref_torch.optimizer_step.history import fp8_history
+from mxref_torch.optimizer_step import fp8_history
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.model.llama import Llama

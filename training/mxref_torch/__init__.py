@@ -5,7 +5,7 @@
 `record`, `find_nonfinite` and the two checks guard a run.
 """
 
-from mxref_torch.captured.outcome import StepOutcome
+from mxref_torch.captured.operations import StepOutcome
 from mxref_torch.captured.step import CapturedStep
 from mxref_torch.checks.census import check_census, expected_census
 from mxref_torch.checks.finite import find_nonfinite
@@ -17,10 +17,9 @@ from mxref_torch.conversion.convert import convert
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.conversion.region import recipe, weights_held
 from mxref_torch.errors import LayerError, ShadowError, StepError
-from mxref_torch.layer.gradient import sole_uses
-from mxref_torch.layer.linear import MXLinear
-from mxref_torch.optimizer_step.end import advance, restart
-from mxref_torch.shared.context import StepContext
+from mxref_torch.layer.linear import MXLinear, sole_uses
+from mxref_torch.optimizer_step import advance, restart
+from mxref_torch.step_context import StepContext
 
 __all__ = [
     "CapturedStep",

@@ -12,7 +12,7 @@ from mxref import GemmRole, get_backend
 from mxref.formats import BF16, FP8
 from mxref_torch import check_census, convert, expected_census
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.kinds import Bf16Operand
+from mxref_torch.layer.operands import Bf16Operand
 
 
 def chain():

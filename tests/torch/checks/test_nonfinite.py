@@ -15,7 +15,7 @@ from mxref_torch import find_nonfinite
 from mxref_torch.checks.finite import is_finite
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import Operand
+from mxref_torch.layer.operands import Operand
 
 
 class Spoil(torch.autograd.Function):

@@ -25,8 +25,8 @@ from mxref.recipe import GemmProfile
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import operators
+from mxref_torch.checks.recording import Names
 from mxref_torch.checks.shadowing import WHOLE_ELEMENTS, Shadow
-from mxref_torch.checks.watching import Names
 from mxref_torch.errors import LayerError, ShadowError
 
 try:

@@ -16,7 +16,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.roles import GemmRole
 from mxref_torch import LayerError, StepContext, check_census, operators
 from mxref_torch.checks import census
-from mxref_torch.layer import linear
+from mxref_torch.layer import state
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -50,7 +50,7 @@ def exchanged(field: str) -> Plant:
     """Give the operands of each GEMM each other's treatment, or each other's random stream."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = linear.layer_gemms
+        right = state.layer_gemms
 
         def planted(*given: Any) -> Any:
             gemms = right(*given)
@@ -58,7 +58,7 @@ def exchanged(field: str) -> Plant:
                 getattr(gemm, field).reverse()
             return gemms
 
-        patch.setattr(linear, "layer_gemms", planted)
+        patch.setattr(state, "layer_gemms", planted)
 
     return plant
 

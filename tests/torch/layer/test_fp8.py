@@ -19,7 +19,7 @@ from mxref_torch import (
     operators,
 )
 from mxref_torch.layer.fp8 import FORMATS, Fp8Scales, advance_scales, cast, scale_from_amax
-from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
+from mxref_torch.optimizer_step import fp8_history, load_fp8_history
 
 LIMITS = {"x": 448.0, "w": 448.0, "dy": 57344.0}
 DTYPES = {"x": ml_dtypes.float8_e4m3fn, "w": ml_dtypes.float8_e4m3fn, "dy": ml_dtypes.float8_e5m2}

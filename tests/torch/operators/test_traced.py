@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from mxref.recipe_files import recipe_from_table
 from mxref.reference import ReferenceBackend
 from mxref_torch import convert
-from mxref_torch.layer.function import LinearFunction
+from mxref_torch.layer.linear import LinearFunction
 from mxref_training.config import find_recipe
 
 MIXED = {"all": {"format": "fp8"}, "dgrad": {"format": "mxfp4"}, "wgrad": {"format": "bf16"}}

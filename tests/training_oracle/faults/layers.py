@@ -19,7 +19,7 @@ from mxref_torch import operators
 from mxref_torch.layer import fp8
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.shared.context import StepContext
+from mxref_torch.step_context import StepContext
 from mxref_training.model import llama
 from mxref_training.model.llama import RotaryTable
 from mxref_training.run import eager, loop

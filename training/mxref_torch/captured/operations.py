@@ -1,25 +1,112 @@
-"""The operations of a step, none of which waits for the device."""
+"""The operations of a step, none of which waits for the device, and the ranks that take the step together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mxref_torch.captured.outcome import StepOutcome
-from mxref_torch.captured.team import ALONE, Team
 from mxref_torch.conversion.region import weights_held
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
-from mxref_torch.layer.gradient import sole_uses
-from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.linear import MXLinear, sole_uses
 from mxref_torch.names import named_parameters
-from mxref_torch.optimizer_step.end import restart
-from mxref_torch.optimizer_step.masters import require_float32
-from mxref_torch.shared.context import StepContext
+from mxref_torch.optimizer_step import require_float32, restart
+from mxref_torch.step_context import StepContext
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The outcome of a step, read after it."""
+
+    step: int
+    losses: tuple[float, ...]
+    """The losses of the micro-batches, each divided by their number."""
+    norm: float
+    """The norm of all gradients before clipping; NaN if the loss is not finite."""
+    nonfinite: str = ""
+    """The first weight, in the order of the backward pass, whose gradient is not finite; else empty."""
+    widened: bool = False
+    """Whether the step was repeated, because an operand had left the range of the backend's fast GEMM."""
+
+    @property
+    def loss(self) -> float:
+        """The loss of the step."""
+        total = 0.0
+        for loss in self.losses:
+            total += loss
+        return total
+
+    @property
+    def updated(self) -> bool:
+        """Whether the weights were updated: loss and norm are finite."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class Survey(NamedTuple):
+    """The outcome of a step over all ranks: tensors on the device, the same on every rank."""
+
+    losses: Tensor
+    """Losses of all parts of the batch, in their order, float32."""
+    norm: Tensor
+    """Norm of all gradients; its values are float32 numbers. Clipping computes in its type."""
+    last: Tensor
+    """The largest index of a gradient that is not finite, else -1."""
+    exceeded: Tensor
+    """Whether an operand left the range of the backend's fast GEMM on any rank."""
+
+
+class Team:
+    """The ranks that take a step together; this class is for a single process.
+
+    A subclass adds over ranks. Its methods run inside a CUDA graph, so they may not wait for the device, and they are
+    called on every rank in the same order.
+    """
+
+    index = 0
+    """Number of this rank's part of each micro-batch."""
+    parts = 1
+    """How many parts a micro-batch has."""
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor that lies on this rank."""
+        return tensor
+
+    @contextmanager
+    def adding(self, last: bool) -> Iterator[None]:
+        """Run a backward pass in the block; after that of the last micro-batch, each gradient is the sum over ranks."""
+        yield
+
+    def survey(self, losses: Tensor, gradients: list[Tensor], exceeded: Tensor) -> Survey:
+        """Return the outcome of the step.
+
+        Args:
+            losses: of this rank's parts, float32.
+            gradients: of the parameters, in their order.
+            exceeded: whether an operand of this rank left the range.
+        """
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norm = torch.linalg.vector_norm(norms)
+        return Survey(losses, norm, last_nonfinite(norms), exceeded)
+
+    def share_scales(self, model: nn.Module) -> None:
+        """Set FP8's history on every rank to the largest magnitudes of all ranks."""
+
+
+def last_nonfinite(norms: Tensor) -> Tensor:
+    """Return the largest index of a norm that is not finite; -1 where all are."""
+    places = torch.arange(len(norms), device=norms.device)
+    return torch.where(torch.isfinite(norms), -1, places).max()
+
+
+ALONE = Team()
+"""A process alone."""
+
 
 LossFunction = Callable[..., Tensor]
 """Returns the mean loss of a micro-batch from the model and the micro-batch's tensors."""

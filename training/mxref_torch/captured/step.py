@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from mxref.errors import ShapeError, UnsupportedError
-from mxref_torch.captured.operations import LossFunction, StepOperations
-from mxref_torch.captured.outcome import StepOutcome
-from mxref_torch.captured.runner import StepRunner
-from mxref_torch.captured.team import ALONE, Team
+from mxref_torch.captured.graph import StepRunner
+from mxref_torch.captured.operations import ALONE, LossFunction, StepOperations, StepOutcome, Team
 from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.optimizer_step.end import restart
-from mxref_torch.shared.context import StepContext
+from mxref_torch.optimizer_step import restart
+from mxref_torch.step_context import StepContext
 
 
 @dataclass

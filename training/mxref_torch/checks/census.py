@@ -17,8 +17,7 @@ from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears, some
-from mxref_torch.shared.context import StepContext
-from mxref_torch.shared.schedule import recipe_by_layer
+from mxref_torch.step_context import StepContext, recipe_by_layer
 
 
 def expected_census(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mxref_torch.checks.watching import module_of
+from mxref_torch.checks.recording import module_of
 from mxref_torch.names import named_linears, named_modules, named_parameters
 
 

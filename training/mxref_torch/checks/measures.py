@@ -22,9 +22,8 @@ from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule, scale_code
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.layer.fp8 import FORMATS
-from mxref_torch.layer.kinds import Bf16Operand, BlockOperand, Fp8Operand
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import Operand
+from mxref_torch.layer.operands import Bf16Operand, BlockOperand, Fp8Operand, Operand
 
 _SLAB = 1 << 22
 """Elements compared at a time: float64 copies of a whole tensor would need several times its memory."""

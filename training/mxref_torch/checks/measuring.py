@@ -23,11 +23,10 @@ from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.checks.measures import Totals, as_rounded, finite, measure, percent
-from mxref_torch.checks.watching import module_of
+from mxref_torch.checks.recording import module_of
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import LayerGemm, Operand
-from mxref_torch.layer.reads import READERS
+from mxref_torch.layer.operands import READERS, LayerGemm, Operand
 from mxref_torch.names import named_linears
 
 Row = dict[str, Any]

@@ -4,25 +4,186 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mxref.arrays import as_array
 from mxref.backend import Backend
-from mxref.conformance.recorded import Call, Recording, check_name, save_recording
-from mxref_torch.checks.watching import (
-    Names,
-    machine,
-    module_of,
-    recorded_product,
-    recorded_quantization,
-    refuse_capture,
-    watched,
-    whole,
+from mxref.conformance.recorded import (
+    Call,
+    RecordedProduct,
+    RecordedQuantization,
+    Recording,
+    check_name,
+    save_recording,
 )
+from mxref.conformance.requests.product import Product
+from mxref.conformance.requests.quantization import Request
+from mxref.formats import Nonfinite
+from mxref.mxarray import MXArray
+from mxref.roles import OPERANDS, GemmRole
+from mxref_torch import operators
 from mxref_torch.errors import LayerError
-from mxref_torch.names import some
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears, some
 from mxref_torch.operators import Multiplied, Quantized
+
+Part = tuple[slice, slice]
+"""A rectangle of a matrix."""
+
+
+def recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -> RecordedQuantization:
+    """Return a part of a quantization as a recording holds it."""
+    request = _request(call, part)
+    return RecordedQuantization(where, request, *_answer(call, part, request.plan.length))
+
+
+def _request(call: Quantized, part: Part) -> Request:
+    """Return the quantization of a part of the matrix, at its place, with the values on the host."""
+    x = as_array(call.x.detach()[part].cpu().contiguous())
+    first = (part[0].start, part[1].start)
+    origin = tuple(o + f for o, f in zip(call.placement.origin or (0, 0), first, strict=True))
+    shape = call.placement.global_shape or tuple(call.x.shape)
+    # The policy "raise" has been applied already; here only the bits matter.
+    spec = replace(call.spec, nonfinite=Nonfinite.NAN_BLOCK)
+    return Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
+
+
+def _answer(call: Quantized, part: Part, length: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the answer's codes and scales of a part; `length` is the part's padded block axis."""
+    rows, along = part if call.axis == 1 else part[::-1]
+    made = call.q.format
+    codes = slice(made.code_bytes(along.start), made.code_bytes(along.start + length))
+    scales = slice(along.start // made.k, (along.start + length) // made.k)
+    return host(call.q.codes[rows, codes]), host(call.q.scales[rows, scales])
+
+
+def recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
+    """Return a part of a product, with the rows of the operands that it needs, as a recording holds it."""
+    a, b = (_rows(q, rows) for q, rows in zip((call.a, call.b), part, strict=True))
+    error_class = call.backend.capabilities.bounded_class
+    product = Product(a, b, call.profile, call.out_dtype, error_class=error_class)
+    return RecordedProduct(where, product, host(call.product[part]))
+
+
+def host(array: Any) -> NDArray[Any]:
+    """Return an array of any backend as a NumPy array of its own memory."""
+    if isinstance(array, torch.Tensor):
+        array = as_array(array.detach().cpu().contiguous())
+    return np.array(array)
+
+
+def whole(shape: tuple[int, ...]) -> Part:
+    """Return the rectangle that is all of a matrix."""
+    return slice(0, shape[0]), slice(0, shape[1])
+
+
+def _rows(q: MXArray, rows: slice) -> MXArray:
+    codes, scales = host(q.codes[rows]), host(q.scales[rows])
+    return MXArray(codes, scales, (len(codes), q.shape[1]), 1, q.block, q.prescale, q.rotation, q.format)
+
+
+class Names:
+    """The layers of a model by index, and which of them the operators work for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = {n: m for n, m in named_linears(model).items() if isinstance(m, MXLinear)}
+        if not layers:
+            raise LayerError(
+                "the model has no converted layer: call mxref_torch.convert(model, recipe) first"
+            )
+        self._names = {layer.index: name for name, layer in layers.items()}
+        self._sizes = {layer.index: (layer.in_features, layer.out_features) for layer in layers.values()}
+        self._context = next(iter(layers.values())).context
+        self._reading: tuple[int, str] | None = None
+        self.known = tuple(layers)
+        """Names of the converted layers."""
+
+    def reading(self, layer: int, tensor: str) -> None:
+        """Take note of the layer and the tensor that the next operators work for. Compiled layers do not tell."""
+        self._reading = layer, tensor
+
+    def of_quantization(self, call: Quantized) -> dict[str, str]:
+        """Return layer, role, tensor and step of a quantization, as far as they are known."""
+        stream, where = call.stream, self._step()
+        if stream is not None:
+            role, tensor = _operand(stream.operand)
+            where |= {"role": role, "tensor": tensor}
+            if call.random:
+                return where | self._layer(stream.layer)
+        if self._reading is None:
+            return where
+        layer, tensor = self._reading
+        inputs, outputs = self._sizes.get(layer, (-1, -1))
+        shape = {"x": (None, inputs), "w": (outputs, inputs), "dy": (None, outputs)}[tensor]
+        if any(want not in (None, got) for want, got in zip(shape, call.x.shape, strict=True)):
+            return where  # of a compiled layer, after one that is not
+        return where | self._layer(layer)
+
+    def of_product(self, role: str) -> dict[str, str]:
+        """Return layer, role and step of a GEMM, as far as they are known."""
+        return self._step() | (self._layer(self._reading[0]) if self._reading else {}) | {"role": role}
+
+    def _step(self) -> dict[str, str]:
+        """Return the step of the context: a treatment that draws nothing has the same stream at every step."""
+        return {"step": str(self._context.step)}
+
+    def _layer(self, index: int) -> dict[str, str]:
+        return {"layer": self._names.get(index, f"number {index}")}
+
+
+def _operand(number: int) -> tuple[str, str]:
+    return next((role.value, o.tensor) for role in GemmRole for o in OPERANDS[role] if o.id == number)
+
+
+@contextmanager
+def watched(watcher: operators.Watcher) -> Iterator[None]:
+    """Have the operators call a watcher during the block.
+
+    Raises:
+        LayerError: a CUDA graph is being captured, whose replays call nobody.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise LayerError("a CUDA graph replays kernels without Python, so a shadow or recording sees nothing: "
+                         "run the step without a graph")  # fmt: skip
+    operators.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        operators.watchers.remove(watcher)
+
+
+def refuse_capture(x: torch.Tensor) -> None:
+    """Raise LayerError where a CUDA graph is being captured: its replays would not be looked at."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise LayerError(
+            "a shadow or a recording cannot look into a CUDA graph, whose replays call no Python: "
+            "run the step without a graph, or without the shadow"
+        )
+
+
+def machine() -> dict[str, str]:
+    """Return the device and the version of torch, for a file that another machine reads."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__}
+
+
+def module_of(model: Any) -> nn.Module:
+    """Return the model of a handle that `convert` returned, and a model itself."""
+    found = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(found, nn.Module):
+        raise LayerError(
+            f"expected a model, or what mxref_torch.convert returned for it, got {type(model).__name__}"
+        )
+    return found
+
 
 MAX_BYTES = 1 << 30
 """Most bytes that a recording may hold."""

@@ -34,7 +34,7 @@ from mxref.formats import BlockFormat
 from mxref.recipe import GemmProfile, OperandSpec
 from mxref.steps.random import philox4x32
 from mxref.steps.rounding import Rounding
-from mxref_torch.checks.watching import (
+from mxref_torch.checks.recording import (
     Names,
     Part,
     machine,

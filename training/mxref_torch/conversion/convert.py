@@ -21,17 +21,14 @@ from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmOperand, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
-from mxref_torch.conversion.chosen import Filter, chosen_linears
+from mxref_torch.conversion.candidates import Filter, check_replaceable, check_sole_readers, chosen_linears
 from mxref_torch.conversion.coverage import Coverage, grouped, quantizes
-from mxref_torch.conversion.handle import Handle
-from mxref_torch.conversion.plain import keep_plain
-from mxref_torch.conversion.replaceable import check_replaceable, check_sole_readers
+from mxref_torch.conversion.handle import Handle, keep_plain
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears, widths
-from mxref_torch.optimizer_step.masters import check_master_weights
-from mxref_torch.shared.context import StepContext
-from mxref_torch.shared.schedule import RecipeSchedule, recipe_by_layer
+from mxref_torch.optimizer_step import check_master_weights
+from mxref_torch.step_context import RecipeSchedule, StepContext, recipe_by_layer
 
 
 def convert(

@@ -87,7 +87,7 @@ class Fp8Scales(nn.Module):
 
     Buffers, float32 [3] in the order of `FORMATS`: `scale`, in force during this step, `amax`, the largest so far
     in this step, and `limits`, the largest magnitudes of the formats. Under current scaling there are none. None is in
-    a state dict, which is that of `nn.Linear`; `mxref_torch.optimizer_step.history` saves the first two.
+    a state dict, which is that of `nn.Linear`; `mxref_torch.optimizer_step` saves the first two.
 
     Implements: fp8.delayed, fp8.current
     """

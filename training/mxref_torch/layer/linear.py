@@ -1,48 +1,38 @@
-"""The linear layer whose three GEMMs each run in the format that the recipe gives them.
+"""A linear layer of microscaled training: three GEMMs, six operands, and what the forward pass saves.
 
-Fprop Y = X W^T, Dgrad dX = dY W and Wgrad dW = dY^T X, each in BF16, FP8 or block formats, in any combination.
-Parameters stay float32 and never change format. Every operand is made when a GEMM needs it: from the tensor in high
-precision, or, under `source = "fprop"`, from the values of Fprop's. Forward saves X for Wgrad as Wgrad will read it, or
-as Fprop has read it: MXFP4 takes a quarter of BF16's memory, FP8 half.
+=====  ===========  ==========================  =======================
+GEMM   computes     reads, blocks along         runs in the
+=====  ===========  ==========================  =======================
+Fprop  Y = X W^T    X and W, inputs             forward pass
+Dgrad  dX = dY W    dY and W, outputs           backward pass
+Wgrad  dW = dY^T X  dY and X, tokens            backward pass
+=====  ===========  ==========================  =======================
+
+X, W and dY are each read by two GEMMs, along different axes: these are the six operands. Each GEMM has its own format,
+BF16, FP8 or blocks, in any combination. An operand is made when its GEMM needs it: from the tensor in high precision,
+or, under `source = "fprop"`, from the values of Fprop's operand. The Parameter stays float32 and never changes format.
+
+The forward pass saves X as Wgrad will read it, or, under that source, as Fprop has read it: MXFP4 takes a quarter of
+BF16's memory, FP8 half. It saves the weight itself, from which Dgrad's operand is made in the backward pass.
 """
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mxref.errors import DtypeError, ShapeError
-from mxref.placement import Placement
-from mxref.recipe import Fp8Scaling, Recipe
 from mxref.roles import OPERANDS, GemmRole
-from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.function import RECOMPUTED, LinearFunction
-from mxref_torch.layer.kinds import KINDS, layer_gemms
-from mxref_torch.layer.part import Split
-from mxref_torch.layer.reads import READERS, OperandMaker
-from mxref_torch.names import widths
-from mxref_torch.shared.context import StepContext, in_backward, repeated, stood_still
+from mxref_torch.layer.operands import READERS, LayerGemm, Operand, Reader, SourceTensor
+from mxref_torch.layer.state import RECOMPUTED, LayerState
 
 
-def _note_update(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """Give updated weights another version: fused optimizers, and those of bitsandbytes, leave it as it was."""
-    if not torch.compiler.is_compiling():
-        groups = [group["params"] for group in optimizer.param_groups]
-        torch.autograd.graph.increment_version([p for params in groups for p in params if p.grad is not None])
-
-
-register_optimizer_step_post_hook(_note_update)
-
-
-class MXLinear(OperandMaker):
+class MXLinear(LayerState):
     """A linear layer that holds the Parameters of the `nn.Linear`, or Transformers' `Conv1D`, that it replaces.
 
     Takes x [..., in_features] in float32 or bfloat16 and returns [..., out_features] in the same type; under
@@ -52,114 +42,12 @@ class MXLinear(OperandMaker):
     Implements: fp8.gemm, linear.formats
     """
 
-    scales_class = Fp8Scales
-    """What holds FP8's scales; a subclass may have the protocol of a framework."""
-
-    def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:
-        nn.Module.__init__(self)  # nn.Linear's own would allocate new weights
-        self.training = source.training
-        self.out_features, self.in_features = widths(source)
-        self.inputs_first = getattr(source, "inputs_first", not isinstance(source, nn.Linear))
-        self.weight, self.bias = source.weight, source.bias
-        self.context, self.index = context, index
-        self.census = operators.LayerCensus()
-        self.census.whole = context.census
-        context.layers.append(self.census)
-        self.tally = operators.register_census(self.census)
-        self.evaluation_tally = -self.tally
-        self._has_scales = False
-        self.split: Split | None = None
-        self.regions = dict.fromkeys(READERS, operators.WHOLE)
-        self.last_pass: tuple[Any, int, int, Recipe] | None = None
-        """The weight, its version, the step and the recipe of the last forward pass of training."""
-        self.switch(recipe)
-        self._join_schedule()
-
-    def _join_schedule(self) -> None:
-        if self.context.schedule is not None:
-            self.context.schedule.join(self.index, self)
-
-    def use(self, recipe: Recipe) -> None:
-        """Compute by another recipe from now on; the weight, the index in the random streams and the census stay.
-
-        Call it between optimizer steps, after `advance`. The history of FP8's scales starts anew: the first step uses
-        each tensor's own amax. Nothing happens if the layer has this recipe already.
-
-        Args:
-            recipe: the treatment of the three GEMMs. Its `keep_bf16` is not read.
-
-        Raises:
-            StepError: a backward pass has run since the last `advance`.
-        """
-        if self._has(recipe):
-            return
-        self.check_use(recipe)
-        if self._has_scales:
-            del self.fp8
-            self._has_scales = False
-        self.last_pass = None
-        self.switch(recipe)
-
-    def check_use(self, recipe: Recipe) -> None:
-        """Raise StepError if a change to this recipe is too late in the step; see `use`."""
-        if self.census.trained and not self._has(recipe):
-            raise StepError(
-                f"a layer's recipe changed inside the optimizer step {self.context.step}, of which a backward pass has "
-                "run: change it after mxref_torch.advance(model)"
-            )
-
-    def _has(self, recipe: Recipe) -> bool:
-        return replace(recipe, keep_bf16=self.recipe.keep_bf16) == self.recipe
-
-    def switch(self, recipe: Recipe, in_region: bool = False) -> None:
-        """Compute by another recipe from the next forward pass on; a backward pass has the recipe of its forward pass.
-
-        FP8's history stays, and goes on when a recipe with delayed scaling is used again.
-
-        Args:
-            recipe: the treatment of the three GEMMs.
-            in_region: whether it is that of a region, and the layer keeps a recipe of its own.
-        """
-        kinds = {recipe.kind(role) for role in GemmRole}
-        scales = None
-        if "fp8" in kinds and recipe.fp8_scaling is Fp8Scaling.CURRENT:
-            scales = Fp8Scales(recipe.fp8_scaling)
-        elif "fp8" in kinds:
-            scales = self.history()
-            scales.of_region &= in_region
-        self.recipe, self.in_region = recipe, in_region
-        self.marker = torch.tensor(int(recipe.digest[:12], 16), device="cpu")
-        self.gemms = layer_gemms(recipe, self.index, self.context, self.tally, scales)
-        self.evaluation = replace(self.gemms[GemmRole.FPROP], tally=self.evaluation_tally)
-        self.low_precision = kinds != {"bf16"}
-        self.draws = self.would_draw(recipe)
-        self.draws_by_place = self.draws and any(
-            spec.rounding is Rounding.SR and operand.tensor != "w"
-            for role in GemmRole
-            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True)
-        )
-
-    def history(self) -> Fp8Scales:
-        """Return the scales of delayed scaling, made for a region if the layer has none."""
-        if not self._has_scales:
-            self.fp8 = self.scales_class(Fp8Scaling.DELAYED, self.weight.device)
-            self.fp8.of_region = self._has_scales = True
-        return self.fp8
-
-    def would_draw(self, recipe: Recipe) -> bool:
-        """Return whether the layer draws random bits under a recipe."""
-        return any(
-            KINDS[recipe.kind(role)].draws(spec, self.context.backend)
-            for role in GemmRole
-            for spec in recipe.operands(role)
-        )
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias of the input x; under autocast x is cast first, as `nn.Linear` casts it."""
-        return self._run(input) if self.split is None else self.split.run(self._run, input)
+        return self._cast(input) if self.split is None else self.split.run(self._cast, input)
 
-    def _run(self, input: torch.Tensor) -> torch.Tensor:
-        x, device = input, input.device.type
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+        device = x.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             # Autocast would reach the products inside the operators too.
@@ -203,89 +91,211 @@ class MXLinear(OperandMaker):
         if self.census.listener is not None:
             self.census.listener(None, 0)
 
-    def check_pass(self) -> None:
-        """Check a forward pass of training. Nothing that it remembers decides what the layer computes.
+    def as_read(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the Parameter as [outputs, inputs], or a gradient [outputs, inputs] as the Parameter is."""
+        return weight.t().contiguous() if self.inputs_first else weight
 
-        Raises:
-            LayerError: a backward pass recomputes a forward pass that ran under another recipe.
-            StepError: the weight has changed since the forward pass before, and the step of random bits has not.
-        """
-        weight, context = self.weight, self.context
-        now = weakref.ref(weight), weight._version, context.step, self.recipe
-        if self.last_pass is not None:
-            known, version, step, recipe = self.last_pass
-            if in_backward() and recipe != self.recipe:
-                raise LayerError(RECOMPUTED)
-            if known() is weight and version != weight._version:
-                if step == context.step and self.draws:
-                    raise StepError(repeated(step))
-                if step == context.step and context.follows_schedule:
-                    raise StepError(stood_still(step))
-                # A handle that follows an optimizer closes the step itself.
-                if step != context.step or self.census.listener is None:
-                    context.note_next_step()
-        self.last_pass = now
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or a pickle, without a reference to the weight."""
-        return vars(self) | {"last_pass": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of `__getstate__`."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.release_weight()
-        self.census.whole = self.context.census
-        self._join_schedule()
-        # A copy counts for itself.
-        self.tally.copy_(operators.register_census(self.census))
-        self.evaluation_tally.copy_(-self.tally)
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._reopen()
-        self.context.reopen_step()
-
-    def _reopen(self) -> None:
-        """Forget the step and the version of the weight that it trained."""
-        self.release_weight()
-        self.last_pass = None
-
-    def lies_at(self, tensor: str, placement: Placement) -> None:
-        """Set which part of a larger layer's tensor this layer has, so that SR draws the bits of that part.
+    def operands(
+        self,
+        tensor: str,
+        values: torch.Tensor,
+        place: torch.Tensor,
+        gemms: Collection[LayerGemm],
+        observe: bool = False,
+    ) -> dict[GemmRole, Operand]:
+        """Return X, W or dY as each of the GEMMs reads it.
 
         Args:
             tensor: `x`, `w` or `dy`.
-            placement: origin and global shape, [outputs, inputs] for `w` and [tokens, features] for the others, whose
-                tokens the context places. The random stream is not read.
-
-        Raises:
-            LayerError: no such tensor.
-            ShapeError: not two axes.
+            values: its values, of high precision.
+            place: where the micro-batch lies in training.
+            gemms: the GEMMs that will read it, one or two of a layer with this weight.
+            observe: whether FP8's history takes note of it: in training, not in evaluation.
         """
-        if tensor not in READERS:
-            raise LayerError(f"no tensor of a linear layer is named {tensor!r}; take {', '.join(READERS)}")
-        self.regions[tensor] = operators.region_words(placement)
+        self._announce(tensor)
+        split = self.split
+        largest = None if split is None or tensor not in split.tensors else split.largest
+        source = SourceTensor(tensor, values, place, self.regions[tensor], largest)
+        by_role = {gemm.role: gemm for gemm in gemms}
+        readers: dict[type[Operand], list[Reader]] = {}
+        of_fprop: list[LayerGemm] = []
+        for role, which in READERS[tensor]:
+            gemm = by_role.get(role)
+            if gemm and gemm.source and which == 1:
+                of_fprop.append(gemm)
+            elif gemm:
+                readers.setdefault(gemm.kind, []).append((gemm, which))
+        made: dict[GemmRole, Operand] = {}
+        for kind, alike in readers.items():
+            operands = kind.make(source, alike)
+            if observe:
+                operands[0].observe(tensor, alike[0][0])
+            made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}
+        for gemm in of_fprop:
+            assert gemm.source is not None
+            first = made.get(GemmRole.FPROP)
+            if first is None:
+                first = self.operands(tensor, values, place, (gemm.source,))[GemmRole.FPROP]
+            made[gemm.role] = self.requantized(tensor, first, place, gemm)
+        return made
 
-    def take_part(self, split: Split) -> None:
-        """Compute a part of the layer, as `mxref_torch.layer.split.split_layer` has prepared it."""
-        whole = self.out_features, self.in_features
-        self.split = split
-        self.out_features, self.in_features = split.own(self.weight.detach()).shape
-        for tensor, placement in split.placements(whole).items():
-            self.lies_at(tensor, placement)
+    def requantized(self, tensor: str, first: Operand, place: torch.Tensor, gemm: LayerGemm) -> Operand:
+        """Return X or W as a backward GEMM reads it, made of the values of Fprop's operand `first`."""
+        assert gemm.source is not None
+        self._announce(tensor)
+        (_, which), (_, own) = READERS[tensor]
+        source = SourceTensor(tensor, first.values(gemm.source, which), place, self.regions[tensor])
+        return gemm.kind.make(source, [(gemm, own)])[0]
 
-    def advance(self, held: torch.Tensor | None = None) -> None:
-        """Close an optimizer step: compute the next FP8 scales, and hold no quantized weight.
+    def _announce(self, tensor: str) -> None:
+        """Tell watchers what the next operators read."""
+        if not torch.compiler.is_compiling():
+            for watcher in operators.watchers:
+                watcher.reading(self.index, tensor)
 
-        Args:
-            held: as in `Fp8Scales.advance`.
-        """
-        self.release_weight()
-        if self._has_scales:
-            self.fp8.advance(held)
+    def weight_operand(self, gemm: LayerGemm, weight: torch.Tensor, place: torch.Tensor) -> Operand:
+        """Return W as Fprop or Dgrad of training reads it: as the opened step holds it, or made of the Parameter."""
+        operand = gemm.held
+        if operand is None and gemm.source and gemm.source.held:
+            operand = self.requantized("w", gemm.source.held, place, gemm)
+        elif operand is None:
+            operand = self.operands("w", self.as_read(weight), place, (gemm,))[gemm.role]
+        operand.observe("w", gemm)
+        return operand
 
-    def restart(self) -> None:
-        """Forget this step's quantized weights and FP8 history: the step is done over."""
-        self._reopen()
-        if self._has_scales:
-            self.fp8.restart()
+    def hold_weight(self) -> list[LayerGemm]:
+        """Make W for Fprop and Dgrad of all micro-batches of a step, and return the GEMMs that now hold it."""
+        # A part of a split weight is not the Parameter itself.
+        if hasattr(self.weight, "to_local"):
+            return []
+        gemms = [self.gemms[role] for role in (GemmRole.FPROP, GemmRole.DGRAD)]
+        gemms = [gemm for gemm in gemms if gemm.kind.worth_holding]
+        weight = self.as_read(self.weight.detach())
+        made = self.operands("w", weight, self.context.place, gemms)
+        for gemm in gemms:
+            gemm.held = made[gemm.role].prepared(gemm, weight.shape[OPERANDS[gemm.role][1].axis])
+        return gemms
+
+
+class LinearFunction(torch.autograd.Function):
+    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
+
+    No torch function called here may return one of its own arguments (see `operands.cast`): no cast to the same type,
+    no operation in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
+    ) -> torch.Tensor:
+        """Return Y, and save what the backward pass reads."""
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        fprop, wgrad = layer.gemms[GemmRole.FPROP], layer.gemms[GemmRole.WGRAD]
+        keeper = wgrad.source or wgrad  # the GEMM whose X is saved
+        x_as = layer.operands("x", x, place, (fprop, keeper) if needs_dw else (fprop,), observe=True)
+        kept = x_as[keeper.role].saved() if needs_dw else ()
+        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
+        marker = None if torch.compiler.is_compiling() else layer.marker
+        ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
+        ctx.marker = marker
+        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
+        ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
+        w = layer.weight_operand(fprop, weight, place)
+        return x_as[GemmRole.FPROP].product(w, fprop, layer.in_features, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        """Return dX and dW where they are needed, by the recipe of the forward pass."""
+        layer, (x_dtype, w_dtype) = ctx.layer, ctx.dtypes
+        place, marker, weight, *kept = ctx.saved_tensors
+        _check_recomputation(ctx, marker, place)
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        dgrad, wgrad = ctx.gemms[GemmRole.DGRAD], ctx.gemms[GemmRole.WGRAD]
+        reading = [*([dgrad] if needs_dx else []), *([wgrad] if needs_dw else [])]
+        dy_as = layer.operands("dy", dy, place, reading, observe=True)
+        dx = dw = None
+        if needs_dx:
+            w = layer.weight_operand(dgrad, weight, place)
+            dx = dy_as[GemmRole.DGRAD].product(w, dgrad, layer.out_features, x_dtype)
+        if needs_dw:
+            x = (wgrad.source or wgrad).kind(*kept)
+            if wgrad.source:
+                x = layer.requantized("x", x, place, wgrad)
+            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer, wgrad)
+            if gradient is None:
+                dw = layer.as_read(dy_as[GemmRole.WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
+            else:
+                dy_as[GemmRole.WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
+        return dx, dw, None, None
+
+
+def _check_recomputation(ctx: Any, marker: Any, place: torch.Tensor) -> None:
+    """Check that activation checkpointing, where it computed a forward pass again, computed the same.
+
+    Args:
+        ctx: has the marker of the recipe and the place of the micro-batch in the forward pass, where they count.
+        marker: the saved one, the same tensor unless that was saved anew.
+        place: likewise.
+
+    Raises:
+        LayerError: the recipes differ.
+        StepError: the places differ, which decide random bits.
+    """
+    if ctx.marker is not None and ctx.marker is not marker and not torch.equal(ctx.marker, marker):
+        raise LayerError(RECOMPUTED)
+    if ctx.place is not None and ctx.place is not place:
+        (step, token, _), (again, at, _) = forward, recomputed = ctx.place.tolist(), place.tolist()
+        if forward != recomputed:
+            raise StepError(
+                f"activation checkpointing computed a forward pass again at another place (step {again}, token {at}) "
+                f"than it ran at (step {step}, token {token}), with other random bits: run the backward pass of each "
+                "micro-batch before the next forward pass, and once"
+            )
+
+
+def _held_gradient(node: Any, layer: MXLinear, wgrad: LayerGemm) -> torch.Tensor | None:
+    """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
+    weight = layer.context.sole_uses.get(node)
+    if weight is None or not wgrad.kind.adds_in_place or not wgrad.plain or layer.inputs_first:
+        return None
+    # Hooks need a real gradient.
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return None
+    held = weight.grad
+    if held is None or held.layout is not torch.strided or held.requires_grad:
+        return None
+    return held if held.dtype is torch.float32 and held.is_contiguous() else None
+
+
+def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
+    """Map each node of a linear layer that is its weight's only reader to that weight.
+
+    Assign the result to `handle.sole_uses`. The backward pass of this graph then adds each Wgrad product of a
+    block format to the existing `.grad` and gives autograd nothing to add. Autograd still adds a gradient that does
+    not exist yet, is not float32 and contiguous, or has hooks, and it adds everything in compiled code. Take gradients
+    by `backward()` of the whole graph: `torch.autograd.grad` would get none for these weights.
+
+    Args:
+        loss: a tensor with a graph, that of one micro-batch.
+    """
+    # Of several readers autograd first sums the gradients, and then adds the sum: added one by one they would be
+    # rounded in another order.
+    readers: dict[Any, list[Any]] = defaultdict(list)
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for source, _ in node.next_functions:
+            if hasattr(source, "variable"):
+                readers[source].append(node)
+            else:
+                waiting.append(source)
+    return {
+        nodes[0]: leaf.variable
+        for leaf, nodes in readers.items()
+        if len(nodes) == 1
+        and isinstance(getattr(nodes[0], "layer", None), MXLinear)
+        and nodes[0].next_functions[1][0] is leaf
+    }

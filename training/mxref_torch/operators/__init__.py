@@ -5,14 +5,24 @@ treatment of an operand as compact JSON. GEMMs are counted where they run, and n
 asked for: a compiled graph that drops or replaces one cannot hide it from the census.
 """
 
+from mxref_torch.operators.blocks import (
+    add_product,
+    dequantize,
+    gained,
+    prepare,
+    quantize,
+    quantize_dual,
+    scaled_gemm,
+)
 from mxref_torch.operators.dense import dense_gemm
-from mxref_torch.operators.products import add_product, dequantize, gained, prepare, scaled_gemm
-from mxref_torch.operators.quantization import quantize, quantize_dual
 from mxref_torch.operators.registry import (
     WHOLE,
     Census,
     Gemm,
     LayerCensus,
+    Multiplied,
+    Quantized,
+    Watcher,
     block_format,
     device_step,
     draws,
@@ -27,8 +37,8 @@ from mxref_torch.operators.registry import (
     spec_text,
     step_place,
     stream_words,
+    watchers,
 )
-from mxref_torch.operators.watch import Multiplied, Quantized, Watcher, watchers
 
 __all__ = [
     "WHOLE",

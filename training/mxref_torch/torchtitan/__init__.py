@@ -15,9 +15,7 @@ except ImportError as err:
         "pip install 'mxref[torchtitan]'"
     ) from err
 
-from mxref_torch.torchtitan.checkpoints import MXCheckpointManager
-from mxref_torch.torchtitan.converter import MXLinearConverter
-from mxref_torch.torchtitan.following import follow
-from mxref_torch.torchtitan.layer import ModuleMXLinear
+from mxref_torch.torchtitan.converter import ModuleMXLinear, MXLinearConverter
+from mxref_torch.torchtitan.job import MXCheckpointManager, follow
 
 __all__ = ["MXCheckpointManager", "MXLinearConverter", "ModuleMXLinear", "follow"]

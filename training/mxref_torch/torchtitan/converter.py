@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from torchtitan.components.quantization import QuantizationConverter
+from torchtitan.config.override import derive
+from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model import BaseModel
+from torchtitan.protocols.module import Module
+from torchtitan.tools.logging import logger
 
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
-from mxref_torch.torchtitan.model import converted_config
+from mxref_torch.conversion.convert import convert
+from mxref_torch.errors import LayerError
+from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import named_linears
+from mxref_torch.step_context import StepContext
+from mxref_torch.torchtitan.job import RECIPE, prepare, require_whole_layers
 
 
 class MXLinearConverter(QuantizationConverter):
@@ -59,5 +74,114 @@ class MXLinearConverter(QuantizationConverter):
         load_recipe(config.recipe)  # an unknown one is refused before a model is built
 
     def convert(self, model_config: BaseModel.Config) -> BaseModel.Config:
-        """Return the configuration of the converted model; its class is a subclass of the given one."""
-        return converted_config(model_config, self.config)
+        """Return the configuration of the converted model; its class is a subclass of the given one.
+
+        Raises:
+            LayerError: a configuration that is converted already.
+        """
+        if hasattr(model_config, "mxref"):
+            raise LayerError(
+                "the model's configuration has an MXLinearConverter already; give one recipe with `layers`"
+            )
+        target: Any = _converted_class(type(model_config)._owner).Config
+        return derive(model_config, target, mxref=self.config)
+
+
+@functools.cache
+def _converted_class(model: Any) -> Any:
+    """Return the subclass of a model class that converts itself; torchtitan's own converters make classes so too."""
+
+    class Converted(model):
+        @dataclass(kw_only=True, slots=True)
+        class Config(model.Config):
+            mxref: Any
+
+            def update_from_config(self, *, config: Any, **given: Any) -> None:
+                model.Config.update_from_config(self, config=config, **given)
+                if (training := getattr(config, "training", None)) is not None:
+                    prepare(config)
+                    if self.mxref.steps is None:
+                        self.mxref = replace(self.mxref, steps=training.steps)
+
+        def __init__(self, config: Any) -> None:
+            model.__init__(self, config)
+            _convert(self, config.mxref)
+
+    Converted.__name__ = Converted.__qualname__ = f"MX{model.__name__}"
+    Converted.__doc__ = f"{model.__name__} with linear layers that compute by a recipe of mxref."
+    return Converted
+
+
+def _convert(model: BaseModel, conversion: MXLinearConverter.Config) -> None:
+    chosen = chosen_names(named_linears(model), conversion)
+    # torchtitan builds on the meta device, where the places and recipes of the layers would have no values.
+    with torch.device("cpu"):
+        handle = convert(
+            model,
+            conversion.recipe,
+            filter_fn=lambda _, name: name in chosen,
+            backend=conversion.backend,
+            seed=conversion.seed,
+            steps=conversion.steps,
+            layer_class=ModuleMXLinear,
+        )
+    vars(model)[RECIPE] = load_recipe(conversion.recipe).digest
+    logger.info(f"mxref: {handle!r}")
+
+
+def chosen_names(names: Collection[str], conversion: MXLinearConverter.Config) -> set[str]:
+    """Return the names of the layers that a converter's configuration chooses.
+
+    Raises:
+        LayerError: an entry that matches no layer, or no layer left.
+    """
+    wanted = _matched(names, conversion.fqns, "fqns") if conversion.fqns else set(names)
+    recipe = load_recipe(conversion.recipe)
+    chosen = {
+        name
+        for name in wanted - _matched(names, conversion.filter_fqns, "filter_fqns")
+        if not recipe.keeps(name)
+    }
+    if not chosen:
+        raise LayerError(
+            f"fqns, filter_fqns and keep_bf16 leave none of {len(names)} linear layers to convert"
+        )
+    return chosen
+
+
+def _matched(names: Collection[str], entries: Collection[str], key: str) -> set[str]:
+    found: set[str] = set()
+    for entry in entries:
+        glob = set(entry) & set("*?[")
+        some = {name for name in names if (fnmatchcase(name, entry) if glob else entry in name)}
+        if not some:
+            raise LayerError(
+                f"{key}: {entry!r} matches no linear layer; the first is named {next(iter(names))!r}"
+            )
+        found |= some
+    return found
+
+
+_GIVEN = ("_param_init", "_sharding_config")
+"""What `Linear.Config.build` of torchtitan sets on a layer."""
+
+
+class ModuleFp8Scales(Fp8Scales, Module):
+    """FP8's scales: `Module.init_states` calls their `reset_parameters` once they have memory."""
+
+
+class ModuleMXLinear(MXLinear, Module):
+    """The converted form of torchtitan's `Linear`, with its initialisation and its keys in checkpoints."""
+
+    scales_class = ModuleFp8Scales
+
+    def __init__(self, source: nn.Linear, recipe: Recipe, context: StepContext, index: int) -> None:
+        super().__init__(source, recipe, context, index)
+        for name in _GIVEN:
+            if name in vars(source):
+                setattr(self, name, vars(source)[name])
+
+    def parallelize(self, parallel_dims: ParallelDims) -> None:
+        """Declare the layout of the weight to torchtitan; UnsupportedError where the layer would not be whole."""
+        require_whole_layers(parallel_dims.tp, parallel_dims.spmd_backend)
+        super().parallelize(parallel_dims)

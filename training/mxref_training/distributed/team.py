@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mxref_torch.captured.team import ALONE, Survey, Team, last_nonfinite
+from mxref_torch.captured.operations import ALONE, Survey, Team, last_nonfinite
 from mxref_training.distributed.amax import share_amax
 from mxref_training.distributed.gradients import own_norms
 from mxref_training.distributed.replicas import Replicas

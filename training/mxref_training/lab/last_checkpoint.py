@@ -18,7 +18,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch.conversion.convert import require_supported
-from mxref_torch.optimizer_step.history import load_fp8_history
+from mxref_torch.optimizer_step import load_fp8_history
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.documents import iter_labelled, survey

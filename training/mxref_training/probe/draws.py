@@ -20,7 +20,7 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.checks.measures import as_rounded
-from mxref_torch.layer.operand import LayerGemm, Operand
+from mxref_torch.layer.operands import LayerGemm, Operand
 from mxref_training.probe.bounds import plain_bound, relative_gap, rotated_bound
 from mxref_training.probe.layer import Captured, Row, treatment
 from mxref_training.probe.products import exact_product

@@ -18,10 +18,8 @@ from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.checks.measures import Rounded, as_rounded
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.kinds import BlockOperand, layer_gemms
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.layer.operand import LayerGemm, Operand
-from mxref_torch.layer.reads import READERS
+from mxref_torch.layer.operands import READERS, BlockOperand, LayerGemm, Operand, layer_gemms
 from mxref_training.probe.mean import MeanSplit
 from mxref_training.probe.products import ProductError, exact_product
 from mxref_training.probe.split import ErrorSplit, at_once

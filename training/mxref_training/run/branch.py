@@ -10,7 +10,7 @@ import mxref_torch
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.optimizer_step.history import fp8_history
+from mxref_torch.optimizer_step import fp8_history
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama

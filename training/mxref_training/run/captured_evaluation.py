@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mxref_torch import operators
-from mxref_torch.captured.capture import capturing
+from mxref_torch.captured.graph import capturing
 from mxref_training.data import sequential_batches
 from mxref_training.model.llama import Llama
 from mxref_training.run.evaluate import Evaluation, LossSum, evaluate, loss_of, undisturbed

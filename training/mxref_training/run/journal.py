@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mxref_torch.shared.schedule import RecipeSchedule
+from mxref_torch.step_context import RecipeSchedule
 from mxref_training.config import TrainConfig
 from mxref_training.run.evaluate import Evaluation
 from mxref_training.run.folder import RunFolder

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from mxref.formats import BF16
 from mxref.recipe import OperandSource, Recipe
 from mxref.roles import GemmRole
-from mxref_torch.layer.kinds import KINDS
+from mxref_torch.layer.operands import KINDS
 from mxref_training.config import Compile, Recompute, TrainConfig
 from mxref_training.dimensions import ModelConfig
 from mxref_training.distributed.share import ONE

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mxref.errors import MxrefError
-from mxref_torch.optimizer_step.history import fp8_history, load_fp8_history
+from mxref_torch.optimizer_step import fp8_history, load_fp8_history
 from mxref_training.data import SampleLoader
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import CheckpointError

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mxref_torch import CapturedStep, StepContext, StepOutcome
-from mxref_torch.captured.team import ALONE as TEAM_ALONE
-from mxref_torch.captured.team import Team
+from mxref_torch.captured.operations import ALONE as TEAM_ALONE
+from mxref_torch.captured.operations import Team
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.share import ALONE, Share
 from mxref_training.model.llama import Llama

@@ -19,7 +19,7 @@ from mxref.roles import GemmRole
 from mxref.steps.hadamard import SIZES
 from mxref_torch.errors import StepError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.shared.context import StepContext, in_backward
+from mxref_torch.step_context import StepContext, in_backward
 
 STEP_TOKENS = 1 << 30
 """Tokens that a step is laid out for, over all ranks. Fixed, so that bits do not depend on the number of tokens."""

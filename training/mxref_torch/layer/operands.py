@@ -1,27 +1,162 @@
-"""The kinds of operands: a class for BF16, for FP8 and for block formats, which makes, keeps and multiplies them."""
+"""The operands of a layer's three GEMMs: a class for BF16, for FP8 and for block formats.
+
+Each class makes a tensor into what its GEMM reads, says what forward saves of it, and multiplies two of its kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from mxref.backend import Backend
 from mxref.formats import BlockFormat, OperandFormat
-from mxref.recipe import OperandSource, OperandSpec, Recipe
+from mxref.recipe import GemmProfile, OperandSource, OperandSpec, Recipe, ResultType
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.layer.fp8 import Fp8Scales
-from mxref_torch.layer.operand import LayerGemm, Operand, Reader, SourceTensor
-from mxref_torch.shared.context import StepContext
+from mxref_torch.step_context import StepContext
+
+READERS = {
+    "x": ((GemmRole.FPROP, 0), (GemmRole.WGRAD, 1)),
+    "w": ((GemmRole.FPROP, 1), (GemmRole.DGRAD, 1)),
+    "dy": ((GemmRole.DGRAD, 0), (GemmRole.WGRAD, 0)),
+}
+"""The two GEMMs that read a tensor, along axis 1 and along axis 0, and which of their operands it is."""
+
+
+@dataclass(eq=False)
+class LayerGemm:
+    """One of a layer's three GEMMs: how its operands are made and multiplied."""
+
+    role: GemmRole
+    kind: type[Operand]
+    """The class of its two operands."""
+    texts: list[str]
+    """Treatments of the two operands, from `spec_text`."""
+    streams: list[torch.Tensor]
+    """Their random streams, from `stream_words`."""
+    by_layer: list[bool]
+    """Whether their random bits are the layer's own."""
+    profile: GemmProfile
+    context: StepContext
+    tally: torch.Tensor | None
+    """The layer's census, from `register_census`; None counts nowhere."""
+    scales: Fp8Scales | None
+    """The scales of a layer with FP8."""
+    lays_out_first: bool
+    """Whether the backend's GEMM reads a layout of its first operand too."""
+    gain: float
+    """By which the product is multiplied, a float32."""
+    out: ResultType
+    """The type to which the product is rounded."""
+    source: LayerGemm | None = None
+    """Fprop, where the second operand is made of the values of Fprop's operand; None: it is made of the tensor."""
+    held: Operand | None = None
+    """W, where the step was opened by `mxref_torch.weights_held`; None: it is made of the weight each time."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the product is the result: it has no gain, and no type of its own."""
+        return self.gain == 1 and self.out is ResultType.TENSOR
+
+
+Reader = tuple[LayerGemm, int]
+"""A GEMM that reads a tensor, and which of its operands the tensor is."""
+
+
+@dataclass(eq=False)
+class SourceTensor:
+    """A tensor from which operands are made, and where it lies."""
+
+    tensor: str
+    """`x`, `w` or `dy`."""
+    values: torch.Tensor
+    """[tokens, features], or the weight [outputs, inputs]."""
+    place: torch.Tensor
+    """Step and tokens, from `step_place`."""
+    region: torch.Tensor
+    """Place in the layer's whole tensor, from `region_words`."""
+    largest: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Returns the largest amax over the ranks that have the other parts of the tensor; None: there are none."""
+
+
+class Operand(ABC):
+    """An operand as its GEMM reads it. It is made anew of what `saved` returns, by its class."""
+
+    adds_in_place: ClassVar[bool] = False
+    """Whether `multiply_onto` exists for this kind."""
+    worth_holding: ClassVar[bool] = True
+    """Whether `mxref_torch.weights_held` holds W of this kind."""
+
+    @abstractmethod
+    def __init__(self, *saved: torch.Tensor) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
+        """Return a tensor as each of one or two GEMMs of this kind reads it, in their order."""
+
+    @classmethod
+    @abstractmethod
+    def element_bytes(cls, format: OperandFormat) -> float:
+        """Return the bytes that a saved operand takes per element, its scales included."""
+
+    @classmethod
+    def draws(cls, spec: OperandSpec, backend: Backend) -> bool:
+        """Return whether an operand depends on the step's random bits."""
+        return False
+
+    @abstractmethod
+    def saved(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that forward saves so that backward can multiply this operand."""
+
+    def observe(self, tensor: str, gemm: LayerGemm) -> None:  # noqa: B027 - most kinds have no history
+        """Record in the layer's history of scales, if there is one, that training read this operand."""
+
+    def prepared(self, gemm: LayerGemm, length: int) -> Self:
+        """Return a second operand with the layout that the backend's GEMM reads, if it has one."""
+        return self
+
+    def values(self, gemm: LayerGemm, which: int) -> torch.Tensor:
+        """Return the values of Fprop's operand number `which`, float32; block formats alone have it."""
+        raise NotImplementedError
+
+    def product(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the product times the gain, rounded to the GEMM's output type; the rest as in `multiply`."""
+        if gemm.plain:
+            return self.multiply(other, gemm, length, dtype)
+        if gemm.gain != 1:
+            product = self.multiply(other, gemm, length, torch.float32)
+            name = str(dtype).removeprefix("torch.")
+            gained: torch.Tensor = operators.gained(product, gemm.gain, gemm.out is ResultType.BF16, name)
+            return gained
+        return cast(self.multiply(other, gemm, length, torch.bfloat16), dtype)
+
+    @abstractmethod
+    def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the product of the first operand with the second, [M, N].
+
+        Args:
+            other: the second operand.
+            gemm: the GEMM.
+            length: its contraction length.
+            dtype: of the result, float32 or bfloat16.
+        """
+
+    def multiply_onto(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
+        """Add the product to a contiguous float32 array [M, N] in place; the rest as in `multiply`."""
+        raise NotImplementedError
 
 
 class Bf16Operand(Operand):
-    """A tensor in bfloat16."""
+    """A tensor in bfloat16, which both of its GEMMs read."""
 
     worth_holding = False
 
@@ -38,11 +173,6 @@ class Bf16Operand(Operand):
         """Return the bytes of a bfloat16: 2."""
         return 2.0
 
-    @classmethod
-    def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
-        """Take the tensors of `saved`."""
-        return cls(*tensors)
-
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return the data."""
         return (self.data,)
@@ -53,7 +183,7 @@ class Bf16Operand(Operand):
 
 
 class Fp8Operand(Operand):
-    """A tensor in FP8 under one scale. All roles read it alike."""
+    """A tensor in FP8 under one scale, which both of its GEMMs read."""
 
     def __init__(self, data: torch.Tensor, inverse: torch.Tensor, amax: torch.Tensor | None = None) -> None:
         self.data, self.inverse, self.amax = data, inverse, amax
@@ -61,19 +191,13 @@ class Fp8Operand(Operand):
     @classmethod
     def make(cls, source: SourceTensor, readers: Sequence[Reader]) -> Sequence[Self]:
         """Round once for all readers, under the scale in force."""
-        return [cls(*_scales(readers[0][0]).quantize(source.tensor, source.values, source.largest))] * len(
-            readers
-        )
+        quantized = _scales(readers[0][0]).quantize(source.tensor, source.values, source.largest)
+        return [cls(*quantized)] * len(readers)
 
     @classmethod
     def element_bytes(cls, format: OperandFormat) -> float:
         """Return the bytes of an element: 1, because the scale is one number for the whole tensor."""
         return 1.0
-
-    @classmethod
-    def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
-        """Take the tensors of `saved`."""
-        return cls(*tensors)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return the data and fl32(1 / scale)."""
@@ -110,7 +234,7 @@ class BlockOperand(Operand):
         where = source.region, source.tensor != "w"
         if len(readers) == 2:
             row_codes, row_scales, *column = operators.quantize_dual(*given, *texts, *streams, *where)
-            made = [cls(row_codes, row_scales), cls.restored(column)]
+            made = [cls(row_codes, row_scales), cls(*column)]
         else:
             ((gemm, which),) = readers
             axis = OPERANDS[gemm.role][which].axis
@@ -131,12 +255,6 @@ class BlockOperand(Operand):
         """Return whether the signs or the rounding are random."""
         signs = spec.signs in (SignPolicy.PER_STEP, SignPolicy.PER_STEP_LAYER)
         return signs or (spec.rounding is Rounding.SR and not backend.capabilities.native_sr)
-
-    @classmethod
-    def restored(cls, tensors: Sequence[torch.Tensor]) -> Self:
-        """Take the tensors of `saved`."""
-        codes, scales = tensors
-        return cls(codes, scales)
 
     def saved(self) -> tuple[torch.Tensor, ...]:
         """Return codes and scale codes."""
@@ -160,9 +278,8 @@ class BlockOperand(Operand):
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
         name = str(dtype).removeprefix("torch.")
-        product: torch.Tensor = operators.scaled_gemm(
-            *self._pair(other, gemm, length), name, gemm.role.value, gemm.tally
-        )
+        pair = self._pair(other, gemm, length)
+        product: torch.Tensor = operators.scaled_gemm(*pair, name, gemm.role.value, gemm.tally)
         return product
 
     def multiply_onto(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
@@ -183,43 +300,27 @@ def layer_gemms(
     recipe: Recipe, index: int, context: StepContext, tally: torch.Tensor, scales: Fp8Scales | None
 ) -> dict[GemmRole, LayerGemm]:
     """Return a layer's three GEMMs under a recipe."""
-    gemms = {role: _layer_gemm(recipe, role, index, context, tally, scales) for role in GemmRole}
-    for role, gemm in gemms.items():
-        gemm.source = gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None
+    gemms: dict[GemmRole, LayerGemm] = {}
+    for role in GemmRole:
+        specs, whole = recipe.operands(role), recipe.gemm_spec(role)
+        gemms[role] = LayerGemm(
+            role,
+            KINDS[recipe.kind(role)],
+            texts=[operators.spec_text(spec) for spec in specs],
+            streams=[
+                context.stream(index, o.id, spec) for o, spec in zip(OPERANDS[role], specs, strict=True)
+            ],
+            by_layer=[operators.draws_by_layer(spec) for spec in specs],
+            profile=recipe.gemm,
+            context=context,
+            tally=tally,
+            scales=scales,
+            lays_out_first=context.backend.reads_left_layouts,
+            gain=float(np.float32(whole.gain)),
+            out=whole.out,
+            source=gemms[GemmRole.FPROP] if recipe.source(role) is OperandSource.FPROP else None,
+        )
     return gemms
-
-
-def _layer_gemm(
-    recipe: Recipe,
-    role: GemmRole,
-    index: int,
-    context: StepContext,
-    tally: torch.Tensor,
-    scales: Fp8Scales | None,
-) -> LayerGemm:
-    specs, whole = recipe.operands(role), recipe.gemm_spec(role)
-    texts = [operators.spec_text(spec) for spec in specs]
-    streams = [
-        context.stream(index, operand.id, spec) for operand, spec in zip(OPERANDS[role], specs, strict=True)
-    ]
-    by_layer = [operators.draws_by_layer(spec) for spec in specs]
-    kind = KINDS[recipe.kind(role)]
-    lays_out_first = context.backend.reads_left_layouts
-    gain = float(np.float32(whole.gain))
-    return LayerGemm(
-        role,
-        kind,
-        texts,
-        streams,
-        by_layer,
-        recipe.gemm,
-        context,
-        tally,
-        scales,
-        lays_out_first,
-        gain,
-        whole.out,
-    )
 
 
 def cast(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,25 +1,147 @@
-"""What all linear layers of a model share: the place of a micro-batch in training, and the census of GEMMs."""
+"""What all linear layers of a model share: the place of a micro-batch in training, its recipe, and the census of GEMMs.
+
+Weights never change format. What changes at the first step of a recipe's phase is how the GEMMs read them.
+"""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from mxref.backend import Backend
 from mxref.discovery import get_backend
-from mxref.errors import MxrefError
-from mxref.recipe import OperandSpec
+from mxref.errors import MxrefError, RecipeError
+from mxref.layer_choice import matching
+from mxref.recipe import OperandSpec, Recipe, Span
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
-from mxref_torch.shared.schedule import RecipeSchedule
+
+
+class TakesRecipe(Protocol):
+    """A layer whose recipe can change between optimizer steps, as `MXLinear` can."""
+
+    def check_use(self, recipe: Recipe) -> None:
+        """Raise StepError if `use` would."""
+
+    def use(self, recipe: Recipe) -> None:
+        """Compute by this recipe from now on."""
+
+
+def recipe_by_layer(recipe: Recipe, names: Collection[str]) -> dict[str, Recipe]:
+    """Return the recipe of each linear layer at one moment.
+
+    Args:
+        recipe: without a schedule.
+        names: qualified names of all linear layers of a model, without wrappers.
+
+    Raises:
+        LayerError: a glob that matches nothing, blocks that the model has not, or an entry without effect.
+    """
+    try:
+        for glob in recipe.keep_bf16:
+            if glob not in Recipe.keep_bf16:
+                matching(names, glob, "keep_bf16")
+        return recipe.by_layer(names)
+    except RecipeError as err:
+        raise LayerError(str(err)) from err
+
+
+class RecipeSchedule:
+    """The phases of a run, and the recipe of each layer in each of them.
+
+    A context holds it and enters the phase of a step when its `step` is set.
+
+    Raises:
+        RecipeError: phases that overlap, are empty or lie beyond the run; or a schedule in shares of the run
+            without `steps`.
+        LayerError: a recipe that does not fit the model's layers, as in `recipe_by_layer`.
+    """
+
+    def __init__(self, recipe: Recipe, names: Collection[str], steps: int | None = None) -> None:
+        self.spans: tuple[Span, ...] = recipe.spans(steps)
+        self.recipes = tuple(recipe_by_layer(span.recipe, names) for span in self.spans)
+        self.names = tuple(names)
+        self._entered = self._held = 0
+        self._layers: weakref.WeakValueDictionary[int, TakesRecipe] = weakref.WeakValueDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy or a pickle without the layers; their copies join the copy."""
+        return {**vars(self), "_layers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of `__getstate__`."""
+        vars(self).update(state, _layers=weakref.WeakValueDictionary())
+
+    @property
+    def span(self) -> Span:
+        """The phase that the current step belongs to."""
+        return self.spans[self._entered]
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is more than one phase."""
+        return len(self.spans) > 1
+
+    def join(self, index: int, layer: TakesRecipe) -> None:
+        """Take a layer that has its recipe of the phase in force, by its index among all linear layers."""
+        self._layers[index] = layer
+
+    def enter(self, step: int) -> None:
+        """Give every layer its recipe at an optimizer step; nothing happens within a phase.
+
+        The FP8 scales of a layer whose recipe changes start anew; a layer that has an equal recipe in both phases
+        goes on with its own.
+
+        Raises:
+            StepError: the step before is not closed by `advance`, or the phase ends within `hold`; no layer's recipe
+                has then changed.
+        """
+        found = self._place(step)
+        if found != self._entered:
+            if self._held:
+                raise StepError(
+                    f"step {step} begins the phase {self.spans[found].name!r} within `with mxref_torch.recipe(...)`: "
+                    "leave the region before the phase changes"
+                )
+            turning = [
+                (layer, self.recipes[found][self.names[index]])
+                for index, layer in sorted(self._layers.items(), key=lambda item: item[0])
+            ]
+            for layer, recipe in turning:
+                layer.check_use(recipe)
+            for layer, recipe in turning:
+                layer.use(recipe)
+            self._entered = found
+
+    def _place(self, step: int) -> int:
+        return max(i for i, span in enumerate(self.spans) if span.first <= max(step, 0))
+
+    def turns(self, step: int) -> bool:
+        """Return whether a step lies in another phase than the one in force."""
+        return self._place(step) != self._entered
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Refuse a change of phase within a `with` statement that gives the layers other recipes."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def begins(self, step: int) -> str | None:
+        """Return the name of the phase whose first step this is; None if there is none, or only one phase."""
+        return next((span.name for span in self.spans if self.changes and span.first == step), None)
+
 
 _LEAST = {"step": 0, "token_origin": 0, "global_tokens": 1}
 """The place of a micro-batch in training, and the least number of each."""
@@ -131,7 +253,10 @@ class StepContext:
             return False
         if self._closed == self.step:
             if draws:
-                raise StepError(_closed_before(self.step))
+                raise StepError(
+                    f"step {self.step} was already trained, and its random bits were drawn again: {WAY_OUT}; after a "
+                    "skipped update, or to repeat the step, call mxref_torch.restart(model) instead of advance"
+                )
             if self.follows_schedule:
                 raise StepError(stood_still(self.step))
         for own in self.layers:
@@ -173,40 +298,15 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-_WAY_OUT = (
+WAY_OUT = (
     "let the handle follow the optimizer (`handle.follow(optimizer)`), or call `handle.advance()` after each optimizer "
     "step; evaluate within torch.no_grad()"
 )
 
 
-def repeated(step: int) -> str:
-    """Return the message of a step whose number was not increased although the weights changed."""
-    return (
-        f"the weights have changed since a forward pass of step {step}, and its random bits would be drawn again: "
-        f"{_WAY_OUT}; before you repeat the step, or after you loaded weights, call mxref_torch.restart(model)"
-    )
-
-
 def stood_still(step: int) -> str:
     """Return the message of a step whose number was not increased under a recipe with a schedule."""
     return (
-        f"the recipe's schedule uses the number of the step, and step {step} was already trained: {_WAY_OUT}; before "
+        f"the recipe's schedule uses the number of the step, and step {step} was already trained: {WAY_OUT}; before "
         "you repeat the step, call mxref_torch.restart(model)"
-    )
-
-
-def another_place(forward: list[int], recomputed: list[int]) -> str:
-    """Return the message of a recomputation that has drawn other random bits than its forward pass."""
-    return (
-        f"activation checkpointing computed a forward pass again at another place (step {recomputed[0]}, token "
-        f"{recomputed[1]}) than it ran at (step {forward[0]}, token {forward[1]}), with other random bits: run the "
-        "backward pass of each micro-batch before the next forward pass, and once"
-    )
-
-
-def _closed_before(step: int) -> str:
-    """Return the message of a step that is closed a second time under its number."""
-    return (
-        f"step {step} was already trained, and its random bits were drawn again: {_WAY_OUT}; after a skipped update, "
-        "or to repeat the step, call mxref_torch.restart(model) instead of advance"
     )
