@@ -108,7 +108,10 @@ def test_operators_pass_torchs_own_checks(profile):
     calls.append((operators.prepare, (*b, key, spec, 512, profile)))
     layouts = [operators.prepare(*q, key, spec, 512, profile) for q in (a, b)]
     calls += [
-        (operators.scaled_gemm, (*a, first, *b, second, key, spec, spec, 512, profile, out, "fprop", None))
+        (
+            operators.scaled_gemm,
+            ([*a, *first], [*b, *second], key, spec, spec, 512, profile, out, "fprop", None),
+        )
         for out in ("float32", "bfloat16")
         for first, second in (([], []), ([], layouts[1]), layouts)
     ]

@@ -56,7 +56,7 @@ def test_a_layer_draws_the_same_bits_whichever_others_are_chosen() -> None:
     [
         ("head", "filter_fn: 'head' matches no linear layer; the first linear layer is named 'blocks.0.up'"),
         (["*.up", "embed"], "filter_fn: 'embed' matches no"),
-        ([], "empty list, which chooses nothing"),
+        ([], "a list of globs, got ..; the first linear layer"),
         (lambda module, name: False, "filter_fn chose none of 5 linear layers; the first .* 'blocks.0.up'"),
         (lambda module, name: None, "filter_fn returned None for 'blocks.0.up'; return True"),
         (3, "filter_fn is a function, a glob or a list of globs, got 3"),

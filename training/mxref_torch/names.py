@@ -33,6 +33,11 @@ def require_module(model: Any) -> nn.Module:
     return model
 
 
+def model_of(model: Any) -> nn.Module:
+    """Return the model of a handle that `convert` returned, and a model itself; LayerError for anything else."""
+    return require_module(model if isinstance(model, nn.Module) else getattr(model, "model", model))
+
+
 def is_wrapped(parent: nn.Module, child: str) -> bool:
     """Return whether a parent wraps this child, so that the child's attribute is left out of names."""
     return child in _WRAPPED or (child == "module" and isinstance(parent, _HOLDS_MODULE))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,16 +24,6 @@ from mxref.recipe import OperandSpec, Recipe, Span
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
-
-
-class TakesRecipe(Protocol):
-    """A layer whose recipe can change between optimizer steps, as `MXLinear` can."""
-
-    def check_use(self, recipe: Recipe) -> None:
-        """Raise StepError if `use` would."""
-
-    def use(self, recipe: Recipe) -> None:
-        """Compute by this recipe from now on."""
 
 
 def recipe_by_layer(recipe: Recipe, names: Collection[str]) -> dict[str, Recipe]:
@@ -70,8 +60,9 @@ class RecipeSchedule:
         self.spans: tuple[Span, ...] = recipe.spans(steps)
         self.recipes = tuple(recipe_by_layer(span.recipe, names) for span in self.spans)
         self.names = tuple(names)
-        self._entered = self._held = 0
-        self._layers: weakref.WeakValueDictionary[int, TakesRecipe] = weakref.WeakValueDictionary()
+        self._entered = 0
+        # `LayerState`s by their index among all linear layers.
+        self._layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy or a pickle without the layers; their copies join the copy."""
@@ -91,7 +82,7 @@ class RecipeSchedule:
         """Whether there is more than one phase."""
         return len(self.spans) > 1
 
-    def join(self, index: int, layer: TakesRecipe) -> None:
+    def join(self, index: int, layer: Any) -> None:
         """Take a layer that has its recipe of the phase in force, by its index among all linear layers."""
         self._layers[index] = layer
 
@@ -102,12 +93,12 @@ class RecipeSchedule:
         goes on with its own.
 
         Raises:
-            StepError: the step before is not closed by `advance`, or the phase ends within `hold`; no layer's recipe
-                has then changed.
+            StepError: the step before is not closed by `advance`, or the phase ends within a region of another recipe;
+                no layer's recipe has then changed.
         """
         found = self._place(step)
         if found != self._entered:
-            if self._held:
+            if any(layer.in_region for layer in self._layers.values()):
                 raise StepError(
                     f"step {step} begins the phase {self.spans[found].name!r} within `with mxref_torch.recipe(...)`: "
                     "leave the region before the phase changes"
@@ -128,15 +119,6 @@ class RecipeSchedule:
     def turns(self, step: int) -> bool:
         """Return whether a step lies in another phase than the one in force."""
         return self._place(step) != self._entered
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Refuse a change of phase within a `with` statement that gives the layers other recipes."""
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
 
     def begins(self, step: int) -> str | None:
         """Return the name of the phase whose first step this is; None if there is none, or only one phase."""

@@ -254,10 +254,10 @@ def test_recomputation_and_compilation() -> None:
     assert backend.added == 2
 
 
-def operands(key: str, rows: int, seed: int) -> tuple[torch.Tensor, ...]:
+def operands(key: str, rows: int, seed: int) -> list[torch.Tensor]:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed))
     place, stream = operators.step_place(0), operators.stream_words(0, 0, 0)
-    return tuple(
+    return list(
         operators.quantize(
             x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, operators.WHOLE, False
         )
@@ -268,7 +268,7 @@ def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None
     key, spec = operators.register_backend(get_backend("reference")), operators.spec_text(MXFP4.wgrad.x)
     a, b = operands(key, 32, 0), operands(key, 16, 1)
     census: operators.Census = operators.Census()
-    arguments = (*a, [], *b, [], key, spec, spec, 64, "ordered")
+    arguments = (a, b, key, spec, spec, 64, "ordered")
     product = operators.scaled_gemm(*arguments, "float32", "wgrad", None)
     onto = torch.randn(32, 16)
     held, version, tally = onto.clone(), onto._version, operators.register_census(census)

@@ -63,10 +63,10 @@ def samples():
         assert len(layout) == 3 * (name == laying)
         for out in ("float32", "bfloat16"):
             treatment = name, spec, spec, 64, "ordered", out, "fprop", None
-            yield operators.scaled_gemm, (*a, [], *b, layout, *treatment)
+            yield operators.scaled_gemm, (list(a), [*b, *layout], *treatment)
         yield (
             operators.add_product,
-            (torch.randn(64, 32), *a, [], *b, layout, name, spec, spec, 64, "ordered", "wgrad", None),
+            (torch.randn(64, 32), list(a), [*b, *layout], name, spec, spec, 64, "ordered", "wgrad", None),
         )
     yield operators.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", None)
 
@@ -97,7 +97,7 @@ def test_operators_refuse_what_does_not_fit():
     stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
     q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
-        operators.scaled_gemm(*q, [], *q, [], key, plain, rotated, 32, "ordered", "float32", "fprop", None)
+        operators.scaled_gemm(q, q, key, plain, rotated, 32, "ordered", "float32", "fprop", None)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
         operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
     other = Laying()

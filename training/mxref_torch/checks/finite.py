@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mxref_torch.checks.recording import module_of
-from mxref_torch.names import named_linears, named_modules, named_parameters
+from mxref_torch.names import model_of, named_linears, named_modules, named_parameters
 
 
 @dataclass
@@ -57,7 +56,7 @@ def find_nonfinite(model: Any) -> Iterator[NonfiniteSearch]:
     Raises:
         LayerError: not a model.
     """
-    module = module_of(model)
+    module = model_of(model)
     linears = named_linears(module)
     search = NonfiniteSearch()
     for name, parameter in named_parameters(module):

@@ -7,6 +7,7 @@ the Hadamard transform if there is one. A prescale, which the GEMM undoes, is un
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,78 +36,75 @@ _LARGEST_BITS = np.array([0x7F7FFFFF], np.uint32)
 """The largest finite float32."""
 
 
-@dataclass
 class Totals:
     """Sums over the elements and blocks of an operand, and over all micro-batches of a step."""
 
-    elements: int = 0
-    """With the padding."""
-    nonzero: int = 0
-    """Finite source elements that are not zero."""
-    clipped: int = 0
-    zeroed: int = 0
-    signal: float = 0.0
-    """Sum of v^2."""
-    noise: float = 0.0
-    """Sum of (q - v)^2."""
-    signed: float = 0.0
-    """Sum of sign(v) (q - v)."""
-    magnitude: float = 0.0
-    """Sum of |v|."""
-    blocks: int = 0
-    """Scales stored."""
-    spoiled: int = 0
-    """Scales that are NaN."""
-    at_low: int = 0
-    at_high: int = 0
-    scale_min: float | None = None
-    scale_max: float | None = None
+    def __init__(self) -> None:
+        self._sums: Counter[str] = Counter()
+        self._scales: list[float] = []  # the smallest and the largest of each micro-batch
 
-    def add(self, v: torch.Tensor, q: torch.Tensor, limit: torch.Tensor, valid: torch.Tensor) -> None:
-        """Add elements: source, result, the magnitude above which the source is clipped, and which ones count.
+    def add(self, operand: Operand, seen: Rounded, spec: OperandSpec) -> None:
+        """Add an operand; `seen` is what `as_rounded` returned for it."""
+        for slab in seen.slabs():
+            self._add_elements(*slab)
+        if isinstance(operand, BlockOperand):
+            assert isinstance(spec.format, BlockFormat)
+            self._add_scales(operand.scales, seen.source, spec, spec.format)
+        elif isinstance(operand, Fp8Operand):
+            scale = operand.inverse.double().reciprocal().item()
+            usable = math.isfinite(scale)
+            self._sums.update(blocks=1, spoiled=not usable)
+            self._scales += [scale] if usable else []
 
-        All are float64 of one shape, or can be expanded to it; `valid` is bool.
-        """
+    def _add_elements(
+        self, v: torch.Tensor, q: torch.Tensor, limit: torch.Tensor, valid: torch.Tensor
+    ) -> None:
         v = torch.where(valid, v, 0.0)
         error = torch.where(valid, q - v, 0.0)
         size, real = v.abs(), v != 0
-        sums = (
-            real.sum(),
-            (real & (size > limit)).sum(),
-            (real & (q == 0)).sum(),
-            v.square().sum(),
-            error.square().sum(),
-            (error * v.sign()).sum(),
-            size.sum(),
-        )
-        nonzero, clipped, zeroed, signal, noise, signed, magnitude = torch.stack(
-            [each.double() for each in sums]
-        ).tolist()
-        self.elements += v.numel()
-        self.nonzero += int(nonzero)
-        self.clipped += int(clipped)
-        self.zeroed += int(zeroed)
-        self.signal += signal
-        self.noise += noise
-        self.signed += signed
-        self.magnitude += magnitude
+        sums = {
+            "nonzero": real.sum(),
+            "clipped": (real & (size > limit)).sum(),
+            "zeroed": (real & (q == 0)).sum(),
+            "signal": v.square().sum(),
+            "noise": error.square().sum(),
+            "signed": (error * v.sign()).sum(),
+            "magnitude": size.sum(),
+        }
+        values = torch.stack([each.double() for each in sums.values()]).tolist()
+        self._sums.update(dict(zip(sums, values, strict=True)), elements=v.numel())
 
-    def widen(self, low: float, high: float) -> None:
-        """Extend the range of scales."""
-        self.scale_min = low if self.scale_min is None else min(low, self.scale_min)
-        self.scale_max = high if self.scale_max is None else max(high, self.scale_max)
+    def _add_scales(
+        self, scales: torch.Tensor, source: torch.Tensor, spec: OperandSpec, format: BlockFormat
+    ) -> None:
+        """Add the bytes of the scales; a block of zeros has no scale of its own and does not count."""
+        own = source.view(*scales.shape, format.k).ne(0).any(dim=2)  # NaN counts as a value
+        spoiled = scales == format.scale.nan_code
+        counted = scales[own & ~spoiled]
+        self._sums.update(blocks=int(own.sum()), spoiled=int(spoiled.sum()))
+        if counted.numel():
+            self._scales += [int(counted.min()), int(counted.max())]
+            high = int((counted >= highest_scale(spec.scale_rule, format)).sum())
+            self._sums.update(low=int((counted == 0).sum()), high=high)
 
-    @property
-    def snr(self) -> float | None:
-        """Signal to noise in dB; None without signal, without noise, or where a sum overflowed."""
-        if not self.noise or not self.signal:
-            return None
-        return finite(10 * math.log10(self.signal / self.noise)) if math.isfinite(self.noise) else None
-
-    @property
-    def bias(self) -> float | None:
-        """Relative error with its sign, each element weighted by its magnitude; None if all elements are zero."""
-        return finite(self.signed / self.magnitude) if self.magnitude else None
+    def numbers(self, blocks: bool) -> dict[str, float | None]:
+        """Return the numbers of an operand as its row of telemetry has them; `blocks`: it is in a block format."""
+        s, snr = self._sums, None
+        if s["noise"] and s["signal"] and math.isfinite(s["noise"]):
+            snr = finite(10 * math.log10(s["signal"] / s["noise"]))
+        return {
+            "elements": s["elements"],
+            "nonzero": int(s["nonzero"]),
+            "clipped": _percent(s["clipped"], s["nonzero"]),
+            "zeroed": _percent(s["zeroed"], s["nonzero"]),
+            "snr": snr,
+            "bias": finite(s["signed"] / s["magnitude"]) if s["magnitude"] else None,
+            "scale_min": min(self._scales, default=None),
+            "scale_max": max(self._scales, default=None),
+            "scale_low": _percent(s["low"], s["blocks"]) if blocks else None,
+            "scale_high": _percent(s["high"], s["blocks"]) if blocks else None,
+            "nonfinite": _percent(s["spoiled"], s["blocks"]),
+        }
 
 
 def finite(value: float) -> float | None:
@@ -114,29 +112,12 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def percent(part: int, whole: int) -> float:
-    """Return a share in per cent; 0 if the whole is 0."""
+def _percent(part: float, whole: float) -> float:
     return 100.0 * part / whole if whole else 0.0
 
 
-def measure(totals: Totals, operand: Operand, seen: Rounded, spec: OperandSpec) -> None:
-    """Add an operand to its totals; `seen` is what `as_rounded` returned for it."""
-    for slab in seen.slabs():
-        totals.add(*slab)
-    if isinstance(operand, BlockOperand):
-        assert isinstance(spec.format, BlockFormat)
-        _add_scales(totals, operand.scales, seen.source, spec, spec.format)
-    elif isinstance(operand, Fp8Operand):
-        scale = operand.inverse.double().reciprocal().item()
-        totals.blocks += 1
-        if math.isfinite(scale):
-            totals.widen(scale, scale)
-        else:
-            totals.spoiled += 1
-
-
 Slab = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Some rows of an operand as `Totals.add` takes them: source, result, limit and validity, float64 and bool."""
+"""Some rows of an operand: source, result, limit and validity, float64 and bool."""
 
 
 @dataclass(frozen=True)
@@ -209,15 +190,8 @@ def as_rounded(
     assert isinstance(spec.format, BlockFormat)
     format, impl = spec.format, layer.context.backend
     rows, length = operand.codes.shape[0], operand.scales.shape[1] * format.k
-    stored = MXArray(
-        to_backend(operand.codes, impl),
-        to_backend(operand.scales, impl),
-        (rows, length),
-        1,
-        spec.block,
-        spec.prescale,
-        format=format,
-    )
+    packed = to_backend(operand.codes, impl), to_backend(operand.scales, impl)
+    stored = MXArray(*packed, (rows, length), 1, spec.block, spec.prescale, format=format)
     result = from_backend(impl.dequantize(stored, "float32"), impl)  # [rows, K]
     source = _before_rounding(values, spec, layer, role, which, length, step)  # [rows, K]
     prescale = format.element.prescale if spec.prescale else 1.0
@@ -243,21 +217,6 @@ def _before_rounding(
     rotation = draw_rotation(spec.hadamard, spec.signs, stream, spec.sign_vector)
     impl = context.backend
     return from_backend(impl.hadamard(to_backend(v, impl), rotation.n, rotation.signs, axis=1), impl)
-
-
-def _add_scales(
-    totals: Totals, scales: torch.Tensor, source: torch.Tensor, spec: OperandSpec, format: BlockFormat
-) -> None:
-    """Add the bytes of the scales; a block of zeros has no scale of its own and does not count."""
-    own = source.view(*scales.shape, format.k).ne(0).any(dim=2)  # NaN counts as a value
-    spoiled = scales == format.scale.nan_code
-    counted = scales[own & ~spoiled]
-    totals.blocks += int(own.sum())
-    totals.spoiled += int(spoiled.sum())
-    if counted.numel():
-        totals.widen(int(counted.min()), int(counted.max()))
-        totals.at_low += int((counted == 0).sum())
-        totals.at_high += int((counted >= highest_scale(spec.scale_rule, format)).sum())
 
 
 def highest_scale(rule: ScaleRule, format: BlockFormat) -> int:

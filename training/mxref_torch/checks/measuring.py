@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,12 +21,11 @@ from mxref.formats import OperandFormat
 from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
-from mxref_torch.checks.measures import Totals, as_rounded, finite, measure, percent
-from mxref_torch.checks.recording import module_of
+from mxref_torch.checks.measures import Totals, as_rounded, finite
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.layer.operands import READERS, LayerGemm, Operand
-from mxref_torch.names import named_linears
+from mxref_torch.names import model_of, named_linears
 
 Row = dict[str, Any]
 """A line of telemetry: its keys are in the reference of the files of a run."""
@@ -92,7 +90,8 @@ class Telemetry:
             for role in GemmRole:
                 for which, operand in enumerate(OPERANDS[role]):
                     found += [
-                        _head(name, role, operand.tensor, format.name) | _numbers(totals, format.kind)
+                        _head(name, role, operand.tensor, format.name)
+                        | totals.numbers(format.kind == "block")
                         for (own, place, format), totals in sums.operands.items()
                         if (own, place) == (role, which)
                     ]
@@ -161,35 +160,17 @@ class Telemetry:
                 spec = recipe.operands(role)[which]
                 totals = sums.operands.setdefault((role, which, spec.format), Totals())
                 rounded = as_rounded(operand, spec, layer, role, which, values, step)
-                measure(totals, operand, rounded, spec)
+                totals.add(operand, rounded, spec)
         if GemmRole.WGRAD in roles:
             a, b = (made[GemmRole.WGRAD, tensor] for tensor in ("dy", "x"))
-            with _uncounted(layer):
-                quantized = a.product(b, gemms[GemmRole.WGRAD], x.shape[0], torch.float32)
+            uncounted = replace(gemms[GemmRole.WGRAD], tally=None)  # it does not belong to the step
+            quantized = a.product(b, uncounted, x.shape[0], torch.float32)
             formats = operators.formats_text(*recipe.formats(GemmRole.WGRAD))
             sums.gradients.setdefault(formats, Alignment()).add(dy.float().t() @ x.float(), quantized)
 
 
 def _head(layer: str, role: GemmRole, operand: str, format: str) -> Row:
     return {"layer": layer, "role": role.value, "operand": operand, "format": format}
-
-
-def _numbers(totals: Totals, kind: str) -> Row:
-    """Return the numbers of an operand as its row has them."""
-    blocks = kind == "block"
-    return {
-        "elements": totals.elements,
-        "nonzero": totals.nonzero,
-        "clipped": percent(totals.clipped, totals.nonzero),
-        "zeroed": percent(totals.zeroed, totals.nonzero),
-        "snr": totals.snr,
-        "bias": totals.bias,
-        "scale_min": totals.scale_min,
-        "scale_max": totals.scale_max,
-        "scale_low": percent(totals.at_low, totals.blocks) if blocks else None,
-        "scale_high": percent(totals.at_high, totals.blocks) if blocks else None,
-        "nonfinite": percent(totals.spoiled, totals.blocks),
-    }
 
 
 class _Tap(torch.autograd.Function):
@@ -220,20 +201,6 @@ class _Tap(torch.autograd.Function):
         return dy, None, None, None, None
 
 
-@contextlib.contextmanager
-def _uncounted(layer: MXLinear) -> Iterator[None]:
-    """Run a GEMM that does not belong to the step, without counting it in the census."""
-    censuses = layer.census, layer.context.census
-    kept, trained = [Counter(census) for census in censuses], layer.census.trained
-    try:
-        yield
-    finally:
-        for census, counts in zip(censuses, kept, strict=True):
-            census.clear()
-            census.update(counts)
-        layer.census.trained = trained
-
-
 def _eager() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which compiled modules run eagerly; compiled code would not run the hooks."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
@@ -259,7 +226,7 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
     Raises:
         LayerError: not a model, or none of its layers is converted.
     """
-    linears = named_linears(module_of(model))
+    linears = named_linears(model_of(model))
     layers = {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
     if not layers:
         raise LayerError(

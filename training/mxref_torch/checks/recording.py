@@ -32,7 +32,7 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_linears, some
+from mxref_torch.names import model_of, named_linears, some
 from mxref_torch.operators import Multiplied, Quantized
 
 Part = tuple[slice, slice]
@@ -145,14 +145,7 @@ def _operand(number: int) -> tuple[str, str]:
 
 @contextmanager
 def watched(watcher: operators.Watcher) -> Iterator[None]:
-    """Have the operators call a watcher during the block.
-
-    Raises:
-        LayerError: a CUDA graph is being captured, whose replays call nobody.
-    """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise LayerError("a CUDA graph replays kernels without Python, so a shadow or recording sees nothing: "
-                         "run the step without a graph")  # fmt: skip
+    """Have the operators call a watcher during the block."""
     operators.watchers.append(watcher)
     try:
         yield
@@ -173,16 +166,6 @@ def machine() -> dict[str, str]:
     """Return the device and the version of torch, for a file that another machine reads."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {"device": device, "torch": torch.__version__}
-
-
-def module_of(model: Any) -> nn.Module:
-    """Return the model of a handle that `convert` returned, and a model itself."""
-    found = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(found, nn.Module):
-        raise LayerError(
-            f"expected a model, or what mxref_torch.convert returned for it, got {type(model).__name__}"
-        )
-    return found
 
 
 MAX_BYTES = 1 << 30
@@ -254,7 +237,7 @@ def record(
         LayerError: no such layer, or none that ran; or more than `max_bytes`.
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    names, path = Names(module_of(model)), check_name(file)
+    names, path = Names(model_of(model)), check_name(file)
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     for glob in layers:
         if not any(fnmatchcase(name, glob) for name in names.known):

@@ -32,50 +32,34 @@ def chosen_linears(linears: Mapping[str, nn.Linear], filter_fn: Filter) -> dict[
         return dict(linears)
     first = f"the first linear layer is named {next(iter(linears))!r}"
     if callable(filter_fn):
-        chosen = {}
-        for name, linear in linears.items():
-            found = filter_fn(linear, name)
-            if not isinstance(found, bool):
+        answers = {name: filter_fn(linear, name) for name, linear in linears.items()}
+        for name, answer in answers.items():
+            if not isinstance(answer, bool):
                 raise LayerError(
-                    f"filter_fn returned {found!r} for {name!r}; return True to convert a layer, or False"
+                    f"filter_fn returned {answer!r} for {name!r}; return True to convert a layer, or False"
                 )
-            if found:
-                chosen[name] = linear
-        if not chosen:
+        if not any(answers.values()):
             raise LayerError(f"filter_fn chose none of {len(linears)} linear layers; {first}")
-        return chosen
+        return {name: linear for name, linear in linears.items() if answers[name]}
     globs = [filter_fn] if isinstance(filter_fn, str) else filter_fn
-    if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):
-        raise LayerError(f"filter_fn is a function, a glob or a list of globs, got {filter_fn!r}")
-    if not globs:
-        raise LayerError(f"filter_fn is an empty list, which chooses nothing; {first}")
+    if not isinstance(globs, Sequence) or not globs or not all(isinstance(glob, str) for glob in globs):
+        raise LayerError(f"filter_fn is a function, a glob or a list of globs, got {filter_fn!r}; {first}")
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in linears):
             raise LayerError(f"filter_fn: {glob!r} matches no linear layer; {first}")
-    return {
-        name: linear for name, linear in linears.items() if any(fnmatchcase(name, glob) for glob in globs)
-    }
+    return {name: own for name, own in linears.items() if any(fnmatchcase(name, glob) for glob in globs)}
 
 
-_READERS: tuple[tuple[str, str], ...] = (
-    (
-        "MultiheadAttention",
-        "multiplies with the weights of its out_proj and in_proj itself: converted layers would never run; build the "
-        "attention of nn.Linear layers and torch.nn.functional.scaled_dot_product_attention, or leave its layers out "
-        "by filter_fn",
-    ),
-    (
-        "TransformerEncoderLayer",
-        "has a fast path in evaluation that reads the weights of linear1 and linear2 itself: evaluation would run in "
-        "another precision; call torch.backends.mha.set_fastpath_enabled(False) before convert, or leave its layers "
-        "out by filter_fn",
-    ),
-    (
-        "LinearCrossEntropyLoss",
-        "multiplies with the weight of its linear layer itself: a converted layer would never run; use an nn.Linear "
-        "and nn.CrossEntropyLoss, or leave the layer out by filter_fn",
-    ),
-)
+_READERS = {
+    "MultiheadAttention": "multiplies with the weights of its out_proj and in_proj itself: converted layers would "
+    "never run; build the attention of nn.Linear layers and torch.nn.functional.scaled_dot_product_attention, or leave "
+    "its layers out by filter_fn",
+    "TransformerEncoderLayer": "has a fast path in evaluation that reads the weights of linear1 and linear2 itself: "
+    "evaluation would run in another precision; call torch.backends.mha.set_fastpath_enabled(False) before convert, or "
+    "leave its layers out by filter_fn",
+    "LinearCrossEntropyLoss": "multiplies with the weight of its linear layer itself: a converted layer would never "
+    "run; use an nn.Linear and nn.CrossEntropyLoss, or leave the layer out by filter_fn",
+}
 """Modules of torch.nn that read the weight of an inner linear layer directly, and what to do."""
 
 
@@ -87,13 +71,11 @@ def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None
         chosen: the layers to convert, by their names.
     """
     layers = set(chosen.values())
-    for reader, why in _READERS:
+    for reader, why in _READERS.items():
         for name, module in named_modules(model):
-            if (
-                isinstance(module, getattr(nn, reader, ()))
-                and layers & set(module.children())
-                and _reads(module)
-            ):
+            # The encoder reads weights on its fast path alone.
+            fast = reader != "TransformerEncoderLayer" or torch.backends.mha.get_fastpath_enabled()
+            if isinstance(module, getattr(nn, reader, ())) and layers & set(module.children()) and fast:
                 raise LayerError(f"{name or 'the model'} is an nn.{reader}, which {why}")
     for name, module in named_modules(model):
         for child_name, child in module._modules.items():
@@ -104,11 +86,6 @@ def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None
                 )
         if module in layers:
             _check_linear(name, module)
-
-
-def _reads(module: nn.Module) -> bool:
-    """Return whether a module of `_READERS` reads weights as things are set now."""
-    return not isinstance(module, nn.TransformerEncoderLayer) or torch.backends.mha.get_fastpath_enabled()
 
 
 def check_sole_readers(model: nn.Module, chosen: Mapping[str, nn.Linear], low: Collection[str]) -> None:

@@ -18,7 +18,7 @@ from mxref.formats import BlockShape
 from mxref.placement import Placement
 from mxref.recipe import BF16_RECIPE, OperandSource, OperandSpec, Recipe
 from mxref.recipe_files import load_recipe
-from mxref.roles import OPERANDS, GemmOperand, GemmRole
+from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.random import Stream
 from mxref_torch import operators
 from mxref_torch.conversion.candidates import Filter, check_replaceable, check_sole_readers, chosen_linears
@@ -107,7 +107,7 @@ def convert(
     for index, (name, linear) in enumerate(linears.items()):
         if name in chosen:
             replacements[linear] = layer_class(linear, schedule.recipes[0][name], context, index)
-            keep_plain(replacements[linear], linear)
+            keep_plain(replacements[linear], linear, name)
     for parent in list(model.modules()):
         # Not named_children, which gives a module that has two names only once.
         for child_name, child in list(parent._modules.items()):
@@ -205,33 +205,28 @@ def _unit(spec: OperandSpec) -> int:
     return math.lcm(operators.block_format(spec).k, spec.hadamard or 1)
 
 
-def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
-    """Raise LayerError unless the layer's widths hold whole blocks."""
-    for role in GemmRole:
-        if recipe.kind(role) == "block":
-            for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-                _check_widths(name, linear, role, operand, spec)
-
-
 _CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
 """The layer's width over which a GEMM contracts; Wgrad contracts over tokens."""
 _WIDTHS = {"w": ("in_features", "out_features"), "x": ("in_features",), "dy": ("out_features",)}
 """The layer's widths that a tensor has."""
 
 
-def _check_widths(
-    name: str, linear: nn.Linear, role: GemmRole, operand: GemmOperand, spec: OperandSpec
-) -> None:
-    """Raise LayerError unless the layer's widths hold whole blocks of one operand."""
-    k, unit = operators.block_format(spec).k, _unit(spec)
-    needs = {_CONTRACTION[role]: unit} if role in _CONTRACTION else {}
-    if spec.block is BlockShape.TILE:
-        needs = dict.fromkeys(_WIDTHS[operand.tensor], k) | needs
-    for axis, multiple in needs.items():
-        length = dict(zip(("out_features", "in_features"), widths(linear), strict=True))[axis]
-        if length % multiple:
-            raise LayerError(
-                f"{name}: {axis} = {length} is not a multiple of {multiple}, which {role.value} needs "
-                f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
-                f"add {name!r} to keep_bf16 or change the width"
-            )
+def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
+    """Raise LayerError unless the layer's widths hold whole blocks."""
+    own = dict(zip(("out_features", "in_features"), widths(linear), strict=True))
+    for role in GemmRole:
+        if recipe.kind(role) != "block":
+            continue
+        for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
+            k = operators.block_format(spec).k
+            tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
+            needs = dict.fromkeys(tiled, k)
+            if role in _CONTRACTION:
+                needs[_CONTRACTION[role]] = _unit(spec)
+            for axis, multiple in needs.items():
+                if own[axis] % multiple:
+                    raise LayerError(
+                        f"{name}: {axis} = {own[axis]} is not a multiple of {multiple}, which {role.value} needs "
+                        f"(k = {k}, Hadamard size {spec.hadamard or 'none'}, block {spec.block.value}); "
+                        f"add {name!r} to keep_bf16 or change the width"
+                    )

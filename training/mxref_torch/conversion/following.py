@@ -1,4 +1,4 @@
-"""Counts the tokens of the micro-batches of a step, while a handle follows an optimizer.
+"""Following an optimizer: the step moves on after each of its steps, and the place after each micro-batch.
 
 Random bits are counted in the tensor of all tokens of a step. Micro-batches that lay at the same place would
 draw the same bits. So the place moves on by the tokens of a micro-batch when its backward pass ends, when the next
@@ -9,16 +9,22 @@ Compiled code has the place that was set before it was called, so a layer that w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 
 from mxref.formats import BlockFormat
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import SIZES
-from mxref_torch.errors import StepError
+from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.linear import MXLinear
+from mxref_torch.names import some
 from mxref_torch.step_context import StepContext, in_backward
 
 STEP_TOKENS = 1 << 30
@@ -129,3 +135,91 @@ class MicroBatches:
     def _set(self, origin: int) -> None:
         self._origin = origin
         self.context.token_origin, self.context.global_tokens = origin, STEP_TOKENS
+
+
+def check_optimizers(
+    optimizers: Sequence[Optimizer], known: Iterable[Optimizer], layers: Mapping[str, MXLinear]
+) -> None:
+    """Raise LayerError unless these optimizers can be followed besides the known ones; see `Handle.follow`."""
+    if not optimizers:
+        raise LayerError("follow takes one or more optimizers, got none")
+    followed = list(known)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise LayerError(f"follow takes optimizers of torch.optim, got {type(optimizer).__name__}")
+        if any(optimizer is one for one in followed):
+            raise LayerError("this optimizer is followed already: each of its steps would count twice")
+        followed.append(optimizer)
+    held = {id(p) for one in followed for group in one.param_groups for p in group["params"]}
+    lost = [name for name, own in layers.items() if own.weight.requires_grad and id(own.weight) not in held]
+    if lost:
+        raise LayerError(
+            f"no followed optimizer holds the weights of {some(lost)}: make the optimizer after convert, "
+            "fully_shard and model.to, pass all optimizers in one call, or freeze them by requires_grad_(False)"
+        )
+
+
+class Follower:
+    """Closes the steps of a converted model when its optimizers step, and counts its micro-batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        context: StepContext,
+        layers: Mapping[str, MXLinear],
+        close: Callable[[], None],
+        rank: int | None,
+        ranks: int | None,
+    ) -> None:
+        """Begin to count; `close` closes a step of the model, and the rest is as in `Handle.follow`."""
+        together = dist.is_available() and dist.is_initialized()
+        ranks = ranks if ranks is not None else dist.get_world_size() if together else 1
+        rank = rank if rank is not None else dist.get_rank() if together else 0
+        if not 0 <= rank < ranks <= 1 << 20:
+            raise LayerError(f"rank = {rank} of ranks = {ranks}: a rank is from 0 to ranks - 1, below 2^20")
+        if any(layer.census.listener is not None for layer in layers.values()):
+            raise LayerError("another handle follows an optimizer of this model; call its unfollow() first")
+        self._context, self._layers, self._close = context, tuple(layers.values()), close
+        self._followed: list[weakref.ref[Optimizer]] = []
+        self._closing = -1  # backward pass whose end closes the step
+        self.micro_batches = MicroBatches(context, self._layers, rank, ranks)
+        for layer in self._layers:
+            layer.census.listener = partial(self.micro_batches.ran, layer)
+        self._registered: list[Any] = [model.register_forward_pre_hook(self.micro_batches.begin_pass)]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The followed optimizers that still exist."""
+        return [one for reference in self._followed if (one := reference()) is not None]
+
+    def follow(self, optimizers: Sequence[Optimizer]) -> None:
+        """Follow these optimizers too."""
+        for optimizer in optimizers:
+            self._followed.append(weakref.ref(optimizer))
+            self._registered.append(optimizer.register_step_post_hook(self._stepped))
+
+    def stop(self) -> None:
+        """Remove all hooks."""
+        for registered in self._registered:
+            registered.remove()
+        for layer in self._layers:
+            layer.census.listener = None
+
+    def _stepped(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        """Close the step that an optimizer took: its hook."""
+        # A GradScaler calls a fused optimizer also for the step that it skips.
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is not None and bool(skipped):
+            for layer in self._layers:
+                layer.last_pass = None  # the step continues under the same number
+        elif not in_backward():
+            self._end()
+        elif self._closing != (task := torch._C._current_graph_task_id()):
+            # An optimizer that steps within the backward pass: the step ends with that pass.
+            self._closing = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._closing = -1
+        if any(census.trained for census in self._context.layers):
+            self._close()

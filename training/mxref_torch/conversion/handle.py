@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,60 +15,47 @@ from mxref.recipe import Recipe
 from mxref.roles import GemmRole
 from mxref_torch import operators
 from mxref_torch.conversion.coverage import Coverage, grouped, starred
-from mxref_torch.conversion.following import MicroBatches
+from mxref_torch.conversion.following import Follower, check_optimizers
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_linears, require_module, some
+from mxref_torch.names import named_linears, require_module
 from mxref_torch.optimizer_step import advance, check_master_weights, fp8_history, load_fp8_history, restart
-from mxref_torch.step_context import RecipeSchedule, in_backward
+from mxref_torch.step_context import RecipeSchedule
 
-_SHARED = (
-    "_parameters",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""Dictionaries of a module that both layers hold, so that what is registered on one is on the other too."""
+_SHARED = [
+    key
+    for key, value in vars(nn.Module()).items()
+    if isinstance(value, dict) and key not in ("_buffers", "_modules")
+]
+"""Dictionaries of a module that both layers hold, so that what is registered on one is on the other too: hooks."""
 
 
-def keep_plain(layer: MXLinear, source: nn.Linear) -> None:
-    """Give a new layer the hooks of the linear layer it replaces, and keep that one for `plain_of`.
-
-    `source` may be a converted layer: the plain one behind it is kept.
-    """
-    plain = plain_of(source) if isinstance(source, MXLinear) else source
-    for name in _SHARED:
-        vars(layer)[name] = vars(source)[name]
+def keep_plain(layer: MXLinear, source: nn.Linear, name: str) -> None:
+    """Give a new layer the hooks of the linear layer it replaces, converted or not, and keep the plain one of them."""
+    plain = plain_of(source, name) if isinstance(source, MXLinear) else source
+    for key in _SHARED:
+        vars(layer)[key] = vars(source)[key]
     vars(layer)["_is_full_backward_hook"] = source._is_full_backward_hook
     # In a tuple: as an attribute it would be a child, and have names in state dicts.
     vars(layer)["_plain"] = (plain,)
 
 
-def plain_of(layer: MXLinear) -> nn.Linear:
+def plain_of(layer: MXLinear, name: str) -> nn.Linear:
     """Return the linear layer that `convert` replaced, with the Parameters, hooks and mode of the converted one.
 
     Raises:
         LayerError: a layer that convert has not made, or whose weights are sharded.
     """
-    kept: tuple[nn.Linear, ...] = vars(layer).get("_plain", ())
-    if not kept:
-        raise LayerError("convert has not made this layer, so there is no nn.Linear to return to")
+    if "_plain" not in vars(layer):
+        raise LayerError(f"{name}: convert has not made this layer, so there is no nn.Linear to return to")
     if hasattr(layer.weight, "to_local"):
         raise LayerError(
-            "its weight is sharded, and FSDP2 has hooks on the converted layer; save the state dict, and load it "
-            "into an unconverted model"
+            f"{name}: its weight is sharded, and FSDP2 has hooks on the converted layer; save the state dict, and load "
+            "it into an unconverted model"
         )
-    (plain,) = kept
-    for name in _SHARED:
-        vars(plain)[name] = vars(layer)[name]
+    plain: nn.Linear = vars(layer)["_plain"][0]
+    for key in _SHARED:
+        vars(plain)[key] = vars(layer)[key]
     vars(plain)["_is_full_backward_hook"] = layer._is_full_backward_hook
     plain.training = layer.training
     return plain
@@ -103,10 +87,7 @@ class Handle:
         (self.context,) = contexts.values()
         self.layers = tuple(layers)
         self._known = {name for name in named_linears(model) if name not in layers}  # layers that stay plain
-        self._followed: list[weakref.ref[Optimizer]] = []
-        self._registered: list[Any] = []  # hooks of torch, to be removed
-        self._micro_batches: MicroBatches | None = None
-        self._closing = -1  # backward pass whose end closes the step
+        self._follower: Follower | None = None
 
     # What a user's own training loop sets and reads.
 
@@ -188,81 +169,20 @@ class Handle:
             LayerError: an optimizer that is followed already or is none, a trained weight that none of them holds or
                 that is not float32, a wrong rank, or a model that another handle follows.
         """
-        if not optimizers:
-            raise LayerError("follow takes one or more optimizers, got none")
-        known = [reference() for reference in self._followed]
-        for optimizer in optimizers:
-            if not isinstance(optimizer, Optimizer):
-                raise LayerError(f"follow takes optimizers of torch.optim, got {type(optimizer).__name__}")
-            if any(optimizer is one for one in known):
-                raise LayerError("this optimizer is followed already: each of its steps would count twice")
-            known.append(optimizer)
         layers = converted(self.model)
+        check_optimizers(optimizers, self._follower.optimizers if self._follower else (), layers)
         check_master_weights(self.model, layers.values())
-        held = {
-            id(p) for one in known if one is not None for group in one.param_groups for p in group["params"]
-        }
-        lost = [
-            name
-            for name, layer in layers.items()
-            if layer.weight.requires_grad and id(layer.weight) not in held
-        ]
-        if lost:
-            raise LayerError(
-                f"no followed optimizer holds the weights of {some(lost)}: make the optimizer after convert, "
-                "fully_shard and model.to, pass all optimizers in one call, or freeze them by requires_grad_(False)"
-            )
-        if self._micro_batches is None:
-            self._micro_batches = self._place_of(rank, ranks, layers)
+        if self._follower is None:
+            self._follower = Follower(self.model, self.context, layers, self.advance, rank, ranks)
             # After a step that was closed by hand or captured, the context still has its number.
             self.context.step = self.context.next_step
-        for optimizer in optimizers:
-            self._followed.append(weakref.ref(optimizer))
-            self._registered.append(optimizer.register_step_post_hook(self._stepped))
-
-    def _place_of(self, rank: int | None, ranks: int | None, layers: Mapping[str, MXLinear]) -> MicroBatches:
-        """Return the counter of tokens, attached to model and layers."""
-        together = dist.is_available() and dist.is_initialized()
-        ranks = ranks if ranks is not None else dist.get_world_size() if together else 1
-        rank = rank if rank is not None else dist.get_rank() if together else 0
-        if not 0 <= rank < ranks <= 1 << 20:
-            raise LayerError(f"rank = {rank} of ranks = {ranks}: a rank is from 0 to ranks - 1, below 2^20")
-        if any(layer.census.listener is not None for layer in layers.values()):
-            raise LayerError("another handle follows an optimizer of this model; call its unfollow() first")
-        micro_batches = MicroBatches(self.context, list(layers.values()), rank, ranks)
-        for layer in layers.values():
-            layer.census.listener = partial(micro_batches.ran, layer)
-        self._registered.append(self.model.register_forward_pre_hook(micro_batches.begin_pass))
-        return micro_batches
+        self._follower.follow(optimizers)
 
     def unfollow(self) -> None:
         """Follow no optimizer any more: the step and the place stay where they are."""
-        for registered in self._registered:
-            registered.remove()
-        self._registered, self._followed = [], []
-        if self._micro_batches is not None:
-            for layer in converted(self.model).values():
-                layer.census.listener = None
-            self._micro_batches = None
-
-    def _stepped(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
-        """Close the step that an optimizer took: its hook."""
-        # A GradScaler calls a fused optimizer also for the step that it skips.
-        skipped = getattr(optimizer, "found_inf", None)
-        if skipped is not None and bool(skipped):
-            for layer in converted(self.model).values():
-                layer.last_pass = None  # the step continues under the same number
-        elif not in_backward():
-            self._close()
-        elif self._closing != (task := torch._C._current_graph_task_id()):
-            # An optimizer that steps within the backward pass: the step ends with that pass.
-            self._closing = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._close)
-
-    def _close(self) -> None:
-        self._closing = -1
-        if any(census.trained for census in self.context.layers):
-            self.advance()
+        if self._follower is not None:
+            self._follower.stop()
+            self._follower = None
 
     def advance(self) -> None:
         """Close an optimizer step by hand and go to the next one.
@@ -272,8 +192,8 @@ class Handle:
         """
         advance(self.model)
         self.step += 1
-        if self._micro_batches is not None:
-            self._micro_batches.begin_step()
+        if self._follower is not None:
+            self._follower.micro_batches.begin_step()
 
     def _note_plain_layers(self) -> None:
         """Warn once of each linear layer that was added since `convert`, or has replaced a converted one.
@@ -292,8 +212,8 @@ class Handle:
     def restart(self) -> None:
         """Discard what the current step has left in the layers, so that the step can be repeated from its start."""
         restart(self.model)
-        if self._micro_batches is not None:
-            self._micro_batches.begin_step()
+        if self._follower is not None:
+            self._follower.micro_batches.begin_step()
 
     # State.
 
@@ -339,8 +259,8 @@ class Handle:
         except LayerError:
             self.context.step = before
             raise
-        if self._micro_batches is not None:
-            self._micro_batches.begin_step()
+        if self._follower is not None:
+            self._follower.micro_batches.begin_step()
 
     def unconvert(self) -> nn.Module:
         """Put the nn.Linear modules back, with the same Parameters, hooks and mode, and return the model.
@@ -353,12 +273,7 @@ class Handle:
             raise LayerError(
                 "the model is not converted any more, or was converted again; use the newest handle"
             )
-        plain: dict[nn.Module, nn.Linear] = {}
-        for name, layer in layers.items():
-            try:
-                plain[layer] = plain_of(layer)
-            except LayerError as err:
-                raise LayerError(f"{name}: {err}") from None
+        plain: dict[nn.Module, nn.Linear] = {layer: plain_of(layer, name) for name, layer in layers.items()}
         self.unfollow()
         self._known.update(layers)
         for parent in list(self.model.modules()):
@@ -381,9 +296,10 @@ class Handle:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table
         ]
+        followed = len(self._follower.optimizers) if self._follower else 0
         head = (
             f"Handle of {len(layers)} converted layers of {len(coverage.linears)}: backend {context.backend.name}, "
-            f"seed {context.seed}, step {context.step}, follows {len(self._followed)} optimizers"
+            f"seed {context.seed}, step {context.step}, follows {followed} optimizers"
         )
         share = f"{coverage.now():.1f} % of the weights in the matrices of the model's blocks are in low precision"
         if coverage.others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
@@ -12,7 +12,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref_torch.conversion.convert import recipe_of_layers
 from mxref_torch.conversion.handle import Handle, converted
-from mxref_torch.names import is_sharded
+from mxref_torch.names import is_sharded, model_of
 
 
 @contextmanager
@@ -35,15 +35,12 @@ def recipe(recipe: Recipe | str | Path, model: nn.Module | Handle) -> Iterator[N
     """
     handle = model if isinstance(model, Handle) else Handle(model)
     layers = converted(handle.model)
-    context = handle.context
-    recipes = recipe_of_layers(layers, load_recipe(recipe), context.backend, context.seed)
+    recipes = recipe_of_layers(layers, load_recipe(recipe), handle.context.backend, handle.context.seed)
     before = {name: (layer.recipe, layer.in_region) for name, layer in layers.items()}
-    held = context.schedule.hold() if context.schedule else nullcontext()
     for name, layer in layers.items():
         layer.switch(recipes[name], in_region=True)
     try:
-        with held:
-            yield
+        yield
     finally:
         for name, layer in layers.items():
             layer.switch(*before[name])
@@ -62,7 +59,7 @@ def weights_held(model: nn.Module | Handle) -> Iterator[None]:
     Args:
         model: a converted model, or its handle.
     """
-    module = model.model if isinstance(model, Handle) else model
+    module = model_of(model)
     layers = () if is_sharded(module) else converted(module).values()
     held = [gemm for layer in layers for gemm in layer.hold_weight()]
     try:

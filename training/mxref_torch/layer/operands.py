@@ -288,8 +288,8 @@ class BlockOperand(Operand):
 
     def _pair(self, other: Self, gemm: LayerGemm, length: int) -> tuple[Any, ...]:
         """Return both operands as the operators of products take them, and how they were made."""
-        treatment = gemm.context.backend_key, *gemm.texts, length, gemm.profile.value
-        return self.codes, self.scales, self.layout, other.codes, other.scales, other.layout, *treatment
+        a, b = ([operand.codes, operand.scales, *operand.layout] for operand in (self, other))
+        return a, b, gemm.context.backend_key, *gemm.texts, length, gemm.profile.value
 
 
 KINDS: dict[str, type[Operand]] = {"bf16": Bf16Operand, "fp8": Fp8Operand, "block": BlockOperand}

@@ -198,15 +198,11 @@ class LayerState(nn.Linear):
                     context.note_next_step()
         self.last_pass = now
 
-    def advance(self, held: torch.Tensor | None = None) -> None:
-        """Close an optimizer step: compute the next FP8 scales, and hold no quantized weight.
-
-        Args:
-            held: as in `Fp8Scales.advance`.
-        """
+    def advance(self) -> None:
+        """Close an optimizer step: compute the next FP8 scales, and hold no quantized weight."""
         self.release_weight()
         if self._has_scales:
-            self.fp8.advance(held)
+            self.fp8.advance()
 
     def restart(self) -> None:
         """Forget this step's quantized weights and FP8 history: the step is done over."""

@@ -96,23 +96,8 @@ def quantize_dual(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `quantize` returns along axis 1 and then along axis 0, from one read where the backend has it.
 
-    Args:
-        x: float32, bfloat16 or float16 [M, N], any strides.
-        place: from `step_place`, on the CPU.
-        backend: key from `register_backend`.
-        row_spec: treatment along axis 1, from `spec_text`.
-        column_spec: treatment along axis 0.
-        row_stream: random stream along axis 1, from `stream_words`.
-        column_stream: random stream along axis 0.
-        region: as in `quantize`.
-        tokens: as in `quantize`.
-
-    Returns:
-        Codes and scale codes along axis 1, uint8 with M rows, then those along axis 0, with N rows; each as
-        `quantize` returns them.
-
-    Raises:
-        MxrefError: as `mxref.Backend.quantize_dual`.
+    `row_spec` and `row_stream` are those along axis 1, `column_spec` and `column_stream` those along axis 0; the rest
+    is as in `quantize`. The four results are codes and scale codes with M rows, then those with N rows.
     """
     impl, specs = backend_of(backend), (parse_spec(row_spec), parse_spec(column_spec))
     row, column = (
@@ -260,12 +245,8 @@ def _layout_of(
 
 @operator
 def scaled_gemm(
-    a_codes: torch.Tensor,
-    a_scales: torch.Tensor,
-    a_layout: Sequence[torch.Tensor],
-    b_codes: torch.Tensor,
-    b_scales: torch.Tensor,
-    b_layout: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
     backend: str,
     a_spec: str,
     b_spec: str,
@@ -278,12 +259,8 @@ def scaled_gemm(
     """Return A B^T of two operands quantized along the contraction axis, and count it.
 
     Args:
-        a_codes: uint8 [M, K * bits / 8].
-        a_scales: uint8 [M, K / k].
-        a_layout: what `prepare` made of A for this backend and profile, or nothing.
-        b_codes: uint8 [N, K * bits / 8].
-        b_scales: uint8 [N, K / k].
-        b_layout: what `prepare` made of B for this backend and profile, or nothing.
+        a: codes uint8 [M, K * bits / 8], scale codes uint8 [M, K / k], and what `prepare` made of them, or nothing.
+        b: likewise, with N rows.
         backend: key from `register_backend`.
         a_spec: treatment that made A, from `spec_text`.
         b_spec: treatment that made B.
@@ -301,44 +278,34 @@ def scaled_gemm(
         UnsupportedError: a profile or type that the backend does not declare.
     """
     impl = backend_of(backend)
-    first, second = (a_codes, a_scales, a_layout), (b_codes, b_scales, b_layout)
-    a, b = _operands(first, second, impl, (a_spec, b_spec), length, profile)
-    out = impl.scaled_gemm(a, b, profile=GemmProfile(profile), out_dtype=out_dtype)
-    count(tally, role, a.format, b.format, tokens_read(role, a_codes, length))
+    first, second = _operands(a, b, impl, (a_spec, b_spec), length, profile)
+    out = impl.scaled_gemm(first, second, profile=GemmProfile(profile), out_dtype=out_dtype)
+    count(tally, role, first.format, second.format, tokens_read(role, a[0], length))
     for watcher in watchers:
-        watcher.multiplied(Multiplied(impl, a, b, GemmProfile(profile), out_dtype, role, out))
+        watcher.multiplied(Multiplied(impl, first, second, GemmProfile(profile), out_dtype, role, out))
     return from_backend(out, impl)
 
 
 @fake(scaled_gemm)
 def _(
-    a_codes: torch.Tensor,
-    a_scales: torch.Tensor,
-    a_layout: Sequence[torch.Tensor],
-    b_codes: torch.Tensor,
-    b_scales: torch.Tensor,
-    b_layout: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
     backend: str,
     a_spec: str,
     b_spec: str,
     length: int,
     profile: str,
     out_dtype: str,
-    role: str,
-    tally: torch.Tensor | None = None,
+    *_: object,
 ) -> torch.Tensor:
-    return a_codes.new_empty((a_codes.shape[0], b_codes.shape[0]), dtype=getattr(torch, out_dtype))
+    return a[0].new_empty((a[0].shape[0], b[0].shape[0]), dtype=getattr(torch, out_dtype))
 
 
 @partial(operator, changes="onto")
 def add_product(
     onto: torch.Tensor,
-    a_codes: torch.Tensor,
-    a_scales: torch.Tensor,
-    a_layout: Sequence[torch.Tensor],
-    b_codes: torch.Tensor,
-    b_scales: torch.Tensor,
-    b_layout: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
     backend: str,
     a_spec: str,
     b_spec: str,
@@ -349,30 +316,13 @@ def add_product(
 ) -> None:
     """Add A B^T to an array in place, and count the GEMM.
 
-    Args:
-        onto: float32 [M, N], contiguous: it becomes fl32(onto + A B^T).
-        a_codes: as in `scaled_gemm`, and so are the others.
-        a_scales: of A.
-        a_layout: what `prepare` made of A, or nothing.
-        b_codes: of B.
-        b_scales: of B.
-        b_layout: what `prepare` made of B, or nothing.
-        backend: key from `register_backend`.
-        a_spec: treatment that made A.
-        b_spec: treatment that made B.
-        length: contraction length before padding.
-        profile: the GEMM profile.
-        role: the linear layer's GEMM that this is.
-        tally: handle from `register_census`; None counts nowhere.
-
-    Raises:
-        MxrefError: as `mxref.Backend.add_product`; `onto` is then as it was.
+    `onto`, float32 [M, N] and contiguous, becomes fl32(onto + A B^T); the rest is as in `scaled_gemm`. If the backend
+    raises an error, `onto` is as it was.
     """
     impl = backend_of(backend)
-    first, second = (a_codes, a_scales, a_layout), (b_codes, b_scales, b_layout)
-    a, b = _operands(first, second, impl, (a_spec, b_spec), length, profile)
-    impl.add_product(a, b, to_backend(onto, impl), profile=GemmProfile(profile))
-    count(tally, role, a.format, b.format, tokens_read(role, a_codes, length))
+    first, second = _operands(a, b, impl, (a_spec, b_spec), length, profile)
+    impl.add_product(first, second, to_backend(onto, impl), profile=GemmProfile(profile))
+    count(tally, role, first.format, second.format, tokens_read(role, a[0], length))
 
 
 @fake(add_product)
@@ -426,19 +376,20 @@ def _(product: torch.Tensor, gain: float, narrow: bool, out_dtype: str) -> torch
     return torch.empty_like(product, dtype=getattr(torch, out_dtype))
 
 
-Stored = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
-"""Codes, scale codes and layout of an operand."""
-
-
 def _operands(
-    a: Stored, b: Stored, impl: Backend, texts: tuple[str, str], length: int, profile: str
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    impl: Backend,
+    texts: tuple[str, str],
+    length: int,
+    profile: str,
 ) -> tuple[MXArray, MXArray]:
     """Return both operands of a product as the backend takes them; ShapeError if their transforms differ."""
     specs = parse_spec(texts[0]), parse_spec(texts[1])
     if len({(spec.hadamard, spec.signs, spec.sign_vector) for spec in specs}) > 1:
         raise ShapeError("scaled_gemm: operands carry different Hadamard transforms; both need the same one")
     made = []
-    for (codes, scales, layout), spec in zip((a, b), specs, strict=True):
+    for (codes, scales, *layout), spec in zip((a, b), specs, strict=True):
         q = _operand(codes, scales, spec, length, impl)
         if layout:
             parts = tuple(to_backend(part, impl) for part in layout)
@@ -454,13 +405,6 @@ def _operand(
 
     The random signs need not travel: one spec and one stream per GEMM role gave both operands the same.
     """
-    shape = codes.shape[0], length
-    return MXArray(
-        to_backend(codes, impl),
-        to_backend(scales, impl),
-        shape,
-        1,
-        spec.block,
-        spec.prescale,
-        format=block_format(spec),
-    )
+    stored = to_backend(codes, impl), to_backend(scales, impl)
+    shape, format = (codes.shape[0], length), block_format(spec)
+    return MXArray(*stored, shape, 1, spec.block, spec.prescale, format=format)

@@ -298,7 +298,7 @@ class Quantized:
     @property
     def random(self) -> bool:
         """Whether the answer depends on random bits, so that the stream names the layer and the operand."""
-        return self.spec.rounding is Rounding.SR or self.spec.signs is not SignPolicy.NONE
+        return draws(self.spec)
 
 
 @dataclass(frozen=True)
