@@ -37,9 +37,10 @@ def write(path: Path, meta: Mapping[str, Any], codes: NDArray[np.uint8], scales:
             with open(temporary, "wb") as f:
                 np.savez(f, meta=np.array(json.dumps(meta)), codes=arrays["codes"], scales=arrays["scales"])
         elif path.suffix == ".safetensors":
-            from safetensors.numpy import save_file
+            from safetensors.numpy import save
 
-            save_file(arrays, temporary, metadata={"mxref": json.dumps(meta)})
+            # `save_file` makes a file that nobody else may read, whatever the umask.
+            temporary.write_bytes(save(arrays, metadata={"mxref": json.dumps(meta)}))
         else:
             raise FileFormatError(f"cannot save to {path}: the suffix must be .npz or .safetensors")
         os.replace(temporary, path)

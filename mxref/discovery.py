@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 ENVIRONMENT_VARIABLE = "MXREF_BACKEND"
 ENTRY_POINT_GROUP = "mxref.backends"
 PREFERENCE = ("numba", "reference")
-"""Default backends; the first installed one is used."""
+"""Default backends on a CPU; the first installed one is used."""
+ON_A_GPU = "triton"
+"""Default backend on a GPU, where it is installed and computes there."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,12 @@ def candidates() -> list[Candidate]:
     return found
 
 
-def choose(name: str | None = None) -> tuple[str, str]:
+def choose(name: str | None = None, device: str = "cpu") -> tuple[str, str]:
     """Return the name of the backend to use and the reason for it: argument, environment, or default.
+
+    Args:
+        name: what was asked for, if anything was.
+        device: type of the device on which the operands lie, `cpu` or `cuda`; the default follows it.
 
     Raises:
         SettingError: a variable of the default backend has a wrong value, which is no reason to take another backend.
@@ -80,14 +86,19 @@ def choose(name: str | None = None) -> tuple[str, str]:
         return name, "asked for by name"
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         return chosen, f"{ENVIRONMENT_VARIABLE}={chosen}"
-    for preferred in PREFERENCE:
+    preference = (ON_A_GPU, *PREFERENCE) if device == "cuda" else PREFERENCE
+    for preferred in preference:
         try:
-            get_backend(preferred)
+            found = get_backend(preferred)
         except BackendError:
             continue
+        if preferred == ON_A_GPU and device not in found.capabilities.devices:
+            continue  # Triton's interpreter computes on the CPU
+        where = " on a GPU" if device == "cuda" else ""
         return (
             preferred,
-            f"the default: first of {', '.join(PREFERENCE)} that is installed; {ENVIRONMENT_VARIABLE} is not set",
+            f"the default{where}: first of {', '.join(preference)} that is installed; "
+            f"{ENVIRONMENT_VARIABLE} is not set",
         )
     raise BackendError("no backend is installed; reinstall mxref")
 

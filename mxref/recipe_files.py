@@ -148,7 +148,7 @@ def _treatment(
         raise RecipeError(f"{where}.recipe: expected a table, a shipped name or a file, got {shown(recipe)}")
     with _at(f"{where}.recipe"):
         file = _file_of(recipe, folder)
-    return file, read_toml(file)
+    return file, _table_of(file)
 
 
 def _layer(value: Any, where: str, beside: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -193,7 +193,15 @@ def load_recipe(path: str | Path | Recipe) -> Recipe:
             f"expected a recipe, the name of one, or the path of a TOML file, got {type(path).__name__}{way_out}"
         )
     file = _file_of(os.fspath(path), None)
-    return recipe_from_table(read_toml(file), file.name, file.parent)
+    return recipe_from_table(_table_of(file), file.name, file.parent)
+
+
+def _table_of(file: Path) -> dict[str, Any]:
+    """Return the table of a recipe's file, which says something."""
+    table = read_toml(file)
+    if not table:
+        raise RecipeError(f'{file} is empty: say at least one key, such as all.format = "mxfp4"')
+    return table
 
 
 def _file_of(text: str, folder: Path | None) -> Path:

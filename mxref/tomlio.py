@@ -63,6 +63,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise FileFormatError(f"cannot read {shorter(path)}: {err.strerror or err}") from err
     except ValueError as err:  # a null byte in the path, or a file that is not UTF-8
         raise FileFormatError(f"{shorter(path)} is not valid TOML: {err}") from err
+    if text.startswith("\ufeff"):
+        raise FileFormatError(
+            f"{shorter(path)} begins with a byte order mark, which TOML does not have: save it as UTF-8 without BOM"
+        )
     try:
         return parse_toml(text)
     except ValueError as err:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from mxref.cli import known
 from mxref.cli.conform_text import show
-from mxref.cli.jobs import jobs_option
+from mxref.cli.jobs import Positive, jobs_option
 from mxref.conformance.model import Failure, Level, Op, Report
 from mxref.conformance.process.processes import LEAST_TO_LOAD, TIME_LIMIT
 from mxref.cores import cores
@@ -72,7 +72,7 @@ _INTERVAL = 30.0
 @jobs_option("Processes that share the checks; auto: one per core.")
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     default=TIME_LIMIT,
     show_default=True,
     metavar="SECONDS",

@@ -1,13 +1,28 @@
-"""The option `--jobs`, shared by the commands that start processes."""
+"""Options that are shared by the commands that start processes: how many, and for how long."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from mxref.cli.known import one_of
+
+
+class Positive(click.FloatRange):
+    """A number above 0; neither `nan`, which no comparison refuses, nor `inf`."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 def jobs_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -11,12 +12,14 @@ from protocol_cases import X
 from mxref import (
     Backend,
     OperandSpec,
+    discovery,
     get_backend,
     quantize,
 )
 from mxref.cli import main
 from mxref.discovery import candidates, choose
 from mxref.errors import BackendError, LoadError
+from mxref.reference import ReferenceBackend
 
 
 @pytest.mark.clause("conformance.selection", evidence="known answer")
@@ -29,6 +32,31 @@ def test_selection_argument_then_environment_then_default(monkeypatch):
     name, reason = choose()
     assert name in ("numba", "reference")
     assert "the default: first of numba, reference" in reason
+
+
+@pytest.mark.clause("conformance.selection", evidence="known answer")
+@pytest.mark.parametrize(
+    ("devices", "expected"), [({"cuda"}, "triton"), ({"cpu"}, "numba"), (None, "numba")], ids=str
+)
+def test_the_default_follows_the_device(monkeypatch, devices, expected):
+    """Triton computes on GPUs, or under its interpreter on the CPU; or it is not installed."""
+    fakes = {"numba": ReferenceBackend(), "reference": ReferenceBackend()}
+    if devices:
+        fakes["triton"] = ReferenceBackend()
+        fakes["triton"].capabilities = replace(ReferenceBackend.capabilities, devices=frozenset(devices))
+
+    def found(name):
+        if name not in fakes:
+            raise BackendError(f"{name} needs triton, which is not installed")
+        return fakes[name]
+
+    monkeypatch.setattr(discovery, "get_backend", found)
+    monkeypatch.delenv("MXREF_BACKEND", raising=False)
+    assert choose(device="cuda")[0] == expected
+    assert choose(device="cpu")[0] == "numba"
+    assert choose("reference", "cuda")[0] == "reference"
+    monkeypatch.setenv("MXREF_BACKEND", "reference")
+    assert choose(device="cuda") == ("reference", "MXREF_BACKEND=reference")
 
 
 @pytest.mark.clause("conformance.selection", evidence="known answer")

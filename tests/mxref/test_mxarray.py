@@ -27,6 +27,8 @@ def test_save_and_load(tmp_path, suffix):
     assert loaded == q
     assert loaded.rotation == q.rotation
     assert [p.name for p in tmp_path.iterdir()] == [f"q{suffix}"]
+    (tmp_path / "new").touch()
+    assert (tmp_path / f"q{suffix}").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -35,6 +35,22 @@ def test_empty_recipe_is_the_default():
     assert recipe_from_table({}) == Recipe()
 
 
+def test_a_recipe_file_says_something(tmp_path):
+    """An empty file, as a failed redirection leaves it, is no recipe; nor is one that another file names."""
+    (tmp_path / "empty.toml").write_text("# nothing\n")
+    (tmp_path / "outer.toml").write_text('schedule = [{ until = "10%", recipe = "empty.toml" }]\n')
+    for name in ("empty.toml", "outer.toml"):
+        with pytest.raises(RecipeError, match=r"empty\.toml is empty: say at least one key"):
+            load_recipe(tmp_path / name)
+
+
+def test_a_byte_order_mark_is_named(tmp_path):
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b"\xef\xbb\xbfdialect = 'amd'\n")
+    with pytest.raises(FileFormatError, match=r"windows\.toml begins with a byte order mark.*without BOM"):
+        load_recipe(path)
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_toml_round_trip(name, tmp_path):
     recipe = recipe_from_table(

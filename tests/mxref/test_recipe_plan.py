@@ -21,8 +21,8 @@ DIGESTS = {
     "mxfp4": "f61568aab71f",
     "mxfp4_h16": "3488571ec2ca",
     "mxfp4_h32": "66588375da0c",
-    "mxfp8": "cbd040edec60",
-    "mxfp8_hybrid": "4c3d88f311db",
+    "mxfp8": "cedbd7195567",
+    "mxfp8_hybrid": "366e2ae8b103",
     "nvfp4_style": "bbd90e5738fa",
     "tseng": "8d22ee746a65",
 }

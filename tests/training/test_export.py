@@ -45,6 +45,14 @@ def bf16_words(values: torch.Tensor) -> torch.Tensor:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
 
 
+@pytest.mark.parametrize("packed", [(), ("--packed", "compressed-tensors")], ids=["full", "packed"])
+def test_all_files_have_the_mode_of_new_files(run: Path, tmp_path: Path, packed: tuple[str, ...]) -> None:
+    """Safetensors makes files that nobody else may read; a server runs under another user."""
+    (tmp_path / "new").touch()
+    out = exported(run, tmp_path / "hf", *packed)
+    assert {path.stat().st_mode for path in out.iterdir()} == {(tmp_path / "new").stat().st_mode}
+
+
 def test_transformers_computes_the_same_logits(run: Path, tmp_path: Path) -> None:
     """The weights are equal. The logits are close: Transformers takes the angles of the rotary embedding in float32,
     mxref in float64, and the two add in another order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mxref.backend import Backend
-from mxref.discovery import get_backend
+from mxref.discovery import choose, get_backend
 from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import BlockShape
 from mxref.placement import Placement
@@ -64,7 +64,8 @@ def convert(
         recipe: the treatment of the three GEMMs; or the name of a shipped recipe, or a file.
         filter_fn: which layers to replace: a glob over their names, a list of globs, or a function of a module and its
             name that returns True for them; default all. The others stay as they are, in their own precision.
-        backend: computes the block formats; or its name; default that of `mxref.get_backend()`.
+        backend: computes the block formats; or its name; default that of `mxref.discovery.choose` for the device
+            on which the model's first weight lies.
         seed: of the random bits, 0 to 2^64 - 1.
         steps: optimizer steps of the run, of which a schedule may name shares.
         layer_class: class of the new layers, for a framework whose modules follow a protocol of its own.
@@ -81,8 +82,8 @@ def convert(
         UnsupportedError: the recipe asks for what the backend does not declare.
     """
     recipe = load_recipe(recipe)
-    backend = get_backend() if backend is None else require_backend(backend)
     linears = named_linears(model)
+    backend = require_backend(backend or choose(device=_device(linears.values()))[0])
     if not linears or isinstance(model, nn.Linear):
         way_out = "; put it into a module, as in nn.Sequential(layer)" if linears else ""
         raise LayerError(
@@ -166,6 +167,12 @@ def recipe_of_layers(
     for name, linear in linears.items():
         _check_layer(name, linear, recipes[name])
     return recipes
+
+
+def _device(linears: Iterable[nn.Linear]) -> str:
+    """Return the type of the device on which layers compute; those without memory get it where a GPU is, if one is."""
+    found = next((linear.weight.device.type for linear in linears), "cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if found == "meta" else found
 
 
 def require_backend(backend: Any) -> Backend:

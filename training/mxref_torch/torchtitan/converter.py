@@ -43,7 +43,7 @@ class MXLinearConverter(QuantizationConverter):
         recipe: Recipe | str | Path
         """The treatment of the three GEMMs; or the name of a shipped recipe, or a TOML file."""
         backend: str | None = None
-        """Name of the backend that computes the block formats. None: that of `mxref.get_backend()`."""
+        """Name of the backend that computes the block formats. None: that of `mxref_torch.convert`."""
         seed: int = 0
         """Of the random bits, 0 to 2^64 - 1."""
         fqns: list[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxref.cli.jobs import jobs_option
+from mxref.cli.jobs import Positive, jobs_option
 from mxref.cli.known import files, recipes_or_files
 from mxref.cli.ranks import OneProcess
 from mxref.cores import wait_passively
@@ -84,7 +84,7 @@ MAX_SEEDS = 1000
 @click.option("--devices", metavar="N,N|all", help="GPUs that train runs at the same time, as in 0,1,2,3.")
 @click.option(
     "--max-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     metavar="M",
     help="End within M minutes: start no run that would take longer, and stop the others with a checkpoint.",
 )
@@ -220,7 +220,7 @@ def ablate(
 
         collect_folders(loaded, folders, out)
         return
-    from mxref.discovery import choose, get_backend
+    from mxref.discovery import get_backend
     from mxref.errors import RecipeError
     from mxref.terminal import echo
 
@@ -239,6 +239,7 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
+    from mxref_training.run.device import default_backend
     from mxref_training.run.interrupt import Interrupted
     from mxref_training.run.preflight import on_device, preflight
     from mxref_training.wording import clock, counted
@@ -257,7 +258,7 @@ def ablate(
         raise ConfigError(
             f"--probe reads the checkpoint of {loaded.reference.name}, which --keep-checkpoints deletes: name it there"
         )
-    chosen, why = choose(backend)
+    chosen, why = default_backend(backend, "cuda" if devices else config.run.device)
     computes = get_backend(chosen)
     echo(f"ladder {ladder}, backend {chosen} ({why}), writing to {folder}", err=True)
     if branches:

@@ -140,6 +140,12 @@ def export(
         f"{out}: {done.parameters:,} parameters after {counted(done.step, 'step')}, {how}, in "
         f"{counted(len(done.files), 'file')} of weights"
     )
+    if not packed:
+        echo(
+            "its loss in float32 may differ from the logged one, by up to 3e-4 for a run in BF16 and by more for one "
+            "in FP8 or block formats: a run multiplies in the formats of its recipe",
+            err=True,
+        )
 
 
 def _treatment(recipe: str | None, dialect: str | None) -> Recipe | None:

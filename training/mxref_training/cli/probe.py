@@ -148,6 +148,7 @@ def probe(
     from mxref_training.probe.arms import chosen_arms
     from mxref_training.probe.batch import Shape, Side
     from mxref_training.probe.moments import find_moments
+    from mxref_training.run.device import default_backend
 
     arms = chosen_arms(recipes, {Path(name).stem: load_ladder(name) for name in ladders}, without)
     paths = {"train": data, "val": val, "tokenizer": tokenizer}
@@ -155,10 +156,11 @@ def probe(
         "data": {key: value for key, value in paths.items() if value is not None},
         "run": {"device": device} if device is not None else {},
     }
+    moments = find_moments(checkpoints)
     results = _measured(
-        find_moments(checkpoints),
+        moments,
         arms,
-        get_backend(backend),
+        get_backend(default_backend(backend, moments[0].config([overrides]).run.device)[0]),
         out,
         shape=Shape(Side(side), batch, length, first),
         layers=layers,

@@ -196,11 +196,13 @@ def _loaded(
     config: str, recipe: str, tables: Sequence[str | Mapping[str, Any]], backend: str | None
 ) -> tuple[TrainConfig, Recipe, Backend, str]:
     """Return what the command names: configuration, recipe and backend, and why this backend."""
-    from mxref.discovery import choose, get_backend
+    from mxref.discovery import get_backend
     from mxref_training.config import find_recipe, load_config
+    from mxref_training.run.device import default_backend
 
-    name, why = choose(backend)
-    return load_config(config, tables), find_recipe(recipe), get_backend(name), why
+    loaded = load_config(config, tables)
+    name, why = default_backend(backend, loaded.run.device)
+    return loaded, find_recipe(recipe), get_backend(name), why
 
 
 def _train(

@@ -79,6 +79,8 @@ def write_folder(
         for name, text in files.items():
             (partial / name).write_text(text, encoding="utf-8")
         _write_shards(partial, shards, names, f"writing {out}")
+        for name in names:  # safetensors makes files that nobody else may read, whatever the umask
+            shutil.copymode(partial / next(iter(files)), partial / name)
         publish(partial, out)
     return names
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mxref.backend import Backend
+from mxref.discovery import choose
 from mxref.errors import MxrefError
 from mxref.tomlio import shown
 from mxref_training.distributed.ranks import SOLE, Ranks
@@ -70,6 +71,17 @@ def choose_device(wanted: str, backend: Backend, ranks: Ranks = SOLE) -> torch.d
             raise ConfigError(f"run.device = {wanted!r}, but {seen}")
         device = torch.device("cuda", index)
     return device
+
+
+def default_backend(name: str | None, wanted: str) -> tuple[str, str]:
+    """Return the name of a run's backend and the reason for it, as `mxref.discovery.choose` does.
+
+    Args:
+        name: what was asked for, if anything was.
+        wanted: the key `run.device`; `auto` is a GPU where PyTorch sees one.
+    """
+    on_gpu = torch.cuda.is_available() and wanted.partition(":")[0] in ("auto", "cuda")
+    return choose(name, "cuda" if on_gpu else "cpu")
 
 
 def made_current(device: torch.device) -> AbstractContextManager[Any]:
