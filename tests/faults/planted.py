@@ -12,8 +12,7 @@ from typing import Any
 
 from mxref_training import durable
 from mxref_training.run import checkpoint, metrics_log
-from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.snapshot import Snapshot
+from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 
 
 def files_are_not_synced() -> None:
@@ -105,8 +104,8 @@ def a_folder_is_deleted_in_place() -> None:
 def _replace_everywhere(name: str, new: object) -> None:
     from mxref_training.lab import arm, result_file
     from mxref_training.report.ladder import page
-    from mxref_training.run import checkpoint_folder, folder
+    from mxref_training.run import folder
 
-    for module in (durable, checkpoint, checkpoint_folder, folder, arm, result_file, page):
+    for module in (durable, checkpoint, folder, arm, result_file, page):
         if hasattr(module, name):
             setattr(module, name, new)

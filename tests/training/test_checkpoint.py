@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 
 from mxref_training.durable import clean, remove
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint_files
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore
-from mxref_training.run.snapshot import Snapshot
+from mxref_training.run import shards
+from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
 
 FILES = [*(f"{group}.safetensors" for group in GROUPS), "state.json"]
 
@@ -82,7 +81,7 @@ def test_old_checkpoints_go(store: CheckpointStore) -> None:
 
 def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointStore) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mxref_training.run.checkpoint_folder.remove", lambda path: path / "stays")
+        patch.setattr("mxref_training.run.checkpoint.remove", lambda path: path / "stays")
         for step in (1, 2, 3):
             store.save(snapshot(step))
     assert store.steps() == [1, 2, 3]
@@ -248,7 +247,7 @@ def test_killed_while_writing_leaves_nothing_to_mistake_for_a_checkpoint(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "save_file", killed)
+        patch.setattr(shards, "save_file", killed)
         with pytest.raises(KeyboardInterrupt):
             store.save(snapshot(7))
     assert (store.folder / ".step-7.tmp").is_dir()

@@ -18,15 +18,8 @@ from exported import SCALED, TIED, exported, invoke, ours, refused, stored, trai
 from mxref_training.data import Tokenizer
 from mxref_training.dimensions import ModelConfig
 from mxref_training.export import folder as export_folder
-from mxref_training.run.checkpoint_files import (
-    GROUPS,
-    SHARDED,
-    Part,
-    file_facts,
-    file_name,
-    write_manifest,
-    write_parts,
-)
+from mxref_training.run.checkpoint import GROUPS, file_facts, file_name, write_manifest
+from mxref_training.run.shards import Box, write_boxes
 from training_setup import CORPUS, VOCAB, files
 
 pytest.importorskip("transformers")
@@ -259,19 +252,20 @@ def test_a_checkpoint_of_two_ranks_is_exported_whole(run: Path, tmp_path: Path) 
         tensors = load_file(step / f"{group}.safetensors")
         (step / f"{group}.safetensors").unlink()
         for rank in range(2):
-            parts = {}
+            boxes = {}
             for name, tensor in tensors.items():
-                place, shape = [0] * tensor.ndim, tuple(tensor.shape)
+                offset, shape = [0] * tensor.ndim, tuple(tensor.shape)
                 if group == "model":  # each rank has half of the rows
-                    place[0] = rank * (shape[0] // 2)
-                    parts[name] = Part(tensor.chunk(2)[rank], tuple(place), shape)
+                    half = tensor.chunk(2)[rank]
+                    offset[0] = rank * half.shape[0]
+                    boxes[name] = Box(half, tuple(offset), tuple(half.shape), shape)
                 elif rank == 0:
-                    parts[name] = Part(tensor, tuple(place), shape)
-            write_parts(step / file_name(group, rank, 2), parts)
+                    boxes[name] = Box(tensor, tuple(offset), shape, shape)
+            write_boxes(step / file_name(group, rank, 2), boxes)
     state = json.loads((step / "state.json").read_text())
-    (step / "state.json").write_text(json.dumps({**state, "format": SHARDED, "ranks": 2}))
+    (step / "state.json").write_text(json.dumps({**state, "ranks": 2}))
     (step / "manifest.json").unlink()
-    write_manifest(step, file_facts(step.iterdir()))
+    write_manifest(step, {k: v for path in step.iterdir() for k, v in file_facts(path).items()})
     found, whole = (stored(exported(source, tmp_path / f"{source.name}-hf")) for source in (copy, run))
     assert len(found) == len(whole) > 0
     assert all(torch.equal(found[name], whole[name]) for name in whole)

@@ -14,11 +14,10 @@ import torch
 
 from mxref_training.durable import explained
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint_files, interrupt
-from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run import checkpoint, interrupt
+from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 from mxref_training.run.loop import Interrupted
 from mxref_training.run.progress import SilentProgress
-from mxref_training.run.snapshot import Snapshot
 from training_setup import Saboteur, change, metrics, newest, run, weights
 
 
@@ -64,13 +63,13 @@ def test_a_signal_in_the_last_step_is_told_to_the_caller(tmp_path: Path) -> None
 def test_signals_in_the_last_save_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    write = checkpoint_files.write_parts
+    write = checkpoint.write_boxes
 
     def signalled(path: Path, parts: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         write(path, parts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint_files, "write_parts", signalled)
+    monkeypatch.setattr(checkpoint, "write_boxes", signalled)
     config = change(steps=2, eval_every=2, async_checkpoint=background)
     assert run(tmp_path, config=config).stopped == "SIGTERM"
     CheckpointStore(tmp_path / "checkpoints", 2).verify(2)
@@ -80,7 +79,7 @@ def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook the process goes on after a second Ctrl-C, and so does the thread that writes a checkpoint."""
-    write, released, began = checkpoint_files.write_parts, threading.Event(), []  # type: ignore[var-annotated]
+    write, released, began = checkpoint.write_boxes, threading.Event(), []  # type: ignore[var-annotated]
     beside: list[bool] = []
 
     class Next(SilentProgress):
@@ -96,7 +95,7 @@ def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
     def killed() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_files, "write_parts", late)
+    monkeypatch.setattr(checkpoint, "write_boxes", late)
     config = change(checkpoint_every=2, async_checkpoint=True)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, config=config, progress=Saboteur(3, killed))
@@ -109,7 +108,7 @@ def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
 def test_a_checkpoint_that_a_run_replaced_is_gone_and_not_damaged(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, 2)
     for step in (2, 4, 6):
-        groups = {name: {"x": torch.zeros(1)} for name in checkpoint_files.GROUPS}
+        groups = {name: {"x": torch.zeros(1)} for name in checkpoint.GROUPS}
         store.save(Snapshot(step, groups, {}))
     assert store.steps() == [4, 6]
     with pytest.raises(CheckpointError, match=r"step-2 is gone; there is step-6"):
@@ -147,7 +146,7 @@ def test_space_is_not_the_remedy_where_writing_is_not_allowed(
         explained(CheckpointError, "write there", "free some space, or wait"),
     ):
         refused()
-    monkeypatch.setattr(checkpoint_files, "write_parts", refused)
+    monkeypatch.setattr(checkpoint, "write_boxes", refused)
     with pytest.raises(CheckpointError, match=f"{os.strerror(number)}; {first} or choose another --out"):
         run(tmp_path, stop_after=1)
 

@@ -55,7 +55,7 @@ def test_keep_one_never_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest
         found.append(len(list(path.parent.glob("step-*"))))
         real(path)
 
-    monkeypatch.setattr("mxref_training.run.checkpoint_folder.remove", watched)
+    monkeypatch.setattr("mxref_training.run.checkpoint.remove", watched)
     run(tmp_path, config=change(checkpoint_every=1, keep=1))
     assert found == [2] * 5
     assert newest(tmp_path) == 6
@@ -231,7 +231,7 @@ def test_a_record_that_is_nobodys_is_left_to_the_user(tmp_path: Path, text: str,
 def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
     run(tmp_path, stop_after=3)
     step = tmp_path / "checkpoints" / "step-3"
-    state = (step / "state.json").read_text().replace("mxref.checkpoint.2", "mxref.checkpoint.9")
+    state = (step / "state.json").read_text().replace("mxref.checkpoint.3", "mxref.checkpoint.9")
     (step / "state.json").write_text(state)
     manifest = json.loads((step / "manifest.json").read_text())
     manifest["state.json"]["sha256"] = hashlib.sha256(state.encode()).hexdigest()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import socket
@@ -72,6 +73,12 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def replace_text(path: Path, text: str) -> None:

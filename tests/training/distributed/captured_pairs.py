@@ -20,7 +20,7 @@ from mxref_training.distributed.team import team_of
 from mxref_training.distributed.tensors import is_split
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes, ParallelConfig
-from mxref_training.run.shards import Parts
+from mxref_training.run.shards import opened
 from ranged import Ranged
 from training_setup import CONFIG, change, lines, metrics, run
 
@@ -74,8 +74,8 @@ def gathered_once() -> None:
 def saved(out: Path, step: int) -> dict[str, Any]:
     """Return the tensors of a checkpoint, put together."""
     files = sorted((out / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    with Parts(files) as parts:
-        return {name: tensor.numpy().tobytes() for name, tensor in parts.whole().items()}
+    with opened(files) as boxes:
+        return {name: tensor.numpy().tobytes() for name, tensor in boxes.whole().items()}
 
 
 def outcomes(ranks: Ranks, exceeds: int = -1, spoiled: int = -1) -> tuple[list[StepOutcome], Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training.run import checkpoint_files, eager, same_software, shared_folder
+from mxref_training.run import checkpoint, eager, same_software, shared_folder
 
 STEP = 4
 """The step in which a rank fails."""
@@ -33,7 +33,7 @@ def killed() -> None:
 
 def disk_full() -> None:
     """Have the disk full when half of a file of the checkpoint is written."""
-    write = checkpoint_files.write_parts
+    write = checkpoint.write_boxes
 
     def full(path: Path, parts: Any) -> None:
         write(path, parts)
@@ -41,7 +41,7 @@ def disk_full() -> None:
             os.truncate(path, path.stat().st_size // 2)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    checkpoint_files.write_parts = full
+    checkpoint.write_boxes = full
 
 
 def slow() -> None:

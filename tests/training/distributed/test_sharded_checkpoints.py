@@ -14,11 +14,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.distributed.ranks import Ranks
+from mxref_training.durable import file_sha256
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint, checkpoint_files, checkpoint_folder
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore
-from mxref_training.run.snapshot import Snapshot
+from mxref_training.run import checkpoint
+from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
 from rank_threads import cut, on_ranks
 
 FACTS = {"loader": {"position": 7}, "rate": 0.1}
@@ -121,9 +121,9 @@ def test_each_part_is_written_once(tmp_path: Path) -> None:
 
 
 def test_the_same_parts_make_the_same_bytes(tmp_path: Path) -> None:
-    parts = {name: checkpoint_files.Part(torch.arange(6.0), (6,), (12,)) for name in ("a", "b")}
+    parts = {name: checkpoint.Box(torch.arange(6.0), (6,), (6,), (12,)) for name in ("a", "b")}
     for number in range(24):
-        checkpoint_files.write_parts(tmp_path / str(number), parts)
+        checkpoint.write_boxes(tmp_path / str(number), parts)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
@@ -221,7 +221,7 @@ def test_a_full_disk_of_one_rank_stops_all_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, name: str
 ) -> None:
     store = saved(tmp_path, 2, steps=(3,))
-    write = checkpoint_files.write_parts
+    write = checkpoint.write_boxes
 
     def full(path: Path, parts: Any) -> None:
         write(path, parts)
@@ -229,7 +229,7 @@ def test_a_full_disk_of_one_rank_stops_all_and_leaves_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "write_parts", full)
+        patch.setattr(checkpoint, "write_boxes", full)
         found = on_ranks(2, lambda ranks: CheckpointStore(tmp_path, 2, ranks).save(snapshot(ranks)))
     message = rf"cannot write the checkpoint .*step-5: No space left on device \(rank {rank}\); .*step-3"
     for err in found:
@@ -251,7 +251,7 @@ def test_what_only_the_first_rank_does_stops_all_when_it_fails(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     complete = call in ("replace_text", "remove")
-    monkeypatch.setattr(checkpoint_folder if complete else checkpoint, call, full)
+    monkeypatch.setattr(checkpoint, call, full)
     found = on_ranks(2, lambda ranks: CheckpointStore(tmp_path, 2, ranks).save(snapshot(ranks)))
     assert len({str(err) for err in found}) == 1
     with pytest.raises(CheckpointError, match="cannot .*No space left on device"):
@@ -270,10 +270,32 @@ def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
             raise err
 
 
-def test_another_version_would_refuse_the_layout_of_several_ranks(tmp_path: Path) -> None:
-    """A program that knows only whole tensors must not call it damaged, so its format has another number."""
-    assert saved(tmp_path / "two", 2).state(5)["format"] == checkpoint.SHARDED
-    alone = CheckpointStore(tmp_path / "one", 2, SOLE)
-    alone.save(Snapshot(5, {"model": wholes(), "optimizer": {}, "rng": {}}, FACTS))
-    assert set(alone.state(5)) == {"format", "step", *FACTS}
-    assert alone.state(5)["format"] == checkpoint.FORMAT
+@pytest.mark.parametrize("world", [1, 2])
+def test_one_format_says_how_many_ranks_wrote(tmp_path: Path, world: int) -> None:
+    state = saved(tmp_path, world).state(5)
+    assert state == {"format": checkpoint.FORMAT, "step": 5, "ranks": world, **FACTS}
+
+
+def test_what_one_process_wrote_before_is_read(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1)
+    path = store.path(5) / "state.json"
+    state = store.state(5) | {"format": checkpoint.OF_ONE_RANK}
+    del state["ranks"]
+    path.write_text(json.dumps(state))
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest["state.json"] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+    assert all(
+        same(t, wholes()[name]) for name, t in store.load(5).tensors["model"].items() if name in wholes()
+    )
+
+
+@pytest.mark.parametrize("name", ["../../run.json", "/etc/hostname", "model-3-of-2.safetensors"])
+def test_a_manifest_that_names_another_file_is_refused(tmp_path: Path, name: str) -> None:
+    store = saved(tmp_path, 2)
+    path = store.path(5) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {name: manifest["model-2-of-2.safetensors"]}))
+    for read in (store.load, store.verify, store.state):
+        with pytest.raises(CheckpointError, match="manifest.json does not list the files of a checkpoint"):
+            read(5)

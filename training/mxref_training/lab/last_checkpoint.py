@@ -28,11 +28,10 @@ from mxref_training.data.tokens import Tokens, tokenize
 from mxref_training.errors import ConfigError
 from mxref_training.lab.fresh import start_fresh
 from mxref_training.model.llama import Llama
-from mxref_training.run.checkpoint import CheckpointStore
+from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 from mxref_training.run.device import choose_device, memory_errors
 from mxref_training.run.evaluate import Evaluation, evaluate
 from mxref_training.run.repeatable import deterministic, fixed_choices
-from mxref_training.run.snapshot import Snapshot
 from mxref_training.run.state import load_weights
 from mxref_training.wording import counted
 

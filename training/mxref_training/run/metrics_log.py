@@ -123,12 +123,3 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                     raise CheckpointError(
                         f"{path}, line {number} is not JSON ({err}): restore the file, or {start_over(path.parent)}"
                     ) from err
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -1,8 +1,8 @@
 """Checkpoints that are written while training goes on.
 
-The state is copied into the host's memory, and a thread writes the copy. Ranks talk to each other in the main thread
-only: after each step they see whether all have written their parts, and the first rank then gives the checkpoint its
-name. Until then the previous checkpoint is the newest one.
+The state is copied into the host's memory, and a thread writes the copy. Ranks meet in the main thread only: after each
+step they see whether all have written, and the first one then names the checkpoint. Until then the one before it is the
+newest.
 """
 
 from __future__ import annotations
@@ -14,20 +14,102 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mxref_training.errors import CheckpointError
-from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.checkpoint_files import Unfinished
-from mxref_training.run.snapshot import Snapshot
+from mxref_training.run.checkpoint import CheckpointStore, Snapshot, Unfinished
 
-if TYPE_CHECKING:
-    from mxref_training.run.shards import SavePlans
 
-_BUSY, _WRITTEN, _FAILED = range(3)
+class Saver:
+    """Saves checkpoints at once, or in the background. Its methods are called on every rank.
+
+    As a context manager it completes the last checkpoint at the end of the block.
+    """
+
+    def __init__(self, store: CheckpointStore, background: bool) -> None:
+        self._store, self._background = store, background
+        self._unfinished: Unfinished | None = None
+        self._thread = Thread()
+        self._copies: dict[tuple[str, str], Tensor] = {}
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Save a checkpoint; in the background, after the one before it is complete.
+
+        Raises:
+            CheckpointError: as of `CheckpointStore.save`, for this checkpoint or the one before it.
+        """
+        if not self._background:
+            self._store.save(snapshot)
+            return
+        self.wait()
+        unfinished = self._store.begin(snapshot)
+        self._copy(unfinished)
+        self._thread = Thread(target=unfinished.write, name=_thread_name(self._store.folder), daemon=True)
+        self._thread.start()
+        self._unfinished = unfinished
+
+    def poll(self) -> None:
+        """Complete the checkpoint in the background if it is written; called after each step.
+
+        Raises:
+            CheckpointError: a rank could not write it.
+        """
+        if self._unfinished is None:
+            return
+        busy = self._thread.is_alive()
+        failed = not busy and self._unfinished.problem is not None
+        states = self._store.ranks.gather_numbers([float(busy), float(failed)])
+        if any(failed for _, failed in states) or not any(busy for busy, _ in states):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in the background is complete, if there is one.
+
+        Raises:
+            CheckpointError: a rank could not write it.
+        """
+        if self._unfinished is not None:
+            self._thread.join()
+            unfinished, self._unfinished = self._unfinished, None
+            self._store.finish(unfinished)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Complete the checkpoint in the background. After an error one process does so too, if it can.
+
+        Several ranks leave it incomplete after an error, as after a kill, because others may wait for something else.
+        """
+        if kind is None:
+            self.wait()
+        elif self._unfinished is not None and issubclass(kind, Exception):
+            self._thread.join()
+            if not self._store.ranks.several:
+                with suppress(CheckpointError):
+                    self.wait()
+
+    def _copy(self, unfinished: Unfinished) -> None:
+        """Replace what is to be written by copies in the host's memory, which the next checkpoint uses again."""
+        devices = set()
+        for file, boxes in unfinished.files.items():
+            for name, box in boxes.items():
+                source = box.tensor
+                held = self._copies.get((file, name))
+                if held is None or held.shape != source.shape or held.dtype != source.dtype:
+                    # Only pages that are locked are copied beside the GPU's work.
+                    held = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+                    self._copies[file, name] = held
+                held.copy_(source, non_blocking=True)
+                devices.add(source.device)
+                boxes[name] = replace(box, tensor=held)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
 
 def _thread_name(folder: Path) -> str:
@@ -42,103 +124,3 @@ def wait_for_writers(folder: Path) -> None:
     for thread in threading.enumerate():
         if thread.name == _thread_name(folder):
             thread.join()
-
-
-class Saver:
-    """Saves checkpoints at once, or in the background. On several ranks its methods are called on every rank.
-
-    As a context manager it completes the last checkpoint at the end of the block.
-    """
-
-    def __init__(self, store: CheckpointStore, background: bool) -> None:
-        self._store, self._background = store, background
-        self._unfinished: Unfinished | None = None
-        self._thread: Thread | None = None
-        self._plans: SavePlans | None = None
-        if store.ranks.several:
-            from mxref_training.run.shards import SavePlans
-
-            self._plans = SavePlans()
-        self._copies: dict[tuple[str, str], Tensor] = {}
-
-    def save(self, snapshot: Snapshot) -> None:
-        """Save a checkpoint; in the background, after the one before it is complete.
-
-        Raises:
-            CheckpointError: as of `CheckpointStore.save`, for this checkpoint or the one before it.
-        """
-        if not self._background:
-            self._store.save(snapshot, self._plans)
-            return
-        self.wait()
-        unfinished = self._store.begin(snapshot, self._plans)
-        self._copy(unfinished)
-        name = _thread_name(self._store.folder)
-        self._thread = Thread(target=unfinished.write, name=name, daemon=True)
-        self._thread.start()
-        self._unfinished = unfinished
-
-    def poll(self) -> None:
-        """Complete the checkpoint in the background if it is written; called after each step.
-
-        Raises:
-            CheckpointError: a rank could not write it.
-        """
-        if self._unfinished is None:
-            return
-        assert self._thread is not None
-        state = _BUSY if self._thread.is_alive() else _FAILED if self._unfinished.problem else _WRITTEN
-        states = [int(row[0]) for row in self._store.ranks.gather_numbers([float(state)])]
-        if _FAILED in states or _BUSY not in states:
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the checkpoint in the background is complete, if there is one.
-
-        Raises:
-            CheckpointError: a rank could not write it.
-        """
-        if self._unfinished is None:
-            return
-        assert self._thread is not None
-        self._thread.join()
-        unfinished, self._unfinished, self._thread = self._unfinished, None, None
-        self._store.finish(unfinished)
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Complete the checkpoint in the background. After an error one process does so too, if it can.
-
-        Several ranks leave it incomplete after an error, as after a kill, because others may wait for something else.
-        """
-        if kind is None:
-            self.wait()
-        elif self._thread is not None and issubclass(kind, Exception):
-            self._thread.join()
-            if not self._store.ranks.several:
-                with suppress(CheckpointError):
-                    self.wait()
-
-    def _copy(self, unfinished: Unfinished) -> None:
-        """Replace what is to be written by copies in the host's memory, which the next checkpoint uses again."""
-        devices = set()
-        for file, parts in unfinished.files.items():
-            for name, part in parts.items():
-                source = part.tensor
-                held = self._copies.get((file, name))
-                if held is None or held.shape != source.shape or held.dtype != source.dtype:
-                    on_gpu = (
-                        source.device.type == "cuda"
-                    )  # a copy runs beside the GPU's work if its pages are locked
-                    held = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
-                    self._copies[file, name] = held
-                held.copy_(source, non_blocking=True)
-                devices.add(source.device)
-                parts[name] = replace(part, tensor=held)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)

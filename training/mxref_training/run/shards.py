@@ -1,158 +1,177 @@
-"""The tensors of a checkpoint, split over ranks: which rank writes which part, and how parts fill tensors of any
-placement.
+"""Tensors in safetensors files: each rank writes the boxes that it holds, and boxes fill tensors of any placement.
 
-`torch.distributed.checkpoint` (DCP) plans both. Ranks that hold the same part share the work: one of them writes it.
-The parts lie in safetensors files, and the header of a file says where each part lies in its whole tensor. DCP's own
-storage does not fit: `FileSystemWriter` pickles its metadata, and `HuggingFaceStorageWriter` builds each file in memory
-and leaves out where a tensor ends, so that its reader takes a tensor for smaller if a file is missing.
+A DTensor names its rank's box by the protocol of `torch.distributed.checkpoint` (DCP). Of ranks that hold the same box,
+the one with the fewest bytes so far writes it. The header of a file says where a box lies in its whole tensor.
+
+DCP's own parts do not fit: `FileSystemWriter` pickles its metadata; `HuggingFaceStorageWriter` builds each file in
+memory and leaves out where a tensor ends, so that its reader takes a tensor for smaller if a file is missing; and its
+planners take half a second to import, for which boxes that meet are the only arithmetic.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import SavePlan
 
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.run.checkpoint_files import CHUNKS, Part
+
+_BOXES = "chunks"
+"""Key in a file's header: JSON with offset and whole shape of each tensor that is a box of a larger one."""
 
 
-class SavePlans:
-    """Decides what each rank writes. The plan of the last save holds until a tensor changes its place on some rank."""
+@dataclass(frozen=True)
+class Box:
+    """A box of a tensor."""
 
-    def __init__(self) -> None:
-        self._local: SavePlan | None = None
-        self._own = SavePlan([])
-
-    def parts(self, groups: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, dict[str, Part]]:
-        """Return what this rank writes of each group, so that all ranks together write everything once.
-
-        Every rank calls this; a DTensor says by its placement which part each rank has. A name that only one rank has
-        is written by that rank.
-
-        Raises:
-            ValueError: the parts of a tensor overlap or do not cover it.
-        """
-        tensors = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(tensors, is_coordinator=ranks.first)
-        local = planner.create_local_plan()
-        if ranks.any(local != self._local):
-            plans, _ = planner.create_global_plan(ranks.gather(local))
-            self._local, self._own = local, plans[ranks.rank]
-        found: dict[str, dict[str, Part]] = {group: {} for group in groups}
-        for item in self._own.items:
-            assert item.tensor_data is not None
-            chunk, whole = item.tensor_data.chunk, item.tensor_data.size
-            tensor = planner.resolve_data(item)
-            assert isinstance(tensor, Tensor)
-            if tensor.numel() or not math.prod(whole):
-                group, _, name = item.index.fqn.partition("/")
-                found[group][name] = Part(tensor.detach(), tuple(chunk.offsets), tuple(whole))
-        return found
+    tensor: Any
+    """Its elements: a tensor, or a slice of an open file."""
+    offset: tuple[int, ...]
+    """Index of its first element in the whole tensor."""
+    sizes: tuple[int, ...]
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
 
 
-@dataclass
-class Parts:
-    """The parts of tensors that lie in several files; a context manager, which keeps the files open."""
+def own_box(tensor: Tensor) -> Box:
+    """Return the box of a tensor that this rank holds: all of it unless it is a DTensor."""
+    whole = tuple(tensor.shape)
+    if not hasattr(tensor, "__create_chunk_list__"):
+        return Box(tensor.detach(), (0,) * tensor.ndim, whole, whole)
+    (chunk,) = tensor.__create_chunk_list__()
+    held = tensor.__get_tensor_shard__(None).detach()  # type: ignore[attr-defined]
+    return Box(held, tuple(chunk.offsets), tuple(chunk.sizes), whole)
 
-    files: Sequence[Path]
-    _open: ExitStack = field(default_factory=ExitStack)
-    _held: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
-    _known: dict[str, TensorStorageMetadata] = field(default_factory=dict)
 
-    def __enter__(self) -> Parts:
-        """Read the headers.
+def boxes_to_write(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Box]:
+    """Return the boxes that this rank writes, by name, so that all ranks together write everything once; collective.
 
-        Raises:
-            ValueError: the parts of a tensor do not fit together.
-        """
-        try:
-            for path in self.files:
-                self._take(path)
-            for name, known in self._known.items():
-                if sum(math.prod(chunk.sizes) for chunk in known.chunks) != math.prod(known.size):
-                    raise ValueError(f"the parts of {name} do not make a tensor of shape {list(known.size)}")
-        except BaseException:
-            self._open.close()
-            raise
-        return self
+    A name that only some ranks have is written by one of those.
+    """
+    own = {name: own_box(tensor) for name, tensor in tensors.items()}
+    sizes = {
+        (name, box.offset): box.tensor.nbytes
+        for name, box in own.items()
+        if math.prod(box.sizes) or not math.prod(box.whole)
+    }
+    held, written = ranks.gather(sizes), [0] * ranks.world
+    mine = {}
+    for name, offset in sorted(set().union(*held)):
+        writers = [rank for rank, has in enumerate(held) if (name, offset) in has]
+        writer = min(writers, key=written.__getitem__)
+        written[writer] += held[writer][name, offset]
+        if writer == ranks.rank:
+            mine[name] = own[name]
+    return mine
 
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
 
-    def _take(self, path: Path) -> None:
-        file = self._open.enter_context(safe_open(path, framework="pt"))
-        cut = json.loads((file.metadata() or {}).get(CHUNKS, "{}"))
-        for name in file.keys():  # noqa: SIM118 - no mapping
-            held = file.get_slice(name)
-            sizes = tuple(held.get_shape())
-            place = cut.get(name, {"offset": [0] * len(sizes), "shape": sizes})
-            offset, whole = tuple(place["offset"]), torch.Size(place["shape"])
-            dtype = (held[:0] if sizes else file.get_tensor(name)).dtype
-            known = self._known.setdefault(
-                name, TensorStorageMetadata(TensorProperties(dtype=dtype), whole, [])
-            )
-            if known.size != whole or known.properties.dtype != dtype or (name, offset) in self._held:
-                raise ValueError(f"{path.name} has a part of {name} that does not fit the others")
-            known.chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(sizes)))
-            self._held[name, offset] = held
+def write_boxes(path: Path, boxes: Mapping[str, Box]) -> None:
+    """Write boxes into a safetensors file."""
+    cut = {
+        name: {"offset": box.offset, "shape": box.whole}
+        for name, box in sorted(boxes.items())
+        if box.sizes != box.whole
+    }
+    # One key: safetensors writes several in an order that changes from call to call.
+    header = {_BOXES: json.dumps(cut)} if cut else {"format": "pt"}
+    save_file({name: box.tensor.contiguous() for name, box in boxes.items()}, path, metadata=header)
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes that lie in several files, which are open."""
+
+    held: Mapping[str, Sequence[Box]]
+    """By the names of their tensors."""
+    dtypes: Mapping[str, torch.dtype]
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the tensors."""
-        return frozenset(self._known)
+        return frozenset(self.held)
 
     def whole(self) -> dict[str, Tensor]:
         """Return all tensors, each as a whole, on the CPU."""
         found = {
-            name: torch.empty(known.size, dtype=known.properties.dtype)
-            for name, known in sorted(self._known.items())
+            name: torch.empty(self.held[name][0].whole, dtype=self.dtypes[name]) for name in sorted(self.held)
         }
         self.fill(found)
         return found
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill tensors of any placement in place, each rank its own part of a DTensor; nothing is converted.
+        """Fill tensors of any placement in place, each rank its own box of a DTensor; nothing is converted.
 
         Raises:
             LookupError: no tensor has such a name, or it has another shape or dtype.
         """
         for name, tensor in tensors.items():
-            known = self._known.get(name)
-            if known is None:
+            if name not in self.held:
                 raise LookupError(f"it has no {name}")
-            if (known.size, known.properties.dtype) != (tensor.shape, tensor.dtype):
-                theirs, ours = (
-                    f"{known.properties.dtype} {list(known.size)}",
-                    f"{tensor.dtype} {list(tensor.shape)}",
-                )
-                raise LookupError(f"its {name} is {theirs}, not {ours}")
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(tensors), Metadata({name: self._known[name] for name in tensors}))
+            theirs, ours = (
+                (self.dtypes[name], list(self.held[name][0].whole)),
+                (tensor.dtype, [*tensor.shape]),
+            )
+            if theirs != ours:
+                raise LookupError(f"its {name} is {theirs[0]} {theirs[1]}, not {ours[0]} {ours[1]}")
         with torch.no_grad():
-            for item in planner.create_local_plan().items:
-                where = item.storage_index
-                assert where.offset is not None
-                held = self._held[where.fqn, tuple(where.offset)]
-                piece = tuple(
-                    slice(first, first + length)
-                    for first, length in zip(item.storage_offsets, item.lengths, strict=True)
-                )
-                planner.resolve_tensor(item).copy_(held[piece])
+            for name, tensor in tensors.items():
+                own = own_box(tensor)
+                for held in self.held[name]:
+                    if meeting := _meeting(own, held):
+                        here, there = meeting
+                        own.tensor[here].copy_(held.tensor[there])
+
+
+@contextmanager
+def opened(files: Sequence[Path]) -> Iterator[Boxes]:
+    """Open files for the block, and read their headers.
+
+    Raises:
+        ValueError: the boxes of a tensor do not fit together.
+    """
+    held: dict[str, list[Box]] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    with ExitStack() as stack:
+        for path in files:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            cut = json.loads((file.metadata() or {}).get(_BOXES, "{}"))
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                tensor = file.get_slice(name)
+                sizes = tuple(tensor.get_shape())
+                place = cut.get(name, {"offset": [0] * len(sizes), "shape": sizes})
+                box = Box(tensor, tuple(place["offset"]), sizes, tuple(place["shape"]))
+                dtype = (tensor[:0] if sizes else file.get_tensor(name)).dtype
+                others = held.setdefault(name, [])
+                if dtypes.setdefault(name, dtype) != dtype or any(
+                    other.whole != box.whole or other.offset == box.offset for other in others
+                ):
+                    raise ValueError(f"{path.name} has a part of {name} that does not fit the others")
+                others.append(box)
+        for name, boxes in held.items():
+            whole = boxes[0].whole
+            if sum(math.prod(box.sizes) for box in boxes) != math.prod(whole):
+                raise ValueError(f"the parts of {name} do not make a tensor of shape {list(whole)}")
+        yield Boxes(held, dtypes)
+
+
+def _meeting(one: Box, other: Box) -> tuple[tuple[slice, ...], ...] | None:
+    """Return where in each of two boxes of a tensor their common elements are; None if there are none."""
+    firsts = [max(pair) for pair in zip(one.offset, other.offset, strict=True)]
+    lasts = [
+        min(a + n, b + m) for a, n, b, m in zip(one.offset, one.sizes, other.offset, other.sizes, strict=True)
+    ]
+    if any(first >= last for first, last in zip(firsts, lasts, strict=True)):
+        return None
+    return tuple(
+        tuple(slice(first - at, last - at) for first, last, at in zip(firsts, lasts, box.offset, strict=True))
+        for box in (one, other)
+    )

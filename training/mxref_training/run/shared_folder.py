@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from mxref_training.distributed.ranks import Ranks
+from mxref_training.durable import file_sha256
 from mxref_training.errors import CheckpointError
-from mxref_training.run.metrics_log import file_sha256
 
 PATIENCE = 90.0
 """Seconds in which a network file system shows a new file on all hosts. NFS looks again after 60 at most (nfs(5))."""
