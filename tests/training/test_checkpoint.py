@@ -115,9 +115,9 @@ def test_a_run_goes_on_where_a_reader_holds_an_old_checkpoint_on_nfs(
             (store.folder / "log/model.safetensors").touch()
             remove(store.folder / "log")
     assert store.steps() == [3, 4]
-    assert {path.name for path in store.folder.glob(".log*")} == {".log.deleted.tmp", ".log.1.deleted.tmp"}
+    assert {path.name for path in store.folder.glob(".log*")} == {".log.0.deleted.tmp", ".log.1.deleted.tmp"}
     clean(store.folder, "log*")
-    assert {path.name for path in store.folder.glob(".*")} == {".step-1.deleted.tmp", ".step-2.deleted.tmp"}
+    assert {path.name for path in store.folder.glob(".*")} == {f".step-{n}.0.deleted.tmp" for n in (1, 2)}
     assert shutil.rmtree is real
     store.save(snapshot(5))
     assert not list(store.folder.glob(".*"))

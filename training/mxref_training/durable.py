@@ -21,6 +21,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from mxref.errors import MxrefError
@@ -129,13 +130,9 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    doomed = path.with_name(f".{path.name}.deleted.tmp")
-    number = 0
-    while doomed.exists():
-        _delete(doomed)
-        if doomed.exists():  # a reader still has a file of it open
-            number += 1
-            doomed = path.with_name(f".{path.name}.{number}.deleted.tmp")
+    # The first names may be those of folders of which a reader still has a file open.
+    names = (path.with_name(f".{path.name}.{number}.deleted.tmp") for number in count())
+    doomed = next(name for name in names if not name.exists())
     path.rename(doomed)
     sync(path.parent)
     _delete(doomed)

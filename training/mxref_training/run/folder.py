@@ -100,15 +100,10 @@ class RunFolder:
         """
 
         def busy(holder: str) -> ConfigError:
-            elsewhere = (
-                ""
-                if holder.endswith(f" on {socket.gethostname()}")
-                else (f" (if that host is down and its lock stays, delete {self.path / _LOCK})")
-            )
-            return ConfigError(
-                f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out"
-                + elsewhere
-            )
+            said = f"{holder} is training in {self.path}: wait until it has ended, stop it, or choose another --out"
+            if not holder.endswith(f" on {socket.gethostname()}"):
+                said += f" (if that host is down and its lock stays, delete {self.path / _LOCK})"
+            return ConfigError(said)
 
         with self._explained():
             self._refuse_strangers()
