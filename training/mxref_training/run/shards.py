@@ -100,11 +100,15 @@ class Boxes:
         return frozenset(self.held)
 
     def whole(self) -> dict[str, Tensor]:
-        """Return all tensors, each as a whole, on the CPU."""
-        found = {
-            name: torch.empty(self.held[name][0].whole, dtype=self.dtypes[name]) for name in sorted(self.held)
-        }
-        self.fill(found)
+        """Return all tensors, each as a whole, on the CPU. What lies whole in a file is read when it is used."""
+        found = {}
+        for name, boxes in sorted(self.held.items()):
+            whole = boxes[0].whole
+            if len(boxes) == 1:
+                found[name] = boxes[0].tensor[(slice(None),) * len(whole)]
+            else:
+                found[name] = torch.empty(whole, dtype=self.dtypes[name])
+                self.fill({name: found[name]})
         return found
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
