@@ -171,8 +171,8 @@ def test_nan_in_a_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     run(tmp_path, config=config, corpus=NARROW, stop_after=4)
     real = CheckpointStore.load
 
-    def load(store: Any, step: int) -> Any:
-        snapshot = real(store, step)
+    def load(store: Any, step: int, **options: Any) -> Any:
+        snapshot = real(store, step, **options)
         snapshot.tensors["optimizer"][f"exp_avg/{EMBEDDING}"][UNSEEN, 0] = math.inf
         return snapshot
 
