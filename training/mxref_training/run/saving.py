@@ -30,8 +30,7 @@ class Saver:
 
     def __init__(self, store: CheckpointStore, background: bool) -> None:
         self._store, self._background = store, background
-        self._unfinished: Unfinished | None = None
-        self._thread = Thread()
+        self._late: tuple[Unfinished, Thread] | None = None
         self._copies: dict[tuple[str, str], Tensor] = {}
 
     def save(self, snapshot: Snapshot) -> None:
@@ -46,9 +45,9 @@ class Saver:
         self.wait()
         unfinished = self._store.begin(snapshot)
         self._copy(unfinished)
-        self._thread = Thread(target=unfinished.write, name=_thread_name(self._store.folder), daemon=True)
-        self._thread.start()
-        self._unfinished = unfinished
+        thread = Thread(target=unfinished.write, name=_thread_name(self._store.folder), daemon=True)
+        thread.start()
+        self._late = unfinished, thread
 
     def poll(self) -> None:
         """Complete the checkpoint in the background if it is written; called after each step.
@@ -56,10 +55,11 @@ class Saver:
         Raises:
             CheckpointError: a rank could not write it.
         """
-        if self._unfinished is None:
+        if self._late is None:
             return
-        busy = self._thread.is_alive()
-        failed = not busy and self._unfinished.problem is not None
+        unfinished, thread = self._late
+        busy = thread.is_alive()
+        failed = not busy and unfinished.problem is not None
         states = self._store.ranks.gather_numbers([float(busy), float(failed)])
         if any(failed for _, failed in states) or not any(busy for busy, _ in states):
             self.wait()
@@ -70,9 +70,10 @@ class Saver:
         Raises:
             CheckpointError: a rank could not write it.
         """
-        if self._unfinished is not None:
-            self._thread.join()
-            unfinished, self._unfinished = self._unfinished, None
+        if self._late is not None:
+            unfinished, thread = self._late
+            thread.join()
+            self._late = None
             self._store.finish(unfinished)
 
     def __enter__(self) -> Saver:
@@ -87,8 +88,8 @@ class Saver:
         """
         if kind is None:
             self.wait()
-        elif self._unfinished is not None and issubclass(kind, Exception):
-            self._thread.join()
+        elif self._late is not None and issubclass(kind, Exception):
+            self._late[1].join()
             if not self._store.ranks.several:
                 with suppress(CheckpointError):
                     self.wait()
