@@ -12,9 +12,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from mxref_training.distributed.attempt import of_this_attempt
-
-PATIENCE = timedelta(seconds=60)
+from mxref_training.distributed import ranks as module
 
 
 def test_an_attempt_reads_nothing_of_the_one_before() -> None:
@@ -23,7 +21,7 @@ def test_an_attempt_reads_nothing_of_the_one_before() -> None:
     names: list[bytes] = []
 
     def joined(pool: ThreadPoolExecutor, rank: int) -> Future[dist.Store]:
-        return pool.submit(of_this_attempt, shared, rank, 2, PATIENCE)
+        return pool.submit(module._of_this_attempt, shared, rank, 2)
 
     with ThreadPoolExecutor(2) as pool:
         for attempt in range(3):
@@ -40,7 +38,8 @@ def test_an_attempt_reads_nothing_of_the_one_before() -> None:
     assert len(set(names)) == 3
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
-    for rank, problem in ((0, "ranks 1, 2 did not come"), (1, "rank 0 did not come")):
-        with pytest.raises(TimeoutError, match=problem):
-            of_this_attempt(dist.HashStore(), rank, 3, timedelta(0))
+def test_a_rank_that_does_not_come_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CONNECTING", timedelta(milliseconds=50))
+    for rank, problem in ((0, "timeout"), (1, "rank 0 did not come")):
+        with pytest.raises(RuntimeError, match=f"(?i){problem}"):
+            module._of_this_attempt(dist.HashStore(), rank, 3)

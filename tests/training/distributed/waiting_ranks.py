@@ -8,10 +8,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from mxref_training.distributed import ranks as module
-from mxref_training.distributed import waiting
 
 module.TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other
-waiting.FIRST_WORD = 1.0
+module.FIRST_WORD = 1.0
 
 with module.connected(module.started_ranks()) as ranks:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -20,8 +22,6 @@ import torch.distributed as dist
 from mxref.errors import MxrefError
 from mxref.raised import raised_text
 from mxref.terminal import echo
-from mxref_training.distributed.attempt import of_this_attempt
-from mxref_training.distributed.waiting import wait_for
 from mxref_training.errors import AgreedStop, ConfigError, RunError
 from mxref_training.wording import clock
 
@@ -33,6 +33,8 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=1)
 """How long a rank waits for another one in a collective. `first_alone` has no limit."""
 
+FIRST_WORD = 60.0
+"""Seconds until a rank says that it waits in `first_alone`, and then after twice, four times as many, and so on."""
 _PATIENCE = timedelta(seconds=1)
 _TURNS = count()
 """Numbers the blocks of `first_alone`, which all ranks reach in the same order."""
@@ -155,17 +157,18 @@ class Ranks:
         self._wait_for([f"{turn}/{rank}" for rank in range(self.world)], f"the other ranks: each {doing}")
 
     def _wait_for(self, keys: Sequence[str], whom: str) -> None:
-        """Wait until all keys are in the store; one rank of those that wait says so."""
-
-        def failed() -> None:
-            if _store().check([_FAILED]):
-                raise PeerStopped(f"rank {_store().get(_FAILED).decode()} has failed")
-
-        def say(seconds: float) -> None:
-            if self.rank <= 1:
-                echo(f"rank {self.rank} has waited {clock(seconds)} for {whom}", err=True)
-
-        wait_for(_store(), keys, failed, say)
+        """Wait until all keys are in the store, however long that takes; one of the ranks that wait says so."""
+        store, began, next_word = _store(), time.monotonic(), FIRST_WORD
+        while not store.check(list(keys)):
+            if store.check([_FAILED]):
+                raise PeerStopped(f"rank {store.get(_FAILED).decode()} has failed")
+            waited = time.monotonic() - began
+            if waited >= next_word:
+                next_word *= 2
+                if self.rank <= 1:
+                    with suppress(OSError):  # nobody reads it any more
+                        echo(f"rank {self.rank} has waited {clock(waited)} for {whom}", err=True)
+            time.sleep(0.1)
 
     @contextmanager
     def one_error(self) -> Iterator[None]:
@@ -328,11 +331,11 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     try:
         store, rank, world = next(rendezvous("env://", ranks.rank, ranks.world, timeout=_CONNECTING))
-        own = of_this_attempt(store, rank, world, _CONNECTING)
+        own = _of_this_attempt(store, rank, world)
         own.set_timeout(TIMEOUT)
         backends = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
         dist.init_process_group(backends, store=own, rank=rank, world_size=world, timeout=TIMEOUT)
-    except (RuntimeError, ValueError, TimeoutError) as err:
+    except (RuntimeError, ValueError) as err:
         raise ConfigError(
             f"the ranks cannot connect to each other: {raised_text(err)}{_between_hosts(ranks)}"
         ) from err
@@ -346,3 +349,39 @@ def connected(ranks: Ranks) -> Iterator[Ranks]:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+_ATTEMPT = "mxref/attempt"
+"""The key under which the first rank names the attempt."""
+
+
+def _of_this_attempt(store: Store, rank: int, world: int) -> Store:
+    """Return the part of a store that the ranks of this attempt alone use; collective.
+
+    `torchrun --max-restarts` keeps one store for all attempts. It still holds the addresses that the processes of the
+    last attempt wrote there, under the same keys, and a rank that reads one of these calls a process that has ended.
+    Its number of restarts names no attempt, because each host counts its own.
+    So the first rank invents a name. Every other rank answers under the name that it finds with a word of its own, and
+    goes on when the first rank has repeated that word: entries of an earlier attempt are never used.
+    """
+    word, until = uuid4().hex, time.monotonic() + _CONNECTING.total_seconds()
+    if rank == 0:
+        name, answers = word, [f"mxref/{word}/{other}" for other in range(1, world)]
+        store.set(_ATTEMPT, name)
+        store.wait(answers, _CONNECTING)
+        for answer in answers:
+            store.set(f"{answer}/heard", store.get(answer))
+    else:
+        name, heard = "", b""
+        while heard != word.encode():
+            if time.monotonic() > until:
+                raise RuntimeError("rank 0 did not come")
+            time.sleep(0.01)
+            if store.check([_ATTEMPT]):
+                name = store.get(_ATTEMPT).decode()
+                store.set(f"mxref/{name}/{rank}", word)
+                repeated = f"mxref/{name}/{rank}/heard"
+                heard = store.get(repeated) if store.check([repeated]) else b""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"mxref/{name}", store)
