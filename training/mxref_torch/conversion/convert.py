@@ -83,7 +83,7 @@ def convert(
     """
     recipe = load_recipe(recipe)
     linears = named_linears(model)
-    backend = require_backend(backend or choose(device=_device(linears.values()))[0])
+    backend = require_backend(choose(device=_device(linears.values()))[0] if backend is None else backend)
     if not linears or isinstance(model, nn.Linear):
         way_out = "; put it into a module, as in nn.Sequential(layer)" if linears else ""
         raise LayerError(
