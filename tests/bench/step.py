@@ -14,8 +14,9 @@ import torch
 import mxref
 import mxref_torch
 from bench.peers import make_linear
-from mxref_torch import CapturedStep, StepContext, operators
+from mxref_torch import CapturedStep, StepContext
 from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.operators import blocks, dense
 from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import DivergedError
 from mxref_training.model.llama import Llama
@@ -73,7 +74,11 @@ def config_of(name: str) -> TrainConfig:
 @contextmanager
 def timed_parts(timed: Callable[[str, Function], Function]) -> Iterator[None]:
     """Within the block, training finds `timed(part, function)` where it looks up what makes a part of its time."""
-    found = [(operators, name, part) for part, names in TIMED.items() for name in names]
+    found = [
+        (dense if name == "dense_gemm" else blocks, name, part)
+        for part, names in TIMED.items()
+        for name in names
+    ]
     places: list[tuple[Any, str, str]] = [*found, (Fp8Scales, "quantize", "quantize")]
     plain = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), function in zip(places, plain, strict=True):

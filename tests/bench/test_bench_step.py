@@ -23,9 +23,9 @@ from bench.records import newest
 from mxref import get_backend
 from mxref.errors import RecipeError
 from mxref.recipe import GemmProfile
-from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.operators import blocks, dense
 from mxref_training.config import OptimConfig, RunConfig, TrainConfig, find_recipe
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import ConfigError, DivergedError
@@ -77,7 +77,7 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
 
         return wrapped
 
-    plain = operators.quantize, operators.dense_gemm, Fp8Scales.quantize
+    plain = blocks.quantize, dense.dense_gemm, Fp8Scales.quantize
     # Seven layers: X and dY in two micro-batches, and the weight once, which block formats prepare for two GEMMs.
     for recipe, quantized in (("bf16", 0), ("fp8", 7 * (2 * 2 + 1)), ("mxfp4", 7 * (2 * 2 + 1 + 2))):
         called.clear()
@@ -85,7 +85,7 @@ def test_parts_are_timed_where_training_finds_them_and_only_within() -> None:
             steps_of(recipe).take(lambda _: None)
         assert called.count("quantize") == quantized, recipe
         assert called.count("gemm") == 2 * 3 * 8, recipe  # the head's too
-    assert plain == (operators.quantize, operators.dense_gemm, Fp8Scales.quantize)
+    assert plain == (blocks.quantize, dense.dense_gemm, Fp8Scales.quantize)
 
 
 def test_phases_add_up_to_the_step() -> None:

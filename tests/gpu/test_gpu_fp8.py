@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from mxref_torch import operators
+from mxref_torch.operators import dense
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = (
@@ -33,10 +33,10 @@ def test_products_are_within_the_error_class(types, cases):
             for rows, dtype in zip((m, n), types, strict=True)
         )
         exact, sizes = a.double() @ b.double().T, a.double().abs() @ b.double().abs().T
-        plain = operators.dense_gemm(a, b, "dgrad")
+        plain = dense.dense_gemm(a, b, "dgrad")
         assert plain.dtype is torch.float32
         assert ((plain.double() - exact).abs() <= EPS * sizes).all()
-        scaled = operators.dense_gemm(a, b, "dgrad", None, a_inverse, b_inverse)
+        scaled = dense.dense_gemm(a, b, "dgrad", None, a_inverse, b_inverse)
         assert scaled.dtype is torch.bfloat16
         factor = a_inverse.double() * b_inverse.double()
         error = (scaled.double() - exact * factor).abs()
@@ -46,8 +46,8 @@ def test_products_are_within_the_error_class(types, cases):
 
 def test_a_transposed_operand_gives_the_same_product():
     a, b = (torch.randn(64, 64, device="cuda").to(E4M3) for _ in range(2))
-    want = operators.dense_gemm(a, b, "fprop")
-    assert torch.equal(operators.dense_gemm(a.t().contiguous().t(), b.t().contiguous().t(), "fprop"), want)
+    want = dense.dense_gemm(a, b, "fprop")
+    assert torch.equal(dense.dense_gemm(a.t().contiguous().t(), b.t().contiguous().t(), "fprop"), want)
 
 
 def test_the_operator_passes_torchs_own_checks():
@@ -55,4 +55,4 @@ def test_the_operator_passes_torchs_own_checks():
     scales = [torch.ones((), device="cuda")] * 2
     checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     for arguments in ((a, b, "fprop"), (a, b, "fprop", None, *scales)):
-        torch.library.opcheck(operators.dense_gemm, arguments, test_utils=checks)
+        torch.library.opcheck(dense.dense_gemm, arguments, test_utils=checks)

@@ -22,6 +22,7 @@ from mxref_torch import (
     convert,
     operators,
 )
+from mxref_torch.operators import blocks
 from mxref_triton import TritonBackend
 from training_setup import CONFIG, change, metrics, run
 
@@ -96,20 +97,20 @@ def test_operators_pass_torchs_own_checks(profile):
     )
     x = torch.randn(64, 512, device="cuda")
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (operators.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)),
+        (blocks.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)),
         (
-            operators.quantize,
+            blocks.quantize,
             (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
         ),
-        (operators.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
+        (blocks.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)),
     ]
-    a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
-    b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
-    calls.append((operators.prepare, (*b, key, spec, 512, profile)))
-    layouts = [operators.prepare(*q, key, spec, 512, profile) for q in (a, b)]
+    a = blocks.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
+    b = blocks.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
+    calls.append((blocks.prepare, (*b, key, spec, 512, profile)))
+    layouts = [blocks.prepare(*q, key, spec, 512, profile) for q in (a, b)]
     calls += [
         (
-            operators.scaled_gemm,
+            blocks.scaled_gemm,
             ([*a, *first], [*b, *second], key, spec, spec, 512, profile, out, "fprop", None),
         )
         for out in ("float32", "bfloat16")

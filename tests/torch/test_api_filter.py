@@ -1,4 +1,4 @@
-"""Which layers convert replaces, and what it refuses because it would silently compute something else."""
+"""Which layers convert replaces, and what it and a step refuse because it would silently compute something else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 from api_setup import FP8, PLAIN, REFERENCE, SR, Model, assert_same, batch, grads, loss_of
 from torch import nn
 
+import mxref_torch
 from mxref.recipe_files import recipe_from_table
-from mxref_torch import MXLinear, convert
+from mxref_torch import CapturedStep, MXLinear, convert
 from mxref_torch.errors import LayerError
 
 ALL = recipe_from_table({"gemm": "ordered", "keep_bf16": []})
@@ -184,3 +185,60 @@ def test_master_weights_are_float32() -> None:
     with pytest.raises(LayerError, match="^blocks.0.up.weight is torch.bfloat16"):
         convert(model, PLAIN, backend=REFERENCE)
     convert(model, PLAIN, filter_fn="blocks.1.*", backend=REFERENCE)
+
+
+CAST = r"^blocks.0.up.weight is torch.bfloat16: master weights must be float32.*call model.float\(\) before convert"
+
+
+def test_a_cast_before_follow_and_within_each_kind_of_step_is_refused() -> None:
+    def started() -> tuple[Any, Any, Any]:
+        model = Model()
+        return (
+            model,
+            convert(model, PLAIN, backend=REFERENCE),
+            torch.optim.AdamW(model.parameters(), fused=True),
+        )
+
+    def cast(model: Any) -> None:
+        model.blocks.bfloat16()
+
+    model, handle, optimizer = started()
+    cast(model)
+    with pytest.raises(LayerError, match=CAST):
+        handle.follow(optimizer)
+
+    model, handle, _ = started()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle.follow(optimizer)
+    for step in range(2):
+        loss_of(model, batch(step)).backward()
+        if step:
+            cast(model)
+            with pytest.raises(LayerError, match=CAST):
+                optimizer.step()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+
+    model, handle, optimizer = started()
+    loss_of(model, batch(0)).backward()
+    cast(model)
+    with pytest.raises(LayerError, match=CAST):
+        mxref_torch.advance(model)
+
+    model, handle, optimizer = started()
+    take = CapturedStep(model, handle, loss_of, optimizer, tokens=32, capture=False)
+    take(batch(0))
+    take.finish()
+    cast(model)
+    with pytest.raises(LayerError, match=CAST):
+        take(batch(1))
+
+
+def test_a_frozen_part_may_have_another_type() -> None:
+    model = Model()
+    model.embed.requires_grad_(False)
+    handle = convert(model, PLAIN, backend=REFERENCE)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad])
+    model.embed.bfloat16()
+    handle.follow(optimizer)

@@ -141,20 +141,6 @@ def test_ranks_draw_bits_of_their_own_and_too_many_tokens_are_refused() -> None:
         model(batch(0))
 
 
-def test_a_step_that_a_scaler_skips_is_no_step() -> None:
-    model, handle, optimizer = started()
-    handle.follow(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for bad in (False, True, False):
-        scaler.scale(loss_of(model, batch(0))).backward()
-        if bad:
-            model.lm_head.weight.grad[0, 0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert handle.step == 2
-
-
 def test_a_closure_runs_within_its_step() -> None:
     model, handle, optimizer = started()
     handle.follow(optimizer)
@@ -385,6 +371,9 @@ def test_a_copy_has_a_handle_of_its_own() -> None:
     assert_same(grads(twin), grads(model))
     followed.step()
     assert (own.step, handle.step) == (3, 2)
+    own.unconvert()
+    assert type(twin.lm_head) is nn.Linear
+    assert twin.lm_head.weight is not model.lm_head.weight
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -1,4 +1,4 @@
-"""Converted models within PyTorch: autocast, activation checkpointing, compilation, copies and files."""
+"""Converted models within PyTorch: autocast, checkpointing, compilation, inputs by name, copies and files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import warm
 from mxref import get_backend
 from mxref.errors import DtypeError
 from mxref.recipe_files import recipe_from_table
-from mxref_torch import Handle, check_census, convert
-from mxref_torch.errors import StepError
+from mxref_torch import Handle, check_census, convert, find_nonfinite, telemetry
+from mxref_torch.errors import LayerError, StepError
 
 BF16 = recipe_from_table({"all": {"format": "bf16"}, "keep_bf16": []})
 
@@ -188,19 +188,6 @@ def test_a_compiled_model_is_followed_as_an_eager_one(recipe: Any, part: str) ->
 # Copies and files.
 
 
-def test_a_copy_computes_and_counts_by_itself() -> None:
-    model, handle = converted()
-    twin = copy.deepcopy(model)
-    loss_of(twin, batch(0)).backward()
-    assert not handle.census
-    check_census(Handle(twin), twin, SR)
-    loss_of(model, batch(0)).backward()
-    assert_same(grads(twin), grads(model))
-    Handle(twin).unconvert()
-    assert type(twin.lm_head) is nn.Linear
-    assert twin.lm_head.weight is not model.lm_head.weight
-
-
 def test_a_saved_model_computes_in_another_process(tmp_path: Path) -> None:
     model, handle = converted()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -240,3 +227,39 @@ def test_a_backend_without_a_name_travels_itself() -> None:
     twin.blocks(torch.ones(32, 32)).sum().backward()
     assert Handle(twin).context.backend.made
     assert not handle.context.backend.made
+
+
+def made() -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model: Any = nn.ModuleDict({"layer": nn.Linear(32, 32)})
+    return model, torch.randn(32, 32).requires_grad_()
+
+
+def test_a_layer_takes_its_input_by_name() -> None:
+    model, x = made()
+    plain = model.layer(input=x)
+    convert(model, PLAIN, backend=REFERENCE)
+    y = model.layer(input=x)
+    assert y.shape == plain.shape
+    assert torch.equal(y, model.layer(x))
+
+
+def test_telemetry_and_the_search_see_an_input_by_name() -> None:
+    model, x = made()
+    handle = convert(model, PLAIN, backend=REFERENCE)
+    with telemetry(handle) as seen:
+        model.layer(input=x).sum().backward()
+    assert {row["operand"] for row in seen.rows} == {"x", "w", "dy", "dw"}
+    with find_nonfinite(model) as search:
+        model.layer(input=x * torch.inf)
+    assert search.found == "X of layer"
+
+
+def test_telemetry_refuses_a_model_without_converted_layers() -> None:
+    model, x = made()
+    with pytest.raises(LayerError, match="the model has none; call mxref_torch.convert"), telemetry(model):
+        model.layer(x).sum().backward()
+    # The search needs no conversion.
+    with find_nonfinite(model) as search:
+        model.layer(x / 0).sum().backward()
+    assert search.found == "X of layer"

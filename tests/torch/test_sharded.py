@@ -1,4 +1,4 @@
-"""FSDP2 on the CPU: the bits of an unsharded training."""
+"""Two ranks on the CPU: FSDP2 has the bits of unsharded training, and a followed handle gives each rank its own."""
 
 from __future__ import annotations
 
@@ -71,3 +71,7 @@ def test_an_array_keeps_its_tensor_and_other_types_are_refused() -> None:
     np.testing.assert_array_equal(array, np.arange(1000))
     with pytest.raises(DtypeError, match="NumPy has no type for torch.complex64"):
         to_backend(torch.ones(2, dtype=torch.complex64), backend)
+
+
+def test_two_ranks_of_a_followed_model_take_the_steps_of_one_process(tmp_path: Path) -> None:
+    assert_ranks_print(["ddp", "fsdp", "policy"], "api_ranks.py", tmp_path)

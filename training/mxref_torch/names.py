@@ -7,7 +7,7 @@ names, layer indices and messages are about the model inside, so the wrapper's o
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -92,6 +92,15 @@ def widths(linear: nn.Module) -> tuple[int, int]:
         return linear.out_features, linear.in_features
     inputs, outputs = linear.get_parameter("weight").shape  # of a Conv1D
     return outputs, inputs
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> None:
+    """Put other modules in the places of these in a model."""
+    for parent in list(model.modules()):
+        # Not named_children, which gives a module that has two names only once.
+        for child_name, child in list(parent._modules.items()):
+            if child in replacements:
+                setattr(parent, child_name, replacements[child])
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -10,8 +10,8 @@ from torch import nn
 
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import FORMATS, Fp8Scales
-from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import is_sharded, named_linears, named_modules, named_parameters, require_module, some
+from mxref_torch.layer.linear import MXLinear, converted
+from mxref_torch.names import is_sharded, named_modules, named_parameters, some
 
 
 def check_master_weights(model: nn.Module, layers: Collection[nn.Module]) -> None:
@@ -51,7 +51,7 @@ def advance(model: nn.Module) -> None:
         StepError: the recipe draws random bits or has a schedule, and the training step before this one had the same
             number.
     """
-    layers = [module for module in require_module(model).modules() if isinstance(module, MXLinear)]
+    layers = list(converted(model).values())
     check_master_weights(model, layers)
     for context in {id(layer.context): layer.context for layer in layers}.values():
         first = context.close_step(any(layer.draws for layer in layers if layer.context is context))
@@ -71,19 +71,14 @@ def restart(model: nn.Module) -> None:
     Call it too when weights were changed by something other than an optimizer step or `load_state_dict`, before a
     forward pass under a step number that was trained before.
     """
-    for module in require_module(model).modules():
-        if isinstance(module, MXLinear):
-            module.context.reopen_step()
-            module.restart()
+    for layer in converted(model).values():
+        layer.context.reopen_step()
+        layer.restart()
 
 
 def _never_ran(model: nn.Module) -> list[str]:
     """Return the names of the low-precision layers none of whose GEMMs ever ran."""
-    return [
-        name
-        for name, linear in named_linears(model).items()
-        if isinstance(linear, MXLinear) and linear.low_precision and not linear.census.ran
-    ]
+    return [name for name, own in converted(model).items() if own.low_precision and not own.census.ran]
 
 
 KEYS = ("scale", "amax")
@@ -93,12 +88,8 @@ KEYS = ("scale", "amax")
 def fp8_history(model: nn.Module, of_regions: bool | None = None) -> dict[str, torch.Tensor]:
     """Return the scales of delayed scaling and the amaxes of the step by name, as in `layers.0.fp8.scale`.
 
-    The tensors are the model's own: float32 [3], for X, W and dY. Names have no wrappers in them.
-
-    Args:
-        model: converted.
-        of_regions: True: only what regions of another recipe have used; False: only what layers have by their own
-            recipe; None: both.
+    The tensors are the model's own: float32 [3], for X, W and dY. `of_regions` selects what only regions of another
+    recipe have used (True), or what layers have by their own recipe (False).
     """
     return {
         f"{name}.{key}": getattr(module, key)
@@ -123,7 +114,7 @@ def load_fp8_history(
         LayerError: names or shapes that are not the model's; nothing is then changed.
     """
     regions, own = regions or {}, fp8_history(model, of_regions=False)
-    layers = {f"{name}.fp8": m for name, m in named_modules(model) if isinstance(m, MXLinear)}
+    layers = {f"{name}.fp8": layer for name, layer in converted(model).items()}
     foreign = {name for name in regions if not _of_a_region(name, layers, own)}
     for what, names in (
         ("has none for", own.keys() - tensors.keys()),

@@ -27,11 +27,7 @@ from mxref_torch.errors import LayerError, StepError
 
 
 def recipe_by_layer(recipe: Recipe, names: Collection[str]) -> dict[str, Recipe]:
-    """Return the recipe of each linear layer at one moment.
-
-    Args:
-        recipe: without a schedule.
-        names: qualified names of all linear layers of a model, without wrappers.
+    """Return the recipe of each linear layer of a model by its name; the recipe has no schedule.
 
     Raises:
         LayerError: a glob that matches nothing, blocks that the model has not, or an entry without effect.
@@ -161,11 +157,6 @@ class StepContext:
         """Return the random stream of a layer's operand, as operators take it.
 
         Layers whose operand would be the same get the same tensor: a compiler then sees that it is.
-
-        Args:
-            index: the layer's index in the random streams.
-            operand: the operand's, from `mxref.roles.OPERANDS`.
-            spec: its treatment.
         """
         if operators.draws_by_layer(spec):
             return operators.stream_words(self.seed, index, operand)

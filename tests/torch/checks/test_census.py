@@ -1,12 +1,20 @@
-"""The census of GEMMs: it accepts a faithful model and names a layer that runs in another precision."""
+"""The census accepts a faithful model, however its blocks are wrapped, and names a layer of another precision."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from compiled_gradients import Model
+from compiled_gradients import recipe_of as shipped
 from layer_setup import IN, OUT, recipe_of, tensors
 from mxref import GemmRole, get_backend
 from mxref.formats import BF16, FP8
@@ -83,3 +91,50 @@ def test_census_catches_a_layer_that_runs_in_another_precision():
         run_chain(model)
         with pytest.raises(LayerError, match=r"wgrad in mxfp4: 4 ran, 6 expected"):
             check_census(context, model, recipe, micro_batches=2)
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, block: torch.nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self._checkpoint_wrapped_module, self.reentrant = block, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(self._checkpoint_wrapped_module, x, use_reentrant=self.reentrant)
+        return y
+
+
+def compiled(block: Any) -> Any:
+    return torch.compile(block, backend="aot_eager")
+
+
+WRAPS = {
+    "checkpoint": lambda block: Checkpointed(block, reentrant=False),
+    "reentrant": lambda block: Checkpointed(block, reentrant=True),
+    "checkpoint_wrapper": checkpoint_wrapper,
+    "compiled": compiled,
+    "compiled checkpoint": lambda block: compiled(checkpoint_wrapper(block)),
+    "checkpointed compiled": lambda block: checkpoint_wrapper(compiled(block)),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_the_gemms_of_a_step_are_counted_once(wrap: str) -> None:
+    torch._dynamo.reset()
+    recipe = shipped("mxfp4")
+    model: Any = Model(64)
+    context = convert(model, recipe, backend=get_backend("numba"), seed=1).context
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = WRAPS[wrap](block)
+    for _ in range(2):
+        context.reset_census()
+        for number in range(2):
+            model(torch.full((1, 32), number)).square().mean().backward()
+        check_census(context, model, recipe, 2)
+    with pytest.raises(LayerError, match="24 ran, 36 expected|28 ran, 42 expected|14 ran, 21 expected"):
+        check_census(context, model, recipe, 3)

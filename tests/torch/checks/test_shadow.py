@@ -28,6 +28,7 @@ from mxref_torch import operators
 from mxref_torch.checks.recording import Names
 from mxref_torch.checks.shadowing import WHOLE_ELEMENTS, Shadow
 from mxref_torch.errors import LayerError, ShadowError
+from mxref_torch.operators import blocks
 
 try:
     BACKENDS = [get_backend("numba").name]
@@ -194,7 +195,7 @@ def test_of_a_large_matrix_whole_blocks_are_compared_at_drawn_places(axis: int, 
     assert x.numel() > WHOLE_ELEMENTS
     operators.watchers.append(watch)
     try:
-        operators.quantize(x, operators.step_place(2), key, text, axis, words, operators.WHOLE, False)
+        blocks.quantize(x, operators.step_place(2), key, text, axis, words, operators.WHOLE, False)
     finally:
         operators.watchers.remove(watch)
     assert watch.quantizations == 1

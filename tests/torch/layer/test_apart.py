@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import numpy as np
 
 import apart
+from layer_setup import BACKENDS
 from mxref.recipe_files import recipe_from_table
 from mxref.roles import GemmRole
 from mxref_torch import LayerError, StepContext, check_census, operators
@@ -37,9 +38,10 @@ def test_no_two_of_the_twelve_operands_are_treated_alike() -> None:
 
 
 @pytest.mark.clause("linear.formats", "linear.rotation")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("dtype", "held"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
-def test_each_gemm_is_composed_of_its_own_operands(dtype: Any, held: bool) -> None:
-    model, handle = apart.converted()
+def test_each_gemm_is_composed_of_its_own_operands(dtype: Any, held: bool, backend: str) -> None:
+    model, handle = apart.converted(backend)
     got, want = apart.trained(model, handle, dtype, held), apart.composed(handle.recipes, dtype)
     assert got.keys() == want.keys()
     for what, array in want.items():
@@ -94,7 +96,7 @@ FAULTS = {
 def test_a_planted_fault_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch)
     with pytest.raises(AssertionError, match=r"[56] \d+ Y|[56] \d+ dX|weight"):
-        test_each_gemm_is_composed_of_its_own_operands(torch.float32, held=False)
+        test_each_gemm_is_composed_of_its_own_operands(torch.float32, held=False, backend="reference")
 
 
 def two_recipes_exchanged() -> None:

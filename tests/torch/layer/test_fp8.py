@@ -16,9 +16,9 @@ from mxref.recipe_files import recipe_from_table
 from mxref_torch import (
     advance,
     convert,
-    operators,
 )
 from mxref_torch.layer.fp8 import FORMATS, Fp8Scales, advance_scales, cast, scale_from_amax
+from mxref_torch.operators import dense
 from mxref_torch.optimizer_step import fp8_history, load_fp8_history
 
 LIMITS = {"x": 448.0, "w": 448.0, "dy": 57344.0}
@@ -340,7 +340,7 @@ def test_gemm_multiplies_fp8_operands_without_rounding_them():
     rng = np.random.default_rng(3)
     a = torch.from_numpy(rng.standard_normal((33, 512)).astype(np.float32)).to(torch.float8_e5m2)
     b = torch.from_numpy(rng.standard_normal((47, 512)).astype(np.float32)).to(torch.float8_e4m3fn)
-    got = operators.dense_gemm(a, b, "dgrad")
+    got = dense.dense_gemm(a, b, "dgrad")
     assert got.dtype == torch.float32
     a64, b64 = (t.to(torch.float64).numpy() for t in (a, b))
     assert_bounded(got.numpy().astype(np.float64), a64, b64, (1.0, 1.0))

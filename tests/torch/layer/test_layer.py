@@ -1,4 +1,6 @@
-"""The training linear layer: its three GEMMs against explicit compositions, formats, and what it saves."""
+"""The training linear layer: its three GEMMs, how often it makes each operand, and what it saves."""
+
+from __future__ import annotations
 
 import itertools
 
@@ -17,6 +19,7 @@ from layer_setup import (
     STEP,
     TABLES,
     TOKENS,
+    Laying,
     as_numpy,
     assert_composed,
     build,
@@ -25,11 +28,11 @@ from layer_setup import (
     recorder,
     tensors,
 )
-from mxref import GemmRole
+from mxref import GemmRole, get_backend
 from mxref.errors import DtypeError, ShapeError
 from mxref.formats import BF16, FP8, MXFP4
 from mxref.tomlio import merge
-from mxref_torch import advance
+from mxref_torch import advance, weights_held
 
 
 @pytest.mark.clause("linear.roles", "linear.source")
@@ -44,18 +47,17 @@ def test_the_three_gemms_are_their_composition(name, backend):
 
 
 @pytest.mark.clause("linear.roles", "quantize.padding")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_tokens_that_fill_no_block_are_padded_for_wgrad(backend):
+def test_tokens_that_fill_no_block_are_padded_for_wgrad():
     recipe = recipe_of(TABLES["SR everywhere"])
-    model, context = build(recipe, backend)
+    model, context = build(recipe)
     x, dy = tensors(tokens=41)
     assert_composed(model, context, recipe, x, dy)
 
     recipe = recipe_of({})
-    model, context = build(recipe, backend)
+    model, context = build(recipe)
     x, dy = tensors(tokens=41)
     assert_composed(model, context, recipe, x, dy)
-    longer, _ = build(recipe, backend)
+    longer, _ = build(recipe)
     longer(F.pad(x.detach(), (0, 0, 0, 23))).backward(F.pad(dy, (0, 0, 0, 23)))
     assert torch.equal(model.layer.weight.grad, longer.layer.weight.grad)
 
@@ -135,13 +137,12 @@ def test_all_bf16_is_torchs_own_bf16_linear(dtype):
 
 
 @pytest.mark.clause("random.index")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_micro_batches_draw_the_bits_of_the_whole_batch(backend):
+def test_micro_batches_draw_the_bits_of_the_whole_batch():
     recipe = recipe_of(TABLES["SR everywhere"])
     x, dy = tensors()
     codes = []
     for parts in ([slice(0, 64)], [slice(0, 32), slice(32, 64)]):
-        watched = recorder(backend)
+        watched = recorder("reference")
         model, context = build(recipe, watched)
         context.step, context.global_tokens = STEP, TOKENS
         for part in parts:
@@ -157,10 +158,9 @@ def test_micro_batches_draw_the_bits_of_the_whole_batch(backend):
 
 
 @pytest.mark.clause("random.index")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_sr_along_the_features_alone_lets_a_micro_batch_begin_anywhere(backend):
+def test_sr_along_the_features_alone_lets_a_micro_batch_begin_anywhere():
     recipe = recipe_of({"fprop": {"x": {"rounding": "sr"}}, "dgrad": {"dy": {"rounding": "sr"}}})
-    model, context = build(recipe, backend)
+    model, context = build(recipe)
     x, dy = tensors(tokens=41)
     assert_composed(model, context, recipe, x, dy, origin=41, total=123)
 
@@ -259,3 +259,70 @@ def test_bad_inputs_are_named():
         model(torch.zeros(4, IN, dtype=torch.float16))
     with pytest.raises(ShapeError, match="input has 32 features, the weight 64"):
         model(torch.zeros(4, IN // 2))
+
+
+def test_a_weight_draws_other_bits_at_another_step():
+    watched = recorder("reference")
+    model, context = build(recipe_of(TABLES["SR everywhere"]), watched)
+    x, dy = tensors()
+    for context.step in (0, 1):
+        model(x).backward(dy)
+    advance(model)
+    model(x).backward(dy)
+    first, second, third = (q.codes for q in watched.seen[1])
+    assert not np.array_equal(first, second)
+    assert np.array_equal(second, third)
+
+
+def reads_of(recipe, change=lambda model, x: None, micro_batches=1):
+    watched = recorder("reference")
+    model, _ = build(recipe, watched)
+    x, dy = tensors()
+    change(model, x)
+    for _ in range(micro_batches):
+        model(x).backward(dy)
+    return watched.reads
+
+
+def test_what_two_gemms_read_at_once_in_mxfp4_is_read_once():
+    assert reads_of(recipe_of({})) == [(0, 5), (1,), (2, 4), (3,)]
+    assert reads_of(recipe_of({}), micro_batches=2) == [(0, 5), (1,), (2, 4), (3,)] * 2
+    assert reads_of(formats("mxfp4", "bf16", "mxfp4")) == [(0, 5), (1,), (4,)]
+    assert reads_of(formats("fp8", "mxfp4", "mxfp4")) == [(5,), (2, 4), (3,)]
+    assert reads_of(recipe_of({}), lambda model, x: x.requires_grad_(False)) == [(0, 5), (1,), (4,)]
+    assert reads_of(recipe_of({}), lambda model, x: model.requires_grad_(False)) == [(0,), (1,), (2,), (3,)]
+
+
+def test_evaluation_makes_only_what_fprop_reads():
+    watched = recorder("reference")
+    model, _ = build(recipe_of({}), watched)
+    x, _ = tensors()
+    with torch.no_grad():
+        model(x)
+        model(x)
+    assert watched.reads == [(0,), (1,)] * 2
+
+
+@pytest.mark.clause("conformance.dual")
+def test_a_weight_is_prepared_once_for_all_gemms_of_an_opened_step():
+    recipe = recipe_of(TABLES["SR everywhere"])
+    results = []
+    for backend in (Laying(), get_backend("reference")):
+        model, context = build(recipe, backend)
+        context.global_tokens = 3 * TOKENS
+        for context.step in range(2):
+            x, dy = tensors(seed=context.step)
+            with weights_held(model):
+                for context.token_origin in range(0, 3 * TOKENS, TOKENS):
+                    y = model(x)
+                    y.backward(dy)
+                with torch.no_grad():
+                    model(x)
+            if context.step == 0:
+                advance(model)
+        results.append((y, x.grad, model.layer.weight.grad))
+        if isinstance(backend, Laying):
+            assert backend.prepared == [(OUT, IN), (IN, OUT)] * 2
+            # Fprop and Dgrad; what Wgrad reads is of one micro-batch alone.
+            assert backend.read == 2 * (3 + 3)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

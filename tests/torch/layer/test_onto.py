@@ -23,6 +23,7 @@ from mxref_torch import (
     operators,
     sole_uses,
 )
+from mxref_torch.operators import blocks
 from mxref_training.run import eager
 from narrow_backend import Narrow
 from training_setup import SR, change, lines, run, weights
@@ -258,9 +259,7 @@ def operands(key: str, rows: int, seed: int) -> list[torch.Tensor]:
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed))
     place, stream = operators.step_place(0), operators.stream_words(0, 0, 0)
     return list(
-        operators.quantize(
-            x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, operators.WHOLE, False
-        )
+        blocks.quantize(x, place, key, operators.spec_text(MXFP4.wgrad.x), 1, stream, operators.WHOLE, False)
     )
 
 
@@ -269,10 +268,10 @@ def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None
     a, b = operands(key, 32, 0), operands(key, 16, 1)
     census: operators.Census = operators.Census()
     arguments = (a, b, key, spec, spec, 64, "ordered")
-    product = operators.scaled_gemm(*arguments, "float32", "wgrad", None)
+    product = blocks.scaled_gemm(*arguments, "float32", "wgrad", None)
     onto = torch.randn(32, 16)
     held, version, tally = onto.clone(), onto._version, operators.register_census(census)
-    assert operators.add_product(onto, *arguments, "wgrad", tally) is None
+    assert blocks.add_product(onto, *arguments, "wgrad", tally) is None
     assert torch.equal(onto, held + product)
     assert onto._version > version
     assert list(census.values()) == [1]
@@ -282,8 +281,8 @@ def test_the_operator_changes_what_it_is_given_and_nothing_on_an_error() -> None
     ):  # fmt: skip
         before = wrong.clone()
         with pytest.raises(error, match="add_product"):
-            operators.add_product(wrong, *arguments, "wgrad", tally)
+            blocks.add_product(wrong, *arguments, "wgrad", tally)
         assert torch.equal(wrong, before)
     with pytest.raises(UnsupportedError, match="mxref::add_product has no gradient"):
-        operators.add_product(onto.requires_grad_(), *arguments, "wgrad", tally)
+        blocks.add_product(onto.requires_grad_(), *arguments, "wgrad", tally)
     assert list(census.values()) == [1]

@@ -14,6 +14,7 @@ from mxref.reference import ReferenceBackend
 from mxref_torch import advance, check_census, operators
 from mxref_torch.bridge import from_backend, to_backend
 from mxref_torch.errors import LayerError
+from mxref_torch.operators import blocks, dense
 
 
 def test_bridge_shares_memory_and_refuses_other_devices():
@@ -43,32 +44,32 @@ def samples():
         operators.spec_text(recipe_of({"all": {"rounding": "sr", "hadamard": h}}).fprop.x) for h in (0, 64)
     )
     x = torch.randn(64, 64)
-    yield operators.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)
+    yield blocks.quantize, (x, place, key, spec, 1, stream, operators.WHOLE, True)
     yield (
-        operators.quantize,
+        blocks.quantize,
         (x[:41].bfloat16().t(), operators.step_place(0), key, rotated, 0, stream, operators.WHOLE, True),
     )
-    a = operators.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
-    b = operators.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
+    a = blocks.quantize(x, place, key, spec, 1, stream, operators.WHOLE, True)
+    b = blocks.quantize(x[:32], place, key, spec, 1, stream, operators.WHOLE, False)
     other = operators.stream_words(SEED, 2, 5)
-    yield operators.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
+    yield blocks.quantize_dual, (x, place, key, spec, rotated, stream, other, operators.WHOLE, False)
     yield (
-        operators.quantize_dual,
+        blocks.quantize_dual,
         (x[:, :41].t(), operators.step_place(0), key, spec, rotated, stream, other, operators.WHOLE, True),
     )
     laying = operators.register_backend(Laying())
     for name in (key, laying):
-        yield operators.prepare, (*b, name, spec, 64, "ordered")
-        layout = operators.prepare(*b, name, spec, 64, "ordered")
+        yield blocks.prepare, (*b, name, spec, 64, "ordered")
+        layout = blocks.prepare(*b, name, spec, 64, "ordered")
         assert len(layout) == 3 * (name == laying)
         for out in ("float32", "bfloat16"):
             treatment = name, spec, spec, 64, "ordered", out, "fprop", None
-            yield operators.scaled_gemm, (list(a), [*b, *layout], *treatment)
+            yield blocks.scaled_gemm, (list(a), [*b, *layout], *treatment)
         yield (
-            operators.add_product,
+            blocks.add_product,
             (torch.randn(64, 32), list(a), [*b, *layout], name, spec, spec, 64, "ordered", "wgrad", None),
         )
-    yield operators.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", None)
+    yield dense.dense_gemm, (x.bfloat16().t(), x.bfloat16().t(), "wgrad", None)
 
 
 def test_an_operator_refuses_to_be_differentiated():
@@ -76,9 +77,9 @@ def test_an_operator_refuses_to_be_differentiated():
     with pytest.raises(
         UnsupportedError, match="mxref::dense_gemm has no gradient, and an argument requires one"
     ):
-        operators.dense_gemm(x, w, "fprop")
+        dense.dense_gemm(x, w, "fprop")
     with torch.no_grad():
-        assert not operators.dense_gemm(x, w, "fprop").requires_grad
+        assert not dense.dense_gemm(x, w, "fprop").requires_grad
 
 
 def test_opcheck():
@@ -88,18 +89,18 @@ def test_opcheck():
     arguments = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2), "dgrad", None
     # The schema check compares the arguments before and after, which torch cannot do for FP8.
     checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
-    torch.library.opcheck(operators.dense_gemm, arguments, test_utils=checks)
+    torch.library.opcheck(dense.dense_gemm, arguments, test_utils=checks)
 
 
 def test_operators_refuse_what_does_not_fit():
     key = operators.register_backend(get_backend("reference"))
     plain, rotated = (operators.spec_text(recipe_of({"all": {"hadamard": h}}).fprop.x) for h in (0, 16))
     stream, place = operators.stream_words(0, 0, 0), operators.step_place(0)
-    q = operators.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
+    q = blocks.quantize(torch.ones(32, 32), place, key, plain, 1, stream, operators.WHOLE, True)
     with pytest.raises(ShapeError, match="different Hadamard"):
-        operators.scaled_gemm(q, q, key, plain, rotated, 32, "ordered", "float32", "fprop", None)
+        blocks.scaled_gemm(q, q, key, plain, rotated, 32, "ordered", "float32", "fprop", None)
     with pytest.raises(MxrefError, match="'referense' is not registered .did you mean 'reference'"):
-        operators.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
+        blocks.quantize(torch.ones(32, 32), place, "referense", plain, 1, stream, operators.WHOLE, True)
     other = Laying()
     other.name = "reference"
     assert operators.register_backend(other) not in ("reference", key)

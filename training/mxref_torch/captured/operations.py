@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mxref_torch.conversion.region import weights_held
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.fp8 import Fp8Scales, advance_scales
-from mxref_torch.layer.linear import MXLinear, sole_uses
+from mxref_torch.layer.linear import converted, sole_uses
 from mxref_torch.names import named_parameters
 from mxref_torch.optimizer_step import require_float32, restart
 from mxref_torch.step_context import StepContext
@@ -127,7 +127,7 @@ class StepOperations:
         optimizer: torch.optim.Optimizer,
         *,
         tokens: int,
-        parts: int,
+        micro_batches: int,
         clip: float,
         team: Team = ALONE,
     ) -> None:
@@ -138,8 +138,8 @@ class StepOperations:
         """
         self.model, self.context = model, context
         self._optimizer, self._loss = optimizer, loss
-        self._tokens, self._parts, self._clip, self._team = tokens, parts, clip, team
-        self.layers = [module for module in model.modules() if isinstance(module, MXLinear)]
+        self._tokens, self._micro_batches, self._clip, self._team = tokens, micro_batches, clip, team
+        self.layers = list(converted(model).values())
         trained = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
         devices = {p.device for _, p in trained}
         if len(devices) != 1:
@@ -149,7 +149,7 @@ class StepOperations:
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Number of the step, as kernels read it."""
         self.held = torch.zeros((), dtype=torch.bool, device=self.device)
-        self.outcome = torch.zeros(parts * team.parts + 3, device=self.device)
+        self.outcome = torch.zeros(micro_batches * team.parts + 3, device=self.device)
         """Losses of all parts, norm, index of the first gradient that is not finite, and whether the range was left."""
         self.inputs: tuple[Tensor, ...] = ()
         self._graded: list[int] = []  # parameters that have a gradient
@@ -174,7 +174,7 @@ class StepOperations:
     def run(self) -> None:
         """Run all of a step; nothing in it waits for the device."""
         # One micro-batch alone would take more memory for it, and compiled code quantizes as it reads.
-        with weights_held(self.model) if self._parts > 1 else nullcontext():
+        with weights_held(self.model) if self._micro_batches > 1 else nullcontext():
             losses = self._gradients()
         with torch.no_grad():
             self._update(torch.stack(losses))
@@ -183,14 +183,16 @@ class StepOperations:
     def _gradients(self) -> list[Tensor]:
         """Run all forward and backward passes, and return the losses."""
         losses, team = [], self._team
-        own = self._tokens // self._parts // team.parts  # tokens of this rank's part of a micro-batch
-        for number, micro_batch in enumerate(zip(*(t.chunk(self._parts) for t in self.inputs), strict=True)):
+        own = self._tokens // self._micro_batches // team.parts  # tokens of this rank's part of a micro-batch
+        for number, micro_batch in enumerate(
+            zip(*(t.chunk(self._micro_batches) for t in self.inputs), strict=True)
+        ):
             self.context.token_origin = (number * team.parts + team.index) * own
-            loss = self._loss(self.model, *micro_batch) / (self._parts * team.parts)
+            loss = self._loss(self.model, *micro_batch) / (self._micro_batches * team.parts)
             losses.append(loss.detach().float())
             # The first micro-batch makes the gradients.
             self.context.sole_uses = sole_uses(loss) if number else {}
-            with team.adding(last=number == self._parts - 1):
+            with team.adding(last=number == self._micro_batches - 1):
                 loss.backward()  # type: ignore[no-untyped-call]
             self.context.sole_uses = {}
         return losses

@@ -89,9 +89,16 @@ class CapturedStep:
                 raise LayerError(f"CapturedStep: {name} = {value!r}, but it must be a number from {least}")
         self.context = context.context if isinstance(context, Handle) else context
         self.model, self.optimizer = model, optimizer
-        self._tokens, self._parts = tokens, micro_batches
+        self._tokens, self._micro_batches = tokens, micro_batches
         self._operations = StepOperations(
-            model, self.context, loss, optimizer, tokens=tokens, parts=micro_batches, clip=clip, team=team
+            model,
+            self.context,
+            loss,
+            optimizer,
+            tokens=tokens,
+            micro_batches=micro_batches,
+            clip=clip,
+            team=team,
         )
         self._device = self._operations.device
         on_gpu = self._device.type == "cuda"
@@ -195,10 +202,10 @@ class CapturedStep:
 
     def _check_batch(self, batch: Sequence[Tensor]) -> None:
         for tensor in batch:
-            if not tensor.ndim or tensor.shape[0] % self._parts:
+            if not tensor.ndim or tensor.shape[0] % self._micro_batches:
                 raise ShapeError(
-                    f"a batch of shape {tuple(tensor.shape)} does not split into {self._parts} equal micro-batches "
-                    "along axis 0"
+                    f"a batch of shape {tuple(tensor.shape)} does not split into {self._micro_batches} equal "
+                    "micro-batches along axis 0"
                 )
         shapes, first = (
             [(tuple(t.shape), t.dtype) for t in tensors] for tensors in (batch, self._operations.inputs)

@@ -169,16 +169,9 @@ def as_rounded(
     values: torch.Tensor,
     step: int,
 ) -> Rounded:
-    """Return an operand of a layer's GEMM beside its source.
+    """Return operand number `which` of a layer's GEMM beside its source.
 
-    Args:
-        operand: as the GEMM reads it.
-        spec: its treatment.
-        layer: the layer.
-        role: the GEMM.
-        which: 0 for its first operand, 1 for its second.
-        values: the high-precision source [rows, columns], float32 or bfloat16.
-        step: the optimizer step from which random signs come.
+    `values` is the high-precision source [rows, columns], and random signs come from the optimizer step `step`.
     """
     if isinstance(operand, Fp8Operand):
         data = operand.data.reshape(-1, operand.data.shape[-1])

@@ -23,9 +23,8 @@ from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.checks.measures import Totals, as_rounded, finite
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.linear import MXLinear, converted
 from mxref_torch.layer.operands import READERS, LayerGemm, Operand
-from mxref_torch.names import model_of, named_linears
 
 Row = dict[str, Any]
 """A line of telemetry: its keys are in the reference of the files of a run."""
@@ -129,17 +128,7 @@ class Telemetry:
         place: torch.Tensor,
         needs_dx: bool,
     ) -> None:
-        """Measure all operands of a layer for one micro-batch.
-
-        Args:
-            layer: the layer.
-            recipe: that of the forward pass.
-            gemms: its GEMMs.
-            x: its input [tokens, inputs].
-            dy: the gradient of its output [tokens, outputs].
-            place: where the micro-batch lies in training.
-            needs_dx: whether Dgrad runs.
-        """
+        """Measure all operands of a layer for one micro-batch, under the recipe and the GEMMs of the forward pass."""
         sums, step = self._sums[layer], int(place[0])
         runs = {
             GemmRole.FPROP: True,
@@ -226,8 +215,7 @@ def telemetry(model: Any) -> Iterator[Telemetry]:
     Raises:
         LayerError: not a model, or none of its layers is converted.
     """
-    linears = named_linears(model_of(model))
-    layers = {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}
+    layers = converted(model)
     if not layers:
         raise LayerError(
             "telemetry measures converted layers, and the model has none; call mxref_torch.convert"

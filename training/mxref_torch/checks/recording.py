@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from mxref.arrays import as_array
 from mxref.backend import Backend
@@ -31,38 +30,31 @@ from mxref.mxarray import MXArray
 from mxref.roles import OPERANDS, GemmRole
 from mxref_torch import operators
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import model_of, named_linears, some
+from mxref_torch.layer.linear import converted
+from mxref_torch.names import some
 from mxref_torch.operators import Multiplied, Quantized
+
+MAX_BYTES = 1 << 30
+"""Most bytes that a recording may hold."""
 
 Part = tuple[slice, slice]
 """A rectangle of a matrix."""
 
 
 def recorded_quantization(call: Quantized, part: Part, where: dict[str, str]) -> RecordedQuantization:
-    """Return a part of a quantization as a recording holds it."""
-    request = _request(call, part)
-    return RecordedQuantization(where, request, *_answer(call, part, request.plan.length))
-
-
-def _request(call: Quantized, part: Part) -> Request:
-    """Return the quantization of a part of the matrix, at its place, with the values on the host."""
+    """Return a part of a quantization as a recording holds it: at its place, and on the host."""
     x = as_array(call.x.detach()[part].cpu().contiguous())
     first = (part[0].start, part[1].start)
     origin = tuple(o + f for o, f in zip(call.placement.origin or (0, 0), first, strict=True))
     shape = call.placement.global_shape or tuple(call.x.shape)
     # The policy "raise" has been applied already; here only the bits matter.
     spec = replace(call.spec, nonfinite=Nonfinite.NAN_BLOCK)
-    return Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
-
-
-def _answer(call: Quantized, part: Part, length: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the answer's codes and scales of a part; `length` is the part's padded block axis."""
+    request = Request(x, spec, call.axis, call.stream, origin, shape, call.pad)
     rows, along = part if call.axis == 1 else part[::-1]
-    made = call.q.format
-    codes = slice(made.code_bytes(along.start), made.code_bytes(along.start + length))
-    scales = slice(along.start // made.k, (along.start + length) // made.k)
-    return host(call.q.codes[rows, codes]), host(call.q.scales[rows, scales])
+    start, stop, made = along.start, along.start + request.plan.length, call.q.format
+    codes = call.q.codes[rows, made.code_bytes(start) : made.code_bytes(stop)]
+    scales = call.q.scales[rows, start // made.k : stop // made.k]
+    return RecordedQuantization(where, request, host(codes), host(scales))
 
 
 def recorded_product(call: Multiplied, part: Part, where: dict[str, str]) -> RecordedProduct:
@@ -93,8 +85,8 @@ def _rows(q: MXArray, rows: slice) -> MXArray:
 class Names:
     """The layers of a model by index, and which of them the operators work for."""
 
-    def __init__(self, model: nn.Module) -> None:
-        layers = {n: m for n, m in named_linears(model).items() if isinstance(m, MXLinear)}
+    def __init__(self, model: Any) -> None:
+        layers = converted(model)
         if not layers:
             raise LayerError(
                 "the model has no converted layer: call mxref_torch.convert(model, recipe) first"
@@ -168,10 +160,6 @@ def machine() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__}
 
 
-MAX_BYTES = 1 << 30
-"""Most bytes that a recording may hold."""
-
-
 class Recorder:
     """Holds what the operators did for the layers of some names."""
 
@@ -237,7 +225,7 @@ def record(
         LayerError: no such layer, or none that ran; or more than `max_bytes`.
         FileFormatError: a name that does not end in .npz, or a file that cannot be written.
     """
-    names, path = Names(model_of(model)), check_name(file)
+    names, path = Names(model), check_name(file)
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     for glob in layers:
         if not any(fnmatchcase(name, glob) for name in names.known):

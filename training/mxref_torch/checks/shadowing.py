@@ -45,7 +45,6 @@ from mxref_torch.checks.recording import (
     whole,
 )
 from mxref_torch.errors import LayerError, ShadowError
-from mxref_torch.names import model_of
 from mxref_torch.operators import Multiplied, Quantized
 
 WHOLE_ELEMENTS = 1 << 18
@@ -196,7 +195,7 @@ def shadow(
         raise LayerError(f"share = {share} is outside 0 .. 1; 1e-3 compares one operation in a thousand")
     if not 0 <= seed < 1 << 64:
         raise LayerError(f"seed = {seed} is outside 0 .. 2^64 - 1")
-    watcher = Shadow(Names(model_of(model)), share, seed, check_name(file))
+    watcher = Shadow(Names(model), share, seed, check_name(file))
     with watched(watcher):
         yield watcher
 

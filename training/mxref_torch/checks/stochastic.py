@@ -22,6 +22,7 @@ from mxref_torch import operators
 from mxref_torch.conversion.convert import require_backend
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.operands import READERS
+from mxref_torch.operators import blocks
 
 _Beside = tuple[OperandSpec, int] | None
 """Treatment and stream id of the operand that is made in one read with another, if there is one."""
@@ -92,13 +93,11 @@ def _round(
     given = torch.from_numpy(x[first:]).to(device), place, operators.register_backend(backend)
     words = operators.stream_words(stream.seed, stream.layer, stream.operand)
     if beside is None:
-        codes, scales = operators.quantize(
-            *given, operators.spec_text(spec), axis, words, operators.WHOLE, True
-        )
+        codes, scales = blocks.quantize(*given, operators.spec_text(spec), axis, words, operators.WHOLE, True)
     else:
         texts = operators.spec_text(spec), operators.spec_text(beside[0])
         streams = words, operators.stream_words(stream.seed, stream.layer, beside[1])
         order = 1 if axis == 1 else -1  # the one along axis 1 goes first
-        both = operators.quantize_dual(*given, *texts[::order], *streams[::order], operators.WHOLE, True)
+        both = blocks.quantize_dual(*given, *texts[::order], *streams[::order], operators.WHOLE, True)
         codes, scales = both[:2] if axis == 1 else both[2:]
     return unpack(codes.cpu().numpy(), operators.block_format(spec).element), scales.cpu().numpy()

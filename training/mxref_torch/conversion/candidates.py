@@ -18,11 +18,7 @@ Filter = Callable[[nn.Module, str], bool] | Sequence[str] | str | None
 
 
 def chosen_linears(linears: Mapping[str, nn.Linear], filter_fn: Filter) -> dict[str, nn.Linear]:
-    """Return the linear layers that a filter chooses, in their order.
-
-    Args:
-        linears: the layers of a model by their names without wrappers.
-        filter_fn: as in `convert`.
+    """Return the linear layers of a model that a filter of `convert` chooses, in their order.
 
     Raises:
         LayerError: a filter or one of its globs that matches nothing, a filter of another kind, or a function that
@@ -64,12 +60,7 @@ _READERS = {
 
 
 def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None:
-    """Raise LayerError where a converted layer would not compute what the layer computed, naming the module.
-
-    Args:
-        model: the whole model.
-        chosen: the layers to convert, by their names.
-    """
+    """Raise LayerError where a converted layer would not compute what the layer computed, naming the module."""
     layers = set(chosen.values())
     for reader, why in _READERS.items():
         for name, module in named_modules(model):
@@ -89,13 +80,7 @@ def check_replaceable(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> None
 
 
 def check_sole_readers(model: nn.Module, chosen: Mapping[str, nn.Linear], low: Collection[str]) -> None:
-    """Raise LayerError where a module reads a weight in one precision, and a low-precision layer the same weight.
-
-    Args:
-        model: the whole model.
-        chosen: the layers to convert, by their names.
-        low: names of those that compute in low precision.
-    """
+    """Raise LayerError where a chosen layer of low precision shares its weight with another module."""
     same = {id(chosen[name]) for name in low}
     readers = {id(chosen[name].weight): name for name in low}
     for name, module in named_modules(model):

@@ -26,7 +26,7 @@ from mxref_torch.conversion.coverage import Coverage, grouped, quantizes
 from mxref_torch.conversion.handle import Handle, keep_plain
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_linears, widths
+from mxref_torch.names import named_linears, replace_modules, widths
 from mxref_torch.optimizer_step import check_master_weights
 from mxref_torch.step_context import RecipeSchedule, StepContext, recipe_by_layer
 
@@ -109,11 +109,7 @@ def convert(
         if name in chosen:
             replacements[linear] = layer_class(linear, schedule.recipes[0][name], context, index)
             keep_plain(replacements[linear], linear, name)
-    for parent in list(model.modules()):
-        # Not named_children, which gives a module that has two names only once.
-        for child_name, child in list(parent._modules.items()):
-            if child in replacements:
-                setattr(parent, child_name, replacements[child])
+    replace_modules(model, replacements)
     return Handle(model)
 
 
@@ -122,12 +118,8 @@ def _report_coverage(
 ) -> None:
     """Warn of matrices that are in no linear layer; LayerError if a recipe would quantize no matrix of the blocks.
 
-    Args:
-        coverage: of the model.
-        recipe: the model's.
-        low: the chosen layers that have a low precision at some step.
-        filtered: whether a filter chose the layers, which then need not be in a block.
-        stacklevel: of the warning.
+    `low` are the chosen layers that have a low precision at some step. If a filter chose them (`filtered`), they need
+    not be in a block.
     """
     share, others = coverage.share(low), coverage.others
     if quantizes(*recipe.treatments()) and not (low if filtered else share or not coverage.sizes):

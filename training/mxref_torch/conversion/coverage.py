@@ -14,7 +14,6 @@ from torch import nn
 
 from mxref.recipe import Recipe
 from mxref.roles import GemmRole
-from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import named_linears, named_modules, some
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -53,12 +52,6 @@ class Coverage:
         """Return the share of all elements, in per cent, that is in the weights of these linear layers."""
         within = sum(size for name, size in self.sizes.items() if self._layer(name) in layers)
         return 100 * within / max(1, sum(self.sizes.values()))
-
-    def now(self) -> float:
-        """Return the share of the converted layers whose recipe has a low precision now."""
-        return self.share(
-            {n for n, layer in self.linears.items() if isinstance(layer, MXLinear) and layer.low_precision}
-        )
 
     @staticmethod
     def _layer(name: str) -> str | None:

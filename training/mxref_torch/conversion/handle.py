@@ -17,8 +17,8 @@ from mxref_torch import operators
 from mxref_torch.conversion.coverage import Coverage, grouped, starred
 from mxref_torch.conversion.following import Follower, check_optimizers
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import MXLinear
-from mxref_torch.names import named_linears, require_module
+from mxref_torch.layer.linear import MXLinear, converted
+from mxref_torch.names import named_linears, replace_modules
 from mxref_torch.optimizer_step import advance, check_master_weights, fp8_history, load_fp8_history, restart
 from mxref_torch.step_context import RecipeSchedule
 
@@ -273,13 +273,10 @@ class Handle:
             raise LayerError(
                 "the model is not converted any more, or was converted again; use the newest handle"
             )
-        plain: dict[nn.Module, nn.Linear] = {layer: plain_of(layer, name) for name, layer in layers.items()}
+        plain = {layer: plain_of(layer, name) for name, layer in layers.items()}
         self.unfollow()
         self._known.update(layers)
-        for parent in list(self.model.modules()):
-            for child_name, child in list(parent._modules.items()):
-                if child in plain:
-                    setattr(parent, child_name, plain[child])
+        replace_modules(self.model, plain)
         return self.model
 
     def __repr__(self) -> str:
@@ -301,13 +298,8 @@ class Handle:
             f"Handle of {len(layers)} converted layers of {len(coverage.linears)}: backend {context.backend.name}, "
             f"seed {context.seed}, step {context.step}, follows {followed} optimizers"
         )
-        share = f"{coverage.now():.1f} % of the weights in the matrices of the model's blocks are in low precision"
+        low = {name for name, layer in layers.items() if layer.low_precision}
+        share = f"{coverage.share(low):.1f} % of the weights in the matrices of the model's blocks are in low precision"
         if coverage.others:
             share += f"; in no nn.Linear: {grouped(coverage.others)}"
         return "\n  ".join([head, *(line.rstrip() for line in lines), share])
-
-
-def converted(model: nn.Module) -> dict[str, MXLinear]:
-    """Return the converted layers of a model by their names."""
-    linears = named_linears(require_module(model))
-    return {name: linear for name, linear in linears.items() if isinstance(linear, MXLinear)}

@@ -11,7 +11,8 @@ from torch import nn
 from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref_torch.conversion.convert import recipe_of_layers
-from mxref_torch.conversion.handle import Handle, converted
+from mxref_torch.conversion.handle import Handle
+from mxref_torch.layer.linear import converted
 from mxref_torch.names import is_sharded, model_of
 
 

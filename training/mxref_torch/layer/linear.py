@@ -1,12 +1,12 @@
 """A linear layer of microscaled training: three GEMMs, six operands, and what the forward pass saves.
 
-=====  ===========  ==========================  =======================
-GEMM   computes     reads, blocks along         runs in the
-=====  ===========  ==========================  =======================
-Fprop  Y = X W^T    X and W, inputs             forward pass
-Dgrad  dX = dY W    dY and W, outputs           backward pass
-Wgrad  dW = dY^T X  dY and X, tokens            backward pass
-=====  ===========  ==========================  =======================
+=====  ===========  ========  ============  =============
+GEMM   computes     reads     blocks along  runs in
+=====  ===========  ========  ============  =============
+Fprop  Y = X W^T    X and W   inputs        forward pass
+Dgrad  dX = dY W    dY and W  outputs       backward pass
+Wgrad  dW = dY^T X  dY and X  tokens        backward pass
+=====  ===========  ========  ============  =============
 
 X, W and dY are each read by two GEMMs, along different axes: these are the six operands. Each GEMM has its own format,
 BF16, FP8 or blocks, in any combination. An operand is made when its GEMM needs it: from the tensor in high precision,
@@ -30,6 +30,59 @@ from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.operands import READERS, LayerGemm, Operand, Reader, SourceTensor
 from mxref_torch.layer.state import RECOMPUTED, LayerState
+from mxref_torch.names import model_of, named_linears
+
+
+class LinearFunction(torch.autograd.Function):
+    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
+
+    No torch function called here may return one of its own arguments (see `operands.cast`): no cast to the same type,
+    no operation in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
+    ) -> torch.Tensor:
+        """Return Y, and save what the backward pass reads."""
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        fprop, wgrad = layer.gemms[GemmRole.FPROP], layer.gemms[GemmRole.WGRAD]
+        keeper = wgrad.source or wgrad  # the GEMM whose X is saved
+        x_as = layer.operands("x", x, place, (fprop, keeper) if needs_dw else (fprop,), observe=True)
+        kept = x_as[keeper.role].saved() if needs_dw else ()
+        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
+        marker = None if torch.compiler.is_compiling() else layer.marker
+        ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
+        ctx.marker = marker
+        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
+        ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
+        w = layer.weight_operand(fprop, weight, place)
+        return x_as[GemmRole.FPROP].product(w, fprop, layer.in_features, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        """Return dX and dW where they are needed, by the recipe of the forward pass."""
+        layer, (x_dtype, w_dtype) = ctx.layer, ctx.dtypes
+        place, marker, weight, *kept = ctx.saved_tensors
+        _check_recomputation(ctx, marker, place)
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        dgrad, wgrad = ctx.gemms[GemmRole.DGRAD], ctx.gemms[GemmRole.WGRAD]
+        reading = [*([dgrad] if needs_dx else []), *([wgrad] if needs_dw else [])]
+        dy_as = layer.operands("dy", dy, place, reading, observe=True)
+        dx = dw = None
+        if needs_dx:
+            w = layer.weight_operand(dgrad, weight, place)
+            dx = dy_as[GemmRole.DGRAD].product(w, dgrad, layer.out_features, x_dtype)
+        if needs_dw:
+            x = (wgrad.source or wgrad).kind(*kept)
+            if wgrad.source:
+                x = layer.requantized("x", x, place, wgrad)
+            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer, wgrad)
+            if gradient is None:
+                dw = layer.as_read(dy_as[GemmRole.WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
+            else:
+                dy_as[GemmRole.WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
+        return dx, dw, None, None
 
 
 class MXLinear(LayerState):
@@ -177,58 +230,6 @@ class MXLinear(LayerState):
         return gemms
 
 
-class LinearFunction(torch.autograd.Function):
-    """Fprop, and from its incoming gradient Dgrad and Wgrad, each in its own format.
-
-    No torch function called here may return one of its own arguments (see `operands.cast`): no cast to the same type,
-    no operation in place.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, layer: MXLinear
-    ) -> torch.Tensor:
-        """Return Y, and save what the backward pass reads."""
-        needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        fprop, wgrad = layer.gemms[GemmRole.FPROP], layer.gemms[GemmRole.WGRAD]
-        keeper = wgrad.source or wgrad  # the GEMM whose X is saved
-        x_as = layer.operands("x", x, place, (fprop, keeper) if needs_dw else (fprop,), observe=True)
-        kept = x_as[keeper.role].saved() if needs_dw else ()
-        # The Parameter itself, never a view of it: sharded training frees and refills its storage.
-        marker = None if torch.compiler.is_compiling() else layer.marker
-        ctx.save_for_backward(place, marker, weight if needs_dx else None, *kept)
-        ctx.marker = marker
-        ctx.layer, ctx.gemms, ctx.dtypes = layer, layer.gemms, (x.dtype, weight.dtype)
-        ctx.place = place if layer.draws and not torch.compiler.is_compiling() else None
-        w = layer.weight_operand(fprop, weight, place)
-        return x_as[GemmRole.FPROP].product(w, fprop, layer.in_features, x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        """Return dX and dW where they are needed, by the recipe of the forward pass."""
-        layer, (x_dtype, w_dtype) = ctx.layer, ctx.dtypes
-        place, marker, weight, *kept = ctx.saved_tensors
-        _check_recomputation(ctx, marker, place)
-        needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        dgrad, wgrad = ctx.gemms[GemmRole.DGRAD], ctx.gemms[GemmRole.WGRAD]
-        reading = [*([dgrad] if needs_dx else []), *([wgrad] if needs_dw else [])]
-        dy_as = layer.operands("dy", dy, place, reading, observe=True)
-        dx = dw = None
-        if needs_dx:
-            w = layer.weight_operand(dgrad, weight, place)
-            dx = dy_as[GemmRole.DGRAD].product(w, dgrad, layer.out_features, x_dtype)
-        if needs_dw:
-            x = (wgrad.source or wgrad).kind(*kept)
-            if wgrad.source:
-                x = layer.requantized("x", x, place, wgrad)
-            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer, wgrad)
-            if gradient is None:
-                dw = layer.as_read(dy_as[GemmRole.WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
-            else:
-                dy_as[GemmRole.WGRAD].multiply_onto(gradient, x, wgrad, dy.shape[0])
-        return dx, dw, None, None
-
-
 def _check_recomputation(ctx: Any, marker: Any, place: torch.Tensor) -> None:
     """Check that activation checkpointing, where it computed a forward pass again, computed the same.
 
@@ -299,3 +300,9 @@ def sole_uses(loss: torch.Tensor) -> dict[Any, torch.Tensor]:
         and isinstance(getattr(nodes[0], "layer", None), MXLinear)
         and nodes[0].next_functions[1][0] is leaf
     }
+
+
+def converted(model: Any) -> dict[str, MXLinear]:
+    """Return the converted layers of a model, or of its handle, by their names."""
+    linears = named_linears(model_of(model))
+    return {name: layer for name, layer in linears.items() if isinstance(layer, MXLinear)}

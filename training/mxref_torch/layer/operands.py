@@ -21,6 +21,7 @@ from mxref.steps.hadamard import SignPolicy
 from mxref.steps.rounding import Rounding
 from mxref_torch import operators
 from mxref_torch.layer.fp8 import Fp8Scales
+from mxref_torch.operators import blocks, dense
 from mxref_torch.step_context import StepContext
 
 READERS = {
@@ -135,7 +136,7 @@ class Operand(ABC):
         if gemm.gain != 1:
             product = self.multiply(other, gemm, length, torch.float32)
             name = str(dtype).removeprefix("torch.")
-            gained: torch.Tensor = operators.gained(product, gemm.gain, gemm.out is ResultType.BF16, name)
+            gained: torch.Tensor = blocks.gained(product, gemm.gain, gemm.out is ResultType.BF16, name)
             return gained
         return cast(self.multiply(other, gemm, length, torch.bfloat16), dtype)
 
@@ -233,12 +234,12 @@ class BlockOperand(Operand):
         streams = [gemm.streams[which] for gemm, which in readers]
         where = source.region, source.tensor != "w"
         if len(readers) == 2:
-            row_codes, row_scales, *column = operators.quantize_dual(*given, *texts, *streams, *where)
+            row_codes, row_scales, *column = blocks.quantize_dual(*given, *texts, *streams, *where)
             made = [cls(row_codes, row_scales), cls(*column)]
         else:
             ((gemm, which),) = readers
             axis = OPERANDS[gemm.role][which].axis
-            made = [cls(*operators.quantize(*given, *texts, axis, *streams, *where))]
+            made = [cls(*blocks.quantize(*given, *texts, axis, *streams, *where))]
         first = readers[0][0]
         if source.tensor == "x" and first.role is GemmRole.FPROP and _is_common(source.values, readers):
             made[0].layout = made[0]._laid_out(first, 0, source.values.shape[1])
@@ -266,25 +267,25 @@ class BlockOperand(Operand):
 
     def _laid_out(self, gemm: LayerGemm, which: int, length: int) -> list[torch.Tensor]:
         treatment = gemm.context.backend_key, gemm.texts[which], length, gemm.profile.value
-        layout: list[torch.Tensor] = operators.prepare(self.codes, self.scales, *treatment)
+        layout: list[torch.Tensor] = blocks.prepare(self.codes, self.scales, *treatment)
         return layout
 
     def values(self, gemm: LayerGemm, which: int) -> torch.Tensor:
         """Dequantize the codes."""
         treatment = gemm.context.backend_key, gemm.texts[which]
-        values: torch.Tensor = operators.dequantize(self.codes, self.scales, *treatment)
+        values: torch.Tensor = blocks.dequantize(self.codes, self.scales, *treatment)
         return values
 
     def multiply(self, other: Self, gemm: LayerGemm, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Multiply by the backend's scaled GEMM."""
         name = str(dtype).removeprefix("torch.")
         pair = self._pair(other, gemm, length)
-        product: torch.Tensor = operators.scaled_gemm(*pair, name, gemm.role.value, gemm.tally)
+        product: torch.Tensor = blocks.scaled_gemm(*pair, name, gemm.role.value, gemm.tally)
         return product
 
     def multiply_onto(self, onto: torch.Tensor, other: Self, gemm: LayerGemm, length: int) -> None:
         """Add the product in place."""
-        operators.add_product(onto, *self._pair(other, gemm, length), gemm.role.value, gemm.tally)
+        blocks.add_product(onto, *self._pair(other, gemm, length), gemm.role.value, gemm.tally)
 
     def _pair(self, other: Self, gemm: LayerGemm, length: int) -> tuple[Any, ...]:
         """Return both operands as the operators of products take them, and how they were made."""
@@ -355,7 +356,7 @@ def _dense(a: torch.Tensor, b: torch.Tensor, gemm: LayerGemm, *inverses: torch.T
         t if operand.axis == 1 else (t.t().contiguous() if turns else t.t())
         for operand, t in zip(OPERANDS[gemm.role], (a, b), strict=True)
     )
-    product: torch.Tensor = operators.dense_gemm(rows, columns, gemm.role.value, gemm.tally, *inverses)
+    product: torch.Tensor = dense.dense_gemm(rows, columns, gemm.role.value, gemm.tally, *inverses)
     return product
 
 

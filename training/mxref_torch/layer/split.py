@@ -108,15 +108,7 @@ class _AddParts(torch.autograd.Function):
 
 
 def check_split(name: str, shape: tuple[int, int], axis: int, ranks: int, recipe: Recipe) -> None:
-    """Raise LayerError unless each rank gets whole blocks and whole Hadamard groups of a layer.
-
-    Args:
-        name: the layer's.
-        shape: of its whole weight, [outputs, inputs].
-        axis: of the weight that is split.
-        ranks: how many share it.
-        recipe: the layer's.
-    """
+    """Raise LayerError unless each rank gets whole blocks and Hadamard groups of a weight [outputs, inputs]."""
     size = shape[axis]
     unit, why = 1, "to be split evenly"
     for role in GemmRole:

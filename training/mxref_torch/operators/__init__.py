@@ -1,68 +1,332 @@
 """The operations of a backend as torch operators, so that `torch.compile` sees no graph break.
 
 Operators take tensors, integers and strings alone: a backend travels by its name in a table, the
-treatment of an operand as compact JSON. GEMMs are counted where they run, and not where they are
-asked for: a compiled graph that drops or replaces one cannot hide it from the census.
+treatment of an operand as compact JSON. This module has these tables; `blocks` and `dense` have the operators.
+GEMMs are counted where they run, and not where they are asked for: a compiled graph that drops or replaces one cannot
+hide it from the census.
+
+Watchers are called after each operator of a block format: a shadow or a recording. Usually there is none. They are a
+list of the process: autograd runs the backward pass of a GPU in a thread of its own.
 """
 
-from mxref_torch.operators.blocks import (
-    add_product,
-    dequantize,
-    gained,
-    prepare,
-    quantize,
-    quantize_dual,
-    scaled_gemm,
-)
-from mxref_torch.operators.dense import dense_gemm
-from mxref_torch.operators.registry import (
-    WHOLE,
-    Census,
-    LayerCensus,
-    Multiplied,
-    Quantized,
-    Watcher,
-    block_format,
-    device_step,
-    draws_by_layer,
-    formats_text,
-    gemm_text,
-    in_order,
-    region_words,
-    register_backend,
-    register_census,
-    spec_text,
-    step_place,
-    stream_words,
-    watchers,
-)
+from __future__ import annotations
 
-__all__ = [
-    "WHOLE",
-    "Census",
-    "LayerCensus",
-    "Multiplied",
-    "Quantized",
-    "Watcher",
-    "add_product",
-    "block_format",
-    "dense_gemm",
-    "dequantize",
-    "device_step",
-    "draws_by_layer",
-    "formats_text",
-    "gained",
-    "gemm_text",
-    "in_order",
-    "prepare",
-    "quantize",
-    "quantize_dual",
-    "region_words",
-    "register_backend",
-    "register_census",
-    "scaled_gemm",
-    "spec_text",
-    "step_place",
-    "stream_words",
-    "watchers",
-]
+import itertools
+import json
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any, Protocol
+
+import torch
+
+from mxref.backend import Backend
+from mxref.errors import BackendError, RecipeError, ShapeError, UnsupportedError
+from mxref.formats import BlockFormat, OperandFormat
+from mxref.mxarray import MXArray
+from mxref.placement import Placement
+from mxref.recipe import GemmProfile, OperandSpec
+from mxref.roles import GemmRole
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.random import Stream
+from mxref.steps.rounding import Rounding
+from mxref.tomlio import build, nearest, to_table
+
+Gemm = tuple[GemmRole, OperandFormat, OperandFormat]
+"""The key of the census: a GEMM's role and the formats of its two operands."""
+
+Census = Counter[Gemm]
+"""How often each GEMM ran."""
+
+
+class LayerCensus(Counter[Gemm]):
+    """The census of one layer, whose GEMMs are counted into that of its model too."""
+
+    whole: Census | None = None
+    """The census of the model."""
+    ran: bool = False
+    """Whether any GEMM of the layer ever ran."""
+    trained: bool = False
+    """Whether a GEMM of the backward pass ran since the last optimizer step."""
+    listener: Callable[[GemmRole | None, int], None] | None = None
+    """
+    Is told the role and the tokens of each GEMM of training that ran, those of a recomputation too. It is called with
+    None when a forward pass of training begins, but not in compiled code.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy or pickle it, without the listener; `Counter` would leave all attributes out."""
+        return type(self), (dict(self),), vars(self) | {"listener": None}
+
+
+_backends: dict[str, Backend] = {}
+_tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+
+def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOverload:
+    """Return a function as the operator `mxref::<its name>`: no result shares memory, no other argument is changed.
+
+    `changes` names the argument that is, if one is; it has to be the first.
+
+    `torch.library.custom_op` makes the same, and adds three times as much to a call: it looks at each result for
+    shared memory, and has an autograd formula to raise an error. Here tests look, and the operator itself refuses
+    what would need its gradient.
+    """
+
+    @cache
+    def untraced() -> Callable[..., Any]:
+        # Importing the compiler takes seconds.
+        found: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return found
+
+    def kernel(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in arguments):
+            raise UnsupportedError(
+                f"mxref::{name} has no gradient, and an argument requires one; the layers of mxref_torch "
+                "have all three GEMMs: use these, or call it within torch.no_grad()"
+            )
+        if changes:
+            # Tells autograd that its saved copy of the tensor is out of date.
+            torch.autograd.graph.increment_version(arguments[0])
+        return untraced()(*arguments)
+
+    name = function.__name__
+    schema = torch.library.infer_schema(function, mutates_args={changes} if changes else ())
+    torch.library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
+    overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
+    overload.__doc__ = function.__doc__
+    return overload
+
+
+def fake(of: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of the function that gives an operator's results without values, as compilers ask for."""
+    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.library.register_fake(of)
+    return decorator
+
+
+def register_backend(backend: Backend) -> str:
+    """Return the key by which operators find the backend: its name, numbered if another one has it."""
+    for number in itertools.count(1):
+        key = backend.name if number == 1 else f"{backend.name}#{number}"
+        if _backends.setdefault(key, backend) is backend:
+            return key
+    raise AssertionError("unreachable: the count does not end")
+
+
+def backend_of(key: str) -> Backend:
+    """Return the backend of a key; BackendError if there is none."""
+    if key not in _backends:
+        raise BackendError(
+            f"backend {key!r} is not registered{nearest(key, _backends)}; see register_backend"
+        )
+    return _backends[key]
+
+
+def register_census(census: Census) -> torch.Tensor:
+    """Return the handle under which GEMM operators count into `census`, for as long as it lives: int64 [1]."""
+    handle = next(_handles)
+    _tallies[handle] = census
+    return _words([handle])
+
+
+def count(tally: torch.Tensor | None, role: str, a: OperandFormat, b: OperandFormat, tokens: int) -> None:
+    """Count a GEMM that ran into the census of a handle; None, or one that no longer lives, counts nowhere.
+
+    A negative handle is that of an evaluation, of which the listener is not told. Fprop within a backward pass is
+    recomputed by activation checkpointing, and such GEMMs are not counted. `a` and `b` are the formats of the operands,
+    `tokens` the rows of the activations or gradients that were read.
+    """
+    handle = 0 if tally is None else int(tally.item())
+    census = _tallies.get(abs(handle))
+    gemm = GemmRole(role), a, b
+    if isinstance(census, LayerCensus) and census.listener is not None and handle > 0:
+        census.listener(gemm[0], tokens)
+    if census is None or (gemm[0] is GemmRole.FPROP and torch._C._current_graph_task_id() != -1):
+        return
+    census[gemm] += 1
+    if isinstance(census, LayerCensus):
+        census.ran = True
+        census.trained |= gemm[0] is not GemmRole.FPROP
+        if census.whole is not None:
+            census.whole[gemm] += 1
+
+
+_device_step: torch.Tensor | None = None
+
+
+@contextmanager
+def device_step(step: torch.Tensor) -> Iterator[None]:
+    """Have kernels within the block read the step from the device: a CUDA graph that is captured there has no number.
+
+    It holds for all threads, as a backward pass runs on others. `step` is int64 [1] on the device of the operands.
+    """
+    global _device_step
+    before, _device_step = _device_step, step
+    try:
+        yield
+    finally:
+        _device_step = before
+
+
+def placed(
+    stream: Stream, origin: tuple[int, ...] | None = None, global_shape: tuple[int, ...] | None = None
+) -> Placement:
+    """Return a placement whose step is the one of `device_step`, if there is one."""
+    return Placement(stream, origin, global_shape, step=_device_step)
+
+
+def formats_text(a: OperandFormat, b: OperandFormat) -> str:
+    """Return the formats of a GEMM's two operands for messages: one name if they are equal."""
+    return a.name if a is b else f"{a.name} x {b.name}"
+
+
+def gemm_text(gemm: Gemm) -> str:
+    """Return a key of the census for messages, as in `fprop in mxfp4`."""
+    role, a, b = gemm
+    return f"{role.value} in {formats_text(a, b)}"
+
+
+def in_order(gemms: Iterable[Gemm]) -> list[Gemm]:
+    """Return GEMMs by role, then by the names of their formats."""
+    roles = list(GemmRole)
+    return sorted(set(gemms), key=lambda gemm: (roles.index(gemm[0]), gemm[1].name, gemm[2].name))
+
+
+@lru_cache(maxsize=256)
+def spec_text(spec: OperandSpec) -> str:
+    """Return a spec as the compact JSON that operators take."""
+    return json.dumps(to_table(spec), sort_keys=True, separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def parse_spec(text: str) -> OperandSpec:
+    """Return the spec of `spec_text`; RecipeError on a key or value that does not exist."""
+    return build(OperandSpec, json.loads(text), "operand spec")
+
+
+def block_format(spec: OperandSpec) -> BlockFormat:
+    """Return the block format of a spec; RecipeError if it has no blocks."""
+    if not isinstance(spec.format, BlockFormat):
+        raise RecipeError(f"an operator takes block formats, and {spec.format} has no blocks")
+    return spec.format
+
+
+def draws(spec: OperandSpec) -> bool:
+    """Return whether an operand depends on its random stream."""
+    return spec.rounding is Rounding.SR or spec.signs is not SignPolicy.NONE
+
+
+def draws_by_layer(spec: OperandSpec) -> bool:
+    """Return whether an operand depends on the layer of its random stream."""
+    return spec.rounding is Rounding.SR or spec.signs is SignPolicy.PER_STEP_LAYER
+
+
+def _words(values: Sequence[int]) -> torch.Tensor:
+    """Return integers that differ between layers and steps as operators take them: int64, on the CPU.
+
+    `torch.compile` would compile anew for every value of an integer; all values of a tensor share one graph.
+    """
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def stream_words(seed: int, layer: int, operand: int) -> torch.Tensor:
+    """Return a random stream without its step, int64 [4]: low and high half of the seed, layer, operand."""
+    return _words([seed & 0xFFFFFFFF, seed >> 32, layer, operand])
+
+
+_WHOLE = (0, 0, -1, -1)
+WHOLE = _words(_WHOLE)
+"""`region_words` of a matrix that is not part of a larger one."""
+
+
+def region_words(placement: Placement) -> torch.Tensor:
+    """Return where a matrix lies as operators take it, int64 [4]: row, column, global rows, global columns.
+
+    A global length of -1 is that of the matrix itself. A step's tokens are not in it: they come by `step_place`.
+
+    Raises:
+        ShapeError: not two axes.
+    """
+    origin, shape = placement.origin or _WHOLE[:2], placement.global_shape or _WHOLE[2:]
+    if len(origin) != 2 or len(shape) != 2:
+        raise ShapeError(f"a matrix has two axes, got origin {origin} and global shape {shape}")
+    return _words([*origin, *shape])
+
+
+def step_place(step: int, token_origin: int = 0, global_tokens: int | None = None) -> torch.Tensor:
+    """Return where a micro-batch lies in training as int64 [3]: step, first token, tokens of the step or -1."""
+    return _words([step, token_origin, -1 if global_tokens is None else global_tokens])
+
+
+def tokens_read(role: str, a: torch.Tensor, length: int) -> int:
+    """Return the tokens that a GEMM reads: Wgrad contracts over them, and the others have a row for each."""
+    return length if role == GemmRole.WGRAD.value else a.shape[0]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantization that an operator made."""
+
+    backend: Backend
+    """The backend that answered."""
+    x: torch.Tensor
+    """[M, N]."""
+    spec: OperandSpec
+    axis: int
+    """The block axis, 0 or 1."""
+    placement: Placement
+    pad: bool
+    """Whether the block axis is filled up with zeros."""
+    q: MXArray
+    """The answer, of the backend's arrays."""
+
+    @property
+    def stream(self) -> Stream | None:
+        """The random stream with the number of the step, which may lie on the device."""
+        stream, step = self.placement.stream, self.placement.step
+        return stream if stream is None or step is None else replace(stream, step=int(step))
+
+    @property
+    def random(self) -> bool:
+        """Whether the answer depends on random bits, so that the stream names the layer and the operand."""
+        return draws(self.spec)
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """A scaled GEMM that an operator computed."""
+
+    backend: Backend
+    """The backend that answered."""
+    a: MXArray
+    """[M, K], of the backend's arrays."""
+    b: MXArray
+    """[N, K]."""
+    profile: GemmProfile
+    out_dtype: str
+    """`float32` or `bfloat16`."""
+    role: str
+    """The linear layer's GEMM."""
+    product: Any
+    """The answer [M, N], an array of the backend."""
+
+
+class Watcher(Protocol):
+    """Receives every operation of the operators."""
+
+    def quantized(self, call: Quantized) -> None:
+        """Receive a quantization."""
+
+    def multiplied(self, call: Multiplied) -> None:
+        """Receive a scaled GEMM."""
+
+    def reading(self, layer: int, tensor: str) -> None:
+        """Learn the index of the layer, and the tensor, `x`, `w` or `dy`, that the next operators read."""
+
+
+watchers: list[Watcher] = []

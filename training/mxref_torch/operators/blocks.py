@@ -19,7 +19,7 @@ from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref_torch.bridge import from_backend, to_backend
-from mxref_torch.operators.registry import (
+from mxref_torch.operators import (
     Multiplied,
     Quantized,
     backend_of,

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 import torch
 
 from mxref.formats import BF16, FP8
-from mxref_torch.operators.registry import count, fake, operator, tokens_read
+from mxref_torch.operators import count, fake, operator, tokens_read
 
 
 @lru_cache(maxsize=4)

@@ -19,9 +19,9 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 
 from mxref.errors import UnsupportedError
-from mxref_torch.conversion.handle import Handle, converted
+from mxref_torch.conversion.handle import Handle
 from mxref_torch.errors import LayerError
-from mxref_torch.layer.linear import MXLinear
+from mxref_torch.layer.linear import MXLinear, converted
 from mxref_torch.optimizer_step import fp8_history
 
 RECIPE = "mxref_recipe"

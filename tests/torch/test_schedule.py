@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import mxref_torch
 from mxref import GemmRole, get_backend, load_recipe
 from mxref.errors import RecipeError
 from mxref.recipe_files import recipe_from_table
@@ -109,18 +108,6 @@ def test_a_state_that_does_not_fit_leaves_the_step_where_it_is():
         handle.load_state_dict({**place, "step": 7})
     assert handle.step == 1
     assert model[0].recipe.kind(GemmRole.FPROP) == "fp8"
-
-
-def test_a_region_ends_before_the_phase_does():
-    model, handle = built(recipe_from_table(PLAN))
-    with mxref_torch.recipe("mxfp4", model):
-        step(model, handle, 1)
-        assert {layer.recipe.kind(GemmRole.FPROP) for layer in model} == {"block"}
-        with pytest.raises(StepError, match="step 2 begins the phase 'main' within"):
-            handle.step = 2
-    assert {layer.recipe.kind(GemmRole.FPROP) for layer in model} == {"fp8"}
-    handle.step = 2
-    assert model[0].recipe.kind(GemmRole.FPROP) == "block"
 
 
 def test_fp8_scales_start_anew_where_the_recipe_of_a_layer_changes_and_go_on_where_it_does_not():
