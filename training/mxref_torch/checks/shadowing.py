@@ -30,10 +30,10 @@ from mxref.conformance.recorded import (
 )
 from mxref.conformance.replay import recorded_failure
 from mxref.discovery import loaded_as
-from mxref.formats import BlockFormat
-from mxref.recipe import GemmProfile, OperandSpec
+from mxref.recipe import GemmProfile
 from mxref.steps.random import philox4x32
 from mxref.steps.rounding import Rounding
+from mxref_torch import operators
 from mxref_torch.checks.recording import (
     Names,
     Part,
@@ -95,7 +95,7 @@ class Shadow:
         if not self._drawn() or native:
             return
         where = self.names.of_quantization(call)
-        for part in self._parts(tuple(call.x.shape), call.axis, _unit(call.spec)):
+        for part in self._parts(tuple(call.x.shape), call.axis, operators.block_unit(call.spec)):
             self._compare(recorded_quantization(call, part, where), call.backend)
             self.elements += _size(part)
         self.quantizations += 1
@@ -198,11 +198,6 @@ def shadow(
     watcher = Shadow(Names(model), share, seed, check_name(file))
     with watched(watcher):
         yield watcher
-
-
-def _unit(spec: OperandSpec) -> int:
-    assert isinstance(spec.format, BlockFormat)
-    return math.lcm(spec.format.k, spec.hadamard or 1)
 
 
 def _size(part: Part) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from mxref.discovery import choose, get_backend
 from mxref.errors import BackendError, UnsupportedError
 from mxref.formats import BlockShape
 from mxref.placement import Placement
-from mxref.recipe import BF16_RECIPE, OperandSource, OperandSpec, Recipe
+from mxref.recipe import BF16_RECIPE, OperandSource, Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.steps.random import Stream
@@ -193,15 +192,10 @@ def require_supported(backend: Backend, recipe: Recipe, seed: int = 0) -> None:
             )
         backend.capabilities.require(backend.name, "gemms", (recipe.gemm, a, b))
         for operand, spec in zip(OPERANDS[role], recipe.operands(role), strict=True):
-            unit = _unit(spec)
+            unit = operators.block_unit(spec)
             source = torch.empty((unit, unit), device="meta")
             placement = Placement(Stream(seed, 0, 0, operand.id))
             backend.plan(source, spec, axis=operand.axis, placement=placement)
-
-
-def _unit(spec: OperandSpec) -> int:
-    """Return the length of which a block axis is a multiple."""
-    return math.lcm(operators.block_format(spec).k, spec.hadamard or 1)
 
 
 _CONTRACTION = {GemmRole.FPROP: "in_features", GemmRole.DGRAD: "out_features"}
@@ -221,7 +215,7 @@ def _check_layer(name: str, linear: nn.Linear, recipe: Recipe) -> None:
             tiled = _WIDTHS[operand.tensor] if spec.block is BlockShape.TILE else ()
             needs = dict.fromkeys(tiled, k)
             if role in _CONTRACTION:
-                needs[_CONTRACTION[role]] = _unit(spec)
+                needs[_CONTRACTION[role]] = operators.block_unit(spec)
             for axis, multiple in needs.items():
                 if own[axis] % multiple:
                     raise LayerError(

@@ -8,7 +8,6 @@ Compiled code has the place that was set before it was called, so a layer that w
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from mxref.formats import BlockFormat
 from mxref.roles import GemmRole
 from mxref.steps.hadamard import SIZES
+from mxref_torch import operators
 from mxref_torch.errors import LayerError, StepError
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.names import some
@@ -125,12 +125,9 @@ class MicroBatches:
         if tokens % _LONGEST == 0:
             return 1
         specs = {spec for layer in self.layers for spec in layer.recipe.operands(GemmRole.WGRAD)}
-        blocks = (
-            math.lcm(spec.format.k, spec.hadamard or 1)
-            for spec in specs
-            if isinstance(spec.format, BlockFormat)
+        return max(
+            (operators.block_unit(spec) for spec in specs if isinstance(spec.format, BlockFormat)), default=1
         )
-        return max(blocks, default=1)
 
     def _set(self, origin: int) -> None:
         self._origin = origin

@@ -10,7 +10,6 @@ Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from mxref.formats import BlockFormat, BlockShape
 from mxref.placement import Placement
 from mxref.recipe import Recipe
 from mxref.roles import OPERANDS, GemmRole
+from mxref_torch import operators
 from mxref_torch.errors import LayerError
 from mxref_torch.layer.linear import MXLinear
 
@@ -118,7 +118,7 @@ def check_split(name: str, shape: tuple[int, int], axis: int, ranks: int, recipe
             assert isinstance(spec.format, BlockFormat)
             needed = 1
             if role is _CONTRACTS[axis]:
-                needed = math.lcm(spec.format.k, spec.hadamard or 1)
+                needed = operators.block_unit(spec)
             elif spec.block is BlockShape.TILE and operand.tensor in ("w", ("dy", "x")[axis]):
                 needed = spec.format.k
             if needed > unit:

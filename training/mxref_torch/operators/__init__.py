@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -214,6 +215,11 @@ def block_format(spec: OperandSpec) -> BlockFormat:
     if not isinstance(spec.format, BlockFormat):
         raise RecipeError(f"an operator takes block formats, and {spec.format} has no blocks")
     return spec.format
+
+
+def block_unit(spec: OperandSpec) -> int:
+    """Return the length of which a block axis is a multiple: whole blocks and whole Hadamard groups."""
+    return math.lcm(block_format(spec).k, spec.hadamard or 1)
 
 
 def draws(spec: OperandSpec) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
@@ -24,6 +23,7 @@ from mxref_torch.operators import (
     Quantized,
     backend_of,
     block_format,
+    block_unit,
     count,
     draws,
     fake,
@@ -158,8 +158,7 @@ def _whole_blocks(x: torch.Tensor, spec: OperandSpec, placement: Placement, toke
     """
     if not tokens or placement.global_shape is None or placement.origin is None:
         return x
-    format = block_format(spec)
-    missing = -x.shape[0] % math.lcm(format.k, spec.hadamard or 1)
+    missing = -x.shape[0] % block_unit(spec)
     if not missing or placement.origin[0] + x.shape[0] >= placement.global_shape[0]:
         return x
     return torch.nn.functional.pad(x.detach(), (0, 0, 0, missing))
@@ -173,8 +172,7 @@ def _empty(x: torch.Tensor, spec: str, axis: int) -> tuple[torch.Tensor, torch.T
     """Return codes and scale codes of the right shapes, without values."""
     treatment = parse_spec(spec)
     format = block_format(treatment)
-    unit = math.lcm(format.k, treatment.hadamard or 1)
-    rows = x.shape[1 - axis]
+    rows, unit = x.shape[1 - axis], block_unit(treatment)
     length = -(-x.shape[axis] // unit) * unit
     return (
         x.new_empty((rows, format.code_bytes(length)), dtype=torch.uint8),
