@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch import library
+
 from mxref_torch.operators import dense
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -55,4 +57,4 @@ def test_the_operator_passes_torchs_own_checks():
     scales = [torch.ones((), device="cuda")] * 2
     checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     for arguments in ((a, b, "fprop"), (a, b, "fprop", None, *scales)):
-        torch.library.opcheck(dense.dense_gemm, arguments, test_utils=checks)
+        library.opcheck(dense.dense_gemm, arguments, test_utils=checks)

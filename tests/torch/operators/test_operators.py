@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn
+from torch import library, nn
 
 from layer_setup import SEED, TABLES, Laying, build, recipe_of, tensors
 from mxref import get_backend
@@ -84,12 +84,12 @@ def test_an_operator_refuses_to_be_differentiated():
 
 def test_opcheck():
     for op, arguments in samples():
-        torch.library.opcheck(op, arguments)
+        library.opcheck(op, arguments)
     x = torch.randn(64, 64)
     arguments = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2), "dgrad", None
     # The schema check compares the arguments before and after, which torch cannot do for FP8.
     checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
-    torch.library.opcheck(dense.dense_gemm, arguments, test_utils=checks)
+    library.opcheck(dense.dense_gemm, arguments, test_utils=checks)
 
 
 def test_operators_refuse_what_does_not_fit():

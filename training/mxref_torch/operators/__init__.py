@@ -23,6 +23,7 @@ from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import torch
+from torch import library
 
 from mxref.backend import Backend
 from mxref.errors import BackendError, RecipeError, ShapeError, UnsupportedError
@@ -73,7 +74,7 @@ def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOv
 
     `changes` names the argument that is, if one is; it has to be the first.
 
-    `torch.library.custom_op` makes the same, and adds three times as much to a call: it looks at each result for
+    PyTorch's `custom_op` makes the same, and adds three times as much to a call: it looks at each result for
     shared memory, and has an autograd formula to raise an error. Here tests look, and the operator itself refuses
     what would need its gradient.
     """
@@ -96,9 +97,9 @@ def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOv
         return untraced()(*arguments)
 
     name = function.__name__
-    schema = torch.library.infer_schema(function, mutates_args={changes} if changes else ())
-    torch.library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
+    schema = library.infer_schema(function, mutates_args={changes} if changes else ())
+    library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+    library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
     overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
     overload.__doc__ = function.__doc__
     return overload
@@ -106,7 +107,7 @@ def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOv
 
 def fake(of: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator of the function that gives an operator's results without values, as compilers ask for."""
-    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.library.register_fake(of)
+    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = library.register_fake(of)
     return decorator
 
 
