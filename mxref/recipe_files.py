@@ -20,7 +20,7 @@ from mxref.errors import RecipeError
 from mxref.recipe import OperandSpec, Recipe, require_in_range
 from mxref.recipe_plan import LayerRule, Phase, RecipePlan
 from mxref.roles import OPERANDS, GemmRole
-from mxref.tomlio import build, convert, hints_of, merge, nearest, read_toml, shown, to_table
+from mxref.tomlio import build, convert, hints_of, merge, nearest, read_toml, shown
 
 
 def recipe_from_table(table: Mapping[str, Any], where: str = "recipe", folder: Path | None = None) -> Recipe:
@@ -60,19 +60,26 @@ def _own(table: Mapping[str, Any], where: str) -> Recipe:
             raise RecipeError(
                 f"{where}: unknown key {shown(key)}{nearest(key, known | {'layers', 'schedule'})}"
             )
-    table = dict(table)
-    base = dialect(table.pop("dialect")).spec if "dialect" in table else OperandSpec()
-    common, _ = _layer(table.pop("all", {}), f"{where}.all")
-    for role in GemmRole:
-        names = [operand.tensor for operand in OPERANDS[role]]
-        place = f"{where}.{role.value}"
-        beside = sorted(hints_of(hints_of(Recipe)[role.value]))  # keys of the GEMM, among them the operands
-        shared, own = _layer(table.get(role.value, {}), place, beside)
-        over = merge(merge(to_table(base), common), shared)
-        table[role.value] = own | {
-            name: merge(over, _layer(own.get(name, {}), f"{place}.{name}")[0]) for name in names
-        }
-    return build(Recipe, table, where)
+    base = dialect(table["dialect"]).spec if "dialect" in table else OperandSpec()
+    common, _ = _layer(table.get("all", {}), f"{where}.all")
+    gemms = {
+        role.value: _gemm(role, table.get(role.value, {}), vars(base) | common, where) for role in GemmRole
+    }
+    return build(
+        Recipe, {key: given for key, given in table.items() if key not in ("dialect", "all")} | gemms, where
+    )
+
+
+def _gemm(role: GemmRole, value: Any, below: Mapping[str, Any], where: str) -> Any:
+    """Return the spec of a GEMM: its table over the values `below` it, and over these the tables of its operands."""
+    kind, place = hints_of(Recipe)[role.value], f"{where}.{role.value}"
+    shared, own = _layer(
+        value, place, sorted(hints_of(kind))
+    )  # beside them: the operands, and keys of the GEMM
+    for name in (operand.tensor for operand in OPERANDS[role]):
+        mine, _ = _layer(own.get(name, {}), f"{place}.{name}")
+        own[name] = build(OperandSpec, {**below, **shared, **mine}, f"{place}.{name}")
+    return build(kind, own, place)
 
 
 @contextmanager
@@ -152,24 +159,24 @@ def _treatment(
 
 
 def _layer(value: Any, where: str, beside: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a layer's keys of `OperandSpec`, and those `beside` them: tables of operands, and keys of a GEMM.
+    """Return a layer's values for `OperandSpec`, and what stands `beside` them: tables of operands, keys of a GEMM.
 
-    A mistake is named where it stands, before the layers are merged.
+    A mistake is named where it stands, before layers are laid over each other.
     """
     if not isinstance(value, Mapping):
         raise RecipeError(f"{where}: expected a table, got {shown(value)}")
-    kinds = hints_of(OperandSpec)
+    kinds, own = hints_of(OperandSpec), {}
     for key, given in value.items():
         if key in beside:
             continue
         if key not in kinds:
             raise RecipeError(f"{where}: unknown key {shown(key)}{nearest(key, [*kinds, *beside])}")
         try:
-            require_in_range(key, convert(kinds[key], given, key))
+            own[key] = convert(kinds[key], given, key)
+            require_in_range(key, own[key])
         except RecipeError as err:
             raise RecipeError(f"{where}.{err}") from None
-    shared = {key: given for key, given in value.items() if key in kinds}
-    return shared, {key: given for key, given in value.items() if key in beside}
+    return own, {key: given for key, given in value.items() if key in beside}
 
 
 def load_recipe(path: str | Path | Recipe) -> Recipe:

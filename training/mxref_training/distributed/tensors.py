@@ -39,7 +39,7 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
     order = sorted(enumerate(like.placements), key=lambda item: isinstance(item[1], _StridedShard))
     for axis, placement in order:
         if isinstance(placement, Shard | _StridedShard):
-            dim, coordinate = placement.dim, mesh.get_local_rank(axis)
+            dim, coordinate = placement.dim, mesh.get_coordinate()[axis]
             chunks = whole.chunk(mesh.size(axis), dim)
             whole = chunks[coordinate] if coordinate < len(chunks) else whole.narrow(dim, 0, 0)
     return whole
