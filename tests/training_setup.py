@@ -19,8 +19,8 @@ from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.dimensions import ModelConfig
 from mxref_training.errors import DataError
-from mxref_training.run.loop import TrainResult, train
-from mxref_training.run.progress import SilentProgress
+from mxref_training.progress import ProgressSink
+from mxref_training.trainer import TrainResult, train
 
 VOCAB = 64
 CONFIG = TrainConfig(
@@ -63,7 +63,7 @@ def run(
     given: dict[str, Any] = {
         "backend": get_backend("reference"),
         "corpus": CORPUS,
-        "progress": SilentProgress(),
+        "progress": ProgressSink(),
     }
     return train(config, recipe, out, **given | options)
 
@@ -94,7 +94,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-class Saboteur(SilentProgress):
+class Saboteur(ProgressSink):
     """Does something when a step is reported."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ _MODULES = (
     "mxref_training.cli.train",
     "mxref_training.lab.processes",
     "mxref_training.lab.study",
-    "mxref_training.run.loop",
+    "mxref_training.trainer",
     "tokenizers",
 )
 """What is imported before the forks: nothing that starts a thread, and no backend, whose settings are the process's."""

@@ -36,21 +36,18 @@ from bench.bench_gpu_step import find, gpu_time, machine, wait
 from bench.spans import kernels_of, shares
 from bench.step import config_of, with_run
 from mxref_training.config import Compile, Recompute, TrainConfig
+from mxref_training.device import choose_device, made_current
 from mxref_training.distributed import sharded
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.distributed.share import Share, check_layout
 from mxref_training.distributed.tensors import own_part
 from mxref_training.errors import DivergedError
+from mxref_training.loss import compiled_loss
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.numerics import deterministic, fixed_choices
+from mxref_training.optim import make_optimizer
 from mxref_training.parallel import ParallelConfig
-from mxref_training.run.device import choose_device, made_current
-from mxref_training.run.eager import EagerTraining
-from mxref_training.run.first_step import FirstStep
-from mxref_training.run.loss import compiled_loss
-from mxref_training.run.optim import learning_rate, make_optimizer, set_learning_rate
-from mxref_training.run.repeatable import deterministic, fixed_choices
-from mxref_training.run.silent import SilentObserver
-from mxref_training.run.stepping import CapturedTraining, Taken
+from mxref_training.steps import CapturedSteps, EagerSteps, Steps, Taken
 
 WARM_UP = 2
 """Steps that compile, and fill caches, before any is timed."""
@@ -87,13 +84,8 @@ class Training:
             )  # fmt: skip
         self._fill(drawn)
         self.optimizer = make_optimizer(self.model, config.optim)
-        first = FirstStep(self.model, self.optimizer, context, recipe, config)
-        self.eager = EagerTraining(self.model, context, self.optimizer, config, first, compiled, self.share)
-        self.captured: CapturedTraining | None = None
-        if config.run.capture:
-            self.captured = CapturedTraining(
-                self.model, context, self.optimizer, config, compiled, self.share, self.eager.team
-            )
+        kind = CapturedSteps if config.run.capture else EagerSteps
+        self.steps: Steps = kind(self.model, context, self.optimizer, config, recipe, compiled, self.share)
         self.generator = torch.Generator().manual_seed(0)
         self.number = 0
         self.losses: list[float] = []
@@ -119,17 +111,12 @@ class Training:
             self.config.model.vocab, (run.batch, run.seq_len + 1), generator=self.generator
         )
         inputs, targets = (np.ascontiguousarray(s.numpy()) for s in (tokens[:, :-1], tokens[:, 1:]))
-        set_learning_rate(self.optimizer, lr := learning_rate(self.config.optim, number, run.steps))
         self.number += 1
-        if self.captured is None:
-            self._note(self.eager.take((inputs, targets), number, lr, SilentObserver()))
-        else:
-            self._note(self.captured.start((inputs, targets), number, lr))
+        self._note(self.steps.take((inputs, targets), number))
 
     def finish(self) -> None:
         """Wait for all steps that were started."""
-        if self.captured is not None:
-            self._note(self.captured.finish())
+        self._note(self.steps.catch_up())
         wait(self.device)
 
     def _note(self, taken: Taken | None) -> None:
@@ -143,7 +130,7 @@ class Training:
     def timed(self, count: int) -> list[float]:
         """Return the milliseconds of so many steps: of each, or where none is waited for the mean alone."""
         times = []
-        for steps in [count] if self.captured is not None else [1] * count:
+        for steps in [count] if self.config.run.capture else [1] * count:
             self.finish()
             began = time.perf_counter()
             for _ in range(steps):
@@ -154,8 +141,7 @@ class Training:
 
     def close(self) -> None:
         """Free the graph: NCCL ends no connection that a graph uses."""
-        if self.captured is not None:
-            self.captured.close()
+        self.steps.close()
 
     def weights(self) -> str:
         """Return the SHA-256 of all weights; collective."""

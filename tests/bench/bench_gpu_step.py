@@ -40,9 +40,9 @@ from bench.step import PARTS, PHASES, Function, Mode, Steps, config_of, timed_pa
 from mxref.errors import MxrefError
 from mxref.gemm import gemm_profile
 from mxref_training.config import TrainConfig, find_recipe
+from mxref_training.device import choose_device, device_name
 from mxref_training.model.llama import Llama, parameter_count
-from mxref_training.run.device import choose_device, device_name
-from mxref_training.run.repeatable import deterministic
+from mxref_training.numerics import deterministic
 
 RECIPES = (
     "plain@whole", "plain@captured-whole", "torchao-fp8@whole", "torchao-fp8@captured-whole",

@@ -29,7 +29,7 @@ import mxref_torch
 from bench.step import PARTS, PHASES, Steps, config_of, timed_parts
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.model.llama import Llama
-from mxref_training.run.repeatable import deterministic
+from mxref_training.numerics import deterministic
 
 _WIDE = 160
 

@@ -300,7 +300,7 @@ LOW = {  # a module of the lowest rooms, a module of a high room, and a name of 
     "mxref_numba": ("mxref_numba.elements", "mxref_numba.backend", "NumbaBackend"),
     "mxref_triton": ("mxref_triton.lane.scale", "mxref_triton.backend", "TritonBackend"),
     "mxref_torch": ("mxref_torch.names", "mxref_torch.captured.step", "convert"),
-    "mxref_training": ("mxref_training.durable", "mxref_training.run.loop", "main"),
+    "mxref_training": ("mxref_training.durable", "mxref_training.trainer", "main"),
 }
 FORMS = (
     "{}\n",

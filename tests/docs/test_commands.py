@@ -39,7 +39,7 @@ EXCEPTED = {
     r"triton|check_scales|collect_env|--devices|torchrun|lab_20m|gpu": "needs a GPU, or several ranks of GPUs",
     r"kill -9|pdb|cuda-gdb": "is for a second terminal or a debugger",
     r"c4|hf:|allenai|large_train|val_c4|\$D\b|D=|runs/probed": "downloads data, or needs those of a published run",
-    r"--tensorboard|--track": "needs a package that is not installed, or sends numbers to a service",
+    r"--track": "needs a package that is not installed, or sends numbers to a service",
     r"paper_8b|docs/records|back/one|runs/(all|today)|pytest -p mxref": "needs results or a backend of the reader",
     r"runs/readings": "needs the results of whole ladders",
     r"path/to/mine|--backend mine |https://host": "names a file of the reader's",

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from mxref_training import durable
-from mxref_training.run import checkpoint, metrics_log
+from mxref_training import durable, log
+from mxref_training.run import checkpoint
 from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 
 
@@ -62,9 +62,7 @@ def the_old_checkpoint_goes_first() -> None:
 
 
 def the_log_is_not_synced_before_the_checkpoint() -> None:
-    metrics_log.MetricsLog.mark = lambda self: metrics_log.Mark(  # type: ignore[method-assign]
-        self._length, self._digest.hexdigest()
-    )
+    log.LogFile.length = lambda self: self.path.stat().st_size  # type: ignore[method-assign]
 
 
 def files_are_written_in_place() -> None:
@@ -77,7 +75,7 @@ def files_are_written_in_place() -> None:
 
 
 def a_short_write_counts_as_whole() -> None:
-    metrics_log.write_all = os.write  # type: ignore[assignment]
+    log.write_all = os.write  # type: ignore[assignment]
 
 
 def what_dead_processes_left_stays() -> None:

@@ -41,7 +41,7 @@ LATER = (
     "mxref_training.cli.ablate_pages",
     "mxref_training.cli.train",
     "mxref_training.report.branches",
-    "mxref_training.run.loop",
+    "mxref_training.trainer",
     "numpy.ctypeslib",
     "numpy.random",
     "rich.progress",

@@ -15,8 +15,8 @@ from typing import Any
 from gpu.captured_ranks import uncaptured
 from mxref.cli import main
 from mxref_torch.captured.graph import StepRunner
+from mxref_training import steps
 from mxref_training.distributed.ranks import restarted
-from mxref_training.run import stepping
 
 captures = 0
 right_capture, right_run = StepRunner._captured, StepRunner.run
@@ -39,7 +39,7 @@ def ending(self: Any) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "plain":
-        stepping.CapturedStep = uncaptured  # type: ignore[assignment, misc]
+        steps.CapturedStep = uncaptured  # type: ignore[assignment, misc]
     StepRunner._captured = counting  # type: ignore[method-assign]
     StepRunner.run = ending  # type: ignore[method-assign]
     try:

@@ -12,8 +12,7 @@ pytest.importorskip("triton")
 from mxref import get_backend
 from mxref.gemm import gemm_profile
 from mxref_training.config import find_recipe
-from mxref_training.run.captured_evaluation import CapturedEvaluation
-from mxref_training.run.evaluate import evaluate
+from mxref_training.evaluate import CapturedEvaluation, evaluate
 from training_setup import CONFIG, SR, change, lines, metrics, run
 
 MODEL = replace(CONFIG.model, layers=2, width=512, heads=8, kv_heads=8, ffn=512)

@@ -46,6 +46,6 @@ def test_the_torch_layer_imports_no_training():
 
 
 def test_training_imports_no_backend():
-    loaded = _loaded_after("import mxref_training.run.loop, mxref_training.lab.study")
+    loaded = _loaded_after("import mxref_training.trainer, mxref_training.lab.study")
     assert "torch" in loaded
     assert not loaded & {"numba", "mxref_numba", "mxref_triton"}

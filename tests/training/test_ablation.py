@@ -20,12 +20,12 @@ from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
+from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.ladder.page import headline
 from mxref_training.run import backend_code
-from mxref_training.run.interrupt import Interrupted
-from mxref_training.run.loop import train
+from mxref_training.trainer import train
 
 
 def run(

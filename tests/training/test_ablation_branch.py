@@ -20,6 +20,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
 from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
+from mxref_training.interrupt import Interrupted
 from mxref_training.lab.branches import run_branches
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.last_checkpoint import Extra
@@ -27,11 +28,10 @@ from mxref_training.lab.moments import Branch
 from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.results import summary
 from mxref_training.lab.study import run_ladder
+from mxref_training.progress import ProgressSink
 from mxref_training.report.branches import branch_tables
-from mxref_training.run import loop
 from mxref_training.run.branch import begin_branch
-from mxref_training.run.interrupt import Interrupted
-from mxref_training.run.progress import SilentProgress
+from mxref_training.trainer import train
 from training_setup import CORPUS, change, lines, metrics, run, weights
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -55,8 +55,8 @@ def design(**branch: Any) -> Ladder:
 def branches(out: Path, lad: Ladder | None = None, **options: Any) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
     given: dict[str, Any] = {
-        "backend": mxref.get_backend("numba"), "trainer": loop.train, "corpus": lambda: CORPUS,
-        "progress": SilentProgress(), **options,
+        "backend": mxref.get_backend("numba"), "trainer": train, "corpus": lambda: CORPUS,
+        "progress": ProgressSink(), **options,
     }  # fmt: skip
     return run_branches(lad or design(), given.pop("config", LONG), out, say=said.append, **given), said
 
@@ -176,9 +176,9 @@ def test_an_interrupted_design_goes_on(done: Path, tmp_path: Path, at: str) -> N
     def trainer(*arguments: Any, stop_after: int, **options: Any) -> Any:
         calls.append(stop_after)
         if len(calls) == {"trunk": 2, "branch": 5}[at]:
-            loop.train(*arguments, stop_after=stop_after - 1, **options)
+            train(*arguments, stop_after=stop_after - 1, **options)
             raise Interrupted("SIGINT")
-        return loop.train(*arguments, stop_after=stop_after, **options)
+        return train(*arguments, stop_after=stop_after, **options)
 
     with pytest.raises(Interrupted):
         branches(tmp_path, trainer=trainer)
@@ -194,8 +194,8 @@ def test_an_interrupted_design_goes_on(done: Path, tmp_path: Path, at: str) -> N
 def test_the_ladders_own_run_is_the_trunk_where_it_kept_its_checkpoints(done: Path, tmp_path: Path) -> None:
     lad, config = design(), replace(LONG, run=replace(LONG.run, checkpoint_every=2, keep=9))
     run_ladder(
-        lad, config, tmp_path, backend=mxref.get_backend("numba"), trainer=loop.train, corpus=lambda: CORPUS,
-        progress=SilentProgress(), arms=["fp8"], say=lambda line: None,
+        lad, config, tmp_path, backend=mxref.get_backend("numba"), trainer=train, corpus=lambda: CORPUS,
+        progress=ProgressSink(), arms=["fp8"], say=lambda line: None,
     )  # fmt: skip
     branches(tmp_path, config=config, arms=["h16"])
     assert not (tmp_path / "branch" / "trunk").exists()

@@ -22,7 +22,7 @@ from mxref_training.lab.fresh import train_afresh
 from mxref_training.lab.study import run_ladder
 from mxref_training.lab.tally import Tally, one_by_one
 from mxref_training.model.llama import flops_per_token, parameter_count
-from mxref_training.run.progress import SilentProgress
+from mxref_training.progress import ProgressSink
 from training_setup import CONFIG as LONG
 from training_setup import CORPUS
 
@@ -157,7 +157,7 @@ def test_a_calibration_times_real_steps(tmp_path: Path) -> None:
     backend, recipe = mxref.get_backend("numba"), ladder().resolve(ladder().arm[0])
     key = fingerprint(config, recipe, backend, CORPUS, "code")
     run = ArmRun(tmp_path, ladder().arm[0], 0, config, recipe, key)
-    train = one_by_one(train_afresh, backend, SilentProgress())
+    train = one_by_one(train_afresh, backend, ProgressSink())
     rate = calibrate([run], 1, tmp_path, train, CORPUS, lambda line: None).rates[name("fp8")]
     assert min(rate.step, rate.evaluation) > 0
     assert rate.start >= 0

@@ -28,6 +28,7 @@ from ablation_fakes import FakeCorpus, FakeTrainer, tiny
 from mxref.cli import main
 from mxref.tomlio import build
 from mxref_training.errors import ConfigError
+from mxref_training.interrupt import TOGETHER
 from mxref_training.lab import slots, worker
 from mxref_training.lab.arm import ArmRun, Start
 from mxref_training.lab.ladder import Ladder
@@ -35,7 +36,6 @@ from mxref_training.lab.progress import BarsDisplay, LinesDisplay, default_displ
 from mxref_training.lab.slots import job_count, on_share
 from mxref_training.lab.study import RESULTS, planned, run_ladder
 from mxref_training.lab.worker import PipeProgress
-from mxref_training.run.interrupt import TOGETHER
 from training_setup import newest
 
 pytestmark = pytest.mark.usefixtures("warm_children")

@@ -17,6 +17,7 @@ from mxref.capabilities import Capabilities
 from mxref_training.data import handed_over
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError, DataError
+from mxref_training.interrupt import Interrupted
 from mxref_training.lab import fresh, slots
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.branches import run_branches
@@ -26,7 +27,6 @@ from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.processes import ChildProcesses, _Batch
 from mxref_training.lab.slots import Slot, make_slots, visible
 from mxref_training.lab.study import planned, run_ladder
-from mxref_training.run.interrupt import Interrupted
 from training_setup import CORPUS
 
 pytestmark = pytest.mark.usefixtures("warm_children")

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from mxref.recipe_files import recipe_from_table
+from mxref_training import log
 from mxref_training.config import Compile, TrainConfig, load_config
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.run import journal, loop
-from mxref_training.run.stepping import CapturedTraining
+from mxref_training.steps import CapturedSteps
 from training_setup import CONFIG, change, metrics, run
 
 LR = 2.0**-8
@@ -79,19 +79,18 @@ def test_a_phase_is_captured_anew_under_its_own_recipe(tmp_path: Path) -> None:
 def test_the_time_of_every_step_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step compiles, and is reported when the second has been started."""
     now = [0.0]
-    right = CapturedTraining.start
+    right = CapturedSteps.take
 
-    def start(self: Any, batch: Any, step: int, lr: float) -> Any:
+    def take(self: Any, batch: Any, step: int) -> Any:
         now[0] += 1.0 if step else 10.0
-        return right(self, batch, step, lr)
+        return right(self, batch, step)
 
     def clock() -> float:
         now[0] += 2.0**-20
         return now[0]
 
-    monkeypatch.setattr(CapturedTraining, "start", start)
-    for module in (loop, journal):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(CapturedSteps, "take", take)
+    monkeypatch.setattr(log, "time", SimpleNamespace(perf_counter=clock))
     result = run(tmp_path, "bf16", configured(capture=True))
     assert round(result.seconds, 3) == 10 + CONFIG.run.steps - 1
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from mxref_torch.captured.step import CapturedStep, _Pending
-from mxref_training.run import loop
-from mxref_training.run.captured_evaluation import CapturedEvaluation
-from mxref_training.run.device import made_current
+from mxref_training import numerics, trainer
+from mxref_training.device import made_current
+from mxref_training.evaluate import CapturedEvaluation
 from training_setup import change, run
 
 
@@ -42,17 +42,17 @@ def test_a_run_is_built_and_trained_on_the_current_device(
         yield
         current.pop()
 
-    class Watched(loop._Run):
+    class Watched(trainer.TrainingRun):
         def __init__(self, *arguments: Any) -> None:
             seen.append(current.copy())
             super().__init__(*arguments)
 
-        def go(self, *arguments: Any) -> None:
+        def go(self, *arguments: Any) -> str:
             seen.append(current.copy())
-            super().go(*arguments)
+            return super().go(*arguments)
 
-    monkeypatch.setattr(loop, "made_current", entered)
-    monkeypatch.setattr(loop, "_Run", Watched)
+    monkeypatch.setattr(numerics, "made_current", entered)
+    monkeypatch.setattr(trainer, "TrainingRun", Watched)
     run(tmp_path / "run", config=change(steps=1, eval_every=1))
     assert seen == [[torch.device("cpu")]] * 2
     assert not current

@@ -17,17 +17,18 @@ from torch import nn
 
 import mxref
 import mxref_torch
+from mxref_training import evaluate as evaluation
 from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.data import Tokens
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError
+from mxref_training.evaluate import Evaluation
+from mxref_training.finite import first_nonfinite
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.study import run_ladder
 from mxref_training.model.llama import Llama
-from mxref_training.run import loop
 from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.evaluate import Evaluation
-from mxref_training.run.finite import first_nonfinite
+from mxref_training.trainer import train
 from training_setup import CONFIG, CORPUS, Saboteur, change, lines, run
 
 UNSEEN = 63
@@ -70,13 +71,13 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has one evaluation give NaN, the weights being sound."""
 
     def at(number: int) -> None:
-        real, calls = loop.evaluate, iter(range(1, 1000))
+        real, calls = evaluation.evaluate, iter(range(1, 1000))
 
         def evaluate(*args: Any, **named: Any) -> Evaluation:
             found = real(*args, **named)
             return replace(found, loss=math.nan) if next(calls) == number else found
 
-        monkeypatch.setattr(loop, "evaluate", evaluate)
+        monkeypatch.setattr(evaluation, "evaluate", evaluate)
 
     return at
 
@@ -237,7 +238,7 @@ def test_an_arm_that_ends_without_a_finite_loss_is_a_result(
         config,
         tmp_path,
         backend=mxref.get_backend("reference"),
-        trainer=loop.train,
+        trainer=train,
         corpus=lambda: CORPUS,
         arms=["bf16"],
         progress=Saboteur(0, lambda: None),

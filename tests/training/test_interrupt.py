@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mxref_training import interrupt as interrupts
 from mxref_training.distributed.ranks import SOLE
-from mxref_training.run import interrupt as interrupts
-from mxref_training.run.interrupt import StopRequest
+from mxref_training.interrupt import StopRequest
 from rank_threads import on_ranks
 
 

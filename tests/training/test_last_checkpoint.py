@@ -21,7 +21,7 @@ from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.ladder import Arm, Ladder
 from mxref_training.lab.last_checkpoint import Extra, prepare
 from mxref_training.lab.study import run_ladder
-from mxref_training.run.loop import train
+from mxref_training.trainer import train
 from training_setup import CONFIG, CORPUS, VOCAB, Vocabulary, text
 
 NOTHING = Extra()

@@ -16,7 +16,7 @@ from mxref_training.config import PRESETS, RECIPES, OptimConfig, Schedule, find_
 from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.errors import ConfigError
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count, rope_frequencies
-from mxref_training.run.optim import clip_gradients, learning_rate, make_optimizer, parameter_groups
+from mxref_training.optim import clip_gradients, learning_rate, make_optimizer, parameter_groups
 
 SMALL = ModelConfig(
     layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=50, max_seq=24, rope_theta=10000.0, init_std=0.2

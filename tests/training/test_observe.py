@@ -15,10 +15,8 @@ from click.testing import CliRunner
 from mxref.cli import main
 from mxref.recipe_files import recipe_from_table
 from mxref_training.errors import ConfigError
-from mxref_training.run.observe import Observation
-from mxref_training.run.outcome import TrainResult
-from mxref_training.run.profiler import Window
-from mxref_training.run.trackers import flat
+from mxref_training.log import TrainResult
+from mxref_training.track import Observation, Window, flat
 from narrow_backend import Narrow
 from training_setup import SR, Saboteur, change, crash, metrics, run, weights
 
@@ -90,10 +88,10 @@ def test_telemetry_can_be_switched_on_and_off_in_a_run(tmp_path: Path, whole: Wh
 def test_a_step_without_a_backward_pass_leaves_its_census(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mxref_training.run import eager
+    from mxref_training import steps
 
-    original = eager.cross_entropy
-    monkeypatch.setattr(eager, "cross_entropy", lambda *args: original(*args) * float("nan"))
+    original = steps.cross_entropy
+    monkeypatch.setattr(steps, "cross_entropy", lambda *args: original(*args) * float("nan"))
     run(tmp_path, SR, change(PLAIN, telemetry_every=1), stop_after=2)
     assert [set(line) for line in measured(tmp_path)] == [{"step", "census"}] * 2
 
@@ -135,7 +133,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     fake = ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    run(tmp_path, SR, EVERY_2, observe=Observation(tensorboard=True), stop_after=2)
+    run(tmp_path, SR, EVERY_2, observe=Observation(track="tensorboard"), stop_after=2)
     writer = Writer.last
     assert writer.made == (str(tmp_path / "tensorboard"), 1)
     assert writer.closed
@@ -144,7 +142,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
             assert writer.scalars[name, line["step"]] == value
     assert {"train/loss", "val/loss"} <= {name for name, _ in writer.scalars}
     assert ("telemetry/snr/fprop.x/model.layers.0.self_attn.q_proj", 2) in writer.scalars
-    run(tmp_path, SR, EVERY_2, observe=Observation(tensorboard=True), stop_after=3)
+    run(tmp_path, SR, EVERY_2, observe=Observation(track="tensorboard"), stop_after=3)
     assert Writer.last.made[1] == 3
 
 
@@ -193,22 +191,6 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert note.startswith("trackio failed at step 1, and gets no more numbers: ConnectionError: no network")
 
 
-def test_the_way_out_is_that_of_the_tracker_which_did_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(**_: Any) -> None:
-        raise OSError("no space")
-
-    fake = ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = refused  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"--tensorboard did not start.*no space.*\); leave --tensorboard out"
-    ):
-        run(tmp_path, config=PLAIN, observe=Observation(tensorboard=True, track="wandb"))
-
-
 @pytest.mark.parametrize("package", ["trackio", "wandb"])
 def test_a_tracker_that_does_not_start_ends_a_new_run_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
@@ -238,12 +220,15 @@ def test_a_tracker_that_does_not_start_ends_a_new_run_and_no_other(
     ("asked", "message"),
     [
         (
-            Observation(tensorboard=True),
-            "--tensorboard needs the package tensorboard.*pip install tensorboard",
+            Observation(track="tensorboard"),
+            "--track tensorboard needs the package tensorboard.*pip install tensorboard",
         ),
         (Observation(track="trackio"), "--track trackio needs the package trackio.*pip install trackio"),
         (Observation(track="wandb"), "--track wandb needs the package wandb"),
-        (Observation(track="mlflow"), "--track mlflow: no such tracker; take one of trackio, wandb"),
+        (
+            Observation(track="mlflow"),
+            "--track mlflow: no such tracker; take one of tensorboard, trackio, wandb",
+        ),
         (Observation(profile=Window(7, 9)), "--profile 7:9: the run has 4 steps"),
     ],
 )
@@ -308,9 +293,9 @@ def test_the_command_takes_telemetry_and_profile(tmp_path: Path, monkeypatch: py
         given.update(every=config.run.telemetry_every, observe=observe)
         return SimpleNamespace(tokens=0, seconds=0.0, skipped_steps=0, final_loss=1.0)
 
-    monkeypatch.setattr("mxref_training.run.loop.train", record)
+    monkeypatch.setattr("mxref_training.trainer.train", record)
     monkeypatch.setattr(
-        "mxref_training.run.loop.prepare_corpus", lambda config: SimpleNamespace(report="made up")
+        "mxref_training.data.corpus.prepare_corpus", lambda config: SimpleNamespace(report="made up")
     )
     command = ["train", "tiny", "--telemetry", "5", "--profile", "2:3", "--out", str(tmp_path)]
     done = CliRunner().invoke(main, command)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from mxref_training import interrupt
 from mxref_training.durable import explained
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint, interrupt
+from mxref_training.progress import ProgressSink
+from mxref_training.run import checkpoint
 from mxref_training.run.checkpoint import CheckpointStore, Snapshot
-from mxref_training.run.loop import Interrupted
-from mxref_training.run.progress import SilentProgress
+from mxref_training.trainer import Interrupted
 from training_setup import Saboteur, change, metrics, newest, run, weights
 
 
@@ -27,7 +28,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "TOGETHER", math.inf)
 
 
-class AtEvaluation(SilentProgress):
+class AtEvaluation(ProgressSink):
     """Sends a signal twice when the evaluation after a step is reported."""
 
     def __init__(self, step: int) -> None:
@@ -82,7 +83,7 @@ def test_a_writer_that_outlives_its_run_does_not_meet_the_next_one(
     write, released, began = checkpoint.write_boxes, threading.Event(), []  # type: ignore[var-annotated]
     beside: list[bool] = []
 
-    class Next(SilentProgress):
+    class Next(ProgressSink):
         def step(self, step: int, loss: float | None) -> None:
             beside.append(any(thread.name.startswith("checkpoint") for thread in threading.enumerate()))
 
@@ -155,7 +156,7 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
     """The terminal was closed, or `tee` was killed."""
     noted: list[int] = []
 
-    class Gone(SilentProgress):
+    class Gone(ProgressSink):
         def step(self, step: int, loss: float | None) -> None:
             noted.append(step)
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 from mxref.cli import main
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
+from mxref_training import device
 from mxref_training.config import Compile, Recompute, TrainConfig, find_recipe, load_config
+from mxref_training.device import known_errors, memory_limit
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.model.llama import Llama
-from mxref_training.run import device
-from mxref_training.run.device import memory_errors, memory_limit
 from mxref_training.run.memory import less_memory, memory, require_memory
 from mxref_training.run.preflight import preflight
 from training_setup import change, run
@@ -32,8 +32,8 @@ def no_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(config: TrainConfig) -> Any:
         raise AssertionError("the corpus was built")
 
-    monkeypatch.setattr("mxref_training.run.loop.prepare_corpus", made)
     monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", made)
+    monkeypatch.setattr("mxref_training.start.prepare_corpus", made)
 
 
 def command(*args: str) -> Result:
@@ -160,15 +160,15 @@ class OwnError(MxrefError, MemoryError):
 def test_memory_that_runs_out_is_a_message() -> None:
     with (
         pytest.raises(ConfigError, match=r"out of memory \(.*DefaultCPUAllocator.*: lower it"),
-        memory_errors("lower it"),
+        known_errors("lower it"),
     ):
         torch.empty(2**60)
-    with pytest.raises(ConfigError, match="out of memory"), memory_errors("lower it"):
+    with pytest.raises(ConfigError, match="out of memory"), known_errors("lower it"):
         raise torch.OutOfMemoryError("CUDA out of memory\nmore")
-    with pytest.raises(ConfigError, match=r"out of memory \(no more memory\)"), memory_errors("lower it"):
+    with pytest.raises(ConfigError, match=r"out of memory \(no more memory\)"), known_errors("lower it"):
         raise MemoryError
     for error in (RuntimeError("another"), OwnError("said already"), KeyError("x")):
-        with pytest.raises(type(error)), memory_errors("lower it"):
+        with pytest.raises(type(error)), known_errors("lower it"):
             raise error
 
 

@@ -21,11 +21,11 @@ from mxref import terminal
 from mxref.cli import main
 from mxref_training.cli.ablate import ablate
 from mxref_training.cli.report import report
+from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.drawing import _spread
 from mxref_training.report.ladder.page import headline, markdown, rows, table, write_report
-from mxref_training.run.interrupt import Interrupted
 
 SLOWDOWN = {"plain RNE": 0.09, "SR on dY": 0.2, "RHT16, signs fixed": 0.6}
 

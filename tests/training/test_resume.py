@@ -16,7 +16,7 @@ import torch
 from mxref.recipe import Recipe
 from mxref_training.config import Schedule, find_recipe
 from mxref_training.errors import CheckpointError, ConfigError
-from mxref_training.run.loop import Interrupted
+from mxref_training.trainer import Interrupted
 from training_setup import (
     CONFIG,
     CORPUS,
@@ -96,7 +96,7 @@ def test_a_signal_in_the_last_step_does_not_spoil_the_end(tmp_path: Path) -> Non
 def test_a_finished_run_is_read_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tmp_path)
     before = files(tmp_path)
-    monkeypatch.setattr("mxref_training.run.assembly.Llama", crash)
+    monkeypatch.setattr("mxref_training.build.Llama", crash)
     assert run(tmp_path) == first
     assert files(tmp_path) == before
 

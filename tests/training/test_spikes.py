@@ -3,57 +3,55 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mxref_training.log import FEWEST, WINDOW, RunLog
 from mxref_training.run.folder import RunFolder
-from mxref_training.run.metrics_log import Mark
-from mxref_training.run.spikes import FEWEST, WINDOW, Spikes
-from training_setup import CONFIG, CORPUS, Saboteur, change, crash, metrics, newest, run, weights
+from mxref_training.steps import Taken
+from training_setup import CONFIG, CORPUS, SR, Saboteur, change, crash, metrics, newest, run, weights
 
 LIMIT = 10.0
 CALM = [3.0 + 0.01 * (step % 7) for step in range(200)]
 
 
-def line(step: int, loss: float | None, **more: Any) -> dict[str, Any]:
-    return {"step": step, "tokens": step, "loss": loss, "lr": 1e-3, "grad_norm": 1.5, **more}
-
-
 class Watched:
-    """A run's folder, what is noted, and its log of metrics."""
+    """The log of a run of which only its losses are given."""
 
-    def __init__(self, path: Path, limit: float = LIMIT, mark: Mark | None = None) -> None:
-        self.folder, self.sink = RunFolder(path, 1), Saboteur(0, crash)
-        self.spikes = Spikes(replace(CONFIG.run, spike=limit), self.folder, self.sink, mark)
+    def __init__(self, path: Path, limit: float = LIMIT, kept: dict[str, int] | None = None) -> None:
+        self.path, self.sink = path, Saboteur(0, crash)
+        config = replace(CONFIG, run=replace(CONFIG.run, spike=limit, steps=10_000))
+        run = SimpleNamespace(
+            folder=RunFolder(path, 1), config=config, recipe=SR, sink=self.sink, step=0, device=None
+        )
+        schedule = SimpleNamespace(begins=lambda step: "")
+        self.log = RunLog(run, kept or {}, schedule, "")  # type: ignore[arg-type]
 
-    def see(self, *lines: dict[str, Any], logged: bool = True) -> list[dict[str, Any]]:
+    def see(self, *losses: float, first: int = 1, problem: str = "") -> list[dict[str, Any]]:
         """Show steps; return all that was noted so far."""
-        for found in lines:
-            if logged:
-                with self.folder.metrics.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-            self.spikes.see(found, logged)
-        path = self.folder.spikes
+        for step, loss in enumerate(losses, first):
+            self.log.add_step(Taken(step - 1, 1e-3, loss, 1.5, problem, widened=False))
+        path = self.path / "spikes.jsonl"
         return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_losses_of_zero_have_no_spread_and_do_not_stop_the_run(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    assert watched.see(*(line(step, 0.0) for step in range(1, 51)), line(51, 0.25)) == []
+    assert Watched(tmp_path).see(*[0.0] * 50, 0.25) == []
 
 
 def test_a_spike_names_step_loss_norm_and_samples(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    assert watched.see(*(line(step, CALM[step]) for step in range(1, 51))) == []
-    (found,) = watched.see(line(51, 5.0))
-    last = CALM[1:51]
-    median = statistics.median(last)
-    spread = 1.4826 * statistics.median(abs(x - median) for x in last)
+    assert watched.see(*CALM[:50]) == []
+    (found,) = watched.see(5.0, first=51)
+    median = statistics.median(CALM[:50])
+    spread = 1.4826 * statistics.median(abs(x - median) for x in CALM[:50])
     assert found == {
         "step": 51, "loss": 5.0, "grad_norm": 1.5, "lr": 1e-3, "median": median,
         "spreads": pytest.approx((5.0 - median) / spread), "samples": [200, 203],
@@ -79,43 +77,20 @@ def test_a_spike_names_step_loss_norm_and_samples(tmp_path: Path) -> None:
 )
 def test_the_rule(tmp_path: Path, before: list[float], loss: float, expected: bool) -> None:
     watched = Watched(tmp_path)
-    watched.see(*(line(step, x) for step, x in enumerate(before, 1)))
-    assert bool(watched.see(line(len(before) + 1, loss))) == expected
+    watched.see(*before)
+    assert bool(watched.see(loss, first=len(before) + 1)) == expected
 
 
 def test_off(tmp_path: Path) -> None:
     watched = Watched(tmp_path, limit=0.0)
-    assert watched.see(*(line(step, x) for step, x in enumerate(CALM, 1)), line(201, 99.0)) == []
+    assert watched.see(*CALM, 99.0) == []
     assert watched.sink.notes == []
 
 
-def test_evaluations_and_skipped_steps_are_no_losses(tmp_path: Path) -> None:
+def test_skipped_steps_are_no_losses(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    watched.see(*(line(step, x) for step, x in enumerate(CALM[:FEWEST], 1)))
-    skipped = line(21, 99.0, skipped="gradient norm inf"), line(22, None, skipped="loss nan")
-    assert watched.see(*skipped, {"step": 22, "tokens": 1, "val_loss": 99.0}) == []
-
-
-def test_a_resumed_run_notes_the_same(tmp_path: Path) -> None:
-    """It knows the losses from `metrics.jsonl`, so those that were not logged count for nobody."""
-    losses = [*CALM[:50], 6.0, *CALM[:10], 7.0, *CALM[:9], 8.0]
-    noted = {}
-    for name, ends in (("whole", ()), ("parts", (20, 55, 70))):
-        (tmp_path / name).mkdir()
-        watched = Watched(tmp_path / name)
-        for step, loss in enumerate(losses, 1):
-            if step in ends:
-                marks = watched.spikes.marks()
-                assert bool(marks) == (step > 51)
-                watched.see(line(step, 99.0), logged=False)  # lost with the process
-                watched.spikes.close()
-                watched = Watched(tmp_path / name, mark=Mark(**marks["spikes"]) if marks else None)
-            found = watched.see(line(step, loss), logged=step % 2 == 0)
-        noted[name] = [x["step"] for x in found]
-    assert noted["parts"] == noted["whole"] == [51, 62, 72]
-    assert (tmp_path / "whole" / "spikes.jsonl").read_bytes() == (
-        tmp_path / "parts" / "spikes.jsonl"
-    ).read_bytes()
+    watched.see(*CALM[:FEWEST])
+    assert watched.see(99.0, math.nan, first=FEWEST + 1, problem="gradient norm inf") == []
 
 
 def test_a_run_notes_the_samples_that_it_was_given_and_the_numbers_stay(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mxref_training.lab.statistics import (
     overhead,
     seed_noise,
 )
-from mxref_training.run.divergence import has_diverged
+from mxref_training.log import has_diverged
 
 CURVE = [(100.0, 5.0), (200.0, 4.0), (300.0, 4.5), (400.0, 3.0)]
 

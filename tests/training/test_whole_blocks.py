@@ -79,7 +79,7 @@ def test_the_command_refuses_it_before_it_reads_data(
     def made(config: Any) -> Any:
         raise AssertionError("the corpus was built")
 
-    monkeypatch.setattr("mxref_training.run.loop.prepare_corpus", made)
+    monkeypatch.setattr("mxref_training.data.corpus.prepare_corpus", made)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sr.toml").write_text('dialect = "amd"\nall.rounding = "sr"\n')
     words = [word for size in settings(4, 2, 24) for word in ("--set", size)]

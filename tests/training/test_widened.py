@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mxref.recipe_files import recipe_from_table
+from mxref_training.device import choose_device
 from mxref_training.errors import ConfigError
-from mxref_training.run.device import choose_device
-from mxref_training.run.outcome import TrainResult
+from mxref_training.log import TrainResult
 from narrow_backend import Narrow
 from training_setup import change, lines, run, weights
 

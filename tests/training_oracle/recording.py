@@ -23,7 +23,7 @@ from mxref_torch.layer.linear import MXLinear
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.model.llama import Llama
-from mxref_training.run.progress import SilentProgress
+from mxref_training.progress import ProgressSink
 from training_oracle.layer import Array, Arrays
 from training_setup import lines, run
 
@@ -105,7 +105,7 @@ def floats(tensor: torch.Tensor) -> NDArray[np.float32]:
     return tensor.detach().to(torch.float32, copy=True).numpy()
 
 
-class Recorder(SilentProgress):
+class Recorder(ProgressSink):
     """Listens to the models, the optimizer and the progress of runs in this process.
 
     Args:

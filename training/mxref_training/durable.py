@@ -6,7 +6,7 @@ The rules in short; `docs/reference/durability.rst` has all of them:
 1. A file or folder that must be whole is written under a temporary name, synced, and renamed. A reader finds its old
    state or its new one, never a part. The temporary name of `NAME` is `.NAME.tmp`. What a killed process left there is
    overwritten or removed by the next process.
-2. A log is appended to. A checkpoint records its length and SHA-256. Bytes after that length are cut off.
+2. A log is appended to. A checkpoint records its length. Bytes after that length are cut off.
 3. After a name appears or disappears, its folder is synced before anything that relies on the name is written.
 4. A process that writes holds a lock. The lock ends with the process.
 """

@@ -19,7 +19,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref_torch import MXLinear, check_census, convert, expected_census
 from mxref_torch.errors import LayerError
 from mxref_torch.names import named_linears, named_modules, named_parameters
-from mxref_training.run.evaluate import first_nonfinite_gradient, first_nonfinite_output
+from mxref_training.finite import first_nonfinite_gradient, first_nonfinite_output
 
 RECIPE = recipe_from_table({"gemm": "ordered", "all": {"rounding": "sr"}, "keep_bf16": ["lm_head", "*.1"]})
 NAMES = ["blocks.0", "blocks.1", "module.inner", "lm_head"]

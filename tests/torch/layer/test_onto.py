@@ -24,7 +24,7 @@ from mxref_torch import (
     sole_uses,
 )
 from mxref_torch.operators import blocks
-from mxref_training.run import eager
+from mxref_training import steps
 from narrow_backend import Narrow
 from training_setup import SR, change, lines, run, weights
 
@@ -57,14 +57,14 @@ def test_training_in_place_changes_no_bit(
     except MxrefError:
         pytest.skip(f"backend {base!r} cannot be loaded here")
     gradients: list[list[bytes]] = []
-    clip = eager.clip_gradients
+    clip = steps.clip_gradients
 
     def recorded(parameters: Any, limit: float) -> Any:
         held = list(parameters)
         gradients[-1] += [p.grad.numpy().tobytes() for p in held]
         return clip(held, limit)
 
-    monkeypatch.setattr(eager, "clip_gradients", recorded)
+    monkeypatch.setattr(steps, "clip_gradients", recorded)
     config = change(steps=STEPS, batch=6, micro_batch=2)
     for name, backend in zip(("in place", "by autograd"), backends, strict=True):
         gradients.append([])

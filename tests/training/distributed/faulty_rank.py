@@ -13,7 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training.run import checkpoint, eager, same_software, shared_folder
+from mxref_training import steps
+from mxref_training.run import checkpoint
+from mxref_training.run import same_software
+from mxref_training.run import shared_folder
 
 STEP = 4
 """The step in which a rank fails."""
@@ -21,14 +24,14 @@ STEP = 4
 
 def killed() -> None:
     """Have the rank killed in the middle of a step, with no chance to clean up."""
-    take = eager.EagerTraining.take
+    take = steps.EagerSteps.take
 
     def last(self: Any, batch: Any, step: int, *rest: Any) -> Any:
         if step == STEP:
             os.kill(os.getpid(), signal.SIGKILL)
         return take(self, batch, step, *rest)
 
-    eager.EagerTraining.take = last  # type: ignore[method-assign]
+    steps.EagerSteps.take = last  # type: ignore[method-assign]
 
 
 def disk_full() -> None:

@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
 from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.eager import EagerTraining
-from mxref_training.run.loop import Interrupted
 from mxref_training.run.state import RunState
+from mxref_training.steps import EagerSteps
+from mxref_training.trainer import Interrupted
 from training_setup import CONFIG, Saboteur, change, crash, run
 
 SHAPES = {"even": (8, 6), "uneven": (7, 4), "one": (1, 6), "norm": (5,)}
@@ -163,19 +163,19 @@ def change_ranks(folder: Path, ranks: Ranks) -> None:
 
 def stop_both(folder: Path, ranks: Ranks) -> None:
     """Have the second rank alone receive a signal, in its third step."""
-    take = EagerTraining.take
+    take = EagerSteps.take
 
-    def signalled(self: EagerTraining, batch: Any, step: int, *others: Any) -> Any:
+    def signalled(self: EagerSteps, batch: Any, step: int, *others: Any) -> Any:
         if ranks.rank == 1 and step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return take(self, batch, step, *others)
 
-    EagerTraining.take = signalled  # type: ignore[method-assign]
+    EagerSteps.take = signalled  # type: ignore[method-assign]
     try:
         with pytest.raises(Interrupted, match="^SIGTERM after step 3 of 4: saved in "):
             run(folder, "fp8", RUN, ranks=ranks)
     finally:
-        EagerTraining.take = take  # type: ignore[method-assign]
+        EagerSteps.take = take  # type: ignore[method-assign]
     run(folder, "fp8", RUN, ranks=ranks)
 
 

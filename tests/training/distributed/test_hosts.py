@@ -17,12 +17,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mxref.discovery import get_backend
+from mxref_training.device import choose_device
 from mxref_training.distributed import ranks as module
 from mxref_training.distributed.ranks import SOLE, Ranks, connected
 from mxref_training.durable import sync
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.run import folder
-from mxref_training.run.device import choose_device
 from training_setup import run
 
 HERE = socket.gethostname()

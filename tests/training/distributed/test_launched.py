@@ -16,15 +16,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 CRASH = """
 import os
-from mxref_training.run import eager
-take = eager.EagerTraining.take
+from mxref_training import steps
+take = steps.EagerSteps.take
 
 def crashes(self, batch, step, *rest):
     if os.environ["RANK"] == "1" and step == 1:
         raise ZeroDivisionError("planted")
     return take(self, batch, step, *rest)
 
-eager.EagerTraining.take = crashes
+steps.EagerSteps.take = crashes
 from mxref.cli import main
 main()
 """

@@ -144,7 +144,7 @@ def one_reader(ranks: Ranks, folder: Path) -> None:
     """Only the first rank reads the logs at the end of a run: on another host they may appear late."""
     with pytest.MonkeyPatch.context() as patch:
         if not ranks.first:
-            patch.setattr("mxref_training.run.loop.outcome", lambda folder, config: 1 / 0)
+            patch.setattr("mxref_training.trainer.read_result", lambda *given: 1 / 0)
         config = replace(WHOLE, model=replace(WHOLE.model, tie_embeddings=True), optim=CONFIG.optim)
         found = ranks.gather(run(folder / "whole", PHASES, config, ranks=ranks))
     assert found[0] == found[1]

@@ -20,9 +20,9 @@ from mxref_torch.layer import fp8
 from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.step_context import StepContext
+from mxref_training import steps, trainer
 from mxref_training.model import llama
 from mxref_training.model.llama import RotaryTable
-from mxref_training.run import eager, loop
 from mxref_training.run.checkpoint import CheckpointStore
 from training_oracle.faults.loop import DATA_SEED, Patch, Plant
 
@@ -30,8 +30,8 @@ from training_oracle.faults.loop import DATA_SEED, Patch, Plant
 def unrefused(patch: Patch) -> None:
     """Switch off what stops such a run by itself, so that the oracle's check has to see the fault."""
     close = StepContext.close_step
-    patch.setattr(loop, "require_finite", lambda *arguments: None)
-    patch.setattr(loop, "require_finite_loss", lambda *arguments: None)
+    patch.setattr(trainer, "require_finite", lambda *arguments: None)
+    patch.setattr(trainer, "require_trained", lambda *arguments: None)
     patch.setattr(MXLinear, "check_pass", lambda self: None)
     patch.setattr(StepContext, "close_step", lambda self, draws: close(self, False))
 
@@ -40,7 +40,7 @@ def unrefused(patch: Patch) -> None:
 
 
 def nan_taken_for_zero(patch: Patch) -> None:
-    right = eager.clip_gradients
+    right = steps.clip_gradients
 
     def clip(parameters: Any, limit: float) -> Any:
         held = list(parameters)
@@ -48,15 +48,15 @@ def nan_taken_for_zero(patch: Patch) -> None:
             parameter.grad.nan_to_num_()
         return right(held, limit)
 
-    patch.setattr(eager, "clip_gradients", clip)
+    patch.setattr(steps, "clip_gradients", clip)
 
 
 def skipped_steps_update(patch: Patch) -> None:
     """The norm is not looked at, and the moments carry NaN on into every weight."""
     unrefused(patch)
-    right = eager.clip_gradients
+    right = steps.clip_gradients
     patch.setattr(
-        eager, "clip_gradients", lambda parameters, limit: torch.nan_to_num(right(parameters, limit))
+        steps, "clip_gradients", lambda parameters, limit: torch.nan_to_num(right(parameters, limit))
     )
 
 
@@ -124,7 +124,7 @@ def fp8_history_lost(patch: Patch) -> None:
 def skipped_amax_stays(patch: Patch) -> None:
     """Only a step that changes the weights is closed."""
     unrefused(patch)
-    clip, advance, finite = eager.clip_gradients, mxref_torch.advance, [False]
+    clip, advance, finite = steps.clip_gradients, mxref_torch.advance, [False]
 
     def noting(parameters: Any, limit: float) -> Any:
         norm = clip(parameters, limit)
@@ -136,7 +136,7 @@ def skipped_amax_stays(patch: Patch) -> None:
             advance(net)
         finite[0] = False
 
-    patch.setattr(eager, "clip_gradients", noting)
+    patch.setattr(steps, "clip_gradients", noting)
     patch.setattr(mxref_torch, "advance", close)
 
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mxref_training import build, evaluate, steps
 from mxref_training.data import corpus, loader
 from mxref_training.data.loader import Loader
 from mxref_training.model.llama import Llama
-from mxref_training.run import assembly, eager, evaluate, loop
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -35,7 +35,7 @@ def weights_of_the_data_seed(patch: Patch) -> None:
 
 def wide_outputs(patch: Patch) -> None:
     make = lambda config, seed, **rest: Llama(replace(config, scale_output_init=False), seed, **rest)  # noqa: E731
-    patch.setattr(assembly, "Llama", make)
+    patch.setattr(build, "Llama", make)
 
 
 # ---- the order of the data ----
@@ -82,7 +82,7 @@ def targets_shifted(by: int) -> Plant:
 
 def _loss(change: Callable[..., Any]) -> Plant:
     """Only in training; the evaluation has its own name for it."""
-    return lambda patch: patch.setattr(eager, "cross_entropy", change)
+    return lambda patch: patch.setattr(steps, "cross_entropy", change)
 
 
 _right_loss = evaluate.cross_entropy
@@ -169,7 +169,7 @@ _right_evaluate = evaluate.evaluate
 
 def _evaluate(change: Callable[..., Any]) -> Plant:
     """`change` takes what `evaluate` does."""
-    return lambda patch: patch.setattr(loop, "evaluate", change)
+    return lambda patch: patch.setattr(evaluate, "evaluate", change)
 
 
 @_evaluate
@@ -224,7 +224,7 @@ def mean_of_means(patch: Patch) -> None:
         return replace(found, loss=sum(losses) / len(losses))
 
     patch.setattr(evaluate, "cross_entropy", loss)
-    patch.setattr(loop, "evaluate", mean)
+    patch.setattr(evaluate, "evaluate", mean)
 
 
 def perplexity_of_two(patch: Patch) -> None:

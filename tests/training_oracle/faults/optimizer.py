@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mxref_training.run import assembly, eager, loop, optim
+from mxref_training import build, optim, steps
 from mxref_training.run import state as run_state
 from training_oracle.faults.loop import Patch, Plant
 
@@ -18,7 +18,7 @@ from training_oracle.faults.loop import Patch, Plant
 
 def _clip(change: Callable[[list[torch.Tensor], float], Any]) -> Plant:
     """`change` takes the parameters, which all have gradients."""
-    return lambda patch: patch.setattr(eager, "clip_gradients", lambda held, limit: change(list(held), limit))
+    return lambda patch: patch.setattr(steps, "clip_gradients", lambda held, limit: change(list(held), limit))
 
 
 _clip_right = optim.clip_gradients
@@ -78,7 +78,7 @@ tied_counted_twice = _clip(lambda held, limit: _clip_right([*held, held[0]], lim
 
 
 def _rate(change: Callable[[Any, int, int], float]) -> Plant:
-    return lambda patch: patch.setattr(loop, "learning_rate", change)
+    return lambda patch: patch.setattr(steps, "learning_rate", change)
 
 
 _right_rate = optim.learning_rate
@@ -119,7 +119,7 @@ def rate_of_the_first_group(patch: Patch) -> None:
     def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         optimizer.param_groups[0]["lr"] = lr
 
-    patch.setattr(loop, "set_learning_rate", set_rate)
+    patch.setattr(steps, "set_learning_rate", set_rate)
 
 
 # ---- AdamW ----
@@ -127,7 +127,7 @@ def rate_of_the_first_group(patch: Patch) -> None:
 
 def _optimizer(change: Callable[[Any, Any], Any]) -> Plant:
     """`change` takes the model and the settings."""
-    return lambda patch: patch.setattr(assembly, "make_optimizer", change)
+    return lambda patch: patch.setattr(build, "make_optimizer", change)
 
 
 _make = optim.make_optimizer

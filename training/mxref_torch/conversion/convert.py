@@ -108,6 +108,7 @@ def convert(
         if name in chosen:
             replacements[linear] = layer_class(linear, schedule.recipes[0][name], context, index)
             keep_plain(replacements[linear], linear, name)
+            replacements[linear].census.name = name
     replace_modules(model, replacements)
     return Handle(model)
 

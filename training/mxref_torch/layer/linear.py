@@ -180,7 +180,11 @@ class MXLinear(LayerState):
                 readers.setdefault(gemm.kind, []).append((gemm, which))
         made: dict[GemmRole, Operand] = {}
         for kind, alike in readers.items():
-            operands = kind.make(source, alike)
+            try:
+                operands = kind.make(source, alike)
+            except BaseException as err:
+                err.add_note(f"{operators.PLACE}{tensor} of layer {self.census.name or self.index}")
+                raise
             if observe:
                 operands[0].observe(tensor, alike[0][0])
             made |= {gemm.role: operand for (gemm, _), operand in zip(alike, operands, strict=True)}

@@ -11,6 +11,7 @@ list of the process: autograd runs the backward pass of a GPU in a thread of its
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
@@ -47,6 +48,8 @@ Census = Counter[Gemm]
 class LayerCensus(Counter[Gemm]):
     """The census of one layer, whose GEMMs are counted into that of its model too."""
 
+    name: str = ""
+    """The layer's name in its model, for messages."""
     whole: Census | None = None
     """The census of the model."""
     ran: bool = False
@@ -63,6 +66,9 @@ class LayerCensus(Counter[Gemm]):
         """Return how to copy or pickle it, without the listener; `Counter` would leave all attributes out."""
         return type(self), (dict(self),), vars(self) | {"listener": None}
 
+
+PLACE = "mxref: "
+"""Begins a note on an exception that left an operator: which operator it was, and what it computed for which layer."""
 
 _backends: dict[str, Backend] = {}
 _tallies: weakref.WeakValueDictionary[int, Census] = weakref.WeakValueDictionary()
@@ -94,15 +100,29 @@ def operator(function: Callable[..., Any], changes: str = "") -> torch._ops.OpOv
         if changes:
             # Tells autograd that its saved copy of the tensor is out of date.
             torch.autograd.graph.increment_version(arguments[0])
-        return untraced()(*arguments)
+        try:
+            return untraced()(*arguments)
+        except BaseException as err:
+            err.add_note(PLACE + _place(name, dict(zip(parameters, arguments, strict=False))))
+            raise
 
-    name = function.__name__
+    name, parameters = function.__name__, list(inspect.signature(function).parameters)
     schema = library.infer_schema(function, mutates_args={changes} if changes else ())
     library.define(f"mxref::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
     library.impl(f"mxref::{name}", "CompositeExplicitAutograd", kernel)
     overload: torch._ops.OpOverload = getattr(torch.ops.mxref, name).default
     overload.__doc__ = function.__doc__
     return overload
+
+
+def _place(name: str, given: dict[str, Any]) -> str:
+    """Return which operator of which backend failed, with its GEMM's role and layer if it counts one."""
+    backend = _backends.get(given.get("backend", ""))
+    whose = f"backend {backend.name!r} failed in " if backend else ""
+    tally = given.get("tally")
+    census = None if tally is None else _tallies.get(abs(int(tally.item())))
+    layer = f", layer {census.name}" if isinstance(census, LayerCensus) and census.name else ""
+    return f"{whose}{name}" + (f" ({given['role']}{layer})" if "role" in given else "")
 
 
 def fake(of: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -228,6 +228,8 @@ def ablate(
     from mxref_training.cli.ablate_pages import show_branches, show_forecast
     from mxref_training.config import load_config
     from mxref_training.data.corpus import prepare_corpus
+    from mxref_training.device import default_backend
+    from mxref_training.interrupt import Interrupted
     from mxref_training.lab.branches import branching, run_branches
     from mxref_training.lab.budget import Budget
     from mxref_training.lab.calibrate import calibrate
@@ -239,8 +241,6 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
-    from mxref_training.run.device import default_backend
-    from mxref_training.run.interrupt import Interrupted
     from mxref_training.run.preflight import on_device, preflight
     from mxref_training.wording import clock, counted
 

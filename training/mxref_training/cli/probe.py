@@ -144,11 +144,11 @@ def probe(
     if draws == 1:
         raise click.UsageError("--draws 1 has no variance: give 2 or more, or 0 for none")
     from mxref.discovery import get_backend
+    from mxref_training.device import default_backend
     from mxref_training.lab.ladder import load_ladder
     from mxref_training.probe.arms import chosen_arms
     from mxref_training.probe.batch import Shape, Side
     from mxref_training.probe.moments import find_moments
-    from mxref_training.run.device import default_backend
 
     arms = chosen_arms(recipes, {Path(name).stem: load_ladder(name) for name in ladders}, without)
     paths = {"train": data, "val": val, "tokenizer": tokenizer}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mxref.recipe import Recipe
     from mxref_training.config import TrainConfig
     from mxref_training.distributed.ranks import Ranks
-    from mxref_training.run.observe import Observation
+    from mxref_training.track import Observation
 
 
 _LET_IT_SPEAK = 5
@@ -72,10 +72,9 @@ _LET_IT_SPEAK = 5
 )
 @TELEMETRY
 @click.option(
-    "--tensorboard", is_flag=True, help="Write TensorBoard's event files into the run's folder too."
-)
-@click.option(
-    "--track", type=click.Choice(["trackio", "wandb"]), help="Send the numbers to Trackio or W&B too."
+    "--track",
+    type=click.Choice(["tensorboard", "trackio", "wandb"]),
+    help="Pass the numbers on: into TensorBoard's event files in the run's folder, or to Trackio or W&B.",
 )
 @click.option(
     "--profile", metavar="FIRST:LAST", help="Write a trace of these steps by torch.profiler, as in 10:13."
@@ -115,7 +114,6 @@ def train(
     init_from: str | None,
     resume: bool,
     telemetry: int | None,
-    tensorboard: bool,
     track: str | None,
     profile: str | None,
     dry_run: bool,
@@ -180,10 +178,9 @@ def train(
                     f"recipe {recipe} ({treatment.digest}), backend {chosen.name} ({why}), writing to {folder}",
                     err=True,
                 )
-            from mxref_training.run.observe import Observation
-            from mxref_training.run.profiler import Window
+            from mxref_training.track import Observation, Window
 
-            observe = Observation(tensorboard, track or "", Window.parse(profile) if profile else None)
+            observe = Observation(track or "", Window.parse(profile) if profile else None)
             code = _train(loaded, treatment, folder, chosen, resume, observe, started)
     except PeerStopped:  # the rank that failed shows its error
         # `torchrun` ends all ranks when the first one has ended, and calls that one the root cause.
@@ -198,7 +195,7 @@ def _loaded(
     """Return what the command names: configuration, recipe and backend, and why this backend."""
     from mxref.discovery import get_backend
     from mxref_training.config import find_recipe, load_config
-    from mxref_training.run.device import default_backend
+    from mxref_training.device import default_backend
 
     loaded = load_config(config, tables)
     name, why = default_backend(backend, loaded.run.device)
@@ -216,18 +213,20 @@ def _train(
 ) -> int:
     """Train, print the result, and return the exit code."""
     from mxref.terminal import echo
-    from mxref_training.run import loop
+    from mxref_training import trainer
+    from mxref_training.data import corpus as data
+    from mxref_training.interrupt import Interrupted
     from mxref_training.run.preflight import preflight
     from mxref_training.wording import clock, counted
 
     observe.require(config)
     preflight(config, recipe, backend, ranks=ranks)
     with ranks.first_alone("prepares the data"):
-        corpus = loop.prepare_corpus(config)
+        corpus = data.prepare_corpus(config)
     if ranks.first:
         echo(corpus.report, err=True)
     try:
-        result = loop.train(
+        result = trainer.train(
             config,
             recipe,
             folder,
@@ -237,7 +236,7 @@ def _train(
             observe=observe,
             ranks=ranks,
         )
-    except loop.Interrupted as err:
+    except Interrupted as err:
         if ranks.first:
             echo(f"interrupted: {err}", err=True)
         return 0  # it was asked to stop, and lost nothing

@@ -31,7 +31,7 @@ def global_norm(gradients: Iterable[Tensor], ranks: Ranks) -> float:
     """Return the 2-norm over the gradients of all ranks, the same number on each.
 
     Squares are added in float64 and the norm is rounded to float32, so that it depends on the layout of ranks only
-    through float64 rounding. One process adds in float32 (`mxref_training.run.optim.clip_gradients`).
+    through float64 rounding. One process adds in float32 (`mxref_training.optim.clip_gradients`).
     """
     held = list(gradients)
     squares = own_norms(held, ranks)[1].item() if held else 0.0

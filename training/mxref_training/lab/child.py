@@ -19,8 +19,8 @@ from mxref.cores import THREAD_VARIABLES
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import FINISHED
+from mxref_training.progress import ProgressSink
 from mxref_training.run.folder import LOG
-from mxref_training.run.progress import ProgressSink
 
 _HEADER = "--- "
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from mxref.backend import Backend
-from mxref_training.run.loop import train
-from mxref_training.run.outcome import TrainResult
+from mxref_training.log import TrainResult
+from mxref_training.trainer import train
 
 
 def train_afresh(*arguments: Any, backend: Backend, **options: Any) -> TrainResult:
-    """Train as `mxref_training.run.loop.train` does, after releasing what earlier runs have left in this process."""
+    """Train as `mxref_training.trainer.train` does, after releasing what earlier runs have left in this process."""
     start_fresh(backend)
     return train(*arguments, backend=backend, **options)
 

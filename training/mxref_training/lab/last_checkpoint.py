@@ -25,13 +25,13 @@ from mxref_training.data.documents import iter_labelled, survey
 from mxref_training.data.handed_over import side_from_table, side_to_table
 from mxref_training.data.megatron import IndexedTokens
 from mxref_training.data.tokens import Tokens, tokenize
+from mxref_training.device import choose_device, known_errors
 from mxref_training.errors import ConfigError
+from mxref_training.evaluate import Evaluation, evaluate
 from mxref_training.lab.fresh import start_fresh
 from mxref_training.model.llama import Llama
+from mxref_training.numerics import deterministic, fixed_choices
 from mxref_training.run.checkpoint import CheckpointStore, Snapshot
-from mxref_training.run.device import choose_device, memory_errors
-from mxref_training.run.evaluate import Evaluation, evaluate
-from mxref_training.run.repeatable import deterministic, fixed_choices
 from mxref_training.run.state import load_weights
 from mxref_training.wording import counted
 
@@ -147,7 +147,7 @@ def evaluate_last(
     with (
         deterministic(device, config.run.threads),
         fixed_choices(config, backend, device),
-        memory_errors("lower --jobs, or leave --last-val and --last-recipe out"),
+        known_errors("lower --jobs, or leave --last-val and --last-recipe out"),
     ):
         for name, treatment in recipes.items():
             model = Llama(config.model, device=device)

@@ -17,6 +17,7 @@ from typing import Any
 
 from mxref.errors import MxrefError
 from mxref_training.data import handed_over
+from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.budget import Budget
 from mxref_training.lab.child import Child, reason
@@ -24,7 +25,6 @@ from mxref_training.lab.progress import Display, default_display
 from mxref_training.lab.runner import Watch
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import EXIT_INTERRUPTED
-from mxref_training.run.interrupt import Interrupted, StopRequest
 
 _POLL = 0.2  # seconds until a signal is noticed if no child reports
 

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from mxref.terminal import console
-from mxref_training.run.progress import PlainProgress, ProgressSink, SilentProgress
+from mxref_training.progress import PlainProgress, ProgressSink
 
 _INTERVAL = 10.0  # seconds between plain lines, counted over all arms
 _WINDOW = 600.0  # seconds over which the pace is measured; one step may take several
@@ -114,7 +114,7 @@ class _Rate(ProgressColumn):
         return Text(f"{rate:,.0f} tok/s" if rate else "")
 
 
-class _ArmBar(SilentProgress):
+class _ArmBar(ProgressSink):
     def __init__(self, bars: Progress, name: str) -> None:
         self._bars, self._name = bars, name
         self._losses: dict[str, float] = {}

@@ -31,7 +31,7 @@ from mxref_training.lab.statistics import (
     seed_noise,
     spacing,
 )
-from mxref_training.run.divergence import Point, has_diverged
+from mxref_training.log import Point, has_diverged
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

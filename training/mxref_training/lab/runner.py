@@ -14,15 +14,15 @@ from mxref_training.lab import result_file
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.last_checkpoint import evaluate_last
 from mxref_training.lab.result_file import Record, read_json
+from mxref_training.log import read_lines
 from mxref_training.run.branch import begin_branch
-from mxref_training.run.metrics_log import read_lines
 
 if TYPE_CHECKING:
-    from mxref_training.run.loop import TrainResult
+    from mxref_training.log import TrainResult
 
 
 class Trainer(Protocol):
-    """The training loop, as `mxref_training.run.loop.train`."""
+    """The training loop, as `mxref_training.trainer.train`."""
 
     def __call__(
         self,

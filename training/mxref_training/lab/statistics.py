@@ -17,7 +17,7 @@ from mxref_training.errors import ConfigError
 from mxref_training.lab.comparison import EQUAL_NATS, LEVEL
 from mxref_training.lab.distributions import student_point
 from mxref_training.lab.pooling import OUTLIER_LEVEL
-from mxref_training.run.divergence import SPIKE, Point
+from mxref_training.log import SPIKE, Point
 
 LATE = 0.95
 """Evaluations after this share of the tokens make up the loss at equal tokens."""

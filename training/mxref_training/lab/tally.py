@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mxref.backend import Backend
+from mxref_training.interrupt import Interrupted
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.result_file import Record
 from mxref_training.lab.results import summary
 from mxref_training.lab.runner import Runner, Trainer, Watch, train_arm
-from mxref_training.run.interrupt import Interrupted
-from mxref_training.run.outcome import TrainResult
+from mxref_training.log import TrainResult
 
 _SPARSE = 10
 """Results are written again when a tenth more runs have finished: all runs wait for it, and it grows slower."""

@@ -105,7 +105,7 @@ def _serve(progress: PipeProgress) -> int:
     if first is None:
         return 0
     from mxref.errors import MxrefError
-    from mxref_training.run.interrupt import Interrupted
+    from mxref_training.interrupt import Interrupted
 
     try:
         shared = _shared(first)

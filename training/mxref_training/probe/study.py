@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mxref.backend import Backend
+from mxref_training.device import choose_device, device_name, known_errors
 from mxref_training.probe.arms import NamedRecipe
 from mxref_training.probe.batch import Shape, corpus_of, make_batch
 from mxref_training.probe.measure import Said, measure
 from mxref_training.probe.moments import Moment
 from mxref_training.probe.results import Results, assemble
-from mxref_training.run.device import choose_device, device_name, memory_errors
 from mxref_training.run.environment import environment
 from mxref_training.wording import counted
 
@@ -49,7 +49,7 @@ def run_probe(
         said(f"the {shape.side.value} tokens are not those of the run: the batch is of another text")
     batch = make_batch(corpus, config, shape)
     said(f"{counted(len(arms), 'recipe')}, backend {backend.name}, {batch.name}")
-    with memory_errors("lower --batch or --length"):
+    with known_errors("lower --batch or --length"):
         found = [
             (
                 moment,

@@ -13,9 +13,9 @@ from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.optimizer_step import fp8_history
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.device import choose_device, device_name
 from mxref_training.model.llama import Llama
 from mxref_training.run.checkpoint import CheckpointStore, Snapshot
-from mxref_training.run.device import choose_device, device_name
 from mxref_training.run.folder import RunFolder
 from mxref_training.run.identity import identity, run_facts
 
@@ -35,7 +35,7 @@ def begin_branch(
 
     Weights, optimizer, random generators and the place in the data are those of the other run. So is the history of
     FP8's scales, for layers that multiply in FP8 under both recipes. A layer that does so only here begins without.
-    `mxref_training.run.loop.train` then goes on from there.
+    `mxref_training.trainer.train` then goes on from there.
 
     Args:
         config: the run, with the model, seeds and data of the other one.

@@ -17,9 +17,9 @@ from mxref_training.data.readable import require_readable
 from mxref_training.distributed.share import check_layout
 from mxref_training.limits import require
 from mxref_training.model.llama import Llama, flops_per_token, parameter_count
+from mxref_training.optim import learning_rate
 from mxref_training.parallel import Axes
 from mxref_training.run.memory import keeps_gathered, memory
-from mxref_training.run.optim import learning_rate
 from mxref_training.run.shape import converted_shape
 from mxref_training.run.treatment import describe
 from mxref_training.wording import counted, si

@@ -29,7 +29,6 @@ from mxref_training.parallel import LAYOUT
 from mxref_training.run.checkpoint import CheckpointStore
 from mxref_training.run.environment import environment
 from mxref_training.run.identity import differences
-from mxref_training.run.metrics_log import Mark, MetricsLog
 from mxref_training.run.saving import wait_for_writers
 
 FORMAT = "mxref.run.2"
@@ -236,11 +235,6 @@ class RunFolder:
                 if not path.exists() or path.read_bytes() != text.encode():
                     replace_text(path, text)
 
-    def verify_logs(self, step: int) -> None:
-        """Cut the logs to the lengths in the checkpoint of a step; CheckpointError if that part was changed."""
-        for name, mark in log_marks(self.store.state(step)).items():
-            MetricsLog(self.path / f"{name}.jsonl", mark).close()
-
     def clear(self) -> None:
         """Delete the files of the run in this folder; other files stay.
 
@@ -273,11 +267,6 @@ class RunFolder:
             if name != "checkpoints":
                 remove(path)
         sync(self.path)
-
-
-def log_marks(state: Mapping[str, Any]) -> dict[str, Mark]:
-    """Return the mark of each log that a checkpoint's state records, by the log's name."""
-    return {name: Mark(**mark) for name, mark in state["logs"].items()}
 
 
 def _is_ours(text: str) -> bool:

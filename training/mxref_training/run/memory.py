@@ -143,7 +143,7 @@ def require_memory(
     Args:
         config: the run.
         recipe: treatment of the linear layers.
-        available: bytes of the device, as `mxref_training.run.device.memory_limit` returns.
+        available: bytes of the device, as `mxref_training.device.memory_limit` returns.
         runs: how many such runs share this memory.
         axes: the ranks of the run; the memory is that of one of them.
 

@@ -10,9 +10,9 @@ from mxref.capabilities import Capabilities
 from mxref.recipe import Recipe
 from mxref_torch import operators
 from mxref_training.config import TrainConfig
+from mxref_training.device import choose_device, device_name, memory_limit
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.share import check_layout
-from mxref_training.run.device import choose_device, device_name, memory_limit
 from mxref_training.run.memory import require_memory
 from mxref_training.run.shape import converted_shape
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mxref.printable import printable
 from mxref_training.wording import clock
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _PLAIN_INTERVAL = 10.0  # seconds between lines without a terminal
 
 
-class ProgressSink(Protocol):
-    """Receives the progress of a run; nothing of it is written to a file of the run."""
+class ProgressSink:
+    """Receives the progress of a run, none of which is written to a file of the run. This one reports nothing."""
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         """Begin, or go on, at a step of `steps`, each of `step_tokens` tokens."""
@@ -35,25 +35,6 @@ class ProgressSink(Protocol):
 
     def stop(self) -> None:
         """End, in whatever way."""
-
-
-class SilentProgress:
-    """Reports nothing."""
-
-    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Do nothing."""
-
-    def step(self, step: int, loss: float | None) -> None:
-        """Do nothing."""
-
-    def validation(self, step: int, loss: float) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 @dataclass
@@ -79,7 +60,7 @@ class _Pace:
         return " ".join(parts + ([f"val {self.val:.4f}"] if self.val is not None else []))
 
 
-class PlainProgress(SilentProgress):
+class PlainProgress(ProgressSink):
     """A line on standard error now and then, for logs and pipes."""
 
     def __init__(self, interval: float = _PLAIN_INTERVAL) -> None:
@@ -114,7 +95,7 @@ class PlainProgress(SilentProgress):
         print(printable(f"{label}{text}"), file=sys.stderr, flush=True)
 
 
-class BarProgress(SilentProgress):
+class BarProgress(ProgressSink):
     """A progress bar on the terminal of standard error."""
 
     def __init__(self) -> None:
@@ -176,7 +157,7 @@ def default_progress() -> ProgressSink:
     return BarProgress() if Console(stderr=True).is_terminal else PlainProgress()
 
 
-class _WhilePossible:
+class _WhilePossible(ProgressSink):
     """Reports to a sink until that fails because the terminal or the pipe's reader is gone. The run goes on."""
 
     def __init__(self, sink: ProgressSink) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 """Where Linux says how much memory a container may hold, in its two versions."""
+_NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def choose_device(wanted: str, backend: Backend, ranks: Ranks = SOLE) -> torch.device:
@@ -104,19 +106,29 @@ def memory_limit(device: torch.device) -> int:
 
 
 @contextmanager
-def memory_errors(way_out: str) -> Iterator[None]:
-    """Have an allocation that fails in the block end in ConfigError that says what to do: `way_out`."""
+def known_errors(way_out: str) -> Iterator[None]:
+    """Turn two errors of PyTorch into ConfigError: an allocation that fails, and an operation that is not repeatable.
+
+    Args:
+        way_out: what to do where memory is short.
+    """
     try:
         yield
     except MxrefError:
         raise
     except (MemoryError, RuntimeError) as err:
+        said = str(err).partition("\n")[0]
+        if found := _NOT_DETERMINISTIC.match(said):
+            raise ConfigError(
+                f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]}, which training requires: "
+                "choose another run.device, or another version of PyTorch"
+            ) from err
         # PyTorch's allocator on the CPU has no error class of its own.
-        known = MemoryError | torch.OutOfMemoryError
-        if not isinstance(err, known) and "DefaultCPUAllocator" not in str(err):
+        if not isinstance(err, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(
+            err
+        ):
             raise
-        said = str(err).partition("\n")[0] or "no more memory"
-        raise ConfigError(f"out of memory ({said}): {way_out}") from err
+        raise ConfigError(f"out of memory ({said or 'no more memory'}): {way_out}") from err
 
 
 def device_name(device: torch.device) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mxref_torch.names import named_modules, named_parameters
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.distributed.tensors import own_part
 from mxref_training.errors import CheckpointError, ConfigError, DivergedError
+from mxref_training.evaluate import undisturbed
 from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.folder import RunFolder
-from mxref_training.run.outcome import TrainResult
+
+if TYPE_CHECKING:
+    from mxref_torch import StepContext
 
 
 @torch.no_grad()
@@ -84,15 +89,79 @@ def require_finite(
         raise DivergedError(f"{name} is not finite after step {step}: {last}; {way_out(config)}")
 
 
-def require_finite_loss(result: TrainResult, config: TrainConfig, folder: RunFolder) -> None:
-    """Raise DivergedError unless the last validation loss of a finished run is finite."""
-    if not math.isfinite(result.final_loss):
+def require_trained(config: TrainConfig, final_loss: float, skipped: int, log: Path) -> None:
+    """Raise DivergedError unless a finished run has a finite validation loss and has taken a step at all.
+
+    Args:
+        config: the run.
+        final_loss: the last validation loss.
+        skipped: how many of its steps were skipped.
+        log: its metrics.
+    """
+    if not math.isfinite(final_loss):
         raise DivergedError(
             f"the validation loss after the last step, {config.run.steps}, is not finite: {way_out(config)}; "
-            f"the log is {folder.metrics}"
+            f"the log is {log}"
+        )
+    if skipped == config.run.steps:
+        raise DivergedError(
+            f"all {skipped} steps were skipped, so nothing was trained: {way_out(config)}; the log is {log}"
         )
 
 
 def way_out(config: TrainConfig) -> str:
     """Return what to change in a run that diverged."""
     return f"lower optim.lr = {config.optim.lr}, or take a recipe with more precision"
+
+
+def first_nonfinite_output(
+    model: nn.Module, context: StepContext, inputs: Tensor, ranks: Ranks = SOLE
+) -> str:
+    """Return the name of the first module in the forward pass whose output or weight is not finite.
+
+    Args:
+        model: as for `evaluate`.
+        context: as for `evaluate`.
+        inputs: the micro-batch that gave the loss, int64 [B, T]; of each rank its own.
+        ranks: the ranks of the run, all of which call this; the result is that of the first rank that finds something.
+    """
+    weights = (n for n, p in named_parameters(model) if not bool(torch.isfinite(own_part(p)).all()))
+    for name in ranks.gather(next(weights, None)):
+        if name is not None:
+            return f"the weight {name}"
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            if not found and isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+                found.append(name)
+
+        return hook
+
+    # The hook of an inner module runs before that of the module around it, so the first name is the innermost.
+    handles = [module.register_forward_hook(watch(name)) for name, module in named_modules(model)]
+    try:
+        with undisturbed(model, context):
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return next((first for first in ranks.gather(found[0] if found else None) if first), "the loss")
+
+
+def first_nonfinite_gradient(model: nn.Module, ranks: Ranks = SOLE) -> str:
+    """Return the name of the first weight, in the order of the backward pass, whose gradient is not finite."""
+    order = [name for name, _ in reversed(list(named_parameters(model)))]
+    parameters = dict(named_parameters(model))
+    own = next(
+        (
+            number
+            for number, name in enumerate(order)
+            if (gradient := parameters[name].grad) is not None
+            and not bool(torch.isfinite(own_part(gradient)).all())
+        ),
+        len(order),
+    )
+    if (first := min(ranks.gather(own))) < len(order):
+        return order[first]
+    return "the norm over all gradients"  # each is finite, and their squares overflow

@@ -8,22 +8,37 @@ shared for example, and reductions in another order have other bits.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
 from mxref.backend import Backend
-from mxref.errors import MxrefError
 from mxref_training.config import Compile, TrainConfig
+from mxref_training.device import made_current
 from mxref_training.errors import ConfigError
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_FIXED = (":4096:8", ":16:8")
 """Sizes of cuBLAS's workspaces under which its results are deterministic (cuBLAS manual, section 2.1.4)."""
 _MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_NOT_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implementation")
+
+
+@contextmanager
+def fixed_numerics(config: TrainConfig, backend: Backend, device: torch.device) -> Iterator[None]:
+    """Run the block as a run computes: on its device and threads, with deterministic kernels.
+
+    Raises:
+        ConfigError: as of `fixed_choices`.
+    """
+    compiled = config.run.compile is not Compile.NONE
+    with (
+        made_current(device),
+        deterministic(device, config.run.threads, compiled),
+        compiler_threads(config),
+        fixed_choices(config, backend, device),
+    ):
+        yield
 
 
 @contextmanager
@@ -56,20 +71,6 @@ def deterministic(device: torch.device, threads: int, compiled: bool = True) -> 
         torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         torch.set_num_threads(before)
-
-
-@contextmanager
-def deterministic_errors(device: torch.device) -> Iterator[None]:
-    """Raise a ConfigError that names the operation if an operation of the block has no deterministic kernel."""
-    try:
-        yield
-    except RuntimeError as err:
-        if isinstance(err, MxrefError) or not (found := _NOT_DETERMINISTIC.match(str(err))):
-            raise
-        raise ConfigError(
-            f"PyTorch {torch.__version__} has no deterministic kernel for {found[1]} on {device}, which training "
-            "requires: choose another run.device, or another version of PyTorch"
-        ) from err
 
 
 @contextmanager

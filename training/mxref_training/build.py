@@ -1,0 +1,134 @@
+"""Builds the parts of a run on one rank, and gives them the state of a checkpoint or the initial one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import mxref_torch
+from mxref_torch import StepContext
+from mxref_torch.step_context import RecipeSchedule
+from mxref_training.config import TrainConfig
+from mxref_training.data import SampleLoader
+from mxref_training.distributed.share import Share, check_layout
+from mxref_training.evaluate import Evaluator
+from mxref_training.finite import require_finite_start
+from mxref_training.log import recorded_lengths
+from mxref_training.loss import CompiledLoss, compiled_loss
+from mxref_training.model.llama import Llama
+from mxref_training.model.pretrained import load_pretrained
+from mxref_training.open_run import OpenRun
+from mxref_training.optim import make_optimizer
+from mxref_training.run.preflight import check_rounding
+from mxref_training.run.saving import Saver
+from mxref_training.run.state import RunState
+from mxref_training.steps import CapturedSteps, EagerSteps, Steps
+
+
+@dataclass
+class Built:
+    """The parts of a run."""
+
+    model: Llama
+    context: StepContext
+    schedule: RecipeSchedule
+    """The phases of the recipe."""
+    loader: SampleLoader
+    steps: Steps
+    evaluator: Evaluator
+    state: RunState
+    """What a checkpoint holds of them."""
+    saver: Saver
+
+
+def build(run: OpenRun) -> Built:
+    """Return the parts of a run, whose weights have no values yet.
+
+    Raises:
+        MxrefError: stochastic rounding does not round well, or the model does not fit the recipe.
+    """
+    config, settings, device, ranks = run.config, run.config.run, run.device, run.ranks
+    check_rounding(run.backend, run.recipe)
+    share = Share(ranks, check_layout(config, ranks.world))
+    # Weights are drawn only if nothing else gives them, which takes long at full size.
+    model = Llama(config.model, None, device=device if share.axes.whole else "meta")
+    context = mxref_torch.convert(
+        model, run.recipe, backend=run.backend, seed=settings.seed, steps=settings.steps
+    ).context
+    assert context.schedule is not None  # `convert` made it
+    model.model.recompute = settings.recompute
+    loss = compiled_loss(model, settings.compile)
+    if not share.axes.whole:
+        _split(model, config, device, share)
+    optimizer = make_optimizer(model, config.optim)
+    kind = CapturedSteps if settings.capture else EagerSteps
+    steps = kind(model, context, optimizer, config, run.recipe, loss, share)
+    loader = run.corpus.loader(settings)
+    return Built(
+        model,
+        context,
+        context.schedule,
+        loader,
+        steps,
+        _evaluator(run, model, context, loss, share),
+        RunState(model, optimizer, loader, device, ranks),
+        Saver(run.folder.store, settings.async_checkpoint),
+    )
+
+
+def _split(model: Llama, config: TrainConfig, device: torch.device, share: Share) -> None:
+    from mxref_training.distributed import sharded
+
+    keep = bool(config.parallel and config.parallel.keep_gathered)
+    sharded.shard(model, sharded.make_mesh(device, share.axes), device, keep_gathered=keep)
+    model.model.rotary_emb.fill()
+
+
+def _evaluator(
+    run: OpenRun, model: Llama, context: StepContext, loss: CompiledLoss | None, share: Share
+) -> Evaluator:
+    settings = run.config.run
+    return Evaluator(
+        model,
+        context,
+        run.corpus.val.ids,
+        seq_len=settings.seq_len,
+        batch=share.sequences(settings),
+        limit=settings.eval_tokens,
+        loss_sum=loss and loss.total,
+        share=share,
+        captured=settings.capture and run.device.type == "cuda" and not run.ranks.several,
+    )
+
+
+def begin(run: OpenRun, parts: Built) -> dict[str, int]:
+    """Give the parts the state of the run's checkpoint, or the initial one at step 0, which must be finite.
+
+    Returns:
+        The lengths of the logs at that point, by name.
+
+    Raises:
+        CheckpointError: the checkpoint is of another run, is damaged or not finite.
+        ConfigError: initial weights that are not finite.
+    """
+    settings, lengths = run.config.run, dict[str, int]()
+    torch.manual_seed(settings.seed)  # so that a module that draws from it stays repeatable
+    if run.step:
+        # The checkpoint has the scales of its phase, and ranks read into those that the layers have.
+        parts.context.step = run.step - 1
+        snapshot = parts.state.read(run.folder.store, run.step)
+        run.folder.require(run.identity, snapshot.state["identity"])
+        parts.state.restore(snapshot)
+        for said in (snapshot.resharded(run.ranks, run.identity), run.folder.store.lost()):
+            if said:
+                run.sink.note(said)
+        run.skipped_in_a_row = int(snapshot.state["skipped_in_a_row"])
+        lengths = recorded_lengths(snapshot.state)
+    elif settings.init_from is not None:
+        load_pretrained(parts.model, Path(settings.init_from))
+    else:
+        parts.model.reset_parameters(settings.seed)
+    require_finite_start(parts.state.tensors(), run.step, run.config, run.folder.store, run.ranks)
+    return lengths

@@ -1,0 +1,327 @@
+"""The logs of a run, and the result that is read from them.
+
+Each log is a file of JSON lines. A line reaches the operating system as soon as it is written, so a killed process
+loses none. A checkpoint records the length of each log, and a resumed run cuts the logs to these lengths. Clock times
+are in `timing.jsonl` only, so the other logs of a resumed run are those of a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mxref.roles import GemmRole
+from mxref_torch.step_context import RecipeSchedule
+from mxref_training.durable import explained, remove, sync, write_all
+from mxref_training.errors import CheckpointError, start_over
+from mxref_training.track import Tracking
+
+if TYPE_CHECKING:
+    from mxref_training.evaluate import Evaluation
+    from mxref_training.open_run import OpenRun
+    from mxref_training.steps import Taken
+
+ALWAYS = ("metrics", "timing")
+"""Logs of every run; `telemetry` and `spikes` exist as soon as they have a line."""
+_OTHERS = ("telemetry", "spikes")
+WINDOW, FEWEST, FLOOR = 100, 20, 0.005
+"""Losses that a new one is compared with, at most and at least, and the smallest spread as a part of their median."""
+
+
+class LogFile:
+    """A file of JSON lines, cut to the length that a checkpoint recorded."""
+
+    def __init__(self, path: Path, kept: int = 0) -> None:
+        """Open a log and cut it to its first `kept` bytes.
+
+        Raises:
+            CheckpointError: it is shorter than that, or cannot be written.
+        """
+        self.path = path
+        with self._explained("open"):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                if (found := os.fstat(self._descriptor).st_size) < kept:
+                    raise CheckpointError(
+                        f"{path} has {found:,} bytes, but the checkpoint was taken at {kept:,}: restore the file, or "
+                        f"{start_over(path.parent)}"
+                    )
+                os.ftruncate(self._descriptor, kept)
+                sync(path.parent)
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line; floats are written so that reading them back gives the same bits.
+
+        Raises:
+            CheckpointError: it cannot be written, for example on a full disk.
+        """
+        with self._explained("write"):
+            write_all(self._descriptor, (json.dumps(line, allow_nan=False) + "\n").encode())
+
+    def length(self) -> int:
+        """Flush the log to the disk, and return its length in bytes."""
+        with self._explained("write"):
+            os.fsync(self._descriptor)
+            return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _explained(self, verb: str) -> Any:
+        way_out = "free some space, or see to the disk; the same command goes on from the last checkpoint"
+        return explained(CheckpointError, f"{verb} {self.path}", way_out)
+
+
+def recorded_lengths(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return the lengths of the logs in the state of a checkpoint, by name; older ones have a digest beside each."""
+    return {name: mark if isinstance(mark, int) else mark["bytes"] for name, mark in state["logs"].items()}
+
+
+def open_logs(folder: Path, lengths: Mapping[str, int]) -> dict[str, LogFile]:
+    """Return the open logs of a run by name, cut to the lengths of a checkpoint; delete logs that it does not know.
+
+    Raises:
+        CheckpointError: as of `LogFile`.
+    """
+    for name in _OTHERS:
+        if name not in lengths:
+            remove(folder / f"{name}.jsonl")
+    return {
+        name: LogFile(folder / f"{name}.jsonl", lengths.get(name, 0))
+        for name in dict.fromkeys((*ALWAYS, *lengths))
+    }
+
+
+class RunLog:
+    """Writes what a run finds, and passes it to trackers and the progress report."""
+
+    def __init__(
+        self, run: OpenRun, lengths: Mapping[str, int], schedule: RecipeSchedule, track: str
+    ) -> None:
+        """Open the logs, cut to the lengths that a checkpoint recorded, and start a tracker, if one is named.
+
+        Raises:
+            CheckpointError: as of `LogFile`.
+            ConfigError: as of `Tracking`.
+        """
+        self._folder, self._config, self._sink = run.folder.path, run.config, run.sink
+        self._schedule = schedule
+        self._files = open_logs(self._folder, lengths)
+        kept = read_lines(self._folder / "metrics.jsonl")
+        self._recent = deque((line["loss"] for line in kept if _counts(line)), WINDOW)
+        self._tracking = Tracking(track, run)
+        quantizes = any(own.kind(role) != "bf16" for own in run.recipe.treatments() for role in GemmRole)
+        if run.config.run.telemetry_every and not quantizes:
+            self._sink.note("telemetry has no operands to measure: the recipe quantizes none")
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Measure the time of the next step from now on."""
+        self._began = time.perf_counter()
+
+    def add_step(self, taken: Taken) -> None:
+        """Write a step."""
+        run, step, problem = self._config.run, taken.step + 1, taken.problem
+        line: dict[str, Any] = {
+            "step": step,
+            "tokens": step * run.step_tokens,
+            "loss": _finite(taken.loss),
+            "lr": taken.lr,
+            "grad_norm": _finite(taken.norm),
+        }
+        if phase := self._schedule.begins(taken.step):
+            line["phase"] = phase
+        if taken.widened:
+            line["widened"] = True
+            self._sink.note(f"step {step} repeated: an operand left the range of the backend's fast GEMM")
+        if problem:
+            line["skipped"] = problem
+            self._sink.note(f"step {step} skipped: {problem}")
+        logged = bool(phase or problem or taken.widened) or step % run.log_every == 0 or step == run.steps
+        if logged:
+            self._files["metrics"].write(line)
+            self._tracking.log(line)
+        self._see(line, logged)
+        for row in taken.measured:
+            self._write("telemetry", {"step": step, **row})
+        self._tracking.log(*({"step": step, **row} for row in taken.measured))
+        began, self._began = self._began, time.perf_counter()
+        seconds = self._began - began
+        timing = {"step": step, "seconds": seconds, "tokens_per_second": run.step_tokens / seconds}
+        self._files["timing"].write(timing)
+        self._sink.step(step, None if problem else taken.loss)
+
+    def add_evaluation(self, step: int, found: Evaluation, widened: bool) -> None:
+        """Write an evaluation after `step` steps, which has taken the time since the clock was started."""
+        seconds = time.perf_counter() - self._began
+        line = {
+            "step": step,
+            "tokens": step * self._config.run.step_tokens,
+            "val_loss": _finite(found.loss),
+            "val_perplexity": _finite(found.perplexity),
+        }
+        self._files["metrics"].write(line | ({"widened": True} if widened else {}))
+        self._tracking.log(line)
+        self._files["timing"].write({"step": step, "eval_seconds": seconds})
+        self._sink.validation(step, found.loss)
+        if not math.isfinite(found.loss):
+            self._sink.note(f"validation loss {found.loss} at step {step}")
+
+    def _see(self, line: Mapping[str, Any], logged: bool) -> None:
+        """Note a step if its loss is a spike, which changes nothing that is computed.
+
+        A loss is a spike if it is more than `run.spike` spreads above the median of the last losses in
+        `metrics.jsonl`. The spread is 1.4826 times the median distance from the median, which is the standard
+        deviation of normal noise, and at least `FLOOR` of the median. Only losses in the log are compared with, so
+        that a resumed run knows them.
+        """
+        if not (limit := self._config.run.spike) or not _counts(line):
+            return
+        loss, recent, step = line["loss"], self._recent, line["step"]
+        if len(recent) >= FEWEST:
+            median = statistics.median(recent)
+            distance = statistics.median(abs(loss - median) for loss in recent)
+            spread = max(1.4826 * distance, FLOOR * abs(median))
+            # Losses that are 0, of text that is known by heart, have no spread to compare with.
+            if spread and (spreads := (loss - median) / spread) > limit:
+                batch = self._config.run.batch
+                samples = [(step - 1) * batch, step * batch - 1]
+                facts = {"median": median, "spreads": spreads, "samples": samples}
+                self._write("spikes", {key: line[key] for key in ("step", "loss", "grad_norm", "lr")} | facts)
+                self._sink.note(
+                    f"step {step}: loss {loss:.4f} is {spreads:.1f} spreads above the median {median:.4f} of the last "
+                    f"{len(recent)}; its batch has the samples {samples[0]} to {samples[1]} (spikes.jsonl)"
+                )
+        if logged:
+            recent.append(loss)
+
+    def _write(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append a line to a log, which is made if it is missing."""
+        if name not in self._files:
+            self._files[name] = LogFile(self._folder / f"{name}.jsonl")
+        self._files[name].write(line)
+
+    def lengths(self) -> dict[str, int]:
+        """Flush the logs to the disk, and return their lengths by name, as a checkpoint records them."""
+        return {name: file.length() for name, file in self._files.items()}
+
+    def close(self) -> None:
+        """Close the logs and the tracker."""
+        self._tracking.close()
+        for file in self._files.values():
+            file.close()
+
+
+class SilentLog(RunLog):
+    """Takes what `RunLog` takes, and writes nothing: of ranks other than the first."""
+
+    def __init__(self) -> None:
+        self._files = {}
+
+    def add_step(self, taken: Taken) -> None:
+        """Do nothing."""
+
+    def add_evaluation(self, step: int, found: Evaluation, widened: bool) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _counts(line: Mapping[str, Any]) -> bool:
+    """Return whether a line is that of a step whose loss is finite and was not skipped."""
+    return "lr" in line and line.get("loss") is not None and "skipped" not in line
+
+
+def _finite(value: float) -> float | None:
+    """Return the value as JSON can hold it."""
+    return value if math.isfinite(value) else None
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log, without an incomplete last line.
+
+    Raises:
+        CheckpointError: a line is not JSON.
+    """
+    if path.exists():
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError as err:
+                    raise CheckpointError(
+                        f"{path}, line {number} is not JSON ({err}): restore the file, or {start_over(path.parent)}"
+                    ) from err
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a run since step 0, including the parts before it was resumed."""
+
+    losses: list[tuple[int, float]]
+    """Validation loss by step, in nats per token; NaN where it was not finite."""
+    final_loss: float
+    """The last validation loss; NaN before the first evaluation."""
+    train_losses: list[float]
+    """Training loss of every step that was logged and not skipped."""
+    seconds: float
+    """Seconds spent in training steps."""
+    tokens: int
+    diverged: bool
+    """Whether the run diverged, by the rule of `has_diverged`."""
+    skipped_steps: int
+    widened_steps: int
+    """Steps that were repeated because an operand left the range of the backend's fast GEMM."""
+    stopped: str = ""
+    """Signal that asked the run to stop when it was at its last step; empty if there was none."""
+
+
+def read_result(folder: Path, stopped: str = "") -> TrainResult:
+    """Return the result so far of the run in a folder, which a signal may have stopped."""
+    lines = list(read_lines(folder / "metrics.jsonl"))
+    losses = [
+        (x["step"], math.nan if x["val_loss"] is None else x["val_loss"]) for x in lines if "val_loss" in x
+    ]
+    steps = [line for line in lines if "lr" in line]
+    return TrainResult(
+        losses=losses,
+        final_loss=losses[-1][1] if losses else math.nan,
+        train_losses=[line["loss"] for line in steps if "skipped" not in line],
+        seconds=sum(line.get("seconds", 0.0) for line in read_lines(folder / "timing.jsonl")),
+        tokens=max((line["tokens"] for line in lines), default=0),
+        diverged=has_diverged([(float(step), loss) for step, loss in losses]),
+        skipped_steps=sum("skipped" in line for line in steps),
+        widened_steps=sum("widened" in line for line in steps),
+        stopped=stopped,
+    )
+
+
+Point = tuple[float, float]
+"""Tokens trained on, and the validation loss in nats per token."""
+
+SPIKE = 0.1
+"""Nats by which a loss must have risen before a run can be called diverged."""
+
+
+def has_diverged(curve: Sequence[Point]) -> bool:
+    """Return whether a curve ends in a non-finite loss or has risen again: the rule `divergence` of a report."""
+    losses = [loss for _, loss in curve]
+    if not all(math.isfinite(loss) for loss in losses):
+        return True
+    if len(losses) < 2:
+        return False
+    risen = losses[-1] - min(losses)
+    return risen > SPIKE and risen > (losses[0] - min(losses)) / 2

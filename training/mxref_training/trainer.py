@@ -1,0 +1,189 @@
+"""Training, from top to bottom: build, step, evaluate, log, save.
+
+A run is deterministic, resumes to the bit, and is never silent about a value that is not finite.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mxref.backend import Backend
+from mxref.recipe import Recipe
+from mxref_training.build import begin, build
+from mxref_training.config import TrainConfig
+from mxref_training.data.corpus import TokenCorpus
+from mxref_training.distributed.ranks import SOLE, Ranks
+from mxref_training.errors import DivergedError
+from mxref_training.finite import require_finite, require_trained, way_out
+from mxref_training.interrupt import Interrupted, StopRequest
+from mxref_training.log import RunLog, SilentLog, TrainResult, read_result
+from mxref_training.open_run import OpenRun
+from mxref_training.progress import ProgressSink
+from mxref_training.start import begun
+from mxref_training.steps import Taken
+from mxref_training.track import UNOBSERVED, Observation, Profiler, shadowed
+
+MAX_SKIPPED = 10
+"""Steps in a row that may be skipped before the run counts as diverged."""
+
+
+def train(
+    config: TrainConfig,
+    recipe: Recipe,
+    out: Path,
+    *,
+    backend: Backend,
+    corpus: TokenCorpus | None = None,
+    label: str = "",
+    progress: ProgressSink | None = None,
+    resume: bool = True,
+    stop_after: int | None = None,
+    observe: Observation = UNOBSERVED,
+    ranks: Ranks = SOLE,
+) -> TrainResult:
+    """Train a Llama from its initial weights, or from the latest checkpoint in `out`.
+
+    Several ranks, which are connected, each call this with the same arguments. The first writes the files of the run.
+
+    Args:
+        config: the run.
+        recipe: treatment of the linear layers.
+        out: folder of the run, made where it does not exist.
+        backend: computes the block formats.
+        corpus: tokens; made from `config.data` where they are not given.
+        label: name of the run in progress reports.
+        progress: where to report to; default the terminal, or lines on standard error.
+        resume: go on with the run in `out`; False deletes that run first.
+        stop_after: stop after this optimizer step as if the process ended there, with a checkpoint.
+        observe: tracker and profile; of the first rank.
+        ranks: which of the processes of the run this one is.
+
+    Raises:
+        ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
+        CheckpointError: the run in `out` is another one, is damaged or not finite, or cannot be written.
+        DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
+            `MAX_SKIPPED` steps in a row, or in all steps; or the last validation loss is not finite.
+        RunError: an exception that is none of mxref's, as of a backend; its traceback is in the run's `log.txt`.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came to any rank; a checkpoint was saved.
+        PeerStopped: another rank raised one of these, or ended.
+    """
+    observe.require(config)
+    with begun(
+        config,
+        recipe,
+        out,
+        backend=backend,
+        corpus=corpus,
+        label=label,
+        progress=progress,
+        resume=resume,
+        ranks=ranks,
+    ) as run:
+        stopped, last = "", min(config.run.steps, stop_after or config.run.steps)
+        if run.step < last:
+            stopped = TrainingRun(run, observe).go(last)
+        # Another host may see what the first rank wrote late, so that rank alone reads it.
+        result = ranks.broadcast(read_result(run.folder.path, stopped) if ranks.first else None)
+        assert result is not None  # the first rank has said
+        if run.finished:
+            require_trained(config, result.final_loss, result.skipped_steps, run.folder.metrics)
+        return result
+
+
+class TrainingRun:
+    """A run in progress on one rank."""
+
+    def __init__(self, run: OpenRun, observe: Observation) -> None:
+        """Build model, optimizer, data and steps; take a checkpoint's state or the initial one; open the logs."""
+        self.run, self.settings, self.ranks = run, run.config.run, run.ranks
+        self.parts = build(run)
+        lengths = begin(run, self.parts)
+        run.training = True
+        run.describe()
+        self.log: RunLog = SilentLog()
+        self.profiler = Profiler(None, run)
+        if run.ranks.first:
+            self.log = RunLog(run, lengths, self.parts.schedule, observe.track)
+            self.profiler = Profiler(observe.profile, run)
+
+    def go(self, last: int) -> str:
+        """Train up to the step `last`; return the signal that asked to stop when that was the run's last one."""
+        run, parts, every = self.run, self.parts, self.settings
+        run.sink.start(run.label, run.step, every.steps, every.step_tokens)
+        if run.step:
+            run.sink.note(f"resumed at step {run.step} of {every.steps}")
+        self.log.start_clock()
+        try:
+            with shadowed(run, parts.model), StopRequest() as request, parts.saver:
+                while run.step < last:
+                    with self.profiler.step(run.step + 1):
+                        self._step()
+                    if run.step % every.eval_every == 0 or run.step == every.steps:
+                        self._evaluate()
+                    parts.saver.poll()
+                    stop = request.agreed(self.ranks)
+                    due = every.checkpoint_every and run.step % every.checkpoint_every == 0
+                    if due or stop or run.step == last:
+                        self._save()
+                    if stop and run.step < every.steps:
+                        parts.saver.wait()
+                        raise Interrupted(
+                            f"{stop} after step {run.step} of {every.steps}: saved in {run.folder.path}; "
+                            "the same command goes on from there"
+                        )
+            return request.signal
+        finally:
+            parts.steps.close()
+            self.log.close()
+            self.profiler.close()
+
+    def _step(self) -> None:
+        """Take a step, or start one and report the one before it."""
+        run, parts = self.run, self.parts
+        if phase := parts.schedule.begins(run.step):
+            self._report(parts.steps.catch_up())
+            parts.steps.begin_phase()
+            run.sink.note(f"step {run.step + 1} begins the phase {phase}")
+        taken = parts.steps.take(parts.loader.next_batch(self.settings.batch), run.step)
+        run.step += 1
+        self._report(taken)
+
+    def _report(self, taken: Taken | None) -> None:
+        """Log a step that has ended, if there is one, and stop where too many were skipped in a row."""
+        if taken is None:
+            return
+        run = self.run
+        run.skipped_in_a_row = run.skipped_in_a_row + 1 if taken.problem else 0
+        self.log.add_step(taken)
+        if taken.problem:
+            self._require_finite()  # skipping more steps would not bring the model back
+        if run.skipped_in_a_row >= MAX_SKIPPED:
+            raise DivergedError(
+                f"{taken.problem} at step {taken.step + 1}, the {MAX_SKIPPED}th step in a row to be skipped: "
+                f"{way_out(run.config)}"
+            )
+
+    def _evaluate(self) -> None:
+        """Evaluate the model and log its loss."""
+        self._report(self.parts.steps.catch_up())
+        self.log.start_clock()
+        self.log.add_evaluation(self.run.step, *self.parts.evaluator())
+        self._require_finite()
+        self.log.start_clock()
+
+    def _save(self) -> None:
+        """Save a checkpoint, at once or in the background."""
+        self._report(self.parts.steps.catch_up())
+        self._require_finite()
+        run, parts = self.run, self.parts
+        facts = {
+            "skipped_in_a_row": run.skipped_in_a_row,
+            "logs": self.log.lengths(),
+            "identity": run.identity,
+        }
+        parts.saver.save(parts.state.snapshot(run.step, facts))
+        self.log.start_clock()
+
+    def _require_finite(self) -> None:
+        run = self.run
+        require_finite(self.parts.state.tensors(), run.step, run.config, run.folder.store, self.ranks)
