@@ -213,7 +213,7 @@ def test_layers_advance_together_as_one_by_one(held):
             want = before if kept else scalar_scale(amax, tensor, before if before != 0 else 1.0)
             assert new.scale[i].item() == np.float32(want), (amax, before)
             assert new.amax[i].item() == -1
-        old.advance(flag)
+        advance_scales([old], flag)
         assert torch.equal(old.scale, new.scale)
 
 

@@ -76,9 +76,9 @@ _advance = Fp8Scales.advance
 def _after(change: Callable[[Fp8Scales, torch.Tensor, torch.Tensor], Any]) -> Plant:
     """`change` gives the next scales from the history, the scales and the amax before."""
 
-    def advance(self: Fp8Scales, held: torch.Tensor | None = None) -> None:
+    def advance(self: Fp8Scales) -> None:
         before, amax = self.scale.clone(), self.amax.clone()
-        _advance(self, held)
+        _advance(self)
         self.scale.copy_(change(self, before, amax))
 
     return lambda patch: patch.setattr(Fp8Scales, "advance", advance)

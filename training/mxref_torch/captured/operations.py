@@ -116,7 +116,7 @@ class StepOperations:
     """Forward and backward passes, clipping and update of a step, on tensors that stay where they are.
 
     The device skips an update whose loss or gradient is not finite. If an operand leaves the range of the backend's
-    fast GEMM, it skips the update of this step and of all later ones, until `held` is set to zero.
+    fast GEMM, it skips the update of this step and of all later ones, until `withheld` is set to zero.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class StepOperations:
         self._names, self.parameters = zip(*trained, strict=True)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Number of the step, as kernels read it."""
-        self.held = torch.zeros((), dtype=torch.bool, device=self.device)
+        self.withheld = torch.zeros((), dtype=torch.bool, device=self.device)
         self.outcome = torch.zeros(micro_batches * team.parts + 3, device=self.device)
         """Losses of all parts, norm, index of the first gradient that is not finite, and whether the range was left."""
         self.inputs: tuple[Tensor, ...] = ()
@@ -202,25 +202,25 @@ class StepOperations:
         self._graded = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         team = self._team
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        exceeded = torch.zeros_like(self.held)
+        exceeded = torch.zeros_like(self.withheld)
         for word in self.context.backend.range_words():
             exceeded |= (word != 0).any()
             word.zero_()
         losses, norm, last, exceeded = team.survey(losses, gradients, exceeded)
         finite = torch.isfinite(losses).all() & torch.isfinite(norm)
-        self.held |= exceeded
+        self.withheld |= exceeded
         if self._clip > 0:
             # As in torch.nn.utils.clip_grads_with_norm_; a norm that is not finite does not scale.
             factor = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([team.own(g) for g in gradients], torch.where(finite, factor, 1.0).float())
-        self._optimizer.found_inf = (~finite | self.held).float()  # type: ignore[attr-defined]
+        self._optimizer.found_inf = (~finite | self.withheld).float()  # type: ignore[attr-defined]
         try:
             self._optimizer.step()
         finally:
             del self._optimizer.found_inf  # type: ignore[attr-defined]
         team.share_scales(self.model)
         advance_scales(
-            (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.held
+            (module for module in self.model.modules() if isinstance(module, Fp8Scales)), self.withheld
         )
         self.outcome.copy_(torch.cat([losses, norm[None], last[None], exceeded[None]]))
 

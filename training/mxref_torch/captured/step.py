@@ -259,7 +259,7 @@ class CapturedStep:
         after = self._pending
         if after is not None and after.done is not None:
             after.done.synchronize()
-        self._operations.held.zero_()
+        self._operations.withheld.zero_()
         outcome = self._repeated(pending)
         if after is not None:
             self._pending = self._start(after.step, after.batch)
@@ -294,7 +294,7 @@ class CapturedStep:
             for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient  # a graph writes into the memory that it was captured with
         if exceeded:
-            self._operations.held.zero_()
+            self._operations.withheld.zero_()
             self._operations.discard()
             self._pending, self._next = None, pending.step
             raise UnsupportedError(

@@ -148,22 +148,18 @@ class Fp8Scales(nn.Module):
         if self.delayed:
             self.amax.fill_(_UNSEEN)
 
-    def advance(self, held: torch.Tensor | None = None) -> None:
-        """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state.
-
-        Args:
-            held: bool scalar on the same device: whether the step will be done over, so that no scale changes.
-        """
-        advance_scales([self], held)
+    def advance(self) -> None:
+        """Set the next step's scales from this step's amax; a tensor that was not seen keeps its state."""
+        advance_scales([self])
 
 
 @torch.no_grad()
-def advance_scales(scales: Iterable[Fp8Scales], held: torch.Tensor | None = None) -> None:
+def advance_scales(scales: Iterable[Fp8Scales], withheld: torch.Tensor | None = None) -> None:
     """Do what `Fp8Scales.advance` does, for all layers at once: one by one, each would launch twenty kernels.
 
     Args:
         scales: of the layers; layers under current scaling have nothing to advance.
-        held: as in `Fp8Scales.advance`.
+        withheld: bool scalar on the same device: whether the step will be done over, so that no scale changes.
     """
     by_device: dict[torch.device, list[Fp8Scales]] = {}
     for each in scales:
@@ -174,8 +170,8 @@ def advance_scales(scales: Iterable[Fp8Scales], held: torch.Tensor | None = None
         scale, amax = torch.stack(now), torch.stack(amaxes)  # [layers, 3]
         previous = torch.where(scale != _NO_SCALE, scale, 1.0)
         seen = ~(amax < 0)  # a NaN has been seen
-        if held is not None:
-            seen = seen & ~held
+        if withheld is not None:
+            seen = seen & ~withheld
         new = scale_from_amax(amax, together[0].limits, previous)
         torch._foreach_copy_(now, list(torch.where(seen, new, scale).unbind()))
         torch._foreach_copy_(amaxes, list(torch.full_like(amax, _UNSEEN).unbind()))

@@ -77,7 +77,7 @@ class LinearFunction(torch.autograd.Function):
             x = (wgrad.source or wgrad).kind(*kept)
             if wgrad.source:
                 x = layer.requantized("x", x, place, wgrad)
-            gradient = None if torch.compiler.is_compiling() else _held_gradient(ctx, layer, wgrad)
+            gradient = None if torch.compiler.is_compiling() else _gradient_in_place(ctx, layer, wgrad)
             if gradient is None:
                 dw = layer.as_read(dy_as[GemmRole.WGRAD].product(x, wgrad, dy.shape[0], w_dtype))
             else:
@@ -258,7 +258,7 @@ def _check_recomputation(ctx: Any, marker: Any, place: torch.Tensor) -> None:
             )
 
 
-def _held_gradient(node: Any, layer: MXLinear, wgrad: LayerGemm) -> torch.Tensor | None:
+def _gradient_in_place(node: Any, layer: MXLinear, wgrad: LayerGemm) -> torch.Tensor | None:
     """Return the gradient to which Wgrad may add in place, as autograd would; None if autograd has to."""
     weight = layer.context.sole_uses.get(node)
     if weight is None or not wgrad.kind.adds_in_place or not wgrad.plain or layer.inputs_first:
