@@ -1,4 +1,4 @@
-"""The tables of docs/how-to/distributed.rst, from what `bench.bench_gpu_ranks` measured.
+"""The tables of docs/explanation/ranks.rst, from what `bench.bench_gpu_ranks` measured.
 
 `PYTHONPATH=tests python -m bench.render_ranks FILE.json ...` keeps the rows of such files as one record.
 """
