@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mxref.conformance.model import Check, CheckResult, Failure, Op, Subject, declares
+from mxref.conformance.finding import shrunk_failure
+from mxref.conformance.model import Check, CheckResult, Failure, Op, Subject
 from mxref.conformance.requests.decoding import shown
+from mxref.conformance.requests.encoding import Blocks, Judge, Request, all_of_it, plainest
 from mxref.conformance.requests.product import Product, decided
-from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, plainest
-from mxref.conformance.shrink.product import shrunk
-from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.conformance.shrink import smallest_product
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 
@@ -30,10 +30,8 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
         wrong, compared = judge(got, want)
         if not wrong.any():
             return CheckResult(compared)
-        row, block = plainest(wrong, want, request.element)
-        return CheckResult(
-            compared, shrink_quantize(subject, request, row, block, clause, title, int(wrong.sum()), judge)
-        )
+        place, count = plainest(wrong, want, request.element), int(wrong.sum())
+        return CheckResult(compared, shrunk_failure(subject, request, place, clause, title, count, judge))
 
     return Check(clause, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
 
@@ -56,7 +54,7 @@ def controlled_check(clause: str, title: str, request: Request, controls: Sequen
 
 
 def _right(subject: Subject, control: Request) -> bool:
-    if not all(declares(subject.capabilities, name, value) for name, value in control.needs):
+    if not control.declared(subject.capabilities):
         return True
     return not all_of_it(Blocks.of(control.answer(subject)), control.expected_blocks)[0].any()
 
@@ -73,7 +71,7 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
         if not wrong.any():
             return CheckResult(wrong.size)
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        small, here = shrunk(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
+        small, here = smallest_product(subject, asked, at, clause, blamed) if subject.shrink else (asked, at)
         if subject.shrink:
             _, got = small.wrong(subject)
         expected = shown(small.expected[here])

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance.blame import blame
+from mxref.conformance.finding import block_failure
 from mxref.conformance.function import on_host, on_host_bytes
 from mxref.conformance.model import Failure, block_format, storage_clause
 from mxref.conformance.outcome import Judgement, failure_text, printable_lines
-from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, unit_rows
-from mxref.conformance.shrink.blame import blame
-from mxref.conformance.shrink.quantization import block_failure
+from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, unit_rows
 from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, ShapeError
 from mxref.formats import BlockFormat, BlockShape

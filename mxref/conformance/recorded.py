@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from mxref import __version__
 from mxref.conformance.report import check_writable
+from mxref.conformance.requests.encoding import Blocks, Request
 from mxref.conformance.requests.product import Product
-from mxref.conformance.requests.quantization import Blocks, Request
 from mxref.errors import FileFormatError
 from mxref.formats import BLOCK_FORMATS, BlockShape
 from mxref.mxarray import MXArray

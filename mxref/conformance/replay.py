@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from mxref.backend import Backend
+from mxref.conformance.blame import blame, cause
 from mxref.conformance.compare import product_check, quantize_check
+from mxref.conformance.finding import block_failure, shrunk_failure
 from mxref.conformance.model import Failure, Subject
 from mxref.conformance.outcome import Judgement, failure_text
 from mxref.conformance.recorded import (
@@ -20,10 +22,7 @@ from mxref.conformance.recorded import (
     where_text,
 )
 from mxref.conformance.requests.decoding import shown
-from mxref.conformance.requests.quantization import Blocks, all_of_it, plainest
-from mxref.conformance.shrink.blame import blame
-from mxref.conformance.shrink.cause import cause
-from mxref.conformance.shrink.quantization import block_failure, shrink_quantize
+from mxref.conformance.requests.encoding import Blocks, all_of_it, plainest
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 
@@ -178,9 +177,9 @@ def _quantization(subject: Subject, call: RecordedQuantization) -> ReplayedCall:
     wrong, _ = all_of_it(got, want)
     if not wrong.any():
         return ReplayedCall(where, "quantize", compared, recorded)
-    row, block = plainest(wrong, want, request.element)
-    clause = cause(subject, request, got, (row, block))
-    answered = shrink_quantize(subject, request, row, block, clause, where, int(wrong.sum()))
+    place = plainest(wrong, want, request.element)
+    clause = cause(subject, request, got, place)
+    answered = shrunk_failure(subject, request, place, clause, where, int(wrong.sum()))
     return ReplayedCall(where, "quantize", compared, recorded, answered)
 
 

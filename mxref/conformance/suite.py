@@ -10,7 +10,7 @@ from mxref.arrays import described
 from mxref.capabilities import Capabilities
 from mxref.conformance.families import made_for
 from mxref.conformance.model import CLAUSES, Check, CheckResult, Failure, Level, Op, Subject
-from mxref.conformance.requests.quantization import MalformedAnswer
+from mxref.conformance.requests.encoding import MalformedAnswer
 from mxref.conformance.watch.copies import Copies
 from mxref.dialects import dialect
 from mxref.errors import RecipeError, UnsupportedError

@@ -14,7 +14,7 @@ from mxref.conformance.checks.layout import drawn_spec
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.decoding import DTYPES, differs
-from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, as_numpy
+from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, as_numpy
 from mxref.errors import NonfiniteError, ShapeError
 from mxref.formats import INPUT_DTYPES, BlockShape, Nonfinite
 from mxref.placement import Placement

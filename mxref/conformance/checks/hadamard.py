@@ -14,13 +14,16 @@ from mxref.conformance.compare import quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
 from mxref.conformance.requests.decoding import float_bits
-from mxref.conformance.requests.quantization import Request
+from mxref.conformance.requests.encoding import Request
+from mxref.conformance.shrink import Search, fewest_elements
 from mxref.plan import dtype_name
 from mxref.steps.hadamard import SIZES, Rotation, SignPolicy, hadamard
 from mxref.steps.random import Stream
 from mxref.steps.scale import ScaleRule
 
 STREAM = Stream(41, step=6, layer=2, operand=0)
+_SMALL = 512
+"""Elements of an input that is shown as words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +140,7 @@ def _check(
         bad = wrong(t, subject)
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         got, want = t.answer(subject), t.expected
-        small = t.x.size <= 512
+        small = t.x.size <= _SMALL
         blamed = clause if right else "hadamard.order"
         failure = Failure(
             blamed, title, f"{int(differs.sum())} of {differs.size} values differ, first at {where} of what is shown",
@@ -161,28 +164,19 @@ def _shrunk(
 ) -> Transform:
     """Return a smaller transform that is still wrong: one group if that suffices, as few elements as possible."""
 
-    def fails(candidate: Transform) -> bool:
-        try:
-            return bool(wrong(candidate, subject).any())
-        except Exception:  # an exception is another failure than the one that is being shrunk
-            return False
+    def fault_of(candidate: Transform) -> str | None:
+        return "wrong" if wrong(candidate, subject).any() else None
 
+    search = Search(t, "wrong", fault_of, 2 * _SMALL)
     if t.axis % t.x.ndim == t.x.ndim - 1:
         where = np.argwhere(wrong(t, subject))[0]
         group = int(where[-1]) // t.n * t.n
-        single = replace(t, x=t.x[tuple(where[:-1])][None, group : group + t.n].copy())
-        t = single if fails(single) else t
-    if t.signs and fails(replace(t, signs=0)):
-        t = replace(t, signs=0)
-    if t.x.size > 512:
-        return t
-    for i in range(t.x.size):
-        x = t.x.copy()
-        if x.flat[i] == 0:
-            continue
-        x.flat[i] = 0
-        t = replace(t, x=x) if fails(replace(t, x=x)) else t
-    return t
+        search.take(replace(t, x=t.x[tuple(where[:-1])][None, group : group + t.n].copy()))
+    search.take(replace(search.case, signs=0))
+    t = search.case
+    if t.x.size <= _SMALL:
+        fewest_elements(search, t.x, lambda x: replace(t, x=x))
+    return search.case
 
 
 def _single(rng: np.random.Generator, n: int) -> NDArray[np.float32]:

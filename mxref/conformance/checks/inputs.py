@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mxref.conformance.compare import quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, tame
-from mxref.conformance.requests.quantization import Blocks, Request, all_of_it
+from mxref.conformance.requests.encoding import Blocks, Request, all_of_it
 from mxref.errors import NonfiniteError
 from mxref.formats import Nonfinite
 from mxref.steps.random import Stream

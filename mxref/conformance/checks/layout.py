@@ -14,7 +14,7 @@ from mxref.capabilities import Capabilities
 from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, storage_clause
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
-from mxref.conformance.requests.quantization import Blocks, Request
+from mxref.conformance.requests.encoding import Blocks, Request
 from mxref.errors import ShapeError
 from mxref.formats import INPUT_DTYPES, BlockFormat, BlockShape
 from mxref.recipe import OperandSpec

@@ -12,8 +12,8 @@ from mxref.conformance.checks.gemm import adversarial
 from mxref.conformance.compare import product_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, given
+from mxref.conformance.requests.encoding import as_numpy
 from mxref.conformance.requests.product import Operands, Product
-from mxref.conformance.requests.quantization import as_numpy
 from mxref.errors import ShapeError
 from mxref.formats import BlockFormat
 from mxref.gemm import OUT_DTYPES

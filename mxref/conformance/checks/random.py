@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mxref.conformance.compare import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.crafted import tame
-from mxref.conformance.requests.quantization import Blocks, Request
+from mxref.conformance.requests.encoding import Blocks, Request
 from mxref.formats import BlockShape, ElementFormat
 from mxref.plan import QuantPlan
 from mxref.recipe import OperandSpec

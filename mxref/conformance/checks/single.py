@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxref.conformance.blame import blame
 from mxref.conformance.checks.layout import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
 from mxref.conformance.dump import compare_arrays
+from mxref.conformance.finding import shrunk_failure
 from mxref.conformance.function import FunctionBackend, Stored
 from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, storage_clause
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
-from mxref.conformance.requests.quantization import Blocks, MalformedAnswer, Request, all_of_it, plainest
-from mxref.conformance.shrink.blame import blame
-from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.conformance.requests.encoding import Blocks, MalformedAnswer, Request, all_of_it, plainest
 from mxref.formats import BlockShape
 from mxref.plan import dtype_name
 from mxref.steps.random import Stream
@@ -206,10 +206,9 @@ class _Asked:
             wrong, compared = all_of_it(got, want)
             if not wrong.any():
                 return CheckResult(compared)
-            row, block = plainest(wrong, want, request.element)
-            blamed = clause or self._cause(subject, request, blame(request, got, row, block))
-            count = int(wrong.sum())
-            return CheckResult(compared, shrink_quantize(subject, request, row, block, blamed, title, count))
+            place, count = plainest(wrong, want, request.element), int(wrong.sum())
+            blamed = clause or self._cause(subject, request, blame(request, got, *place))
+            return CheckResult(compared, shrunk_failure(subject, request, place, blamed, title, count))
 
         own = clause or f"rounding.{request.spec.rounding.value}"
         return Check(

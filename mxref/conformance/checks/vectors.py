@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from mxref.conformance.blame import blame
+from mxref.conformance.finding import shrunk_failure
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, by_rank
-from mxref.conformance.requests.quantization import Blocks, Request, all_of_it, plainest
-from mxref.conformance.shrink.blame import blame
-from mxref.conformance.shrink.quantization import shrink_quantize
+from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, plainest
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
@@ -71,9 +71,9 @@ def _check(record: Record, clause: str) -> Check:
             got = subject.once(request, lambda: Blocks.of(request.answer(subject)))
             wrong, _ = all_of_it(got, request.expected_blocks)
             if wrong.any():
-                row, block = plainest(wrong, request.expected_blocks, request.element)
-                blamed = _blamed(record, blame(request, got, row, block))
-                failure = shrink_quantize(subject, request, row, block, blamed, title, int(wrong.sum()))
+                place = plainest(wrong, request.expected_blocks, request.element)
+                blamed = _blamed(record, blame(request, got, *place))
+                failure = shrunk_failure(subject, request, place, blamed, title, int(wrong.sum()))
                 return CheckResult(count, failure)
         failure = Failure(
             clause, title, str(mismatch), _inputs(record), expected=mismatch.want, got=mismatch.got

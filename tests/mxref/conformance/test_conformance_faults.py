@@ -9,10 +9,9 @@ import pytest
 
 from mutants import MUTANTS
 from mutants.staged import Staged, staged
-from mxref.conformance import check
+from mxref.conformance import check, finding
 from mxref.conformance.model import Subject
-from mxref.conformance.requests.quantization import Blocks, all_of_it
-from mxref.conformance.shrink import quantization as shrink
+from mxref.conformance.requests.encoding import Blocks, all_of_it
 from mxref.steps.hadamard import Rotation
 from mxref.steps.hadamard import hadamard as transform
 from mxref.steps.random import random_integers
@@ -51,9 +50,9 @@ def wrong(backend, request, row, block):
 @pytest.mark.clause("conformance.protocol")
 def test_each_finding_of_a_backend_with_several_faults_shows_its_own(monkeypatch):
     shown = []
-    explain = shrink.explain_command
+    explain = finding.explain_command
     monkeypatch.setattr(
-        shrink, "explain_command", lambda *place: (shown.append(place[:3]), explain(*place))[1]
+        finding, "explain_command", lambda *place: (shown.append(place[:3]), explain(*place))[1]
     )
     report = check(joined(FAULTS.values()), ops=["quantize"], level="quick", formats=["mxfp4"])
     failures = {failure.clause: failure for failure in report.failures}
@@ -64,7 +63,7 @@ def test_each_finding_of_a_backend_with_several_faults_shows_its_own(monkeypatch
             each
             for each in reversed(shown)
             if each[0].describe() == failure.request
-            and failure.array.tobytes() == shrink.unit_rows(*each).tobytes()
+            and failure.array.tobytes() == finding.unit_rows(*each).tobytes()
         )
         assert wrong(fault(), request, row, block), (clause, failure)
         others = [each for name, each in FAULTS.items() if name != clause]

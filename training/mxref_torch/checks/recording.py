@@ -24,7 +24,7 @@ from mxref.conformance.recorded import (
     save_recording,
 )
 from mxref.conformance.requests.product import Product
-from mxref.conformance.requests.quantization import Request
+from mxref.conformance.requests.encoding import Request
 from mxref.formats import Nonfinite
 from mxref.mxarray import MXArray
 from mxref.roles import OPERANDS, GemmRole

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.model import Subject, block_format
+from mxref.capabilities import Capabilities
+from mxref.conformance.model import Subject, block_format, declares
 from mxref.formats import BlockFormat, BlockShape, ElementFormat
 from mxref.layouts.packed import unpack
 from mxref.mxarray import MXArray
@@ -22,6 +23,8 @@ from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 
 _DEFAULT = OperandSpec()
+Place = tuple[int, int]
+"""Stored row and number of a block."""
 
 
 class Blocks(NamedTuple):
@@ -113,6 +116,16 @@ class Request:
         if spec.rounding is Rounding.SR:
             needs += [("native_sr", False), ("max_sr_bits", spec.sr_bits)]
         return tuple(needs)
+
+    def declared(self, capabilities: Capabilities) -> bool:
+        """Return whether a backend of these capabilities declares the request."""
+        return all(declares(capabilities, name, value) for name, value in self.needs)
+
+    def elements_before(self, row: int, block: int) -> int:
+        """Return how many elements of the global tensor come before the block's Hadamard group."""
+        plan = self.plan
+        start = int(plan.global_rows()[row]) * plan.global_length + plan.first
+        return start + block // (plan.unit // self.format.k) * plan.unit
 
     def answer(self, subject: Subject) -> MXArray:
         """Return the backend's answer, codes and scales in NumPy.

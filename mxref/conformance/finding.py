@@ -1,40 +1,41 @@
-"""Shrinks a failing quantization to the smallest block that still fails, and makes the command that explains it."""
+"""A wrong block as a failure: shrunk, in words and bits, with the command that explains the expected answer."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.model import Failure, Subject
-from mxref.conformance.requests.quantization import Blocks, Judge, Request, all_of_it, tile_rows, unit_rows
-from mxref.conformance.shrink.own import Own, own_block
+from mxref.conformance.requests.encoding import (
+    Blocks,
+    Judge,
+    Place,
+    Request,
+    all_of_it,
+    tile_rows,
+    unit_rows,
+)
+from mxref.conformance.shrink import MAX_WORDS, smallest_block
 from mxref.formats import BlockShape, ElementFormat
 from mxref.layouts.packed import pack
-from mxref.recipe import UNTURNED, OperandSpec
+from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS
 from mxref.steps.hadamard import SignPolicy
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
-from mxref.steps.scale import ScaleRule
 
 OPERAND_NAMES = {o.id: f"{role.value}.{o.tensor}" for role, operands in OPERANDS.items() for o in operands}
 
 _DEFAULT = OperandSpec()
-_MAX_TRIES = 300
-_MAX_WORDS = 512
-"""Longest input that is shown as words: a unit of H256, and as much before it."""
 
 
-def shrink_quantize(
+def shrunk_failure(
     subject: Subject,
     request: Request,
-    row: int,
-    block: int,
+    place: Place,
     clause: str,
     check: str,
     wrong: int,
@@ -45,30 +46,25 @@ def shrink_quantize(
     Args:
         subject: the backend.
         request: what it answers wrongly.
-        row: stored row of a wrong block.
-        block: number of the wrong block in its row.
+        place: stored row and number of a wrong block.
         clause: clause of the check.
         check: its name.
         wrong: how many blocks were wrong.
         judge: of the check.
     """
-    total = request.expected_blocks.scales.size
+    message = f"{wrong} of {request.expected_blocks.scales.size} blocks differ"
     if subject.shrink:
-        own, (row, block) = own_block(subject, request, (row, block), clause, judge)
-    at = _where(request, row, block)
-    if subject.shrink:
-        request, row, block = _smallest(own, request, row, block)
-    message = (
-        f"{wrong} of {total} blocks differ; shown is the one at {at}, shrunk"
-        if subject.shrink
-        else (f"{wrong} of {total} blocks differ, one of them at {at}")
-    )
+        whole = request
+        at, request, place = smallest_block(subject, request, place, clause, judge)
+        message += f"; shown is the one at {_where(whole, *at)}, shrunk"
+    else:
+        message += f", one of them at {_where(request, *place)}"
     answer = subject.once(request, lambda: Blocks.of(request.answer(subject)))
-    return block_failure(request, (row, block), clause, check, message, answer)
+    return block_failure(request, place, clause, check, message, answer)
 
 
 def block_failure(
-    request: Request, place: tuple[int, int], clause: str, check: str, message: str, answer: Blocks
+    request: Request, place: Place, clause: str, check: str, message: str, answer: Blocks
 ) -> Failure:
     """Return the failure that a wrong block of an answer is.
 
@@ -118,12 +114,9 @@ def explain_command(request: Request, row: int, block: int, file: str | None = N
         index = (row - rows.start) * unit_blocks + inside
         return shlex.join([*options, "--file", file, "--block", str(index)])
     before = 0
-    if (
-        spec.rounding is Rounding.SR
-    ):  # the block's place decides its random bits: zeros fill what lies before it
-        start = int(plan.global_rows()[row]) * plan.global_length + plan.first
-        before = start + block // unit_blocks * plan.unit
-        if before + plan.unit > _MAX_WORDS or before % plan.unit:
+    if spec.rounding is Rounding.SR:  # the place decides the random bits: zeros fill what lies before it
+        before = request.elements_before(row, block)
+        if before + plan.unit > MAX_WORDS or before % plan.unit:
             return None
     bits = unit_rows(request, row, block).astype(np.float32).view(np.uint32).ravel()
     words = [f"0x{int(w):08x}" if w else "0" for w in bits]
@@ -152,64 +145,6 @@ def stream_options(stream: Stream) -> Iterator[str]:
             yield from (f"--{name}", str(getattr(stream, name)))
     if stream.operand:
         yield from ("--operand", OPERAND_NAMES[stream.operand])
-
-
-def _smallest(own: Own, request: Request, row: int, block: int) -> tuple[Request, int, int]:
-    """Return the simplest request found whose answer at the block is still wrong, for the same reason."""
-    for candidate, place in _plain_forms(request, row, block):
-        if own.shown(candidate, place):
-            request, (row, block) = candidate, place
-            break
-    for changes in _SIMPLER:
-        candidate = replace(request, spec=replace(request.spec, **changes))
-        if candidate.spec != request.spec and own.shown(candidate, (row, block)):
-            request = candidate
-    for candidate, place in _plain_forms(request, row, block):  # without a transform, one block is a unit
-        if candidate.x.size < request.x.size and own.shown(candidate, place):
-            request, (row, block) = candidate, place
-            break
-    return _fewest_elements(own, request, row, block), row, block
-
-
-def _plain_forms(request: Request, row: int, block: int) -> Iterator[tuple[Request, tuple[int, int]]]:
-    """Yield the block as a request of its own: at the origin, or where its random bits are the same."""
-    plan = request.plan
-    x = np.ascontiguousarray(unit_rows(request, row, block))
-    height, inside = (row - tile_rows(request, row)[0]), block % (plan.unit // request.format.k)
-    yield Request(x, request.spec, rng=request.rng), (height, inside)
-    if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
-        start = int(plan.global_rows()[row]) * plan.global_length + plan.first
-        before = start + block // (plan.unit // request.format.k) * plan.unit
-        if before + plan.unit <= _MAX_WORDS and before % plan.unit == 0:
-            padded = np.concatenate([np.zeros((1, before), x.dtype), x], axis=1)
-            yield Request(padded, request.spec, rng=request.rng), (0, before // request.format.k + inside)
-
-
-_SIMPLER: tuple[dict[str, Any], ...] = (
-    UNTURNED, {"signs": SignPolicy.NONE, "sign_vector": None}, {"rounding": Rounding.RNE, "sr_bits": 16},
-    {"sr_bits": 16}, {"prescale": False}, {"block": BlockShape.ROW}, {"zero_scale": 0},
-    {"scale_rule": ScaleRule.FLOOR},
-)  # fmt: skip
-"""Treatments with one choice less; each is tried on top of those that were taken."""
-
-
-def _fewest_elements(own: Own, request: Request, row: int, block: int) -> Request:
-    """Return the request with as many elements as possible made zero, runs of them first."""
-    left = np.flatnonzero(request.x.astype(np.float32).view(np.uint32))
-    run, tries = len(left), 0
-    while run and tries < _MAX_TRIES:
-        start = 0
-        while start < len(left) and tries < _MAX_TRIES:
-            x = request.x.copy()
-            x.reshape(-1)[left[start : start + run]] = 0
-            candidate = replace(request, x=x)
-            tries += 1
-            if own.shown(candidate, (row, block)):
-                request, left = candidate, np.delete(left, slice(start, start + run))
-            else:
-                start += run
-        run //= 2
-    return request
 
 
 def _block(blocks: Blocks, row: int, block: int) -> tuple[int, NDArray[np.uint8]]:

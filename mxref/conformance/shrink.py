@@ -1,0 +1,236 @@
+"""The shrinker: from a request that a backend answers wrongly to the simplest one that shows the same fault.
+
+A `Search` holds a case and what is wrong with it. A simpler case takes its place only if the same is wrong with it, so
+a finding is never shrunk into another fault: a backend may have several. `smallest_block`, `smallest_product` and
+`fewest_elements` say what is simpler for a quantization, a product and the input of a transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxref.conformance.blame import symptom
+from mxref.conformance.model import Subject
+from mxref.conformance.requests.encoding import Blocks, Judge, Place, Request, tile_rows, unit_rows
+from mxref.conformance.requests.product import Product, decided, rows_of
+from mxref.formats import BlockShape
+from mxref.layouts.packed import pack, unpack
+from mxref.mxarray import MXArray
+from mxref.recipe import UNTURNED
+from mxref.steps.hadamard import SignPolicy
+from mxref.steps.rounding import Rounding
+from mxref.steps.scale import ScaleRule
+
+Case = TypeVar("Case")
+
+MAX_WORDS = 512
+"""Longest input that is shown as words: a unit of H256, and as much before it."""
+_BLOCK_TRIES, _PRODUCT_TRIES = 320, 2000
+_MAX_PLACES = 24
+
+
+class Search(Generic[Case]):
+    """The simplest case so far that shows a fault."""
+
+    def __init__(self, case: Case, fault: str, fault_of: Callable[[Case], str | None], tries: int) -> None:
+        """Begin with a case.
+
+        Args:
+            case: to be made simpler.
+            fault: what is wrong with it.
+            fault_of: returns what is wrong with a case; None where nothing is.
+            tries: the number of cases that may be tried.
+        """
+        self.case = case
+        self._fault, self._fault_of, self._left = fault, fault_of, tries
+
+    def take(self, simpler: Case) -> bool:
+        """Return whether the same is wrong with a simpler case, which then is the simplest so far."""
+        if self._left == 0:
+            return False
+        self._left -= 1
+        try:
+            same = self._fault_of(simpler) == self._fault
+        except Exception:  # an exception is another failure than the one that is being shrunk
+            return False
+        if same:
+            self.case = simpler
+        return same
+
+    def fewest(self, parts: Iterable[int], of: Callable[[list[int]], Case]) -> None:
+        """Leave out as many parts of the case as possible, runs of them first; `of` makes the case of some parts."""
+        kept = list(parts)
+        run = len(kept)
+        while run:
+            start = 0
+            while start < len(kept):
+                fewer = kept[:start] + kept[start + run :]
+                if self.take(of(fewer)):
+                    kept = fewer
+                else:
+                    start += run
+            run //= 2
+
+
+def fewest_elements(search: Search[Case], x: NDArray[Any], of: Callable[[NDArray[Any]], Case]) -> None:
+    """Make as many elements or codes of an array zero as possible; `of` returns the case with another array."""
+
+    def holding(places: list[int]) -> Case:
+        some = np.zeros_like(x)
+        some.reshape(-1)[places] = x.reshape(-1)[places]
+        return of(some)
+
+    search.fewest(np.flatnonzero(x.astype(np.float32).view(np.uint32)).tolist(), holding)
+
+
+def smallest_block(
+    subject: Subject, request: Request, place: Place, clause: str, judge: Judge
+) -> tuple[Place, Request, Place]:
+    """Return the place of a wrong block that shows the fault; then the simplest request found, and its wrong block.
+
+    Args:
+        subject: the backend.
+        request: what it answers wrongly.
+        place: stored row and number of a wrong block, which is looked at first.
+        clause: that it is reported under.
+        judge: of the clause's check.
+    """
+    got, want = Blocks.of(request.answer(subject)), request.expected_blocks
+    # Blocks of zeros come last, because they show the least.
+    zero: NDArray[np.bool_] = ~(want.codes & (request.element.sign - 1)).any(axis=-1)
+    wrong = sorted(map(tuple, np.argwhere(judge(got, want)[0]).tolist()), key=lambda p: (bool(zero[p]), *p))
+    places = [place, *(p for p in wrong if p != place)][:_MAX_PLACES]
+    faults = {p: symptom(subject, clause, judge, request, got, p) for p in places}
+    place = next((p for p in places if faults[p] == clause), place)
+    fault = faults[place]
+    if fault is None:
+        return place, request, place
+
+    def fault_of(case: tuple[Request, Place]) -> str | None:
+        asked, at = case
+        if not asked.declared(subject.capabilities):
+            return None
+        return symptom(subject, clause, judge, asked, Blocks.of(asked.answer(subject)), at)
+
+    search = Search((request, place), fault, fault_of, _BLOCK_TRIES)
+    any(map(search.take, _plain_forms(*search.case)))
+    for changes in _SIMPLER:
+        whole, at = search.case
+        spec = replace(whole.spec, **changes)
+        if spec != whole.spec:
+            search.take((replace(whole, spec=spec), at))
+    whole, at = search.case  # without a transform, one block is a unit
+    any(search.take(case) for case in _plain_forms(whole, at) if case[0].x.size < whole.x.size)
+    whole, at = search.case
+    fewest_elements(search, whole.x, lambda x: (replace(whole, x=x), at))
+    return place, *search.case
+
+
+def _plain_forms(request: Request, place: Place) -> Iterator[tuple[Request, Place]]:
+    """Yield the block as a request of its own: at the origin, or where its random bits are the same."""
+    plan, (row, block) = request.plan, place
+    x = np.ascontiguousarray(unit_rows(request, row, block))
+    inside = block % (plan.unit // request.format.k)
+    yield Request(x, request.spec, rng=request.rng), (row - tile_rows(request, row)[0], inside)
+    if request.spec.rounding is Rounding.SR and request.spec.block is BlockShape.ROW:
+        before = request.elements_before(row, block)
+        if before + plan.unit <= MAX_WORDS and before % plan.unit == 0:
+            padded = np.concatenate([np.zeros((1, before), x.dtype), x], axis=1)
+            yield Request(padded, request.spec, rng=request.rng), (0, before // request.format.k + inside)
+
+
+_SIMPLER: tuple[dict[str, Any], ...] = (
+    UNTURNED, {"signs": SignPolicy.NONE, "sign_vector": None}, {"rounding": Rounding.RNE, "sr_bits": 16},
+    {"sr_bits": 16}, {"prescale": False}, {"block": BlockShape.ROW}, {"zero_scale": 0},
+    {"scale_rule": ScaleRule.FLOOR},
+)  # fmt: skip
+"""Treatments with one choice less; each is tried on top of those that were taken."""
+
+
+def smallest_product(
+    subject: Subject, product: Product, at: tuple[int, ...], clause: str, blamed: str
+) -> tuple[Product, tuple[int, ...]]:
+    """Return the plainest product found that is wrong under the clause that is blamed, and where it is wrong.
+
+    Args:
+        subject: the backend.
+        product: what it answers wrongly.
+        at: a wrong result.
+        clause: clause of the check.
+        blamed: the clause that decides the wrong result.
+    """
+
+    def fault_of(candidate: Product) -> str | None:
+        nonlocal at
+        found, wrong = decided(subject, clause, candidate, candidate.wrong(subject)[0])
+        if found != blamed or not wrong.any():
+            return None
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])  # of the candidate, which is taken
+        return found
+
+    product = replace(product, a=rows_of(product.a), b=rows_of(product.b))
+    search = Search(product, blamed, fault_of, _PRODUCT_TRIES)
+    single = replace(product, a=_rows(product.a, [at[0]]), b=_rows(product.b, [at[1]]))
+    any(map(search.take, (replace(single, layout=""), single)))
+    while True:
+        before = search.case
+        _fewer_rows_and_blocks(search)
+        for side in ("a", "b"):
+            _plainer_operand(search, side)
+        if search.case is before:
+            return before, at
+
+
+def _fewer_rows_and_blocks(search: Search[Product]) -> None:
+    whole = search.case
+    search.fewest(range(len(whole.a.scales)), lambda kept: replace(whole, a=_rows(whole.a, kept)))
+    left = search.case
+    search.fewest(range(len(left.b.scales)), lambda kept: replace(left, b=_rows(left.b, kept)))
+    both = search.case
+    search.fewest(
+        range(both.a.scales.shape[1]),
+        lambda kept: replace(both, a=_blocks_of(both.a, kept), b=_blocks_of(both.b, kept)),
+    )
+
+
+def _plainer_operand(search: Search[Product], side: str) -> None:
+    """Make elements of an operand 0 or 1 and scales 1, and leave its prescale out."""
+
+    def operand() -> MXArray:
+        return getattr(search.case, side)  # type: ignore[no-any-return]
+
+    def with_codes(codes: NDArray[np.uint8]) -> Product:
+        packed = pack(codes.reshape(elements.shape), made)
+        return replace(search.case, **{side: replace(operand(), codes=packed)})
+
+    made = operand().format.element
+    elements = unpack(operand().codes, made)
+
+    fewest_elements(search, elements, with_codes)
+    one = made.values.index(1.0)
+    for place in np.flatnonzero(unpack(operand().codes, made)):
+        codes = unpack(operand().codes, made).reshape(-1)
+        if codes[place] != one:
+            codes[place] = one
+            search.take(with_codes(codes))
+    for place in np.argwhere(operand().scales != 127):
+        scales = operand().scales.copy()
+        scales[tuple(place)] = 127
+        search.take(replace(search.case, **{side: replace(operand(), scales=scales)}))
+    if operand().prescale:
+        search.take(replace(search.case, **{side: replace(operand(), prescale=False)}))
+
+
+def _rows(q: MXArray, rows: list[int]) -> MXArray:
+    return replace(q, codes=q.codes[rows], scales=q.scales[rows], shape=(len(rows), q.length))
+
+
+def _blocks_of(q: MXArray, blocks: list[int]) -> MXArray:
+    rows = len(q.scales)
+    codes = q.codes.reshape(rows, -1, q.format.code_bytes(q.format.k))[:, blocks].reshape(rows, -1)
+    return replace(q, codes=codes, scales=q.scales[:, blocks], shape=(rows, q.format.k * len(blocks)))
