@@ -1,5 +1,6 @@
 """mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed."""
 
+from mxref._version import __version__ as __version__
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities
 from mxref.check import check_quantizer
@@ -32,8 +33,6 @@ from mxref.steps.hadamard import Rotation, SignPolicy, hadamard, inverse_hadamar
 from mxref.steps.random import Stream
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import ScaleRule
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DIALECTS",

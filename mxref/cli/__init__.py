@@ -21,7 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from mxref import __version__
+from mxref._version import __version__
 from mxref.cli.ranks import refuse_ranks
 from mxref.errors import BackendError, MxrefError
 from mxref.printable import printable

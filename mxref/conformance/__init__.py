@@ -26,7 +26,7 @@ from mxref.conformance.model import (
     Subject,
     by_rank,
 )
-from mxref.conformance.process.processes import TIME_LIMIT, Processes
+from mxref.conformance.processes import TIME_LIMIT, Processes
 from mxref.conformance.suite import Choice, Outline, checks_of, outline, result_of
 from mxref.discovery import get_backend
 from mxref.errors import BackendError, LoadError

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mxref.backend import Backend
 from mxref.capabilities import Capabilities, declared_words
 from mxref.conformance.outcome import NOT_ASKED, CheckResult, ClauseResult, Failure, Level, Report
-from mxref.conformance.watch.memory import Watched
+from mxref.conformance.watch import Watched
 from mxref.formats import INPUT_DTYPES, BlockFormat, ElementFormat
 from mxref.recipe import OperandSpec
 from mxref.steps.rounding import Rounding

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref import __version__
+from mxref._version import __version__
 from mxref.conformance.report import check_writable
 from mxref.conformance.requests.encoding import Blocks, Request
 from mxref.conformance.requests.product import Product

@@ -10,7 +10,7 @@ import numpy as np
 
 from mxref.backend import Backend
 from mxref.conformance.blame import blame, cause
-from mxref.conformance.compare import product_check, quantize_check
+from mxref.conformance.differential import product_check, quantize_check
 from mxref.conformance.finding import block_failure, shrunk_failure
 from mxref.conformance.model import Failure, Subject
 from mxref.conformance.outcome import Judgement, failure_text

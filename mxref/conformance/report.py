@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from mxref import __version__
+from mxref._version import __version__
 from mxref.conformance.outcome import COUNTS, ClauseResult, Failure, Report, failure_text
 from mxref.errors import FileFormatError
 from mxref.printable import printable

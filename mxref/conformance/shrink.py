@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,9 +101,9 @@ def smallest_block(
         judge: of the clause's check.
     """
     got, want = Blocks.of(request.answer(subject)), request.expected_blocks
-    # Blocks of zeros come last, because they show the least.
-    zero: NDArray[np.bool_] = ~(want.codes & (request.element.sign - 1)).any(axis=-1)
-    wrong = sorted(map(tuple, np.argwhere(judge(got, want)[0]).tolist()), key=lambda p: (bool(zero[p]), *p))
+    zero = (want.codes & (request.element.sign - 1) == 0).all(axis=-1)
+    wrong = [(int(row), int(block)) for row, block in np.argwhere(judge(got, want)[0])]
+    wrong.sort(key=lambda p: bool(zero[p]))  # blocks of zeros come last, because they show the least
     places = [place, *(p for p in wrong if p != place)][:_MAX_PLACES]
     faults = {p: symptom(subject, clause, judge, request, got, p) for p in places}
     place = next((p for p in places if faults[p] == clause), place)
@@ -180,8 +180,8 @@ def smallest_product(
     while True:
         before = search.case
         _fewer_rows_and_blocks(search)
-        for side in ("a", "b"):
-            _plainer_operand(search, side)
+        _plainer_operand(search, "a")
+        _plainer_operand(search, "b")
         if search.case is before:
             return before, at
 
@@ -198,32 +198,33 @@ def _fewer_rows_and_blocks(search: Search[Product]) -> None:
     )
 
 
-def _plainer_operand(search: Search[Product], side: str) -> None:
+def _plainer_operand(search: Search[Product], side: Literal["a", "b"]) -> None:
     """Make elements of an operand 0 or 1 and scales 1, and leave its prescale out."""
 
     def operand() -> MXArray:
-        return getattr(search.case, side)  # type: ignore[no-any-return]
+        return search.case.a if side == "a" else search.case.b
+
+    def changed(**parts: Any) -> Product:
+        q = replace(operand(), **parts)
+        return replace(search.case, a=q) if side == "a" else replace(search.case, b=q)
 
     def with_codes(codes: NDArray[np.uint8]) -> Product:
-        packed = pack(codes.reshape(elements.shape), made)
-        return replace(search.case, **{side: replace(operand(), codes=packed)})
+        return changed(codes=pack(codes, element))
 
-    made = operand().format.element
-    elements = unpack(operand().codes, made)
-
-    fewest_elements(search, elements, with_codes)
-    one = made.values.index(1.0)
-    for place in np.flatnonzero(unpack(operand().codes, made)):
-        codes = unpack(operand().codes, made).reshape(-1)
-        if codes[place] != one:
-            codes[place] = one
+    element = operand().format.element
+    fewest_elements(search, unpack(operand().codes, element), with_codes)
+    one = element.values.index(1.0)
+    for place in np.argwhere(unpack(operand().codes, element)).tolist():
+        codes = unpack(operand().codes, element)
+        if codes[tuple(place)] != one:
+            codes[tuple(place)] = one
             search.take(with_codes(codes))
-    for place in np.argwhere(operand().scales != 127):
+    for place in np.argwhere(operand().scales != 127).tolist():
         scales = operand().scales.copy()
         scales[tuple(place)] = 127
-        search.take(replace(search.case, **{side: replace(operand(), scales=scales)}))
+        search.take(changed(scales=scales))
     if operand().prescale:
-        search.take(replace(search.case, **{side: replace(operand(), prescale=False)}))
+        search.take(changed(prescale=False))
 
 
 def _rows(q: MXArray, rows: list[int]) -> MXArray:

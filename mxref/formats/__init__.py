@@ -7,8 +7,10 @@ outside this package knows a format's numbers by heart.
 from mxref.formats.blocks import (
     BF16,
     BLOCK_FORMATS,
+    CANONICAL_NAN,
     FORMATS,
     FP8,
+    INPUT_DTYPES,
     MXFP4,
     MXFP4_E1M2,
     MXFP6_E2M3,
@@ -16,11 +18,11 @@ from mxref.formats.blocks import (
     MXFP8_E4M3,
     MXFP8_E5M2,
     BlockFormat,
+    BlockShape,
+    Nonfinite,
     OperandFormat,
     TensorFormat,
 )
-from mxref.formats.choices import BlockShape, Nonfinite
-from mxref.formats.conventions import CANONICAL_NAN, INPUT_DTYPES
 from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, ElementFormat, Specials
 from mxref.formats.scales import E8M0, ScaleFormat
 

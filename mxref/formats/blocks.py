@@ -1,5 +1,7 @@
 """The formats in which a GEMM reads an operand, by name: block formats, and those without blocks.
 
+Beside them stand the choices that a quantization offers, and what holds for every format: the input types and the NaN.
+
 Source: OCP Microscaling Formats (MX) v1.0, section 5.2.
 
 Implements: formats.mxfp4, formats.mxfp8, formats.mxfp6, formats.mxfp4_e1m2
@@ -8,11 +10,32 @@ Implements: formats.mxfp4, formats.mxfp8, formats.mxfp6, formats.mxfp4_e1m2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from mxref.errors import RecipeError
 from mxref.formats.elements import E1M2, E2M1, E2M3, E3M2, E4M3, E5M2, ElementFormat
 from mxref.formats.scales import E8M0, ScaleFormat
+
+CANONICAL_NAN = 0x7FC00000
+"""The float32 bits of every NaN that mxref produces."""
+
+INPUT_DTYPES = ("float32", "bfloat16", "float16")
+"""Input types: each is taken as the exact float32 value that it holds."""
+
+
+class BlockShape(StrEnum):
+    """What shares one scale: a block of a row, or, where k is 32, a 32x32 tile (its byte stored once per row)."""
+
+    ROW = "1x32"
+    TILE = "32x32"
+
+
+class Nonfinite(StrEnum):
+    """What a NaN or Inf does to its block: byte 255 with all codes 0, or an error."""
+
+    NAN_BLOCK = "nan_block"
+    RAISE = "raise"
 
 
 @dataclass(frozen=True, repr=False)

@@ -91,26 +91,11 @@ def upward(package: str, name: str, path: Path) -> list[str]:
     """Return the imports of a module that take from a room above its own."""
     known = set(modules(package))
     height = {room: number for number, room in enumerate([*rooms_of_the_page(package), "__init__"])}
-    # A version number is no way of data: `from mxref import __version__` may stand anywhere.
     return [
         f"{name} imports {target}"
         for target in imported(name, path, known)
-        if target.split(".")[0] == package
-        and height[room(package, target)] > height[room(package, name)]
-        and not (target == package and takes_only_the_version(package, path))
+        if target.split(".")[0] == package and height[room(package, target)] > height[room(package, name)]
     ]
-
-
-def takes_only_the_version(package: str, path: Path) -> bool:
-    """Return whether a module takes from its package's `__init__` nothing but the version number."""
-    taken = set()
-    for node in import_statements(path.read_text(encoding="utf-8")):
-        if isinstance(node, ast.Import):
-            taken |= {alias.name for alias in node.names if alias.name == package}
-        elif isinstance(node, ast.ImportFrom) and node.module == package:
-            taken |= {alias.name for alias in node.names}
-    modules_of_it = {path.stem for path in (FOLDERS[package] / package).iterdir()}
-    return taken - modules_of_it == {"__version__"}
 
 
 def imports_within(package: str) -> dict[str, set[str]]:
@@ -324,8 +309,6 @@ def test_a_planted_import_is_noticed(package, tmp_path):
         path.write_text(text + form.format(statement), encoding="utf-8")
         found = upward(package, low, path) if statement in above else foreign(package, low, path)
         assert found, f"{statement!r} is not noticed in {form!r}"
-    path.write_text(f"{text}from mxref import __version__\n", encoding="utf-8")
-    assert not upward(package, low, path)
 
 
 @pytest.mark.parametrize(

@@ -40,19 +40,19 @@ def make_wheel(folder: Path, files: dict[str, bytes], other: str = "rich") -> Pa
 
 def test_all_files_state_one_version():
     stated = versions.stated(ROOT)
-    assert {"pyproject.toml", "mxref/__init__.py", "CITATION.cff"} <= set(stated)
+    assert {"pyproject.toml", "mxref/_version.py", "CITATION.cff"} <= set(stated)
     assert re.fullmatch(r"\d+\.\d+\.\d+", versions.require_one(stated))
 
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     (tmp_path / "mxref").mkdir()
-    for name in ("pyproject.toml", "mxref/__init__.py", "CITATION.cff"):
+    for name in ("pyproject.toml", "mxref/_version.py", "CITATION.cff"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "mxref/__init__.py", "CITATION.cff", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "mxref/_version.py", "CITATION.cff", "CHANGELOG.md"])
 def test_another_version_in_one_file_is_named(name, checkout):
     (checkout / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n## 0.1.0 - 2026-11-22\n")
     file = checkout / name

@@ -19,7 +19,7 @@ def stated(checkout: Path) -> dict[str, str]:
     """
     found = {
         "pyproject.toml": tomllib.loads(_text(checkout, "pyproject.toml"))["project"]["version"],
-        "mxref/__init__.py": _matched(checkout, "mxref/__init__.py", r'^__version__ = "(.+)"$'),
+        "mxref/_version.py": _matched(checkout, "mxref/_version.py", r'^__version__ = "(.+)"$'),
         "CITATION.cff": _matched(checkout, "CITATION.cff", r'^version: "?([^"\n]+)"?$'),
     }
     released = [version for version, _ in _headings(checkout) if version != "Unreleased"]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.backend import within_range
-from mxref.conformance.checks.gemm import adversarial
+from mxref.conformance.checks.products import adversarial
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.decoding import LAYOUTS, differs, drawn_array, given, shown
 from mxref.conformance.requests.product import Product

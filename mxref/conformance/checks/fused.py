@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.checks.layout import drawn_spec
+from mxref.conformance.checks.places import drawn_spec
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.decoding import DTYPES, differs

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mxref.conformance.checks.gemm import adversarial
-from mxref.conformance.compare import product_check
+from mxref.conformance.checks.products import adversarial
+from mxref.conformance.differential import product_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.decoding import LAYOUTS, drawn_array, given
 from mxref.conformance.requests.encoding import as_numpy

@@ -23,7 +23,7 @@ from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.decoding import DTYPES, drawn_array, given
 from mxref.conformance.requests.encoding import Request
 from mxref.conformance.requests.product import Product
-from mxref.conformance.watch.memory import CLAUSE, FUSED_CLAUSE, arrays_of
+from mxref.conformance.watch import CLAUSE, FUSED_CLAUSE, arrays_of
 from mxref.gemm import OUT_DTYPES
 from mxref.mxarray import MXArray
 from mxref.placement import Placement

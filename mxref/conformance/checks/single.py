@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.blame import blame
-from mxref.conformance.checks.layout import permuted
+from mxref.conformance.checks.places import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
 from mxref.conformance.dump import compare_arrays
 from mxref.conformance.finding import shrunk_failure

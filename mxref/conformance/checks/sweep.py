@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.conformance.blame import deciders
-from mxref.conformance.compare import controlled_check, quantize_check
+from mxref.conformance.differential import controlled_check, quantize_check
 from mxref.conformance.model import Check, Plan, block_format
 from mxref.conformance.requests.crafted import crafted_blocks, tame, threshold_blocks
 from mxref.conformance.requests.encoding import Request, scales_only

@@ -11,12 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from mxref.cli import main
-from mxref.conformance import check
+from mxref.conformance import check, processes, watch
 from mxref.conformance.model import Check, CheckResult, Op, Subject
-from mxref.conformance.process import processes
 from mxref.conformance.suite import result_of
-from mxref.conformance.watch import copies
-from mxref.conformance.watch.copies import Copies
+from mxref.conformance.watch import Copies
 from mxref.errors import BackendError
 from mxref.reference import ReferenceBackend
 from places import ROOT
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.clause("conformance.protocol")
 
 LIMIT = "5"
 """Seconds for a check where one is meant to take longer: a check itself takes milliseconds."""
-PATIENT = "from mxref.conformance.watch import copies\ncopies._PATIENCE = 60_000\n"
+PATIENT = "from mxref.conformance import watch\nwatch._PATIENCE = 60_000\n"
 """For faults whose copy comes back or ends: a loaded machine may run the copy late."""
 HEADER = "import os, signal, time\nfrom pathlib import Path\nfrom mxref.reference import ReferenceBackend\n"
 IN_A_CALL = """
@@ -192,7 +190,7 @@ def test_one_process_is_kept_for_debuggers(tmp_path):
 
 
 def test_a_copy_in_this_process_ends_where_it_leaves_the_check(monkeypatch):
-    monkeypatch.setattr(copies, "_PATIENCE", 60_000)
+    monkeypatch.setattr(watch, "_PATIENCE", 60_000)
 
     def run(subject: Subject) -> CheckResult:
         os.fork()

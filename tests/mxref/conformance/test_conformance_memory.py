@@ -10,7 +10,7 @@ import pytest
 
 from mxref import MXArray, OperandSpec, PreparedArray, quantize
 from mxref.conformance import check
-from mxref.conformance.watch.memory import MARGIN, Watched
+from mxref.conformance.watch import MARGIN, Watched
 from mxref.reference import ReferenceBackend
 from mxref.reference import backend as reference
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mxref import BlockShape
-from mxref.conformance import CLAUSES, check, families
+from mxref.conformance import CLAUSES, check, suite
 from mxref.conformance.requests import crafted
 from mxref.formats import MXFP4, MXFP8_E4M3
 from mxref.reference import ReferenceBackend
@@ -86,7 +86,7 @@ FAULTS = {
 @pytest.fixture
 def without(monkeypatch):
     """Leaves a class of crafted blocks out."""
-    caches = (crafted.crafted_blocks, families._checks)
+    caches = (crafted.crafted_blocks, suite._checks)
     collect = crafted._crafted
 
     def leave_out(pattern):

@@ -23,8 +23,8 @@ from mxref.conformance.recorded import (
     check_name,
     save_recording,
 )
-from mxref.conformance.requests.product import Product
 from mxref.conformance.requests.encoding import Request
+from mxref.conformance.requests.product import Product
 from mxref.formats import Nonfinite
 from mxref.mxarray import MXArray
 from mxref.roles import OPERANDS, GemmRole

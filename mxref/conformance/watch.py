@@ -1,17 +1,22 @@
-"""Checks of the memory around a call: operands, the bytes around them, and the results of earlier calls.
+"""Observes what a backend does to memory and to its process.
 
-`Watched` stands between the checks and a backend. Every array goes in as a view of a larger one whose other
-elements are poisoned: 0xFF bytes, which are NaN as floats and as scale codes. After each call the poison and
-the operands must be as they were, results must have memory of their own, and results that earlier calls gave
-must still hold what they held. Small results are kept for the whole run, and looked at again in turns.
+`Watched` stands between the checks and a backend. Every array goes in as a view of a larger one whose other elements
+are poisoned: 0xFF bytes, which are NaN as floats and as scale codes. After each call the poison and the operands must
+be as they were, results must have memory of their own, and results that earlier calls gave must still hold what they
+held. Small results are kept for the whole run, and looked at again in turns.
+
+`Copies` ends a forked copy of this process before it returns into the code that called the backend.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import select
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -301,3 +306,39 @@ def _surrounded_tensor(tensor: Any) -> tuple[Any, Any]:
     view = room.as_strided(tuple(tensor.shape), tensor.stride(), MARGIN)
     view.copy_(tensor)
     return room, view
+
+
+_PATIENCE = 2000
+"""Milliseconds for a copy to come back: it runs what this process ran after the fork."""
+
+
+class Copies:
+    """A context that ends a copy of this process which leaves it, and tells in `returned` that there was one.
+
+    A copy that ends by itself, or lives on, does no harm and is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.returned = False
+
+    def __enter__(self) -> Self:
+        if not hasattr(os, "fork"):
+            return self
+        self._process = os.getpid()
+        self._read, self._write = os.pipe()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not hasattr(os, "fork"):
+            return
+        if os.getpid() != self._process:
+            os.write(self._write, b".")
+            os._exit(0)
+        # A copy holds the other end of the pipe until it ends: without one this reads the end at once.
+        os.close(self._write)
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN | select.POLLHUP)
+        self.returned = bool(poll.poll(_PATIENCE)) and bool(os.read(self._read, 1))
+        os.close(self._read)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxref.capabilities import Capabilities
-from mxref.conformance.compare import controlled_check, quantize_check
+from mxref.conformance.differential import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast, storage_clause
 from mxref.conformance.requests.crafted import any_bits, heavy_tailed, tame
 from mxref.conformance.requests.encoding import Blocks, Request

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.compare import controlled_check, quantize_check
+from mxref.conformance.differential import controlled_check, quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject
 from mxref.conformance.requests.crafted import tame
 from mxref.conformance.requests.encoding import Blocks, Request

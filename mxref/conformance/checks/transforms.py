@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mxref.conformance.compare import quantize_check
+from mxref.conformance.differential import quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, cast
 from mxref.conformance.requests.crafted import any_bits, cancelling, heavy_tailed, tame
 from mxref.conformance.requests.decoding import float_bits

@@ -1,4 +1,9 @@
-"""Runs checks in other processes, so that a backend that crashes its process only fails a check."""
+"""Runs checks in other processes, so that a backend that crashes its process only fails a check.
+
+`Processes` starts them and receives the results. `main` is the other end: it loads the backend and runs its checks. A
+process is a fresh interpreter, because a GPU driver does not survive a fork. It sends `Loaded` or `Refused` once, and
+then the number and the verdict of every check that it was given.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields
 from functools import cached_property
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from mxref.conformance.model import Check, CheckResult, Failure
-from mxref.conformance.process.worker import Loaded, Refused
-from mxref.conformance.suite import Choice, Outline
+from mxref.capabilities import Capabilities
+from mxref.conformance.model import Check, CheckResult, Failure, Subject
+from mxref.conformance.suite import Choice, Outline, outline, result_of
+from mxref.conformance.watch import Copies
 from mxref.cores import on_a_share
-from mxref.errors import BackendError, LoadError
+from mxref.discovery import get_backend
+from mxref.errors import BackendError, LoadError, MxrefError
 
 _Task = tuple[list[int], bool]
 """Numbers of checks, and whether to shrink what fails."""
@@ -36,7 +45,7 @@ _POLL = 0.5  # seconds: a copy of a process can hold its connection open after t
 _GRACE = 10.0  # seconds
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from mxref.conformance.process.worker import main; main(*map(int, sys.argv[2:]))"
+    "from mxref.conformance.processes import main; main(*map(int, sys.argv[2:]))"
 )
 
 
@@ -261,3 +270,64 @@ class _Worker:
         except subprocess.TimeoutExpired:
             return "closed its connection"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The message that a backend was loaded: its name, and the outline of its checks."""
+
+    name: str
+    capabilities: Capabilities
+    outline: Outline
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The message that a backend was not loaded: the reason, and whether its own code is to blame."""
+
+    text: str
+    its_fault: bool
+
+
+def main(channel: int, alive: int) -> None:
+    """Run the requested checks until the channel ends.
+
+    Args:
+        channel: file descriptor of the connection to the parent.
+        alive: file descriptor of a pipe that ends when the parent does.
+    """
+    for descriptor in (channel, alive):
+        os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
+    pipe = Connection(channel)
+    name, choice = pipe.recv()
+    try:
+        with Copies() as copies:
+            backend = get_backend(name)
+            checks = choice.checks(backend.capabilities)
+        if copies.returned:
+            raise LoadError(
+                f"backend {name!r} forked the process while it was loaded, and the copy went on as well"
+            )
+        # A plain copy, because the parent could not unpickle a class of the backend's own file.
+        plain = {f.name: getattr(backend.capabilities, f.name) for f in fields(Capabilities)}
+        loaded = Loaded(str(backend.name), Capabilities(**plain), outline(checks, backend.capabilities))
+    except MxrefError as err:
+        pipe.send(Refused(str(err), isinstance(err, LoadError)))
+        return
+    pipe.send(loaded)
+    subject = Subject(backend)
+    while True:
+        try:
+            numbers, subject.shrink = pipe.recv()
+        except EOFError:
+            return
+        for i in numbers:
+            pipe.send((i, result_of(checks[i], subject)))
+
+
+def _end_with_parent(alive: int) -> None:
+    """End this process and its children when the parent has ended, in whatever way."""
+    os.read(alive, 1)
+    os.killpg(0, signal.SIGKILL)

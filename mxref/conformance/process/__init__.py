@@ -1,1 +1,0 @@
-"""Checks answered in processes of their own."""

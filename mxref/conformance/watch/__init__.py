@@ -1,1 +1,0 @@
-"""Observes what a backend does to memory and to its process."""
