@@ -14,12 +14,11 @@ from typing import Any, Self
 from mxref.arrays import described
 from mxref.capabilities import Capabilities
 from mxref.conformance.checks import (
-    added,
     decode,
     fused,
+    fused_products,
     golden,
     places,
-    prepared,
     products,
     protocol,
     repeated,
@@ -256,8 +255,8 @@ _FAMILIES = (
     _Family(products.checks, _GEMM, ("gemm.",)),
     _Family(golden.checks, _EVERY, ("",)),
     _Family(fused.checks, _QUANTIZE, ("conformance.dual",), drawn=True),
-    _Family(prepared.checks, _GEMM, ("conformance.dual",)),
-    _Family(added.checks, _GEMM, ("conformance.dual",)),
+    _Family(fused_products.prepared_checks, _GEMM, ("conformance.dual",)),
+    _Family(fused_products.added_checks, _GEMM, ("conformance.dual",)),
     _Family(repeated.checks, _EVERY, ("conformance.dual", "conformance.protocol")),
 )
 _COMBINATIONS = _Family(places.combinations, _QUANTIZE, ("quantize.order",), drawn=True)

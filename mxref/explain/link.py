@@ -14,7 +14,7 @@ import numpy as np
 
 from mxref.dialects import DIALECTS, Dialect
 from mxref.errors import FileFormatError
-from mxref.explain.part import BlockPart, block_part
+from mxref.explain.block import BlockPart, block_part
 from mxref.formats import BlockShape
 from mxref.recipe import OperandSpec
 from mxref.roles import OPERANDS

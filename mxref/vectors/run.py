@@ -22,19 +22,17 @@ from mxref.steps.random import philox4x32, random_integers
 from mxref.steps.rounding import Rounding
 from mxref.vectors import BACKEND_OPS, DEFAULT, Mismatch, Record, RecordOp, load_vectors
 from mxref.vectors.data import (
+    code_digits,
     digest,
     digits_text,
     float_words,
     parse_digits,
     parse_words,
-    words_text,
-)
-from mxref.vectors.inputs import (
-    code_digits,
     record_format,
     record_operand,
     record_stream,
     record_tensor,
+    words_text,
 )
 
 _WIDTH = {"scales": 2, "packed": 2}

@@ -16,8 +16,7 @@ from mxref.steps.rounding import MAX_SR_BITS, Rounding
 from mxref.steps.scale import ScaleRule, bump_above
 from mxref.tomlio import to_table
 from mxref.vectors import BACKEND_OPS, Record, RecordOp, load_vectors
-from mxref.vectors.data import digits_text, parse_digits, parse_words, words_text
-from mxref.vectors.inputs import code_digits, record_format
+from mxref.vectors.data import code_digits, digits_text, parse_digits, parse_words, record_format, words_text
 from mxref.vectors.run import run_record
 
 PLANTED = [

@@ -13,8 +13,19 @@ import oracle.random
 from differential import oracle_quantize_array
 from mxref.formats import BlockFormat
 from mxref.vectors import Record, RecordOp
-from mxref.vectors.data import digest, digits_text, float_words, parse_digits, parse_words, words_text
-from mxref.vectors.inputs import code_digits, record_format, record_operand, record_stream, record_tensor
+from mxref.vectors.data import (
+    code_digits,
+    digest,
+    digits_text,
+    float_words,
+    parse_digits,
+    parse_words,
+    record_format,
+    record_operand,
+    record_stream,
+    record_tensor,
+    words_text,
+)
 
 
 def answer(record: Record) -> dict[str, str]:

@@ -34,8 +34,7 @@ from mxref.steps.random import Stream, random_integers
 from mxref.steps.rounding import MAX_SR_BITS
 from mxref.steps.scale import MANTISSA_BITS, MANTISSA_MASK, ScaleRule, bump_above
 from mxref.vectors import DEFAULT, Record, RecordOp
-from mxref.vectors.data import digits_text, input_words, words_text
-from mxref.vectors.inputs import code_digits
+from mxref.vectors.data import code_digits, digits_text, input_words, words_text
 
 _EXPONENTS_PER_RECORD = 12
 _STREAM = Stream(0x0123456789ABCDEF, 7, 3, 2)

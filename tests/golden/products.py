@@ -11,8 +11,7 @@ import numpy as np
 from golden.draft import draft
 from mxref.formats import BlockFormat, ElementFormat
 from mxref.vectors import DEFAULT, Record, RecordOp
-from mxref.vectors.data import digits_text, input_words
-from mxref.vectors.inputs import code_of
+from mxref.vectors.data import code_of, digits_text, input_words
 
 Rows = list[list[tuple[int, list[int]]]]
 """Rows of an operand: blocks of a scale code and their element codes, zeros where they end."""

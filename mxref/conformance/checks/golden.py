@@ -16,7 +16,7 @@ from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
 from mxref.vectors import BACKEND_OPS, DEFAULT, Record, RecordOp, load_vectors
-from mxref.vectors.inputs import (
+from mxref.vectors.data import (
     record_format,
     record_operand,
     record_stream,

@@ -21,7 +21,7 @@ from mxref.layouts.packed import pack
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile
 from mxref.steps.hadamard import Rotation
-from mxref.vectors.inputs import code_of
+from mxref.vectors.data import code_of
 
 _EDGES = (0, 1, 2, 63, 126, 127, 128, 190, 251, 252, 253, 254)
 

@@ -37,7 +37,7 @@ from mxref.vectors import (
     load_vectors,
     vectors_directory,
 )
-from mxref.vectors.inputs import code_digits, record_format
+from mxref.vectors.data import code_digits, record_format
 from mxref.vectors.run import run_record, verify_vectors
 from places import ROOT
 
