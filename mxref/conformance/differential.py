@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from mxref.conformance.finding import shrunk_failure
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Subject
 from mxref.conformance.requests.decoding import shown
-from mxref.conformance.requests.encoding import Blocks, Judge, Request, all_of_it, plainest
+from mxref.conformance.requests.encoding import Blocks, Judge, Place, Request, all_of_it, plainest
 from mxref.conformance.requests.product import Product, decided
 from mxref.conformance.shrink import smallest_product
 from mxref.mxarray import MXArray
@@ -21,8 +20,22 @@ _MAX_SHRINK_BLOCKS = 64
 _FEW_ROWS = 4
 
 
-def quantize_check(clause: str, title: str, request: Request, judge: Judge = all_of_it) -> Check:
-    """Return the check that a backend answers a request as the reference does; `judge` compares the answers."""
+Blamed = Callable[[Subject, Blocks, Place], str]
+"""Returns the clause that a wrong block of an answer breaks."""
+
+
+def quantize_check(
+    clause: str, title: str, request: Request, judge: Judge = all_of_it, blamed: Blamed | None = None
+) -> Check:
+    """Return the check that a backend answers a request as the reference does.
+
+    Args:
+        clause: the clause of the check, which a wrong block breaks unless `blamed` names another.
+        title: of the check.
+        request: what is asked.
+        judge: compares the answers.
+        blamed: finds the clause of the plainest wrong block.
+    """
 
     def run(subject: Subject) -> CheckResult:
         want = request.expected_blocks
@@ -31,7 +44,8 @@ def quantize_check(clause: str, title: str, request: Request, judge: Judge = all
         if not wrong.any():
             return CheckResult(compared)
         place, count = plainest(wrong, want, request.element), int(wrong.sum())
-        return CheckResult(compared, shrunk_failure(subject, request, place, clause, title, count, judge))
+        broken = blamed(subject, got, place) if blamed else clause
+        return CheckResult(compared, shrunk_failure(subject, request, place, broken, title, count, judge))
 
     return Check(clause, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe)
 
@@ -59,13 +73,11 @@ def _right(subject: Subject, control: Request) -> bool:
     return not all_of_it(Blocks.of(control.answer(subject)), control.expected_blocks)[0].any()
 
 
-def product_check(clause: str, title: str, product: Product, max_scale: int = 0) -> Check:
+def product_check(clause: str, title: str, product: Product) -> Check:
     """Return the check that a backend's GEMM gives the required result, or under `bounded` an allowed one."""
 
     def run(subject: Subject) -> CheckResult:
-        asked = product  # unchanged if possible, because it keeps the reference's answer
-        if bounded and product.error_class != subject.capabilities.bounded_class:
-            asked = replace(product, error_class=subject.capabilities.bounded_class)
+        asked = product.in_class_of(subject)
         wrong, got = asked.wrong(subject)
         blamed, wrong = decided(subject, clause, asked, wrong)
         if not wrong.any():
@@ -75,7 +87,7 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
         if subject.shrink:
             _, got = small.wrong(subject)
         expected = shown(small.expected[here])
-        if bounded:
+        if product.profile is GemmProfile.BOUNDED:
             total, tolerance = small.bound
             expected = f"{total[here]:.9g} within {tolerance[here]:.3g}"
         inputs = {
@@ -88,13 +100,7 @@ def product_check(clause: str, title: str, product: Product, max_scale: int = 0)
             wrong.size, Failure(blamed, title, message, small.describe(), inputs, expected, shown(got[here]))
         )
 
-    bounded = product.profile is GemmProfile.BOUNDED
-    needs: list[tuple[str, Any]] = [("gemms", product.gemm), ("gemm_dtypes", product.out)]
-    if product.a.prescale or product.b.prescale:
-        needs.append(("prescale", True))
-    if bounded:
-        needs.append(("bounded_max_scale", max_scale))
-    return Check(clause, title, Op.GEMM, tuple(needs), run, describe=product.describe)
+    return Check(clause, title, Op.GEMM, product.needs, run, describe=product.describe)
 
 
 def _blocks(q: MXArray, rows: Iterable[int]) -> Iterator[str]:

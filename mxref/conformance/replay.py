@@ -11,7 +11,7 @@ import numpy as np
 from mxref.backend import Backend
 from mxref.conformance.blame import blame, cause
 from mxref.conformance.differential import product_check, quantize_check
-from mxref.conformance.finding import block_failure, shrunk_failure
+from mxref.conformance.finding import block_failure
 from mxref.conformance.model import Failure, Subject
 from mxref.conformance.outcome import Judgement, failure_text
 from mxref.conformance.recorded import (
@@ -22,7 +22,7 @@ from mxref.conformance.recorded import (
     where_text,
 )
 from mxref.conformance.requests.decoding import shown
-from mxref.conformance.requests.encoding import Blocks, all_of_it, plainest
+from mxref.conformance.requests.encoding import all_of_it
 from mxref.discovery import get_backend
 from mxref.errors import MxrefError
 
@@ -133,9 +133,26 @@ def replay(file: str | Path, backend: Backend | str, *, shrink: bool = True) -> 
 
 
 def _replayed(subject: Subject, call: Call) -> ReplayedCall:
+    where, recorded = where_text(call.where), recorded_failure(call)
     if isinstance(call, RecordedQuantization):
-        return _quantization(subject, call)
-    return _product(subject, call)
+        op, request = "quantize", call.request
+        compared = request.expected_blocks.scales.size
+        check = quantize_check(
+            "quantize.order", where, request,
+            blamed=lambda subject, got, place: cause(subject, request, got, place),
+        )  # fmt: skip
+    else:
+        op, compared = "gemm", call.result.size
+        check = product_check(_product_clause(call), where, call.product)
+    if undeclared := check.undeclared(subject.capabilities):
+        return ReplayedCall(where, op, compared, recorded, undeclared=undeclared)
+    try:
+        answered = check.run(subject).failure
+    except Exception as err:  # any exception of the backend is its answer
+        kind = "" if isinstance(err, MxrefError) else f"{type(err).__name__}: "
+        message = f"raised {kind}{' '.join(str(err).split()) or 'no message'}"
+        answered = Failure(check.clause, where, message)
+    return ReplayedCall(where, op, compared, recorded, answered)
 
 
 def recorded_failure(call: Call) -> Failure | None:
@@ -162,40 +179,3 @@ def recorded_failure(call: Call) -> Failure | None:
 
 def _product_clause(call: RecordedProduct) -> str:
     return f"gemm.{call.product.profile.value}"
-
-
-def _quantization(subject: Subject, call: RecordedQuantization) -> ReplayedCall:
-    request = call.request
-    where, want = where_text(call.where), request.expected_blocks
-    compared, recorded = want.scales.size, recorded_failure(call)
-    if undeclared := quantize_check("quantize.order", where, request).undeclared(subject.capabilities):
-        return ReplayedCall(where, "quantize", compared, recorded, undeclared=undeclared)
-    try:
-        got = Blocks.of(request.answer(subject))
-    except Exception as err:  # any exception of the backend is its answer
-        return ReplayedCall(where, "quantize", compared, recorded, _raised("quantize.order", where, err))
-    wrong, _ = all_of_it(got, want)
-    if not wrong.any():
-        return ReplayedCall(where, "quantize", compared, recorded)
-    place = plainest(wrong, want, request.element)
-    clause = cause(subject, request, got, place)
-    answered = shrunk_failure(subject, request, place, clause, where, int(wrong.sum()))
-    return ReplayedCall(where, "quantize", compared, recorded, answered)
-
-
-def _product(subject: Subject, call: RecordedProduct) -> ReplayedCall:
-    product, where, recorded = call.product, where_text(call.where), recorded_failure(call)
-    compared = call.result.size
-    check = product_check(_product_clause(call), where, product, product.largest_scale)
-    if undeclared := check.undeclared(subject.capabilities):
-        return ReplayedCall(where, "gemm", compared, recorded, undeclared=undeclared)
-    try:
-        answered = check.run(subject).failure
-    except Exception as err:  # any exception of the backend is its answer
-        answered = _raised(_product_clause(call), where, err)
-    return ReplayedCall(where, "gemm", compared, recorded, answered)
-
-
-def _raised(clause: str, where: str, err: Exception) -> Failure:
-    kind = "" if isinstance(err, MxrefError) else f"{type(err).__name__}: "
-    return Failure(clause, where, f"raised {kind}{' '.join(str(err).split()) or 'no message'}")

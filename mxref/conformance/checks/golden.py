@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from mxref.conformance.blame import blame
-from mxref.conformance.finding import shrunk_failure
+from mxref.conformance.differential import quantize_check
 from mxref.conformance.model import Check, CheckResult, Failure, Op, Plan, Subject, by_rank
-from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, plainest
+from mxref.conformance.requests.encoding import Blocks, Place, Request
 from mxref.formats import BLOCK_FORMATS, BlockFormat
 from mxref.plan import dtype_name
 from mxref.recipe import GemmProfile
@@ -68,13 +69,11 @@ def _check(record: Record, clause: str) -> Check:
             return CheckResult(count)
         request = made()
         if request is not None:
-            got = subject.once(request, lambda: Blocks.of(request.answer(subject)))
-            wrong, _ = all_of_it(got, request.expected_blocks)
-            if wrong.any():
-                place = plainest(wrong, request.expected_blocks, request.element)
-                blamed = _blamed(record, blame(request, got, *place))
-                failure = shrunk_failure(subject, request, place, blamed, title, int(wrong.sum()))
-                return CheckResult(count, failure)
+            found = quantize_check(clause, title, request, blamed=partial(_blamed, record, request)).run(
+                subject
+            )
+            if found.failure:
+                return replace(found, compared=count)
         failure = Failure(
             clause, title, str(mismatch), _inputs(record), expected=mismatch.want, got=mismatch.got
         )
@@ -96,8 +95,9 @@ def _clause(record: Record) -> str:
     return next((clause for clause in preferred if clause in record.clauses), record.clauses[0])
 
 
-def _blamed(record: Record, decided: str | None) -> str:
+def _blamed(record: Record, request: Request, subject: Subject, got: Blocks, place: Place) -> str:
     """Return the clause of a quantization's failure: that of the wrong bit, unless another clause is the cause."""
+    decided = blame(request, got, *place)
     first = record.clauses[0]
     if decided is None or first.startswith(("quantize.", "dialect.")):
         return first

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from mxref.conformance.blame import blame
 from mxref.conformance.checks.places import permuted
 from mxref.conformance.checks.sweep import crafted_tiles, every_bfloat16
+from mxref.conformance.differential import quantize_check
 from mxref.conformance.dump import compare_arrays
-from mxref.conformance.finding import shrunk_failure
 from mxref.conformance.function import FunctionBackend, Stored
 from mxref.conformance.model import Check, CheckResult, Op, Plan, Subject, storage_clause
 from mxref.conformance.requests.crafted import any_bits, crafted_blocks, heavy_tailed, tame
-from mxref.conformance.requests.encoding import Blocks, MalformedAnswer, Request, all_of_it, plainest
+from mxref.conformance.requests.encoding import Blocks, MalformedAnswer, Place, Request, all_of_it
 from mxref.formats import BlockShape
 from mxref.plan import dtype_name
 from mxref.steps.random import Stream
@@ -201,19 +201,11 @@ class _Asked:
     def check(self, clause: str | None, title: str, request: Request) -> Check:
         """Return the check of a request; without a clause, the failure determines it."""
 
-        def run(subject: Subject) -> CheckResult:
-            want, got = request.expected_blocks, Blocks.of(request.answer(subject))
-            wrong, compared = all_of_it(got, want)
-            if not wrong.any():
-                return CheckResult(compared)
-            place, count = plainest(wrong, want, request.element), int(wrong.sum())
-            blamed = clause or self._cause(subject, request, blame(request, got, *place))
-            return CheckResult(compared, shrunk_failure(subject, request, place, blamed, title, count))
+        def blamed(subject: Subject, got: Blocks, place: Place) -> str:
+            return clause or self._cause(subject, request, blame(request, got, *place))
 
         own = clause or f"rounding.{request.spec.rounding.value}"
-        return Check(
-            own, title, Op.QUANTIZE, request.needs, run, request.spec, request.describe, raised=_PROTOCOL
-        )
+        return replace(quantize_check(own, title, request, blamed=blamed), raised=_PROTOCOL)
 
     def _cause(self, subject: Subject, request: Request, decided: str | None) -> str:
         """Return the clause of a wrong answer; `decided` is the clause of its first wrong bit."""

@@ -57,6 +57,26 @@ class Product:
         """The largest scale code of either operand that is not NaN; 0 where there is none."""
         return max(int(q.scales[q.scales < q.format.scale.nan_code].max(initial=0)) for q in (self.a, self.b))
 
+    @property
+    def needs(self) -> tuple[tuple[str, Any], ...]:
+        """The capabilities that the product uses."""
+        needs: list[tuple[str, Any]] = [("gemms", self.gemm), ("gemm_dtypes", self.out)]
+        if self.a.prescale or self.b.prescale:
+            needs.append(("prescale", True))
+        if self.profile is GemmProfile.BOUNDED:
+            needs.append(("bounded_max_scale", self.largest_scale))
+        return tuple(needs)
+
+    def in_class_of(self, subject: Subject) -> Product:
+        """Return the product with the error class that the backend declares for `bounded`.
+
+        It is this product itself if possible, because that keeps the reference's answer.
+        """
+        declared = subject.capabilities.bounded_class
+        if self.profile is not GemmProfile.BOUNDED or self.error_class == declared:
+            return self
+        return replace(self, error_class=declared)
+
     @cached_property
     def expected(self) -> NDArray[Any]:
         """The reference's answer; for `bounded`, one of the answers allowed."""
