@@ -1,4 +1,9 @@
-"""mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed."""
+"""mxref, the executable specification of microscaled training: plain NumPy, written for clarity before speed.
+
+Read it in the order of the data: `formats`, `steps` (Hadamard transform, scale, rounding, random bits), `plan`,
+`quantization`, `gemm`, `linear`. Clauses and golden vectors fix every bit that these give. Make them clearer or
+faster at will; a changed bit is a change of the specification, with its clause, its vectors and its tests.
+"""
 
 from mxref._version import __version__ as __version__
 from mxref.backend import Backend

@@ -2,7 +2,8 @@
 
 A backend implements four operations, and may implement four more that save reading or writing data
 twice. The public ones below check the request against the declared capabilities and resolve it; the
-underscored ones compute.
+underscored ones compute, and are all that a backend writes. Backends outside this project implement this protocol: an
+operation may be added with a default made of the others, but no signature may change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Quantization to a block format and back: signs and Hadamard, shared scale, rounding, packing, in that order."""
+"""Quantization to a block format and back: signs and Hadamard, shared scale, rounding, packing, in that order.
+
+This order is part of the specification. The arithmetic of each step is in `mxref.steps`, and `plan` decides before the
+first step what each one does.
+"""
 
 from __future__ import annotations
 

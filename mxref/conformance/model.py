@@ -1,4 +1,7 @@
-"""The parts of a conformance run: checks, each of one clause, and the backend under test."""
+"""The parts of a conformance run: the clauses in order, checks, each of one clause, and the backend under test.
+
+The order of `CLAUSES` decides which broken clause a report names first: causes stand before effects.
+"""
 
 from __future__ import annotations
 

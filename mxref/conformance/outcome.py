@@ -1,4 +1,7 @@
-"""The outcome of a conformance run: failures, results by clause and the whole report, also as text."""
+"""The outcome of a conformance run: failures, results by clause and the whole report, also as text.
+
+`report` writes it as JSON and JUnit XML. Other programs read both, so their keys stay as they are.
+"""
 
 from __future__ import annotations
 

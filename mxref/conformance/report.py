@@ -1,4 +1,4 @@
-"""A conformance report as text, JSON and JUnit XML."""
+"""A conformance report as JSON and JUnit XML, which other programs read: keys may be added, not changed."""
 
 from __future__ import annotations
 

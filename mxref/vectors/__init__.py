@@ -2,7 +2,7 @@
 
 A record is one operation, its inputs and the results that a correct implementation gives; the files are
 `spec/vectors/<chapter>.json`, one record per line. `load_vectors` reads them; `mxref.vectors.run.run_record`
-puts one through a backend.
+puts one through a backend. The files are written by `tests/golden` only; released records are never changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A scaled GEMM to be asked of a backend: what it must or may give, and the smallest operands that still fail."""
+"""A scaled GEMM to be asked of a backend: what it must or may give, and which clause decides a wrong result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from mxref.conformance.requests.decoding import differs, given
 from mxref.gemm import bounded_tolerance, prescale_product, scaled_gemm
 from mxref.mxarray import MXArray
 from mxref.recipe import GemmProfile, OperandSpec
-
-_MAX_SHRINK_BLOCKS = 64
-_FEW_ROWS = 4
 
 
 @dataclass(frozen=True, eq=False)
