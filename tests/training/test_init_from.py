@@ -18,7 +18,7 @@ from mxref.tomlio import dumps, shown, to_table
 from mxref_training.config import load_config
 from mxref_training.data import Loader
 from mxref_training.dimensions import ModelConfig
-from mxref_training.errors import CheckpointError, ConfigError, HuggingFaceError, RunError
+from mxref_training.errors import CheckpointError, ConfigError, DivergedError, HuggingFaceError, RunError
 from mxref_training.huggingface.config_json import model_table, require_same_shape
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import Llama
@@ -347,3 +347,14 @@ def test_weights_that_are_not_finite_are_refused(copy: Path, tmp_path: Path) -> 
     rewrite(copy / "model.safetensors", tensors)
     with pytest.raises(MxrefError, match=r"lm_head\.weight"):
         run(tmp_path / "run", "bf16", short(SCALED, init_from=str(copy)))
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp4"])
+def test_weights_so_large_that_no_step_is_taken_end_as_diverged(
+    copy: Path, tmp_path: Path, recipe: str
+) -> None:
+    """Every norm brings the activations back, so the losses stay finite, and the gradients do not."""
+    tensors = {name: tensor * 1e30 for name, tensor in load_file(copy / "model.safetensors").items()}
+    rewrite(copy / "model.safetensors", tensors)
+    with pytest.raises(DivergedError, match="all 3 steps were skipped"):
+        run(tmp_path / "run", recipe, short(SCALED, steps=3, init_from=str(copy)))

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 from mxref_training.config import Compile, Schedule, load_config
 from mxref_training.model.llama import parameter_count
+from mxref_training.optim import learning_rate
 
 
 @pytest.mark.parametrize(("name", "parameters", "tokens"), [("lab_20m", 21.5, 60.3), ("lab_50m", 46.9, 65.5)])
@@ -27,3 +28,23 @@ def test_laboratory_presets(name: str, parameters: float, tokens: float) -> None
     assert all(length % 64 == 0 for length in lengths), "whole groups of every Hadamard size that recipes use"
     # On a Hopper, shorter products are not multiplied in FP8 (`mxref_triton.products.bounded.SHORTEST_FP8`).
     assert min(lengths) >= 512
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup"),
+    [
+        ("tiny", 4),
+        ("demo", 60),
+        ("lab_20m", 200),
+        ("lab_50m", 200),
+        ("llama31_8b", 128),
+        ("llama31_70b", 128),
+    ],
+)
+def test_the_warm_up_of_a_preset_is_what_its_steps_take(name: str, warmup: int) -> None:
+    config = load_config(name)
+    rates = [learning_rate(config.optim, step, config.run.steps) for step in range(warmup + 1)]
+    assert config.optim.warmup == warmup
+    assert rates[0] == config.optim.lr / warmup
+    assert rates[warmup - 1] == config.optim.lr
+    assert rates == sorted(rates)

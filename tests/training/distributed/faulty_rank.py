@@ -14,9 +14,7 @@ import torch.distributed as dist
 
 from mxref.cli import main
 from mxref_training import steps
-from mxref_training.run import checkpoint
-from mxref_training.run import same_software
-from mxref_training.run import shared_folder
+from mxref_training.run import checkpoint, same_software, shared_folder
 
 STEP = 4
 """The step in which a rank fails."""
