@@ -23,7 +23,7 @@ from mxref.tomlio import to_table
 from mxref_training.config import PRESETS, TrainConfig, load_config, names
 from mxref_training.lab.ladder import SHIPPED, Arm, Ladder, load_ladder
 from mxref_training.model.llama import parameter_count
-from mxref_training.run.treatment import describe
+from mxref_training.treatment import describe
 
 _PAPER = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 

@@ -40,7 +40,7 @@ from exhaustive import decodes, dots, elements, halves, scales
 from exhaustive.families import FAMILIES
 from exhaustive.sweep import Sweep, run
 from exhaustive.table import COLUMNS, as_csv, cells
-from mxref_training.run.backend_code import digest, own_sources
+from mxref_training.sources import digest, own_sources
 
 PARTS = {"a": elements, "b": scales, "c": halves, "d": decodes, "e": dots}
 PACKAGES = tuple(Path(str(package.__file__)).parent for package in (mxref, mxref_numba, oracle, exhaustive))

@@ -18,13 +18,13 @@ from mxref.errors import FileFormatError, UnsupportedError
 from mxref.formats import MXFP4
 from mxref.recipe import GemmProfile
 from mxref.reference import ReferenceBackend
+from mxref_training import sources
 from mxref_training.data.corpus import prepare_corpus
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import load_results, run_ladder
 from mxref_training.report.ladder.page import headline
-from mxref_training.run import backend_code
 from mxref_training.trainer import train
 
 
@@ -194,12 +194,12 @@ def test_changed_code_reruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_code_digest_sees_what_can_change_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, counts: bool
 ) -> None:
-    monkeypatch.setattr(backend_code, "__file__", str(tmp_path / "run" / "backend_code.py"))
-    before = backend_code.code_digest()
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
+    before = sources.code_digest()
     file = tmp_path / f"{module}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("x = 1\n")
-    after = backend_code.code_digest()
+    after = sources.code_digest()
     assert (before != after) is counts
 
 

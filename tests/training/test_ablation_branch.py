@@ -18,6 +18,7 @@ from ablation_fakes import FakeCorpus, FakeTrainer, ladder, tiny
 from mxref.cli import main
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
+from mxref_training.branch import begin_branch
 from mxref_training.config import find_recipe
 from mxref_training.errors import ConfigError
 from mxref_training.interrupt import Interrupted
@@ -30,7 +31,6 @@ from mxref_training.lab.results import summary
 from mxref_training.lab.study import run_ladder
 from mxref_training.progress import ProgressSink
 from mxref_training.report.branches import branch_tables
-from mxref_training.run.branch import begin_branch
 from mxref_training.trainer import train
 from training_setup import CORPUS, change, lines, metrics, run, weights
 

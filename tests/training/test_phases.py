@@ -20,7 +20,7 @@ from mxref_training.log import read_lines
 from mxref_training.report.runs.page import markdown
 from mxref_training.report.runs.read import read_runs
 from mxref_training.run.memory import memory
-from mxref_training.run.treatment import describe
+from mxref_training.treatment import describe
 from training_setup import Saboteur, change, crash, lines, metrics, run, weights
 
 PLAN = recipe_from_table(

@@ -19,8 +19,8 @@ from mxref_training.config import Compile, Recompute, TrainConfig, find_recipe, 
 from mxref_training.device import known_errors, memory_limit
 from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.model.llama import Llama
+from mxref_training.preflight import preflight
 from mxref_training.run.memory import less_memory, memory, require_memory
-from mxref_training.run.preflight import preflight
 from training_setup import change, run
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_a_run_that_cannot_be_is_refused_before_its_corpus_is_built(
     args: tuple[str, ...], setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mxref_training.run.preflight.memory_limit", lambda _: 10**8)
+    monkeypatch.setattr("mxref_training.preflight.memory_limit", lambda _: 10**8)
     found = command(*args, "--set", setting, *(["--seeds", "2"] if args[0] == "ablate" else []))
     assert isinstance(found.exception, SystemExit), found.exception
     assert found.exit_code == 2
@@ -173,7 +173,7 @@ def test_memory_that_runs_out_is_a_message() -> None:
 
 
 def test_dry_run_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mxref_training.run.preflight.memory_limit", lambda _: 1)
+    monkeypatch.setattr("mxref_training.preflight.memory_limit", lambda _: 1)
     found = command("train", "llama31_8b", "--dry-run")
     assert found.exit_code == 0, found.output
     assert "tables             12.6 MB" in found.output

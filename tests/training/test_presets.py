@@ -43,8 +43,8 @@ def test_laboratory_presets(name: str, parameters: float, tokens: float) -> None
 )
 def test_the_warm_up_of_a_preset_is_what_its_steps_take(name: str, warmup: int) -> None:
     config = load_config(name)
-    rates = [learning_rate(config.optim, step, config.run.steps) for step in range(warmup + 1)]
+    rates = [learning_rate(config.optim, step, config.run.steps) for step in range(warmup)]
     assert config.optim.warmup == warmup
     assert rates[0] == config.optim.lr / warmup
-    assert rates[warmup - 1] == config.optim.lr
+    assert rates[-1] == config.optim.lr
     assert rates == sorted(rates)

@@ -23,8 +23,8 @@ from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import run_ladder
 from mxref_training.log import LogFile
-from mxref_training.run.backend_code import backend_identity
 from mxref_training.run.folder import RunFolder
+from mxref_training.sources import backend_identity
 from training_setup import Saboteur, change, crash, files, metrics, newest, run, weights
 
 

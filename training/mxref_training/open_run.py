@@ -13,9 +13,9 @@ from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.device import device_name
 from mxref_training.distributed.ranks import Ranks
+from mxref_training.identity import run_facts
 from mxref_training.progress import ProgressSink
 from mxref_training.run.folder import RunFolder
-from mxref_training.run.identity import run_facts
 from mxref_training.run.shared_folder import require_shared
 
 

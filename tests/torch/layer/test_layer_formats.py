@@ -186,7 +186,7 @@ def test_a_place_has_two_axes_and_a_tensor():
 
 def test_formats_are_named_in_words():
     from mxref_training.config import find_recipe
-    from mxref_training.run.treatment import describe
+    from mxref_training.treatment import describe
 
     found = dict(describe(find_recipe("mxfp8_hybrid")))
     assert found["Fprop"] == "MXFP8 E4M3, RCEIL"

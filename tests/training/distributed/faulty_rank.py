@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training import steps
-from mxref_training.run import checkpoint, same_software, shared_folder
+from mxref_training import identity, steps
+from mxref_training.run import checkpoint, shared_folder
 
 STEP = 4
 """The step in which a rank fails."""
@@ -65,7 +65,7 @@ def elsewhere() -> None:
 
 def older() -> None:
     """Have the rank on a host with another version of PyTorch."""
-    same_software.versions = lambda: {"torch": "1.0"}
+    identity.versions = lambda: {"torch": "1.0"}
 
 
 FAULTS = {

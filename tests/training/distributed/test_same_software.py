@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mxref_training import identity
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import ConfigError
-from mxref_training.run import same_software
-from mxref_training.run.same_software import require_same_draws, require_same_software
+from mxref_training.identity import require_same_draws, require_same_software
 from rank_threads import on_ranks
 
 
@@ -53,7 +53,7 @@ def on_second() -> bool:
 def test_other_software_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, replaced: Any, said: str
 ) -> None:
-    monkeypatch.setattr(same_software, name, replaced)
+    monkeypatch.setattr(identity, name, replaced)
     for err in on_ranks(2, named(require_same_software)):
         with pytest.raises(ConfigError, match=f"the software: {said}.*: start every rank with the same"):
             raise err
@@ -61,7 +61,7 @@ def test_other_software_is_named(
 
 def test_the_same_software_and_processor_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another bug-fix release of Python moves no bit."""
-    monkeypatch.setattr(same_software, "versions", lambda: {"python": threading.current_thread().name})
+    monkeypatch.setattr(identity, "versions", lambda: {"python": threading.current_thread().name})
     assert on_ranks(2, named(require_same_software)) == [None, None]
     assert on_ranks(2, named(require_same_draws)) == [None, None]
     require_same_software(SOLE)

@@ -241,7 +241,7 @@ def ablate(
     from mxref_training.lab.slots import make_slots, on_share
     from mxref_training.lab.study import planned, run_ladder
     from mxref_training.lab.tally import one_by_one
-    from mxref_training.run.preflight import on_device, preflight
+    from mxref_training.preflight import on_device, preflight
     from mxref_training.wording import clock, counted
 
     given = overlays(

@@ -216,7 +216,7 @@ def _train(
     from mxref_training import trainer
     from mxref_training.data import corpus as data
     from mxref_training.interrupt import Interrupted
-    from mxref_training.run.preflight import preflight
+    from mxref_training.preflight import preflight
     from mxref_training.wording import clock, counted
 
     observe.require(config)

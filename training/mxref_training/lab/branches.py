@@ -25,7 +25,7 @@ from mxref_training.lab.result_file import Record, digest, plain, write_json
 from mxref_training.lab.runner import Before, Runner, Trainer
 from mxref_training.lab.study import require_runnable, seeded
 from mxref_training.lab.tally import Tally, one_by_one
-from mxref_training.run.backend_code import code_digest
+from mxref_training.sources import code_digest
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

@@ -26,7 +26,7 @@ from mxref_training.lab.paired import assemble_branches
 from mxref_training.lab.result_file import Record, plain, write_json
 from mxref_training.lab.results import assemble
 from mxref_training.lab.study import RESULTS
-from mxref_training.run.backend_code import code_digest
+from mxref_training.sources import code_digest
 from mxref_training.wording import counted
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mxref.roles import GemmRole
 from mxref.steps.hadamard import SignPolicy
 from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.result_file import Record, read_json, write_json
-from mxref_training.run.treatment import gemm_words
+from mxref_training.treatment import gemm_words
 
 FILE = "costs.json"
 _FORMAT = "mxref-costs/1"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
-from mxref_training.run.identity import identity
+from mxref_training.identity import identity
 
 if TYPE_CHECKING:
     from mxref_training.config import TrainConfig

@@ -23,7 +23,7 @@ from mxref_training.lab.contrasts import Contrast
 from mxref_training.lab.extension import extended
 from mxref_training.lab.moments import Branch
 from mxref_training.overrides import require_known
-from mxref_training.run.treatment import describe
+from mxref_training.treatment import describe
 
 # A table whose keys are checked when it is laid over another one. `build` only knows plain `dict`.
 if TYPE_CHECKING:

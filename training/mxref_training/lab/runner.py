@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
+from mxref_training.branch import begin_branch
 from mxref_training.config import TrainConfig
 from mxref_training.errors import DivergedError
 from mxref_training.lab import result_file
@@ -15,7 +16,6 @@ from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.last_checkpoint import evaluate_last
 from mxref_training.lab.result_file import Record, read_json
 from mxref_training.log import read_lines
-from mxref_training.run.branch import begin_branch
 
 if TYPE_CHECKING:
     from mxref_training.log import TrainResult

@@ -150,7 +150,7 @@ def _train(table: dict[str, Any], shared: Shared, progress: PipeProgress) -> Non
     from mxref_training.lab.fresh import train_afresh
     from mxref_training.lab.result_file import plain
     from mxref_training.lab.runner import train_arm
-    from mxref_training.run.backend_code import code_digest
+    from mxref_training.sources import code_digest
 
     run = ArmRun.from_table(table)
     key = plain(fingerprint(run.config, run.recipe, shared.backend, shared.corpus, code_digest()))

@@ -17,7 +17,7 @@ from mxref_training.probe.batch import Batch
 from mxref_training.probe.layer import Row
 from mxref_training.probe.measure import ProbeRows
 from mxref_training.probe.moments import Moment
-from mxref_training.run.treatment import describe
+from mxref_training.treatment import describe
 
 FORMAT = "mxref-probe/1"
 JSON, CSV = "probe.json", "probe.csv"
@@ -47,7 +47,7 @@ def assemble(
         backend: that computed the block formats.
         data: hashes of the tokens, and whether they are those of the runs.
         draws: draws of the random bits; 0 is none.
-        environment: versions and hardware, as `mxref_training.run.environment` gives them.
+        environment: versions and hardware, as `mxref_training.identity` gives them.
     """
     return {
         "format": FORMAT,

@@ -7,12 +7,12 @@ from typing import Any
 
 from mxref.backend import Backend
 from mxref_training.device import choose_device, device_name, known_errors
+from mxref_training.identity import environment
 from mxref_training.probe.arms import NamedRecipe
 from mxref_training.probe.batch import Shape, corpus_of, make_batch
 from mxref_training.probe.measure import Said, measure
 from mxref_training.probe.moments import Moment
 from mxref_training.probe.results import Results, assemble
-from mxref_training.run.environment import environment
 from mxref_training.wording import counted
 
 

@@ -21,7 +21,7 @@ from mxref_training.optim import learning_rate
 from mxref_training.parallel import Axes
 from mxref_training.run.memory import keeps_gathered, memory
 from mxref_training.run.shape import converted_shape
-from mxref_training.run.treatment import describe
+from mxref_training.treatment import describe
 from mxref_training.wording import counted, si
 
 Section = tuple[str, list[tuple[str, str]]]

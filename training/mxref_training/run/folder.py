@@ -25,10 +25,9 @@ from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.durable import clean, explained, locked, make_folder, remove, replace_text, sync
 from mxref_training.errors import CheckpointError, ConfigError, start_over
+from mxref_training.identity import differences, environment
 from mxref_training.parallel import LAYOUT
 from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.environment import environment
-from mxref_training.run.identity import differences
 from mxref_training.run.saving import wait_for_writers
 
 FORMAT = "mxref.run.2"

@@ -13,7 +13,7 @@ from mxref.roles import GemmRole
 from mxref.tomlio import to_table
 from mxref_training.report.runs.read import GRADIENT_NUMBERS, OPERAND_NUMBERS, SLOTS, Line, Run
 from mxref_training.report.table import Column, Table
-from mxref_training.run.treatment import describe
+from mxref_training.treatment import describe
 
 TENSORS = {"x": "X", "w": "W", "dy": "dY", "dw": "dW"}
 

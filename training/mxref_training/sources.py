@@ -40,7 +40,7 @@ def digest(files: Iterable[tuple[str, Path]]) -> str:
 
 def code_digest() -> str:
     """Return 12 hex digits of the SHA-256 over the sources of this project that a run's result depends on."""
-    packages = Path(mxref.__file__).parent, Path(mxref_torch.__file__).parent, Path(__file__).parents[1]
+    packages = Path(mxref.__file__).parent, Path(mxref_torch.__file__).parent, Path(__file__).parent
     return digest(pair for package in packages for pair in own_sources(package))
 
 

@@ -1,21 +1,30 @@
-"""What a run is: everything that determines its numbers, and how it differs from another."""
+"""What a run is: what determines its numbers, the machine that computes them, and what ranks must have in common."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import json
+import os
+import platform
+import socket
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mxref.backend import Backend
 from mxref.recipe import Recipe
 from mxref.tomlio import to_table
 from mxref_training.config import Compile, Schedule, TrainConfig
 from mxref_training.data.corpus import TokenCorpus
+from mxref_training.distributed.ranks import Ranks
+from mxref_training.errors import ConfigError
 from mxref_training.huggingface.weights import Weights
 from mxref_training.model.llama import flops_per_token, parameter_count
-from mxref_training.run.backend_code import backend_identity
-from mxref_training.run.environment import environment
+from mxref_training.sources import backend_identity, code_digest
 
 
 def identity(config: TrainConfig, recipe: Recipe, backend: Backend, corpus: TokenCorpus) -> dict[str, Any]:
@@ -95,3 +104,79 @@ def differences(
         elif a != b:
             found.append((prefix + key, "not set" if a is None else a, "not set" if b is None else b))
     return found
+
+
+_VERSIONS_OF = ("mxref", "torch", "numpy", "ml_dtypes", "numba", "triton", "tokenizers", "safetensors")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide a run's bits."""
+    found = {name: _installed(name) for name in _VERSIONS_OF}
+    return {"python": platform.python_version()} | {name: it for name, it in found.items() if it is not None}
+
+
+@cache
+def _installed(name: str) -> str | None:
+    """Return a package's version; None if it is not installed. It is read from files, once in a process."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Return the versions and the hardware that decide a run's bits; `device` is the name of where it computes."""
+    hardware = {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+    }
+    return {"versions": versions(), "platform": platform.platform(), "hardware": hardware}
+
+
+def _processor() -> str:
+    """Return the name of the processor; Linux keeps it where `platform` does not look."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+_DRAWS = 4096
+"""Numbers that are compared; PyTorch draws so many with the vector instructions of the processor."""
+
+
+def require_same_software(ranks: Ranks) -> None:
+    """Raise ConfigError, which names the first difference, unless all ranks have the same versions and code.
+
+    A host with another version would train with other bits, without an error.
+    """
+    if ranks.several:
+        own = {name: version for name, version in versions().items() if name != "python"}
+        ranks.agree("the software", own | {"code of mxref": code_digest()})
+
+
+def require_same_draws(ranks: Ranks) -> None:
+    """Raise ConfigError unless the CPUs of all ranks draw the same weights from the same seed.
+
+    The last bits of PyTorch's normal numbers depend on the vector instructions of the processor. Ranks that each hold
+    the whole model would then have different weights.
+    """
+    if not ranks.several:
+        return
+    drawn = torch.empty(_DRAWS).normal_(generator=torch.Generator().manual_seed(0))
+    own = hashlib.sha256(drawn.numpy().tobytes()).hexdigest()
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = ranks.gather((own, capability, socket.gethostname()))
+    for rank, (digest, vectors, host) in enumerate(found):
+        if digest != found[0][0]:
+            raise ConfigError(
+                f"PyTorch draws other weights on rank {rank} ({host}, {vectors}) than on rank 0 ({found[0][2]}, "
+                f"{found[0][1]}): set ATEN_CPU_CAPABILITY=default for all ranks, or begin with the weights of a folder "
+                "(run.init_from)"
+            )

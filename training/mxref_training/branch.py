@@ -14,10 +14,10 @@ from mxref_torch.optimizer_step import fp8_history
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.device import choose_device, device_name
+from mxref_training.identity import identity, run_facts
 from mxref_training.model.llama import Llama
 from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 from mxref_training.run.folder import RunFolder
-from mxref_training.run.identity import identity, run_facts
 
 
 def begin_branch(
