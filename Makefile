@@ -27,11 +27,12 @@ BIN := $(VENV)/bin
 RELEASES := $(if $(NEWEST),,--constraint constraints.txt)
 # Tests of one file share what they compile and train, so a file stays in one process. tests/conftest.py orders the files.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+USUAL := not gpu and not long and not study
 STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
+.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,16 +53,19 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 # Many processes of the tests import the packages. Each would compile them anew where PYTHONDONTWRITEBYTECODE is set.
 test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the newest releases of PyTorch, Triton and the rest)
 	$(BIN)/python -m compileall -q mxref backends training
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
+	$(BIN)/pytest $(PARALLEL) -m '$(USUAL)'
 
 test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, kernels for AVX2
-	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m 'not gpu and not long'
+	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m '$(USUAL)'
 
 test-one-core: $(STAMP)  ## make test on one core of this machine
-	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m 'not gpu and not long'
+	taskset --cpu-list "$$($(BIN)/python -c 'import os; print(min(os.sched_getaffinity(0)))')" $(BIN)/pytest -m '$(USUAL)'
 
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
-	MXREF_MODEL_ALL=1 $(BIN)/pytest tests/gfx950
+	$(BIN)/pytest tests/gfx950
+
+test-studies: $(STAMP)  ## try the tools beside the product whole: sweeps, projection, peers, benchmarks, the pages they write (minutes)
+	$(BIN)/pytest $(PARALLEL) -m 'study and not gpu and not long' --ignore tests/gfx950 tests
 
 test-conformance: $(STAMP)  ## ask the reference for every format at level full (a minute)
 	MXREF_CONFORMANCE_ALL=1 $(BIN)/pytest tests/mxref/conformance/test_conformance.py -k 'the_reference_passes or numba_passes'

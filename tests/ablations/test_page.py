@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
-import re
 from itertools import permutations
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import pytest
 
-from ablations import branches, curves, front, ladders, page, probes
-from ablations.__main__ import FOLDER, drawn
+from ablations import branches, ladders, page, probes
 from ablations.ladders import results_of as results
 from ablations.sentences import TEXT, said
-from mxref_training.lab.statistics import late_loss
 from mxref_training.probe.results import rows
 from mxref_training.report.ladder.last import gaps
 
+pytestmark = pytest.mark.study
+
 RUNS = {"readings": 116, "tseng": 15, "paper_50m": 45}
-
-
-def _runs(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return next(list(arm["runs"]) for arm in found["arms"] if arm["name"] == name)
 
 
 @pytest.mark.parametrize("name", ladders.ladders())
@@ -42,52 +35,6 @@ def test_every_result_file_stands_in_the_tables(name: str) -> None:
     text = "\n".join(page._sections(name, results(name)))
     for digest in set(shown.values()):
         assert digest[:12] in text
-
-
-def test_the_figure_has_the_intervals_of_the_contrasts() -> None:
-    """An arm that a contrast holds against FP8 has the same interval there."""
-    found = {arm["name"]: (nats, half) for arm, nats, half in ladders.intervals(results("readings"))}
-    checked = 0
-    for row in results("readings")["contrasts"]:
-        if row["against"] == "fp8" and row["loss"]:
-            nats, half = found[row["arm"]]
-            assert row["loss"]["nats"] == pytest.approx(nats, abs=1e-12)
-            assert row["loss"]["high"] - row["loss"]["nats"] == pytest.approx(half, rel=1e-9)
-            checked += 1
-    assert checked >= 3
-
-
-def test_an_arm_outside_the_pool_is_drawn_with_the_spread_of_its_own_pairs() -> None:
-    shown = copy.deepcopy(results("readings"))
-    before = {arm["name"]: half for arm, _, half in ladders.intervals(shown)}
-    shown["spread"]["loss"]["outside"] = ["all-sr"]
-    after = {arm["name"]: half for arm, _, half in ladders.intervals(shown)}
-    own = [
-        late_loss(mine["curve"], shown["tokens"]) - late_loss(theirs["curve"], shown["tokens"])
-        for mine, theirs in zip(_runs(shown, "all-sr"), _runs(shown, "fp8"), strict=True)
-    ]
-    assert after["all-sr"] == pytest.approx(2.776445 * stdev(own) / math.sqrt(5), rel=1e-6)
-    assert {name for name in after if after[name] != before[name]} == {"all-sr"}
-
-
-def test_an_arm_with_a_run_that_has_no_partner_yet_is_drawn_with_its_pairs() -> None:
-    shown = copy.deepcopy(results("readings"))
-    fp8 = next(arm for arm in shown["arms"] if arm["name"] == "fp8")
-    fp8["runs"] = [run for run in fp8["runs"] if run["pair"] != 4]
-    found = {arm["name"]: half for arm, _, half in ladders.intervals(shown)}
-    whole = {arm["name"]: half for arm, _, half in ladders.intervals(results("readings"))}
-    assert found["bf16"] == pytest.approx(whole["bf16"] * math.sqrt(5 / 4), rel=1e-12)
-    assert found["mxfp8"] == whole["mxfp8"]
-
-
-def test_the_table_says_what_would_decide_a_contrast_and_marks_pairs_that_scatter() -> None:
-    text = "\n".join(page._sections("readings", results("readings")))
-    rows = [row for row in results("readings")["contrasts"] if row["outcome"] == "underpowered"]
-    assert len(rows) == len(re.findall(r"Cannot be told; about \d+ seeds would tell", text)) > 10
-    marked = [row["name"] for row in results("readings")["contrasts"] if row["loss"] and row["loss"]["noisy"]]
-    assert marked == ["sr-all-prescale", "h16-and-sr-dy"]
-    assert len(re.findall("(?m)- Higher; its pairs scatter$", text)) == 1
-    assert len(re.findall("(?m)- Cannot be told; about 13 seeds would tell; its pairs scatter$", text)) == 1
 
 
 def test_numbers_in_the_text_are_those_of_the_results() -> None:
@@ -189,43 +136,6 @@ def test_who_reached_the_target_is_as_the_text_says() -> None:
     assert f"None of the {sum(n for n, _ in everywhere.values())} runs with SR of every operand" in TEXT
 
 
-def test_the_figure_of_the_front_has_the_numbers_of_the_results() -> None:
-    """Of the file that is stored: its texts are those that are drawn now, whatever draws them."""
-    sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
-    for file, text in drawn().items():
-        stored = (FOLDER / file).read_text(encoding="utf-8")
-        texts = [re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in (stored, text)]
-        assert texts[0] == texts[1]
-    for name, shown in sizes.items():
-        for line in front.lines(sizes):
-            assert (name in line.sizes) is (line.name in {arm["name"] for arm in shown["arms"]})
-            assert name not in line.sizes or line.sizes[name].short in stored
-
-
-def test_the_table_beside_the_papers_has_every_arm_with_a_claim() -> None:
-    sizes = {name: results(name) for name in front.SIZES if name in ladders.ladders()}
-    head, *body = front.table(sizes)
-    assert len(body) == sum(arm["paper"] is not None for arm in results("readings")["arms"]) == 14
-    assert all(len(row) == len(head) == 3 + 2 + 2 for row in body)
-    row = next(row for row in body if row[:2] == ("all three", "SR everywhere"))
-    assert row[2] == "DNC"
-    assert row[3] == "> 44.7 %; 0 of 5 reach it; underpowered"
-
-
-def test_the_curves_end_in_the_mean_of_the_last_differences() -> None:
-    shown = results("readings")
-    tokens, last = curves.difference(shown, "all-h16")[-1]
-    mine, theirs = (
-        [[loss for _, loss in run["curve"][-5:]] for run in _runs(shown, name)] for name in ("all-h16", "fp8")
-    )
-    assert tokens == shown["tokens"]
-    assert last == pytest.approx(fmean(map(fmean, mine)) - fmean(map(fmean, theirs)), abs=1e-12)
-    # SR of every operand loses ever more, as the text says.
-    for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr"):
-        found = [nats for at, nats in curves.difference(shown, name) if at >= tokens / 2]
-        assert found[-1] == max(found) > found[0] + 0.02
-
-
 def test_what_the_text_says_of_the_branches() -> None:
     (moment,) = branches.branches_of("readings")["moments"]
     arms = {arm["name"]: arm for arm in moment["arms"]}
@@ -250,10 +160,11 @@ def test_what_the_text_says_of_the_branches() -> None:
     assert (
         f"After 50 updates plain rounding in all three is {early:+.3f}, after 200 {last['all']:+.3f}." in TEXT
     )
+    (fp8,) = (arm["runs"] for arm in results("readings")["arms"] if arm["name"] == "fp8")
     for pair, folder in enumerate(("fp8", "fp8.seed1", "fp8.seed2")):
         file = branches.FOLDER / "readings" / "step-2600" / folder / "result.json"
         branch = dict(map(tuple, json.loads(file.read_text())["record"]["losses"]))
-        run = dict(map(tuple, _runs(results("readings"), "fp8")[pair]["curve"]))
+        run = dict(map(tuple, fp8[pair]["curve"]))
         tokens = 2800 * 16384
         assert branch[2800] == run[tokens]
 

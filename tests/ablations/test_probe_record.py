@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import lzma
-import re
-from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from ablations import branches, probes
-from bench.plot import NARROW, WIDE, chart
-from mxref_training.probe.results import rows
-from mxref_training.report.probe import plots
+from ablations import probes
+
+pytestmark = pytest.mark.study
 
 TREATMENT = {"name": "h16", "label": "H16", "digest": "d1", "gemm": "exact", "treatment": [], "table": {}}
 
@@ -109,68 +105,3 @@ def test_layers_in_another_format_count_with_the_others(tmp_path: Path) -> None:
 def test_probes_of_different_recipes_make_no_record(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has other recipes"):
         made(tmp_path, probe(100), probe(200, recipes=[TREATMENT | {"digest": "d2"}]))
-
-
-def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
-    drawn = probes.figures(made(tmp_path, probe(100), probe(200)))
-    names = {"snr", "bias", "split", "mean", "variance", "growth"}
-    assert set(drawn) == {f"{name}{form}.svg" for name in names for form in ("", ".narrow")}
-    for name, svg in drawn.items():
-        column = NARROW if name.endswith(".narrow.svg") else WIDE
-        assert float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0]) <= 72 * column
-        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
-        assert "--ink: " in svg
-        assert not re.search(r"(?<!xlink:)href=", svg)
-    assert "var(--ink)" in drawn["snr.svg"]
-
-
-def test_branches_are_compared_with_the_trunks_own_at_equal_seeds() -> None:
-    def arm(name: str, losses: list[float]) -> dict[str, Any]:
-        runs = [
-            {"pair": pair, "losses": [[1000 + updates, loss + updates / 1000] for updates in (50, 100, 200)]}
-            for pair, loss in enumerate(losses)
-        ]
-        end = {"mean": 0.25, "half_width": 0.125}
-        return {
-            "name": name,
-            "label": name,
-            "stage": "s",
-            "recipe": "d",
-            "runs": runs,
-            "validation_last": end,
-        }
-
-    moment = {"step": 1000, "arms": [arm("fp8", [4.0, 5.0, 6.0]), arm("all", [4.5, 5.25, 6.0])]}
-    assert branches.after(moment, "all", 100) == pytest.approx([0.5, 0.25, 0.0])
-    results = {"moments": [moment], "design": {"updates": 200}}
-    _, row = branches.table(results)
-    assert row == (
-        "s", "all", "+0.2500", "+0.2500", "+0.2500", "+0.1250 to +0.3750", "3", "``d``",
-    )  # fmt: skip
-    assert "after 200 updates" in chart("branches", partial(branches.figure, results))
-
-
-def test_the_axis_of_the_snr_shows_the_decibels_between_the_recipes_in_mxfp4() -> None:
-    record = probes.record()
-    assert record is not None
-    last = {**record, "moments": record["moments"][-1:]}
-    limits = plots._limits(plots._by_role(last, "products"))
-    assert limits is not None
-    medians = [
-        row["snr"]
-        for row in rows(last, "products")
-        if row["layer"] == "median of the layers" and row["moment"] == last["moments"][0]["name"]
-    ]
-    inside = [value for value in medians if limits[0] <= value <= limits[1]]
-    beyond = [value for value in medians if value > limits[1]]
-    assert sorted([*inside, *beyond]) == sorted(medians)
-    assert max(inside) < 21
-    assert min(beyond) > 27
-    assert limits[1] - limits[0] < 13
-    svg = plots.snr_svg(last)
-    assert "an arrow: beyond the axis" in svg
-    # A probe whose recipes are alike has an axis for all of them.
-    assert (
-        plots._limits([plots.Panel("Fprop", [{"recipe": "a", "role": "fprop", "moment": "m", "snr": 19.0}])])
-        is None
-    )

@@ -10,6 +10,8 @@ import pytest
 from ablations import branches, ladders, predictions
 from ablations.sentences import INTERVAL, PROSE, contrasts, interval, said
 
+pytestmark = pytest.mark.study
+
 
 def test_every_interval_in_a_sentence_is_one_of_the_results() -> None:
     known = set()

@@ -14,6 +14,8 @@ from ablations.ladders import FOLDER
 from ablations.sentences import PROSE
 from bench.records import RECORDS
 
+pytestmark = pytest.mark.study
+
 AGAIN = RECORDS / "ablation_reruns"
 STOPPED = sorted((AGAIN / "paper_50m").iterdir())
 """Runs that were stopped before they had a result: their whole logs, and what identifies them."""

@@ -6,11 +6,15 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from ablations import front, ladders, page, predictions
 from ablations.ladders import results_of
 from ablations.sentences import PROSE, arms, contrasts, interval, said, signed
 from mxref_training.lab.ladder import load_ladder
 from mxref_training.lab.power import smallest_difference
+
+pytestmark = pytest.mark.study
 
 LADDER = "paper_50m"
 

@@ -19,6 +19,8 @@ from click.testing import CliRunner
 import warm
 from bench import bench_gpu_together as bench
 
+pytestmark = pytest.mark.study
+
 SMALL = ("--model=tiny", "--mode=eager", "--backend=reference", "--recipe=bf16", "--seconds=0.1")
 
 

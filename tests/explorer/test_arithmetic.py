@@ -102,6 +102,7 @@ def test_golden_vectors():
     assert sum(ran.values()) > 1_300
 
 
+@pytest.mark.study
 @pytest.mark.clause("conformance.protocol", "conformance.unsupported")
 def test_the_page_conforms():
     report = check(page(), level="quick", shrink=False)

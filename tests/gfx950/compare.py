@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,14 +39,9 @@ RECIPES = {
 }
 
 
-EVERYTHING = os.environ.get("MXREF_MODEL_ALL") == "1"
-"""Whether kernels that differ little from others, or take long to compile, are executed too."""
-
-
 def more(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return cases of a parametrized test that are run only when all kernels are asked for."""
-    rest = pytest.mark.skipif(not EVERYTHING, reason="takes minutes to compile: make test-model executes it")
-    return [pytest.param(*case, marks=rest) for case in cases]
+    """Return cases of a parametrized test that only `make test-model` runs: kernels that differ little from others."""
+    return [pytest.param(*case, marks=pytest.mark.study) for case in cases]
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import pytest
 from gfx950.errors import Gfx950Error
 from gfx950.machine import run_compiled
 
+pytestmark = pytest.mark.study
+
 TEXT = """
 	.amdgcn_target "amdgcn-amd-amdhsa--gfx950"
 	.text

@@ -20,6 +20,8 @@ from gfx950.errors import Gfx950Error
 from gfx950.machine import ARITHMETIC, CONTROL, MEMORY, NOTHING, parse
 from gfx950.test_opcodes_memory import LOADS, STORES, forms
 
+pytestmark = pytest.mark.study
+
 FOLDER = Path(__file__).parent
 LINES = [
     line.format(**NAMES)

@@ -50,12 +50,13 @@ MORE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "kind", "axis"), [*CASES, *more(MORE_CASES)])
+@pytest.mark.parametrize(("spec", "kind", "axis"), [*CASES[2:], *more([*CASES[:2], *MORE_CASES])])
 def test_quantization(backend: Any, spec: OperandSpec, kind: str, axis: int) -> None:
     wrong, launched = quantized(backend, inputs(spec.format, kind), spec, axis)
     assert (wrong, launched) == (0, ["quantize_rows" if axis else "quantize_columns"])
 
 
+@pytest.mark.study
 def test_quantization_as_in_training(backend: Any) -> None:
     """By a kernel of mxref_triton.aot.table: no tile reaches over an edge."""
     spec, kind, axis = IN_TABLE
@@ -63,12 +64,14 @@ def test_quantization_as_in_training(backend: Any) -> None:
     assert (wrong, launched) == (0, ["quantize_rows"])
 
 
+@pytest.mark.study
 def test_both_orientations_as_in_training(package: dict[str, ModuleType], backend: Any) -> None:
     with as_in_training(package):
         check_both_orientations(backend, (E4M3, E4M3), (128, 4096))
 
 
-@pytest.mark.parametrize("pair", [(E4M3, E4M3), *more([((MXFP4, E5M2),)])])
+@pytest.mark.study
+@pytest.mark.parametrize("pair", [(E4M3, E4M3), (MXFP4, E5M2)])
 def test_both_orientations(backend: Any, pair: tuple[BlockFormat, BlockFormat]) -> None:
     check_both_orientations(backend, pair, (96, 160))
 
@@ -125,7 +128,7 @@ MORE_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("left", "right"), [*PAIRS, *more(MORE_PAIRS)])
+@pytest.mark.parametrize(("left", "right"), [*PAIRS[2:], *more([*PAIRS[:2], *MORE_PAIRS])])
 def test_products_of_every_pair(
     package: dict[str, ModuleType], left: BlockFormat, right: BlockFormat
 ) -> None:
@@ -144,7 +147,8 @@ def test_products_of_every_pair(
     assert same_bits(backend.to_numpy(by_block), want)
 
 
-@pytest.mark.parametrize("made", [E4M3, *more([(E5M2,)])])
+@pytest.mark.study
+@pytest.mark.parametrize("made", [E4M3, E5M2])
 def test_every_code_in_a_product(package: dict[str, ModuleType], made: BlockFormat) -> None:
     """One code other than 0 in each row, at every place along K; NaN and Inf are what they are."""
     codes = np.zeros((256, 128), np.uint8)
@@ -160,6 +164,7 @@ def test_every_code_in_a_product(package: dict[str, ModuleType], made: BlockForm
     assert same_bits(backend.to_numpy(got), want)
 
 
+@pytest.mark.study
 @pytest.mark.parametrize(("made", "limit"), [(E4M3, 246), (E5M2, 239)])
 def test_a_scale_out_of_a_formats_range_is_flagged(
     package: dict[str, ModuleType], made: BlockFormat, limit: int

@@ -6,6 +6,8 @@ from gfx950.bench import OLD, f16, f32, f64, machine, vector
 from gfx950.errors import Gfx950Error
 from gfx950.registers import Choices
 
+pytestmark = pytest.mark.study
+
 HIGH = OLD << 32
 INF, NAN, SNAN = 0x7F800000, 0x7FC00000, 0x7F800001
 MINUS = 0x80000000

@@ -4,6 +4,8 @@ import pytest
 
 from gfx950.bench import OLD, f16, f32, vector
 
+pytestmark = pytest.mark.study
+
 M = 0xFFFFFFFF
 HIGH = OLD << 32
 """What stays in the register above a 32-bit result."""

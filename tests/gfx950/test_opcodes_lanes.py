@@ -7,6 +7,8 @@ from gfx950.bench import OLD, f32, machine
 from gfx950.errors import Gfx950Error
 from gfx950.machine import Machine
 
+pytestmark = pytest.mark.study
+
 LANE = np.arange(64)
 M = 0xFFFFFFFF
 

@@ -10,6 +10,8 @@ from gfx950.errors import Gfx950Error
 from gfx950.machine import Machine
 from gfx950.registers import Choices
 
+pytestmark = pytest.mark.study
+
 HIGH = OLD << 32
 ONE = f32(1)
 NAN, INF = 0x7FC00000, 0x7F800000

@@ -7,6 +7,8 @@ from gfx950.bench import OLD, machine
 from gfx950.errors import Gfx950Error
 from gfx950.machine import Machine
 
+pytestmark = pytest.mark.study
+
 LANE = np.arange(64)
 ENABLED = 0xFFFF
 DATA = np.arange(256, dtype=np.uint8) ^ 0x80

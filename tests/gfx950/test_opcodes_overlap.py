@@ -9,6 +9,8 @@ from gfx950.bench import f16, f32, f64, machine
 from gfx950.errors import Gfx950Error
 from gfx950.machine import Machine
 
+pytestmark = pytest.mark.study
+
 M = 0xFFFFFFFF
 ONE, TWO, THREE, FOUR = (f32(x) for x in (1, 2, 3, 4))
 FP4 = "op_sel_hi:[0,0,0] cbsz:4 blgp:4"

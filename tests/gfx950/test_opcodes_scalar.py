@@ -5,6 +5,8 @@ import pytest
 from gfx950.bench import OLD, f32, machine, scalar
 from gfx950.errors import Gfx950Error
 
+pytestmark = pytest.mark.study
+
 M, MM = 0xFFFFFFFF, (1 << 64) - 1
 TOP, TOP64 = 1 << 31, 1 << 63
 HIGH = OLD << 32

@@ -1,4 +1,7 @@
-"""Faults planted in a copy of the kernels' source: the model must see each of them."""
+"""Faults planted in a copy of the kernels' source: the model must see each of them.
+
+`make test` plants one of a kind; the interpreter's tests find the others too, in the code that both compilers share.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from gfx950.compare import (
     RECIPES,
     SHAPE,
     folded_product,
+    more,
     quantized,
     same_bits,
     start_up,
@@ -85,7 +89,7 @@ def planted_backend(folder: Path, file: str, there: str, instead: str) -> Any:
         return package["backend"].TritonBackend(bounded="bf16", conversions="portable")
 
 
-@pytest.mark.parametrize("fault", WRONG_BITS)
+@pytest.mark.parametrize("fault", ["ties go away from zero", *more((f,) for f in list(WRONG_BITS)[1:])])
 def test_wrong_bits_are_seen(fault: str, tmp_path: Path) -> None:
     file, there, instead, recipe = WRONG_BITS[fault]
     backend = planted_backend(tmp_path, file, there, instead)
@@ -158,7 +162,9 @@ WRONG_PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONG_PRODUCTS)
+@pytest.mark.parametrize(
+    "fault", ["blocks in descending order", *more((f,) for f in list(WRONG_PRODUCTS)[1:])]
+)
 def test_wrong_products_are_seen(fault: str, tmp_path: Path) -> None:
     got, want, launched = folded_product(planted(tmp_path, *WRONG_PRODUCTS[fault]), 64, 64, 8)
     assert not same_bits(got, want)

@@ -18,7 +18,10 @@ import triton.language as tl
 
 from gfx950.driver import on_model
 
-pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
+pytestmark = [
+    pytest.mark.study,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+]
 
 
 @triton.jit

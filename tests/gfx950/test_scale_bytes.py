@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 torch = pytest.importorskip("torch", reason="the backend's arrays are torch tensors")
 
-from gfx950.compare import more, on_tensors, same_bits, start_up
+from gfx950.compare import on_tensors, same_bits, start_up
 from gfx950.driver import on_model
 from gfx950.inputs import random_operand
 from mxref.formats import MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
@@ -101,7 +101,8 @@ def test_a_fault_of_one_pair_of_formats_is_named(
     assert scales.first_wrong_scale(multiply).endswith(f" is right, in {pair}")
 
 
-@pytest.mark.parametrize("tile", [2, *more([(0,), (1,)])])
+@pytest.mark.study
+@pytest.mark.parametrize("tile", [0, 1, 2])
 def test_the_compiled_kernel_passes(package: dict[str, ModuleType], scales: ModuleType, tile: int) -> None:
     with on_model() as launched:
         multiply = scales.on_device(torch.device("cpu"), package["matrix_cores"].TILES[tile])

@@ -153,14 +153,23 @@ def _unpack(record: Record) -> dict[str, str]:
 
 
 def _packed(codes: list[int], bits: int) -> bytes:
-    """Return codes as one little-endian number, the first code in its lowest bits."""
-    number = sum(code << bits * at for at, code in enumerate(codes))
-    return number.to_bytes(len(codes) * bits // 8, "little")
+    """Return codes as little-endian numbers of eight codes, the first code in the lowest bits."""
+    groups = [codes[at : at + 8] for at in range(0, len(codes), 8)]
+    numbers = [sum(code << bits * at for at, code in enumerate(group)) for group in groups]
+    return b"".join(
+        number.to_bytes(len(group) * bits // 8, "little")
+        for number, group in zip(numbers, groups, strict=True)
+    )
 
 
 def _unpacked(packed: bytes, bits: int) -> list[int]:
-    number = int.from_bytes(packed, "little")
-    return [number >> bits * at & (1 << bits) - 1 for at in range(len(packed) * 8 // bits)]
+    """Return the codes of such bytes; eight codes take `bits` bytes."""
+    codes = []
+    for at in range(0, len(packed), bits):
+        group = packed[at : at + bits]
+        number = int.from_bytes(group, "little")
+        codes += [number >> bits * i & (1 << bits) - 1 for i in range(len(group) * 8 // bits)]
+    return codes
 
 
 def _exchange(record: Record) -> dict[str, str]:

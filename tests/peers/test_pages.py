@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench.records import newest, read
 from mxref.cli import main
 from mxref.formats import E2M1
 from mxref.layouts.foreign import LAYOUTS
 from mxref.layouts.packed import unpack
 from peers import cases
-from peers.pages import FOLDER, index_table, page_text, pages, side, sources
-from peers.render import StaleNoteError
+from peers.pages import FOLDER, pages, sources
+
+pytestmark = pytest.mark.study
 
 PAGES = sorted(FOLDER.glob("*.rst"))
 INDEX = (FOLDER / "index.rst").read_text(encoding="utf-8")
@@ -38,16 +38,6 @@ def stored(command: str) -> tuple[str, str]:
 
 def commands(text: str) -> list[str]:
     return re.findall(r"^   \$ (mxref .*)$", text, re.MULTILINE)
-
-
-def test_the_pages_are_made_from_what_is_known_and_what_mxref_gives_now():
-    """Where this fails: `make tables`."""
-    made = pages()
-    assert {path.name for path in PAGES} == {"index.rst", *made}
-    assert [name for name, text in made.items() if (FOLDER / name).read_text(encoding="utf-8") != text] == []
-    assert index_table() in INDEX
-    listed = re.findall(r"^   (\S.*) <([\w-]+)>$", INDEX, re.MULTILINE)
-    assert listed == [(peer["title"], peer["page"]) for peer in sources()]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -86,29 +76,6 @@ def test_every_layout_that_a_page_names_exists():
     named = re.findall(r"layouts? ((?:``\w+``(?:, | and )?)+)", "".join(pages().values()))
     assert len(named) >= 6
     assert set(re.findall(r"\w+", " ".join(named))) - {"and"} <= set(LAYOUTS)
-
-
-@pytest.mark.parametrize(
-    ("known", "message"),
-    [
-        ({"name": "X", "mxref": "--dialect amd", "stated": "7F"}, "seen or read"),
-        ({"name": "X", "mxref": "--dialect amd", "stated": "80 6133"}, "seen or read"),
-        ({"name": "0.18.0", "mxref": "--dialect amd", "recorded": "torchao FLOOR"}, "'run'"),
-        ({"name": "0.17.0", "recorded": "torchao FLOOR"}, "the record is of release 0.18.0"),
-        ({"name": "X", "mxref": "--dialect amdd"}, "unknown dialect"),
-    ],
-)
-def test_a_byte_that_mxref_does_not_give_is_refused(known, message):
-    with pytest.raises(StaleNoteError, match=message):
-        side("7", known, read(newest("peers")))
-
-
-def test_a_block_that_separates_nothing_is_refused():
-    peer = dict(sources()[0])
-    both = {"name": "X", "mxref": "--dialect ocp"}
-    peer["separates"] = [{"from": "itself", "block": "7", "why": "", "theirs": both, "other": both}]
-    with pytest.raises(StaleNoteError, match="does not separate"):
-        page_text(peer, read(newest("peers")))
 
 
 def test_every_page_separates_its_implementation_by_whole_blocks_or_values():

@@ -35,10 +35,9 @@ from mxref.steps.random import random_integers
 from mxref.steps.rounding import round_magnitude
 from mxref.steps.scale import MAGNITUDE_MASK, scale_value
 from peers import cases
-from peers.measure import normal_results, peer_results
+from peers.measure import peer_results
 from peers.pages import sources
-from peers.render import StaleNoteError, parts, render
-from places import ROOT
+from peers.render import StaleNoteError, render
 from strategies import FLT_MAX, crafted_blocks, crafted_names, finite_blocks
 
 RESULTS = read(newest("peers"))
@@ -361,24 +360,6 @@ def test_ml_dtypes_casts_to_e8m0_are_still_no_way_to_make_a_scale():
 # ---- the table of differences in the documentation: all peers, measured by `make peers` ----
 
 
-def test_the_table_shows_what_mxref_gives_now():
-    """Its mxref columns, marks, agreements and notes come from this version of mxref and from the stored results."""
-    assert parts() == {"peers.inc": render(RESULTS)}
-    page = (ROOT / "docs" / "explanation" / "peers.rst").read_text(encoding="utf-8")
-    assert render(RESULTS) in page
-
-
-def test_a_code_host_shows_the_tables():
-    """Such a host renders with docutils alone: without Sphinx, without included files, without errors in the text."""
-    core = pytest.importorskip("docutils.core")
-    settings = {"file_insertion_enabled": False, "report_level": 5}
-    page = (ROOT / "docs" / "explanation" / "peers.rst").read_text(encoding="utf-8")
-    shown = core.publish_doctree(page, settings_overrides=settings)
-    tables = list(shown.findall(lambda node: node.tagname == "table"))
-    assert len(tables) == 8
-    assert "7F:6012345" in tables[1].astext()
-
-
 def portable(results):
     """Leave out what is the machine's own: NaN and Inf as integers, and float32 log2 beside an integer."""
     results = deepcopy(results)
@@ -419,12 +400,6 @@ def test_transformers_decodes_as_its_page_says():
         import_module("peers.transformers").PEER.decoders["transformers"].run(np.uint8(cases.SCALE_BYTES))
     )
     assert [str(float(value)) for value in values] == recorded["values"]
-
-
-def test_the_table_has_the_shares_of_differing_blocks():
-    got = normal_results(4096)
-    for kind in ("bytes", "values"):
-        assert got[kind] == pytest.approx(RESULTS["normal"][kind], abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -18,7 +17,9 @@ from bench.records import newest, read
 from places import TESTS
 from projection import counted, measure
 from projection.assumptions import Assumptions
-from projection.cases import DOCS, UNIT, peak
+from projection.cases import DOCS
+
+pytestmark = pytest.mark.study
 
 BOTH_PRODUCTS = """
 import json, runpy, torch
@@ -105,13 +106,6 @@ def test_inputs_taken_in_turns_are_together_larger_than_any_cache():
         assert sets >= 2
     assert measure.input_sets(32 * 64, gpu) == 128  # as many as are captured in a graph
     assert measure.input_sets(4096**2, torch.device("cpu")) == 2
-
-
-def test_a_measured_rate_is_a_share_of_the_peak_of_its_format():
-    machine = replace(UNIT, memory=peak(8.0), fp4=peak(4.0), bf16=peak(2.0))
-    assert measure.share(measure.Rate("", 2.0, 8.0, "B"), machine) == 0.5
-    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", format="fp4"), machine) == 0.5
-    assert measure.share(measure.Rate("", 2.0, 4.0, "FLOP", format="bf16"), machine) == 1.0
 
 
 def test_shares_that_were_measured_here_are_those_of_the_record():

@@ -164,13 +164,8 @@ def test_reference_gives_every_result(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_oracle_gives_every_result(chapter, oracle):
-    for record in load_vectors(chapter):
-        assert oracle(record) == record.expected, record.id
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_generating_again_changes_no_byte(chapter, oracle):
+    """So the oracle gives every result."""
     assert generate(chapter, oracle).encode() == (VECTORS / f"{chapter}.json").read_bytes()
 
 

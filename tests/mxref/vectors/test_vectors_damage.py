@@ -26,7 +26,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(VECTORS, tmp_path / "vectors"))
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", ["quantize", "mxfp8_e5m2"])
 def test_verify_names_the_record_that_was_edited(chapter, copy):
     record = [r for r in load_vectors(chapter) if r.inputs.get("profile") != "bounded" and r.expected][-1]
     name, text = list(record.expected.items())[-1]
