@@ -12,7 +12,7 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +49,8 @@ LATEST = "latest"
 """A text file that names the newest checkpoint, for scripts."""
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 
-Facts = dict[str, tuple[int, str]]
-"""Size in bytes and SHA-256 of files, by name."""
-Targets = Callable[[str, frozenset[str]], Mapping[str, Tensor] | None]
-"""Takes a group and its names, and returns the tensors to fill; None asks for whole tensors."""
+Facts = dict[str, dict[str, Any]]
+"""Entries of a manifest, by the names of files: `bytes` and `sha256`."""
 
 
 @dataclass(frozen=True)
@@ -93,36 +91,34 @@ def group_files(group: str, world: int) -> list[str]:
     return [file_name(group, rank, world) for rank in range(world)]
 
 
-def file_facts(path: Path) -> Facts:
+def file_facts(path: Path) -> dict[str, Any]:
     """Return the entry of a manifest for a file."""
-    return {path.name: (path.stat().st_size, file_sha256(path))}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def write_manifest(folder: Path, facts: Facts) -> None:
     """Write the manifest of a checkpoint."""
-    table = {name: {"bytes": size, "sha256": sha} for name, (size, sha) in sorted(facts.items())}
-    (folder / MANIFEST).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _read_manifest(folder: Path) -> Facts:
     """Return the entries of the manifest; ValueError if it cannot be read."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        facts = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest.items()}
-        if STATE not in facts:
-            raise ValueError(f"it does not list {STATE}")
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        facts: Facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if any(set(facts[name]) != {"bytes", "sha256"} for name in (STATE, *facts)):
+            raise ValueError("an entry is not that of a file")
+    except (ValueError, KeyError, TypeError) as err:
         raise ValueError(f"{MANIFEST} cannot be read ({err})") from err
     return facts
 
 
 def _verify_file(path: Path, facts: Facts) -> None:
     """Raise ValueError, which names the file, unless the file matches the manifest."""
-    size, sha = facts[path.name]
-    found = path.stat().st_size
-    if found != size:
-        raise ValueError(f"{path.name} has {found:,} bytes, not {size:,}")
-    if file_sha256(path) != sha:
+    wanted, size = facts[path.name], path.stat().st_size
+    if size != wanted["bytes"]:
+        raise ValueError(f"{path.name} has {size:,} bytes, not {wanted['bytes']:,}")
+    if file_sha256(path) != wanted["sha256"]:
         raise ValueError(f"{path.name} does not have the SHA-256 that was recorded")
 
 
@@ -147,7 +143,7 @@ class Unfinished:
                 raise OSError(errno.ENOENT, "the folder that rank 0 made is not there: --out must be shared")
             for name, boxes in self.files.items():
                 write_boxes(self.folder / name, boxes)
-                self.facts |= file_facts(self.folder / name)
+                self.facts[name] = file_facts(self.folder / name)
             for name in self.files:
                 sync(self.folder / name)
         except Exception as err:
@@ -174,7 +170,7 @@ def _agreed(ranks: Ranks) -> Iterator[None]:
 class CheckpointStore:
     """The checkpoints of one run.
 
-    `save`, `begin`, `finish`, and `load` with `targets` are collective: every rank calls them. If one cannot go on, all
+    `save`, `begin`, `finish`, and `load` with `into` are collective: every rank calls them. If one cannot go on, all
     raise the same error.
     """
 
@@ -251,7 +247,7 @@ class CheckpointStore:
                 if ranks.first:
                     text = json.dumps(unfinished.state, indent=1, allow_nan=False) + "\n"
                     (partial / STATE).write_text(text, encoding="utf-8")
-                    write_manifest(partial, facts | file_facts(partial / STATE))
+                    write_manifest(partial, facts | {STATE: file_facts(partial / STATE)})
                     publish(partial, self.path(step))
                     self._replace_others(step)
         except CheckpointError:
@@ -304,20 +300,26 @@ class CheckpointStore:
 
     # --- read ---
 
-    def load(self, step: int, groups: Sequence[str] = GROUPS, targets: Targets | None = None) -> Snapshot:
+    def load(
+        self,
+        step: int,
+        groups: Sequence[str] = GROUPS,
+        into: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> Snapshot:
         """Return a checkpoint after verifying every byte of it, or of the groups that are asked for.
 
         Args:
             step: its step.
             groups: those to read.
-            targets: gives the tensors to fill, of any placement; each rank fills its parts. Without it, whole tensors
-                are made on the CPU, and ranks do not meet.
+            into: tensors to fill, of any placement, by group and name; each rank fills its parts. A group that is empty
+                in the checkpoint fills none, and one that is not given is made of whole tensors on the CPU. Without
+                this argument ranks do not meet.
 
         Raises:
             CheckpointError: another version of mxref wrote it, a file is missing or damaged, or a tensor to fill has
                 another name, shape or dtype; the message names the file and the previous checkpoint.
         """
-        ranks = SOLE if targets is None else self.ranks
+        ranks = SOLE if into is None else self.ranks
         with _agreed(ranks):
             state, facts = self._state(step)
         files = {group: group_files(group, int(state.get("ranks", 1))) for group in groups}
@@ -329,14 +331,17 @@ class CheckpointStore:
         with _agreed(ranks), self._reading(step):
             for group, names in files.items():
                 with opened([self.path(step) / name for name in names]) as boxes:
+                    wanted = (into or {}).get(group)
+                    if wanted is None or not boxes.held:
+                        tensors[group] = boxes.whole()
+                        continue
                     try:
-                        wanted = None if targets is None else targets(group, boxes.names)
-                        tensors[group] = boxes.whole() if wanted is None else dict(wanted)
-                        boxes.fill({} if wanted is None else wanted)
+                        boxes.fill(wanted)
                     except LookupError as err:
                         raise CheckpointError(
                             f"the checkpoint of step {step} does not fit the model: {err}"
                         ) from err
+                    tensors[group] = dict(wanted)
         return Snapshot(step, tensors, state)
 
     def verify(self, step: int) -> None:

@@ -94,11 +94,6 @@ class Boxes:
     """By the names of their tensors."""
     dtypes: Mapping[str, torch.dtype]
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the tensors."""
-        return frozenset(self.held)
-
     def whole(self) -> dict[str, Tensor]:
         """Return all tensors, each as a whole, on the CPU. What lies whole in a file is read when it is used."""
         found = {}
@@ -108,31 +103,31 @@ class Boxes:
                 found[name] = boxes[0].tensor[(slice(None),) * len(whole)]
             else:
                 found[name] = torch.empty(whole, dtype=self.dtypes[name])
-                self.fill({name: found[name]})
+                self._fill(name, found[name])
         return found
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill tensors of any placement in place, each rank its own box of a DTensor; nothing is converted.
 
         Raises:
-            LookupError: no tensor has such a name, or it has another shape or dtype.
+            LookupError: the names are not those of the files, or one has another shape or dtype.
         """
+        if left := tensors.keys() ^ self.held.keys():
+            raise LookupError(f"only one of them has {min(left)}")
         for name, tensor in tensors.items():
-            if name not in self.held:
-                raise LookupError(f"it has no {name}")
-            theirs, ours = (
-                (self.dtypes[name], list(self.held[name][0].whole)),
-                (tensor.dtype, [*tensor.shape]),
-            )
-            if theirs != ours:
-                raise LookupError(f"its {name} is {theirs[0]} {theirs[1]}, not {ours[0]} {ours[1]}")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                own = own_box(tensor)
-                for held in self.held[name]:
-                    if meeting := _meeting(own, held):
-                        here, there = meeting
-                        own.tensor[here].copy_(held.tensor[there])
+            theirs = f"{self.dtypes[name]} {list(self.held[name][0].whole)}"
+            if theirs != (ours := f"{tensor.dtype} {list(tensor.shape)}"):
+                raise LookupError(f"its {name} is {theirs}, not {ours}")
+        for name, tensor in tensors.items():
+            self._fill(name, tensor)
+
+    @torch.no_grad()
+    def _fill(self, name: str, tensor: Tensor) -> None:
+        own = own_box(tensor)
+        for held in self.held[name]:
+            if meeting := _meeting(own, held):
+                here, there = meeting
+                own.tensor[here].copy_(held.tensor[there])
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class RunState:
         Raises:
             CheckpointError: as of `CheckpointStore.load`.
         """
-        return store.load(step, targets=self._targets)
+        return store.load(step, into={"model": self._weights(), "optimizer": self._moments()})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take the rest of the state from what `read` returned. A rank that it does not know keeps its generators.
@@ -72,15 +72,6 @@ class RunState:
         if own:
             set_generator_states(self.device, own)
         self.loader.load_state_dict(snapshot.state["loader"])
-
-    def _targets(self, group: str, names: frozenset[str]) -> dict[str, Tensor] | None:
-        """Return the tensors of this rank that take a group; LookupError if the group is not of this model."""
-        if group == "rng":
-            return None  # small: each rank reads the generators of all
-        targets = self._weights() if group == "model" else self._moments() if names else {}
-        if left := names ^ targets.keys():
-            raise LookupError(f"only one of them has {min(left)}")
-        return targets
 
     def _moments(self) -> dict[str, Tensor]:
         """Return zeros for the optimizer's state, as `optimizer_tensors` names it."""
