@@ -232,7 +232,7 @@ def test_a_record_that_is_nobodys_is_left_to_the_user(tmp_path: Path, text: str,
 def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
     run(tmp_path, stop_after=3)
     step = tmp_path / "checkpoints" / "step-3"
-    state = (step / "state.json").read_text().replace("mxref.checkpoint.3", "mxref.checkpoint.9")
+    state = (step / "state.json").read_text().replace("mxref.checkpoint.4", "mxref.checkpoint.9")
     (step / "state.json").write_text(state)
     manifest = json.loads((step / "manifest.json").read_text())
     manifest["state.json"]["sha256"] = hashlib.sha256(state.encode()).hexdigest()

@@ -15,7 +15,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mxref_training.distributed.ranks import Ranks
-from mxref_training.durable import file_sha256
 from mxref_training.errors import CheckpointError
 from mxref_training.run import checkpoint
 from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
@@ -273,18 +272,21 @@ def test_one_format_says_how_many_ranks_wrote(tmp_path: Path, world: int) -> Non
     assert state == {"format": checkpoint.FORMAT, "step": 5, "ranks": world, **FACTS}
 
 
-def test_what_one_process_wrote_before_is_read(tmp_path: Path) -> None:
-    store = saved(tmp_path, 1)
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_an_earlier_version_wrote_is_read_but_no_run_goes_on_from_it(tmp_path: Path, world: int) -> None:
+    store = saved(tmp_path, world)
     path = store.path(5) / "state.json"
-    state = store.state(5) | {"format": checkpoint.OF_ONE_RANK}
-    del state["ranks"]
+    state = store.state(5) | {"format": checkpoint.EARLIER[world - 1]}
+    if world == 1:
+        del state["ranks"]
     path.write_text(json.dumps(state))
     manifest = json.loads((path.parent / "manifest.json").read_text())
-    manifest["state.json"] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    manifest["state.json"] = checkpoint.file_facts(path)
     (path.parent / "manifest.json").write_text(json.dumps(manifest))
-    assert all(
-        same(t, wholes()[name]) for name, t in store.load(5).tensors["model"].items() if name in wholes()
-    )
+    found = store.load(5).tensors["model"]
+    assert all(same(found[name], whole) for name, whole in wholes().items())
+    with pytest.raises(CheckpointError, match=f"its format is {state['format']}, .*`mxref export` reads it"):
+        store.require_own(5)
 
 
 @pytest.mark.parametrize("name", ["../../run.json", "/etc/hostname", "model-3-of-2.safetensors"])

@@ -39,9 +39,9 @@ from mxref_training.parallel import LAYOUT
 from mxref_training.run.shards import Box, boxes_to_write, opened, write_boxes
 from mxref_training.wording import counted
 
-FORMAT = "mxref.checkpoint.3"
-OF_ONE_RANK = "mxref.checkpoint.2"
-"""What one process wrote before: its state does not say `ranks`. It is read."""
+FORMAT = "mxref.checkpoint.4"
+EARLIER = ("mxref.checkpoint.2", "mxref.checkpoint.3")
+"""Formats that are read, but no run goes on from them. The first is of one process: its state does not say `ranks`."""
 GROUPS = ("model", "optimizer", "rng")
 STATE = "state.json"
 MANIFEST = "manifest.json"
@@ -363,18 +363,28 @@ class CheckpointStore:
             _verify_file(path / STATE, facts)
             state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
             version = str(state["format"])
-            if version in (FORMAT, OF_ONE_RANK):
+            if version in (FORMAT, *EARLIER):
                 if state["step"] != step:
                     raise ValueError(f"{STATE} is not the state of step {step}")
-                world = int(state["ranks"]) if version == FORMAT else 1
+                world = int(state.get("ranks", 1))
                 if set(facts) != {STATE, *(name for group in GROUPS for name in group_files(group, world))}:
                     raise ValueError(f"{MANIFEST} does not list the files of a checkpoint")
                 return state, facts
         raise CheckpointError(
             f"the checkpoint {path} was written by another version of mxref: its format is {version}, and this "
-            f"version reads {FORMAT} and {OF_ONE_RANK}; go on with that version, choose another --out, or "
+            f"version reads {', '.join((*EARLIER, FORMAT))}; go on with that version, choose another --out, or "
             f"{start_over(self.folder.parent)}"
         )
+
+    def require_own(self, step: int) -> None:
+        """Raise CheckpointError if a checkpoint is of an earlier version, from which no run goes on."""
+        found = self.state(step)["format"]
+        if found != FORMAT:
+            raise CheckpointError(
+                f"{self.path(step)} was written by an earlier version of mxref: its format is {found}, and a run goes "
+                f"on from {FORMAT} only; `mxref export` reads it, and the tag lab-1 goes on with it. Or choose another "
+                f"--out, or {start_over(self.folder.parent)}"
+            )
 
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:
