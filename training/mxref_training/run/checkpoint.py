@@ -41,7 +41,7 @@ from mxref_training.wording import counted
 
 FORMAT = "mxref.checkpoint.4"
 EARLIER = ("mxref.checkpoint.2", "mxref.checkpoint.3")
-"""Formats that are read, but no run goes on from them. The first is of one process: its state does not say `ranks`."""
+"""Formats that are read too. The first is of one process: its state does not say `ranks`."""
 GROUPS = ("model", "optimizer", "rng")
 STATE = "state.json"
 MANIFEST = "manifest.json"
@@ -375,16 +375,6 @@ class CheckpointStore:
             f"version reads {', '.join((*EARLIER, FORMAT))}; go on with that version, choose another --out, or "
             f"{start_over(self.folder.parent)}"
         )
-
-    def require_own(self, step: int) -> None:
-        """Raise CheckpointError if a checkpoint is of an earlier version, from which no run goes on."""
-        found = self.state(step)["format"]
-        if found != FORMAT:
-            raise CheckpointError(
-                f"{self.path(step)} was written by an earlier version of mxref: its format is {found}, and a run goes "
-                f"on from {FORMAT} only; `mxref export` reads it, and the tag lab-1 goes on with it. Or choose another "
-                f"--out, or {start_over(self.folder.parent)}"
-            )
 
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:

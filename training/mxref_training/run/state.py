@@ -47,9 +47,8 @@ class RunState:
         """Read a checkpoint that any number of ranks wrote into the model's own weights, and return it for `restore`.
 
         Raises:
-            CheckpointError: as of `CheckpointStore.load`, or an earlier version wrote it.
+            CheckpointError: as of `CheckpointStore.load`.
         """
-        store.require_own(step)
         return store.load(step, into={"model": self._weights(), "optimizer": self._moments()})
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -68,6 +67,8 @@ class RunState:
         load_optimizer_tensors(self.model, self.optimizer, moments)
         prefix = f"rank-{self.ranks.rank}/"
         own = {name.removeprefix(prefix): t for name, t in generators.items() if name.startswith(prefix)}
+        if self.ranks.first:
+            own |= {name: t for name, t in generators.items() if "/" not in name}  # of one process, format 2
         if own:
             set_generator_states(self.device, own)
         self.loader.load_state_dict(snapshot.state["loader"])
