@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from mxref.conformance.model import ClauseResult, Failure, Report
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from mxref.conformance.outcome import ClauseResult, Failure, Report, certainty, failure_text, totals, verdict
+from mxref.conformance.report import reasons_text
+from mxref.terminal import BOX, HEAD, QUIET, console
 
 _COUNTS = ("passed", "failed", "skipped")
 SCREEN = 24
@@ -25,12 +27,10 @@ _BRIEF, _COMMAND = 150, 450
 
 def show(report: Report, verbose: bool) -> None:
     """Print a report on one screen; with `verbose`, a line per clause and the failure of each clause that failed."""
-    from mxref.terminal import console
-
     out = console()
     if verbose:
         _table(out, report.clauses, "clause", True)
-        _failures(out, [_whole(report, i) for i in range(len(report.failures))])
+        _failures(out, [failure_text(failure) for failure in report.failures])
         _end(out, report)
     elif report.failures:
         _failing(out, report)
@@ -44,7 +44,7 @@ def _failing(out: Console, report: Report) -> None:
 
     The first failure is always shown. A single one is shown whole if it fits.
     """
-    shown = [_whole(report, 0)]
+    shown = [failure_text(report.failures[0])]
     room = SCREEN - _INTRODUCTION - _height(out, _ends(report, len(report.failures)))
     if len(report.failures) > 1 or _height(out, shown) > room:
         shown = [_brief(report.failures[0])]
@@ -63,16 +63,8 @@ def _failing(out: Console, report: Report) -> None:
     _end(out, report, len(report.failures) - len(shown))
 
 
-def _whole(report: Report, place: int) -> str:
-    from mxref.conformance.outcome import failure_text
-
-    return failure_text(report.failures[place])
-
-
 def _brief(failure: Failure) -> str:
     """Return a failure as few lines: clause and check, what differs, both answers, and the command or the request."""
-    from mxref.conformance.outcome import failure_text
-
     command = failure.command
     told = replace(failure, inputs={}, differing=(), request={} if command else failure.request, command=None)
     lines = [
@@ -86,8 +78,6 @@ def _brief(failure: Failure) -> str:
 
 
 def _failures(out: Console, texts: list[str]) -> None:
-    from rich.text import Text
-
     for text in texts:
         head, _, body = text.partition("\n")
         out.print(Text(f"\n{head}", "bold red"), soft_wrap=True)
@@ -95,8 +85,6 @@ def _failures(out: Console, texts: list[str]) -> None:
 
 
 def _end(out: Console, report: Report, more: int = 0) -> None:
-    from rich.text import Text
-
     out.print(Text())
     for line in _ends(report, more):
         out.print(line)
@@ -104,10 +92,6 @@ def _end(out: Console, report: Report, more: int = 0) -> None:
 
 def _ends(report: Report, more: int) -> list[Text]:
     """Return the last lines: the verdict, the clauses that failed, and how to see the failures that are not shown."""
-    from rich.text import Text
-
-    from mxref.conformance.outcome import certainty, totals, verdict
-
     title = (f"{report.backend} {verdict(report)}", "bold green" if report.ok else "bold red")
     lines = [Text.assemble(title, f" ({report.level.value}, seed {report.seed}): {totals(report)}")]
     if report.failing:
@@ -127,9 +111,6 @@ def _broken(clauses: tuple[str, ...], few: int = 6) -> str:
 
 def _height(out: Console, parts: list[Text] | list[str]) -> int:
     """Return the lines that failures take, each after an empty one, or last lines, which are wrapped at words."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
     lines = 0
     for part in parts:
         if isinstance(part, Text):
@@ -151,12 +132,6 @@ def _chapters(report: Report) -> Iterator[ClauseResult]:
 
 
 def _table(out: Console, results: tuple[ClauseResult, ...], heading: str, reasons: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from mxref.conformance.report import reasons_text
-    from mxref.terminal import BOX, HEAD, QUIET
-
     table = Table(box=BOX, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column(heading, no_wrap=True)
     table.add_column("", no_wrap=True)

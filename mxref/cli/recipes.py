@@ -6,11 +6,12 @@ from itertools import takewhile
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from mxref.cli import known
 from mxref.errors import RecipeError
 from mxref.recipe_files import load_recipe, shipped_recipes
-from mxref.terminal import echo
+from mxref.terminal import BOX, HEAD, QUIET, console, echo
 from mxref.tomlio import nearest
 
 
@@ -39,10 +40,6 @@ def recipes(name: str | None) -> None:
 
 def _list(shipped: dict[str, Path]) -> None:
     """Print name, digest and the comment at the head of each file."""
-    from rich.table import Table
-
-    from mxref.terminal import BOX, HEAD, QUIET, console
-
     table = Table(box=BOX, header_style=HEAD, padding=(0, 1, 0, 0))
     for column in ("recipe", "digest", "treatment"):
         table.add_column(column, style=QUIET if column == "digest" else "", no_wrap=column != "treatment")

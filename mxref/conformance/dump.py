@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from mxref.conformance.blame import blame
 from mxref.conformance.finding import block_failure
 from mxref.conformance.function import on_host, on_host_bytes
-from mxref.conformance.model import Failure, block_format, storage_clause
+from mxref.conformance.model import Failure, storage_clause
 from mxref.conformance.outcome import Judgement, failure_text, printable_lines
 from mxref.conformance.requests.encoding import Blocks, Request, all_of_it, unit_rows
 from mxref.dialects import DIALECTS
 from mxref.errors import RecipeError, ShapeError
-from mxref.formats import BlockFormat, BlockShape
+from mxref.formats import BlockShape
 from mxref.layouts.foreign import Layout, elements, fitting, layouts_of
-from mxref.plan import QuantPlan, check_input
+from mxref.plan import check_input
 from mxref.recipe import UNTURNED, OperandSpec
 from mxref.steps.hadamard import SIZES
 from mxref.steps.random import Stream
@@ -184,14 +184,21 @@ def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: st
 
 def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
     """Yield the treatment nearest to the one asked for that gives the kernel's bytes."""
-    sample = _sample(request, got)
+    plan, k = request.plan, request.format.k
+    # The first rows rule out most treatments at once.
+    rows = min(max(_SAMPLE_BLOCKS // max(plan.length // k, 1) // k, 1) * k, plan.rows)
+    x = np.ascontiguousarray(np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)[:rows])
+    first = Blocks(got.codes[:rows], got.scales[:rows])
     for text, spec in _other_treatments(request.spec):
+        other, few = replace(request, spec=spec), Request(x, spec, rng=request.rng, pad=request.pad)
         try:
-            other = replace(request, spec=spec)
-            fits = other.plan.length == request.plan.length
+            if other.plan.length != plan.length:
+                continue
         except (RecipeError, ShapeError):
             continue
-        if fits and sample.equal(other) and not all_of_it(got, other.expected_blocks)[0].any():
+        # Under SR the first rows alone have other random bits.
+        sampled = spec.rounding is Rounding.SR or not all_of_it(first, few.expected_blocks)[0].any()
+        if sampled and not all_of_it(got, other.expected_blocks)[0].any():
             yield f"  all bytes are those of {text}"
             return
 
@@ -228,28 +235,3 @@ def _changes(spec: OperandSpec) -> Iterator[dict[str, Any]]:
             for first in options[0]:
                 for second in options[1] if count == 2 else [{}]:
                     yield first | second
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """The first rows of an answer, which rule out most treatments at once."""
-
-    rows: int
-    got: Blocks
-
-    def equal(self, request: Request) -> bool:
-        """Return whether a treatment gives these rows; without SR, the place in the whole array does not matter."""
-        plan = request.plan
-        values = np.moveaxis(request.array(), plan.axis, -1).reshape(plan.rows, -1)[: self.rows]
-        if request.spec.rounding is Rounding.SR:
-            return True
-        few = Request(np.ascontiguousarray(values), request.spec, rng=request.rng, pad=request.pad)
-        return not all_of_it(self.got, few.expected_blocks)[0].any()
-
-
-def _sample(request: Request, got: Blocks) -> _Sample:
-    plan: QuantPlan = request.plan
-    made: BlockFormat = block_format(request.spec)
-    count = max(_SAMPLE_BLOCKS // max(plan.length // made.k, 1) // made.k, 1) * made.k
-    rows = min(count, plan.rows)
-    return _Sample(rows, Blocks(got.codes[:rows], got.scales[:rows]))
