@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mxref.cli import main
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
 from mxref_training.dimensions import ModelConfig, RopeScaling
 from mxref_training.model.llama import Llama
-from mxref_training.run.checkpoint import CheckpointStore
 from training_setup import CONFIG, VOCAB, change, newest, run
 
 SCALED = ModelConfig(

@@ -10,9 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from mxref_training import durable, log
-from mxref_training.run import checkpoint
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
+from mxref_training import checkpoint, durable, log
+from mxref_training.checkpoint import CheckpointStore, Snapshot
 
 
 def files_are_not_synced() -> None:
@@ -100,10 +99,10 @@ def a_folder_is_deleted_in_place() -> None:
 
 
 def _replace_everywhere(name: str, new: object) -> None:
+    from mxref_training import run_folder
     from mxref_training.lab import arm, result_file
     from mxref_training.report.ladder import page
-    from mxref_training.run import folder
 
-    for module in (durable, checkpoint, folder, arm, result_file, page):
+    for module in (durable, checkpoint, run_folder, arm, result_file, page):
         if hasattr(module, name):
             setattr(module, name, new)

@@ -26,8 +26,8 @@ from faults import planted
 from faults.scenario import scenarios, write_inputs
 from mxref.cli import main
 from mxref.discovery import get_backend
+from mxref_training import saving
 from mxref_training.report.ladder import page
-from mxref_training.run import saving
 
 LATER = (
     "encodings.ascii",

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mxref_training import shards
+from mxref_training.checkpoint import GROUPS, CheckpointStore, Snapshot
 from mxref_training.durable import clean, remove
 from mxref_training.errors import CheckpointError
-from mxref_training.run import shards
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
 
 FILES = [*(f"{group}.safetensors" for group in GROUPS), "state.json"]
 
@@ -81,7 +81,7 @@ def test_old_checkpoints_go(store: CheckpointStore) -> None:
 
 def test_old_checkpoints_that_could_not_go_are_deleted_later(store: CheckpointStore) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mxref_training.run.checkpoint.remove", lambda path: path / "stays")
+        patch.setattr("mxref_training.checkpoint.remove", lambda path: path / "stays")
         for step in (1, 2, 3):
             store.save(snapshot(step))
     assert store.steps() == [1, 2, 3]

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mxref_training import interrupt
+from mxref_training import checkpoint, interrupt
+from mxref_training.checkpoint import CheckpointStore, Snapshot
 from mxref_training.durable import explained
 from mxref_training.errors import CheckpointError
 from mxref_training.progress import ProgressSink
-from mxref_training.run import checkpoint
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
 from mxref_training.trainer import Interrupted
 from training_setup import Saboteur, change, metrics, newest, run, weights
 

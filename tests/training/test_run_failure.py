@@ -15,7 +15,7 @@ import warm
 from mxref.reference import ReferenceBackend
 from mxref_training.errors import ConfigError, RunError
 from mxref_training.progress import ProgressSink
-from mxref_training.run.folder import LOG
+from mxref_training.run_folder import LOG
 from training_setup import change, metrics, run
 
 EVALUATED = change(eval_every=100, checkpoint_every=1)

@@ -23,7 +23,7 @@ from mxref_training.errors import CheckpointError, ConfigError
 from mxref_training.lab.ladder import Ladder
 from mxref_training.lab.study import run_ladder
 from mxref_training.log import LogFile
-from mxref_training.run.folder import RunFolder
+from mxref_training.run_folder import RunFolder
 from mxref_training.sources import backend_identity
 from training_setup import Saboteur, change, crash, files, metrics, newest, run, weights
 
@@ -55,7 +55,7 @@ def test_keep_one_never_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest
         found.append(len(list(path.parent.glob("step-*"))))
         real(path)
 
-    monkeypatch.setattr("mxref_training.run.checkpoint.remove", watched)
+    monkeypatch.setattr("mxref_training.checkpoint.remove", watched)
     run(tmp_path, config=change(checkpoint_every=1, keep=1))
     assert found == [2] * 5
     assert newest(tmp_path) == 6
@@ -292,7 +292,7 @@ def test_a_deletion_cut_short_is_finished_by_the_next_command(
 ) -> None:
     run(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("mxref_training.run.folder.remove", lambda path: crash())
+        patch.setattr("mxref_training.run_folder.remove", lambda path: crash())
         with pytest.raises(RuntimeError):
             RunFolder(tmp_path, 2).clear()
     assert not (tmp_path / "run.json").exists()

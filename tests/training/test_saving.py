@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from mxref_training import checkpoint
+from mxref_training.checkpoint import CheckpointStore, Snapshot
 from mxref_training.durable import remove
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
-from mxref_training.run.saving import Saver
+from mxref_training.saving import Saver
 from mxref_training.trainer import Interrupted
 from rank_threads import ThreadRanks, on_ranks
 from training_setup import Saboteur, change, crash, lines, metrics, newest, run, weights

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mxref_training.log import FEWEST, WINDOW, RunLog
-from mxref_training.run.folder import RunFolder
+from mxref_training.run_folder import RunFolder
 from mxref_training.steps import Taken
 from training_setup import CONFIG, CORPUS, SR, Saboteur, change, crash, metrics, newest, run, weights
 

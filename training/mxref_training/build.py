@@ -22,8 +22,8 @@ from mxref_training.model.pretrained import load_pretrained
 from mxref_training.open_run import OpenRun
 from mxref_training.optim import make_optimizer
 from mxref_training.preflight import check_rounding
-from mxref_training.run.saving import Saver
-from mxref_training.run.state import RunState
+from mxref_training.run_state import RunState
+from mxref_training.saving import Saver
 from mxref_training.steps import CapturedSteps, EagerSteps, Steps
 
 

@@ -15,8 +15,8 @@ from mxref_training.device import device_name
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.identity import run_facts
 from mxref_training.progress import ProgressSink
-from mxref_training.run.folder import RunFolder
 from mxref_training.run.shared_folder import require_shared
+from mxref_training.run_folder import RunFolder
 
 
 @dataclass

@@ -21,9 +21,9 @@ from mxref_training.numerics import fixed_numerics
 from mxref_training.open_run import OpenRun
 from mxref_training.preflight import preflight
 from mxref_training.progress import ProgressSink, default_progress, reporting
-from mxref_training.run.folder import LEASE, RunFolder
 from mxref_training.run.memory import less_memory
 from mxref_training.run.shared_folder import require_shared
+from mxref_training.run_folder import LEASE, RunFolder
 
 
 @contextmanager

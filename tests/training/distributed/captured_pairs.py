@@ -20,7 +20,7 @@ from mxref_training.distributed.team import team_of
 from mxref_training.distributed.tensors import is_split
 from mxref_training.model.llama import Llama
 from mxref_training.parallel import Axes, ParallelConfig
-from mxref_training.run.shards import opened
+from mxref_training.shards import opened
 from ranged import Ranged
 from training_setup import CONFIG, change, lines, metrics, run
 

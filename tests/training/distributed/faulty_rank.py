@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from mxref.cli import main
-from mxref_training import identity, steps
-from mxref_training.run import checkpoint, shared_folder
+from mxref_training import checkpoint, identity, steps
+from mxref_training.run import shared_folder
 
 STEP = 4
 """The step in which a rank fails."""

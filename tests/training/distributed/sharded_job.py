@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.distributed.ranks import Ranks, connected, started_ranks
-from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.state import RunState
+from mxref_training.run_state import RunState
 from mxref_training.steps import EagerSteps
 from mxref_training.trainer import Interrupted
 from training_setup import CONFIG, Saboteur, change, crash, run

@@ -12,9 +12,9 @@ from launch import assert_all_pass
 from sharded_job import ON_FOUR, PLACEMENTS, RUN, SHAPES, resume, save, state, take_step
 from torch import Tensor
 
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.distributed.ranks import SOLE
 from mxref_training.errors import CheckpointError
-from mxref_training.run.checkpoint import CheckpointStore
 from training_setup import Saboteur, change, crash, lines, metrics, run
 
 

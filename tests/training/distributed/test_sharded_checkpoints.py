@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from mxref_training import checkpoint
+from mxref_training.checkpoint import GROUPS, CheckpointStore, Snapshot
 from mxref_training.distributed.ranks import Ranks
 from mxref_training.errors import CheckpointError
-from mxref_training.run import checkpoint
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
 from rank_threads import cut, on_ranks
 
 FACTS = {"loader": {"position": 7}, "rate": 0.1}

@@ -21,9 +21,9 @@ from mxref_torch.layer.fp8 import Fp8Scales
 from mxref_torch.layer.linear import MXLinear
 from mxref_torch.step_context import StepContext
 from mxref_training import steps, trainer
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.model import llama
 from mxref_training.model.llama import RotaryTable
-from mxref_training.run.checkpoint import CheckpointStore
 from training_oracle.faults.loop import DATA_SEED, Patch, Plant
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from mxref_training import build, optim, steps
-from mxref_training.run import state as run_state
+from mxref_training import build, optim, run_state, steps
 from training_oracle.faults.loop import Patch, Plant
 
 # ---- clipping ----

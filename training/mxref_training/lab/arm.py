@@ -18,6 +18,7 @@ from typing import Any
 from mxref.recipe import Recipe
 from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import build, to_table
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig, config_from_table
 from mxref_training.durable import explained, locked, make_folder, sync
 from mxref_training.errors import ConfigError
@@ -26,7 +27,6 @@ from mxref_training.lab.fingerprint import DESIGN, changes, is_longer
 from mxref_training.lab.ladder import Arm
 from mxref_training.lab.last_checkpoint import Extra
 from mxref_training.lab.result_file import Record, plain, read_json, write_json
-from mxref_training.run.checkpoint import CheckpointStore
 
 _KEY = "arm.json"
 _RESULT = result_file.NAME

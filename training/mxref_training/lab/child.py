@@ -20,7 +20,7 @@ from mxref_training.lab.arm import ArmRun
 from mxref_training.lab.slots import Slot
 from mxref_training.lab.worker import FINISHED
 from mxref_training.progress import ProgressSink
-from mxref_training.run.folder import LOG
+from mxref_training.run_folder import LOG
 
 _HEADER = "--- "
 

@@ -19,6 +19,7 @@ from mxref.recipe_files import recipe_from_table
 from mxref.tomlio import to_table
 from mxref_torch.conversion.convert import require_supported
 from mxref_torch.optimizer_step import load_fp8_history
+from mxref_training.checkpoint import CheckpointStore, Snapshot
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.data.documents import iter_labelled, survey
@@ -31,8 +32,7 @@ from mxref_training.evaluate import Evaluation, evaluate
 from mxref_training.lab.fresh import start_fresh
 from mxref_training.model.llama import Llama
 from mxref_training.numerics import deterministic, fixed_choices
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot
-from mxref_training.run.state import load_weights
+from mxref_training.run_state import load_weights
 from mxref_training.wording import counted
 
 # `build` only knows plain `dict`.

@@ -26,7 +26,7 @@ from mxref_training.probe.draws import LayerDraws
 from mxref_training.probe.layer import Captured, LayerProbe, Row
 from mxref_training.probe.moments import Moment
 from mxref_training.run.memory import memory
-from mxref_training.run.state import load_weights
+from mxref_training.run_state import load_weights
 from mxref_training.wording import si
 
 Said = Callable[[str], None]

@@ -14,7 +14,7 @@ from mxref.recipe import Recipe
 from mxref.recipe_files import load_recipe
 from mxref.roles import OPERANDS, GemmRole
 from mxref.tomlio import read_toml
-from mxref_training.run.folder import FORMAT
+from mxref_training.run_folder import FORMAT
 
 Line = dict[str, Any]
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from mxref.errors import MxrefError
 from mxref_torch.optimizer_step import fp8_history, load_fp8_history
+from mxref_training.checkpoint import GROUPS, CheckpointStore, Snapshot
 from mxref_training.data import SampleLoader
 from mxref_training.device import generator_states, set_generator_states
 from mxref_training.distributed.ranks import SOLE, Ranks
 from mxref_training.errors import CheckpointError
 from mxref_training.model.llama import Llama
 from mxref_training.optim import MOMENTS, load_optimizer_tensors, optimizer_tensors
-from mxref_training.run.checkpoint import GROUPS, CheckpointStore, Snapshot
 
 
 @dataclass

@@ -3,7 +3,7 @@
 `checkpoints/step-N/` holds a safetensors file for each of `GROUPS` and each rank that wrote: `model.safetensors` of one
 rank, `model-1-of-2.safetensors` of several. `state.json` has everything else, and `manifest.json` size and SHA-256 of
 each file. The folder is written under a temporary name and renamed. Any number of ranks reads it. Nothing is pickled.
-`state` says what a run puts in, and `shards` how ranks share the tensors.
+`run_state` says what a run puts in, and `shards` how ranks share the tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mxref_training.durable import (
 )
 from mxref_training.errors import CheckpointError, start_over
 from mxref_training.parallel import LAYOUT
-from mxref_training.run.shards import Box, boxes_to_write, opened, write_boxes
+from mxref_training.shards import Box, boxes_to_write, opened, write_boxes
 from mxref_training.wording import counted
 
 FORMAT = "mxref.checkpoint.4"

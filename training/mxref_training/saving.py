@@ -18,8 +18,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from mxref_training.checkpoint import CheckpointStore, Snapshot, Unfinished
 from mxref_training.errors import CheckpointError
-from mxref_training.run.checkpoint import CheckpointStore, Snapshot, Unfinished
 
 
 class Saver:

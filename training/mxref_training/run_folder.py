@@ -1,9 +1,8 @@
-"""The folder of a run: its record, its logs, and the checks before a run resumes.
+"""The folder of a run: its lock, its record, and the checks before a run resumes.
 
-A folder with `run.json` holds a run, and one without it does not. `config.toml` and
-`recipe.toml` are copies for readers; missing ones are written again. `metrics.jsonl` and `timing.jsonl` are logs,
-valid up to the length that the newest checkpoint records. Clock times are only in `timing.jsonl` and `run.json`, so a
-resumed run has the metrics of a run that never stopped. `docs/reference/durability.rst` has all rules.
+A folder with `run.json` holds a run, and one without it does not. `config.toml` and `recipe.toml` are copies for
+readers; missing ones are written again. Clock times are only in `timing.jsonl` and `run.json`, so a resumed run has the
+metrics of a run that never stopped. `docs/reference/durability.rst` has all rules.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 
 from mxref.recipe import Recipe
 from mxref.tomlio import dumps
+from mxref_training.checkpoint import CheckpointStore
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
@@ -27,8 +27,7 @@ from mxref_training.durable import clean, explained, locked, make_folder, remove
 from mxref_training.errors import CheckpointError, ConfigError, start_over
 from mxref_training.identity import differences, environment
 from mxref_training.parallel import LAYOUT
-from mxref_training.run.checkpoint import CheckpointStore
-from mxref_training.run.saving import wait_for_writers
+from mxref_training.saving import wait_for_writers
 
 FORMAT = "mxref.run.2"
 _FAMILY = "mxref.run."
@@ -59,21 +58,6 @@ class RunFolder:
     def metrics(self) -> Path:
         """Losses by step."""
         return self.path / "metrics.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        """Seconds by step."""
-        return self.path / "timing.jsonl"
-
-    @property
-    def telemetry(self) -> Path:
-        """Telemetry of the operands, by step, layer and GEMM."""
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def spikes(self) -> Path:
-        """Losses far above the recent ones; the file exists only if there were any."""
-        return self.path / "spikes.jsonl"
 
     @property
     def log(self) -> Path:
@@ -154,12 +138,10 @@ class RunFolder:
             CheckpointError: it is damaged, or another version of mxref wrote it.
         """
         path = self.path / "run.json"
-        try:
+        with explained(CheckpointError, f"read {path}", "choose another --out"):
+            if not path.exists():
+                return None
             text = path.read_text(encoding="utf-8", errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as err:
-            raise CheckpointError(f"cannot read {path}: {err.strerror or err}; choose another --out") from err
         try:
             found = json.loads(text)
             version = str(found["format"])
@@ -168,10 +150,9 @@ class RunFolder:
         except (ValueError, KeyError, TypeError) as err:
             raise CheckpointError(f"{path} is damaged ({err}): restore it, or {self._way_out(text)}") from err
         if version != FORMAT:
-            whose = "another version of mxref" if version.startswith(_FAMILY) else "another program"
             raise CheckpointError(
-                f"{path} was written by {whose}: its format is {version}, and this version reads {FORMAT}; "
-                f"choose another --out, or {self._way_out(text)}"
+                f"{path} was written by another version of mxref: its format is {version}, and this version reads "
+                f"{FORMAT}; choose another --out, or {self._way_out(text)}"
             )
         table: dict[str, Any] = found
         return table
