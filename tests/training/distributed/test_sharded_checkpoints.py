@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def same(found: Tensor, wanted: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("dimension", [0, 1])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_one_process_reads_the_whole_tensors(tmp_path: Path, world: int, dimension: int) -> None:
     store = saved(tmp_path, world, dimension)
     found = store.load(5)
@@ -85,7 +84,7 @@ def test_one_process_reads_the_whole_tensors(tmp_path: Path, world: int, dimensi
     assert found.state["ranks"] == world
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 2), (4, 2)])
 def test_ranks_read_their_parts_of_what_others_wrote(tmp_path: Path, before: int, after: int) -> None:
     """Written in rows and read in columns."""
     saved(tmp_path, before, dimension=0)
@@ -140,19 +139,6 @@ def test_a_copy_that_several_ranks_have_is_written_once(tmp_path: Path) -> None:
     assert size < 2 * sum(t.nbytes for t in wholes().values()) + 4 * 600, "headers, and every byte once"
 
 
-def test_a_checkpoint_of_one_rank_is_read_by_several(tmp_path: Path) -> None:
-    tensors = {"model": wholes(), "optimizer": {}, "rng": {"torch": torch.zeros(4, dtype=torch.uint8)}}
-    CheckpointStore(tmp_path, 2).save(Snapshot(5, tensors, FACTS))
-
-    def read(ranks: Ranks) -> dict[str, Tensor]:
-        parts = {name: cut(torch.zeros_like(t), 0, ranks.rank, 2) for name, t in wholes().items()}
-        CheckpointStore(tmp_path, 2, ranks).load(5, ("model",), {"model": parts})
-        return {name: t.box for name, t in parts.items()}
-
-    for rank, found in enumerate(on_ranks(2, read)):
-        assert all(same(found[name], cut(whole, 0, rank, 2).box) for name, whole in wholes().items())
-
-
 @pytest.mark.parametrize(
     ("name", "blank", "said"),
     [
@@ -175,25 +161,12 @@ def test_another_model_is_refused_on_all_ranks(tmp_path: Path, name: str, blank:
             raise found
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-@pytest.mark.parametrize("name", ["model-2-of-2.safetensors", "optimizer-1-of-2.safetensors"])
-def test_damage_is_refused_on_all_ranks_by_the_name_of_the_file(
-    tmp_path: Path, name: str, damage: Callable[[Path], Any]
-) -> None:
+def test_damage_is_refused_on_all_ranks_by_the_name_of_the_file(tmp_path: Path) -> None:
     store = saved(tmp_path, 2, steps=(3, 5))
-    damage(store.path(5) / name)
+    path = store.path(5) / "model-2-of-2.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with pytest.raises(
-        CheckpointError, match=rf"step-5 is damaged: .*{name}.*to go on from step-3 delete"
+        CheckpointError, match=rf"step-5 is damaged: .*{path.name}.*to go on from step-3 delete"
     ) as alone:
         store.load(5)
     found = on_ranks(2, lambda ranks: CheckpointStore(tmp_path, 2, ranks).load(5, into={}))
@@ -201,18 +174,7 @@ def test_damage_is_refused_on_all_ranks_by_the_name_of_the_file(
     assert store.load(3).step == 3
 
 
-def test_a_shard_that_the_manifest_does_not_list(tmp_path: Path) -> None:
-    store = saved(tmp_path, 2)
-    path = store.path(5) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["model-2-of-2.safetensors"]
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="manifest.json does not list the files of a checkpoint"):
-        store.load(5)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("name", ["model", "optimizer", "rng"])
+@pytest.mark.parametrize(("rank", "name"), [(0, "optimizer"), (1, "model"), (1, "rng")])
 def test_a_full_disk_of_one_rank_stops_all_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, name: str
 ) -> None:
@@ -287,12 +249,14 @@ def test_what_an_earlier_version_wrote_is_read(tmp_path: Path, world: int) -> No
     assert all(same(found[name], whole) for name, whole in wholes().items())
 
 
-@pytest.mark.parametrize("name", ["../../run.json", "/etc/hostname", "model-3-of-2.safetensors"])
-def test_a_manifest_that_names_another_file_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["../../run.json", "/etc/hostname", "model-3-of-2.safetensors", ""])
+def test_a_manifest_that_does_not_list_the_files_is_refused(tmp_path: Path, name: str) -> None:
+    """It names a file outside the folder, or one too many or too few."""
     store = saved(tmp_path, 2)
     path = store.path(5) / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(manifest | {name: manifest["model-2-of-2.safetensors"]}))
+    fact = manifest.pop("model-2-of-2.safetensors") if not name else manifest["model-2-of-2.safetensors"]
+    path.write_text(json.dumps(manifest | ({name: fact} if name else {})))
     for read in (store.load, store.verify, store.state):
         with pytest.raises(CheckpointError, match="manifest.json does not list the files of a checkpoint"):
             read(5)
