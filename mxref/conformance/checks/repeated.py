@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from typing import Any
@@ -148,12 +148,24 @@ def _bits(subject: Subject, result: Any) -> list[bytes]:
 
 
 def _from_threads(threads: int, calls: Sequence[Callable[[], Any]]) -> list[tuple[int, Any]]:
-    """Return the results of calls that some threads share, with the numbers of the calls."""
-    start = threading.Barrier(threads)
+    """Return the results of calls that some threads share, with the numbers of the calls.
+
+    The threads wait for each other before every call. A thread that is started late would otherwise find that the
+    first one has answered all of its calls alone.
+    """
+    together = threading.Barrier(threads)
 
     def work(first: int) -> list[tuple[int, Any]]:
-        start.wait()
-        return [(i, calls[i]()) for i in range(first, len(calls), threads)]
+        found = []
+        for i in range(first, len(calls), threads):
+            with suppress(threading.BrokenBarrierError):  # a call of another thread has failed
+                together.wait()
+            try:
+                found.append((i, calls[i]()))
+            except BaseException:
+                together.abort()
+                raise
+        return found
 
     with _switching_often(), ThreadPoolExecutor(threads) as pool:
         return [each for found in pool.map(work, range(threads)) for each in found]
