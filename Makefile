@@ -3,6 +3,7 @@
 #
 #   make demo                        the main job on real text: a ladder of recipes and its report
 #   make demo DATA=a.jsonl VAL=b.jsonl
+#   make quick                       a minute: the bits still hold
 #   make test                        the bits are proved
 #   make help                        the rest
 
@@ -28,11 +29,13 @@ RELEASES := $(if $(NEWEST),,--constraint constraints.txt)
 # Tests of one file share what they compile and train, so a file stays in one process. tests/conftest.py orders the files.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 USUAL := not gpu and not long and not study
+QUICK := $(addprefix tests/mxref/test_,$(addsuffix .py,scale rounding random hadamard formats packed_codes quantization gemm linear mxfp8)) \
+    tests/mxref/vectors/test_vectors.py::test_reference_gives_every_result tests/oracle tests/torch/layer/test_layer.py
 STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-compiled test-conformance test-older-cpu test-one-core test-model test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
+.PHONY: help env demo quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +57,13 @@ demo: $(STAMP)  ## train the ladder `paper` on 2 CPU cores and write runs/demo/r
 test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the newest releases of PyTorch, Triton and the rest)
 	$(BIN)/python -m compileall -q mxref backends training
 	$(BIN)/pytest $(PARALLEL) -m '$(USUAL)'
+
+quick: $(STAMP)  ## one minute from an edit to "the bits still hold": known answers, the oracle, both backends, Triton, a layer
+	$(BIN)/pytest -q $(PARALLEL) $(QUICK)
+	$(BIN)/mxref conform --quick --jobs 2 --backend reference --format mxfp4 --format mxfp8_e4m3
+	$(BIN)/mxref conform --quick --jobs 2 --backend numba
+	TRITON_INTERPRET=1 $(BIN)/mxref conform --quick --jobs 2 --backend triton --format mxfp4 \
+	    --clause scale.rule.even --clause rounding.rne
 
 test-older-cpu: $(STAMP)  ## make test on the code paths of an older x86-64 CPU: other sums in BLAS, other exp and log, kernels for AVX2
 	PYTHONPATH=tests $(BIN)/python -m older_cpu $(BIN)/pytest $(PARALLEL) -m '$(USUAL)'
