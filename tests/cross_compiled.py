@@ -22,9 +22,8 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from mxref_numba.vector import columns, dequantize, encode, encode_bytes, hadamard, turn
-from mxref_numba.vector.native import VectorNative
-from mxref_numba.vector.target import NEON, TARGETS, Target
+from mxref_numba.vector import columns, dequantize, encode, hadamard, turn
+from mxref_numba.vector.target import NEON, TARGETS, Target, VectorNative
 
 AARCH64 = "aarch64-unknown-linux-gnu", "neoverse-n1"
 X86_64 = "x86_64-unknown-linux-gnu"
@@ -38,7 +37,7 @@ def _turned(address, step, target, pitch):
 
 KERNELS = {
     "encode_rows": encode.encode_rows,
-    "encode_byte_rows": encode_bytes.encode_byte_rows,
+    "encode_byte_rows": encode.encode_byte_rows,
     "dequantize": dequantize._dequantize_share,
     "stage_row": hadamard.stage_row,
     "turn": VectorNative(_turned),

@@ -7,6 +7,7 @@ the upper bits of a float32 are a code already, but for a shift and for the smal
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,35 @@ FRACTION_BITS = 22
 """Bits of the fraction of a step that the roundings other than RNE look at."""
 MAGNITUDE_CODE = 0x7F
 """The bits of a code that are not its sign."""
-TOP, SMALLEST_NORMAL, EVEN_UNIT, STEP_SHIFT, POSITION_SHIFT, LINE_UNIT = range(6)
-"""Where `rounding_numbers` has: bits of the largest magnitude; bits of the smallest normal magnitude; bits of the
-float32 by which a binade is multiplied, so that adding the product rounds to the binade's steps and leaves the code;
-the shift right from bits of a float32 to a code; the shift left from such bits to a code with `FRACTION_BITS`
-fraction bits; bits of the float32 by which a magnitude below the smallest normal one is multiplied for the same."""
+
+
+class Grid(NamedTuple):
+    """What rounds to the grid of an element."""
+
+    top: np.float32
+    """The largest magnitude."""
+    smallest_normal: np.int32
+    """Bits of the smallest normal magnitude."""
+    even_unit: np.float32
+    """By which a binade is multiplied, so that adding the product rounds to the binade's steps and leaves the code."""
+    step_shift: np.int32
+    """The shift right from bits of a float32 to a code."""
+    position_shift: np.int32
+    """The shift left from such bits to a code with `FRACTION_BITS` fraction bits."""
+    line_unit: np.float32
+    """By which a magnitude below the smallest normal one is multiplied for the same."""
+
+
+class Digits(NamedTuple):
+    """What decodes an element through float16."""
+
+    shift: np.int32
+    """From a magnitude code to a float16 of the same digits."""
+    unit: np.float32
+    """By which that float16 is multiplied."""
+    last_number: np.int32
+    """The last magnitude code that is no NaN."""
+
 
 _MANTISSA_BITS, _BIAS = 23, 127
 
@@ -31,48 +56,32 @@ def held_bits(element: ElementFormat) -> int:
     return 4 if element is E2M1 else 8
 
 
-def _word(value: float) -> int:
-    return int(np.float32(value).view(np.int32))
-
-
 @cache
-def rounding_numbers(element: ElementFormat) -> NDArray[np.int32]:
-    """Return what rounds to the grid of an element, int32 [6] as the constants above name them, read-only."""
+def grid_of(element: ElementFormat) -> Grid:
+    """Return what rounds to the grid of an element."""
     shift = _MANTISSA_BITS - element.mantissa_bits
     smallest = (1 - element.bias + _BIAS) << _MANTISSA_BITS
     # The last bits of the sum are a code without its exponent field; `offset` prepares for adding that field.
     offset = -(smallest >> shift) & MAGNITUDE_CODE
-    unit = np.ldexp(1 + np.ldexp(float(offset), -_MANTISSA_BITS), shift)
-    numbers = np.array(
-        [
-            _word(element.max_value), smallest, _word(unit), shift, FRACTION_BITS - shift,
-            _word(2.0 ** (FRACTION_BITS - element.unit_exponent)),
-        ],
-        np.int32,
-    )  # fmt: skip
-    numbers.flags.writeable = False
-    return numbers
-
-
-HALF_SHIFT, HALF_UNIT, LAST_NUMBER = range(3)
-"""Where `decoding_numbers` has: the shift from a magnitude code to a float16 of the same digits; bits of the float32
-by which that float16 is multiplied; the last magnitude code that is no NaN."""
+    return Grid(
+        top=np.float32(element.max_value),
+        smallest_normal=np.int32(smallest),
+        even_unit=np.float32(np.ldexp(1 + np.ldexp(float(offset), -_MANTISSA_BITS), shift)),
+        step_shift=np.int32(shift),
+        position_shift=np.int32(FRACTION_BITS - shift),
+        line_unit=np.float32(2.0 ** (FRACTION_BITS - element.unit_exponent)),
+    )
 
 
 @cache
-def decoding_numbers(element: ElementFormat) -> NDArray[np.int32]:
-    """Return what decodes an element through float16, int32 [3] as the constants above name them, read-only."""
+def digits_of(element: ElementFormat) -> Digits:
+    """Return what decodes an element through float16."""
     half_mantissa_bits, half_bias = 10, 15
-    infinity = element.specials is Specials.IEEE
-    numbers = np.array(
-        [
-            half_mantissa_bits - element.mantissa_bits, _word(2.0 ** (half_bias - element.bias)),
-            element.max_code + infinity,
-        ],
-        np.int32,
-    )  # fmt: skip
-    numbers.flags.writeable = False
-    return numbers
+    return Digits(
+        shift=np.int32(half_mantissa_bits - element.mantissa_bits),
+        unit=np.float32(2.0 ** (half_bias - element.bias)),
+        last_number=np.int32(element.max_code + (element.specials is Specials.IEEE)),
+    )
 
 
 @cache

@@ -3,6 +3,10 @@
 Numba compiles a kernel anew for every type, layout and mutability of an array. These take integers only, so each is
 compiled once. A parallel kernel takes far longer to compile than a plain one, so a single one, `run_shares`, serves
 all of them.
+
+What a kernel needs is the fields of a `NamedTuple`. Python writes them to memory, eight bytes each, and the kernel,
+which gets the address, reads them into a tuple of the same names (`fields_at`). A field is an `int` (64 bits), an
+`np.int32`, an `np.float32`, or such a tuple itself.
 """
 
 # Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
@@ -12,10 +16,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import signature
+from itertools import count
+from operator import attrgetter
+from struct import Struct
 from threading import Lock
-from typing import Any
+from typing import Any, get_type_hints
 
 import numba
 import numpy as np
@@ -46,6 +53,64 @@ def pointer_to(element: types.Type) -> Any:
 numbers_at, words_at, bytes_at, floats_at = (
     pointer_to(element) for element in (types.int64, types.int32, types.uint8, types.float32)
 )
+
+
+FIELD = 8
+"""Bytes of a field."""
+_NUMBERS: dict[Any, tuple[str, Any]] = {
+    int: ("q", types.int64), np.int32: ("i4x", types.int32), np.float32: ("f4x", types.float32)
+}  # fmt: skip
+"""The format of a field in memory, and Numba's type."""
+
+
+@cache
+def _memory(fields: type) -> tuple[attrgetter[Any], Struct]:
+    """Return what gets all numbers from a NamedTuple, in order, and their format."""
+
+    def numbers(kind: type, before: str) -> list[tuple[str, str]]:
+        found = []
+        for name, hint in get_type_hints(kind).items():
+            number = _NUMBERS.get(hint)
+            found += [(before + name, number[0])] if number else numbers(hint, f"{before}{name}.")
+        return found
+
+    names, formats = zip(*numbers(fields, ""), strict=True)
+    return attrgetter(*names), Struct("=" + "".join(formats))
+
+
+def written(*rows: tuple[Any, ...]) -> NDArray[np.uint8]:
+    """Return NamedTuples of one kind in memory, as kernels read them, one after the other; read-only."""
+    numbers, memory = _memory(type(rows[0]))
+    return np.frombuffer(b"".join([memory.pack(*numbers(row)) for row in rows]), np.uint8)
+
+
+def _type(kind: Any) -> Any:
+    """Return Numba's type of a field, or of all fields of a NamedTuple."""
+    if number := _NUMBERS.get(kind):
+        return number[1]
+    return types.NamedTuple([_type(field) for field in get_type_hints(kind).values()], kind)
+
+
+def fields_at(fields: type) -> Any:
+    """Return the kernel function from an address, int64, to the NamedTuple of the fields that lie there."""
+    made = _type(fields)
+
+    @intrinsic
+    def read(typingctx, address):
+        def generate(context, builder, signature, arguments):
+            offsets = count(0, FIELD)
+
+            def load(kind: Any) -> Any:
+                if isinstance(kind, types.NamedTuple):
+                    return context.make_tuple(builder, kind, [load(field) for field in kind.types])
+                place = builder.add(arguments[0], ir.IntType(64)(next(offsets)))
+                return builder.load(builder.inttoptr(place, context.get_value_type(kind).as_pointer()))
+
+            return load(made)
+
+        return made(types.int64), generate
+
+    return read
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -104,11 +169,12 @@ def run_shares(function, arguments, workers):
         _call(function, arguments, worker, workers)
 
 
-def run_native(native: Native, arguments: NDArray[np.int64], elements: int) -> None:
-    """Call a kernel with (address of its arguments, worker, workers), once for each share of the work.
+def run_native(native: Native, fields: tuple[Any, ...], elements: int) -> None:
+    """Call a kernel with (address of the fields of a NamedTuple, worker, workers), once for each share of the work.
 
     There are `worker_count(elements)` shares; a single one runs in the calling thread.
     """
+    arguments = written(fields)
     address = address_of(arguments)
     if compiled.worker_count(elements) == 1:
         native.call(address, 0, 1)

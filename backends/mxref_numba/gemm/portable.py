@@ -18,7 +18,7 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.formats import E8M0
+from mxref.formats import CANONICAL_NAN, E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import bits_of, float_of, kernel, share
@@ -26,8 +26,8 @@ from mxref_numba.native import (
     Native,
     address_of,
     bytes_at,
+    fields_at,
     floats_at,
-    numbers_at,
     pointer_to,
     run_native,
 )
@@ -41,7 +41,7 @@ _PITCH = _TILE_N + 16
 _TURNED_ROWS = 64
 _PRODUCTS_PER_ELEMENT = 32
 """Multiplications that take as long as quantizing an element, roughly."""
-_NEUTRAL = np.uint8(E8M0.bias)
+_NEUTRAL, _NAN = np.uint8(E8M0.bias), np.uint32(CANONICAL_NAN)
 
 _SIZES = {
     "values": _TURNED_ROWS * _K, "codes": _TILE_M, "a": 4 * _TILE_M * _K, "b": 4 * _K * _PITCH,
@@ -81,16 +81,52 @@ def _decode_block(packed, values):
     return np.int32(seen & np.int32(0x77)) != 0
 
 
+class _Decoding(NamedTuple):
+    """The decoding of an operand; places in memory are addresses."""
+
+    packed: int
+    scales: int
+    rows: int
+    blocks: int
+    k: int
+    """Of the format. As a constant it would make LLVM unroll the loop that turns values, a fifth slower."""
+    values: int
+    """Where the values go, turned; 0 to leave them."""
+    live: int
+    scratch: int
+
+
+class _Product(NamedTuple):
+    """A product; places in memory are addresses."""
+
+    packed: int
+    live_a: int
+    turned: int
+    live_b: int
+    m: int
+    n: int
+    blocks: int
+    exact32: int
+    """Whether float32 holds every product with both scales."""
+    factor: np.float32
+    out: int
+    item: int
+    """Bytes of an element of C."""
+    scratch: int
+
+
+_decoding_at, _product_at = fields_at(_Decoding), fields_at(_Product)
+
+
 @Native
 def _decode_share(arguments, worker, workers):
-    """Decode rows; fill `live`, and `turned` where its address is not 0."""
-    j = carray(numbers_at(arguments), (8,))
-    rows, blocks, k, turned_at = j[2], j[3], j[4], j[5]
-    packed = carray(bytes_at(j[0]), (rows, blocks * k // 2))
-    scales = carray(bytes_at(j[1]), (rows, blocks))
-    turned = carray(_signed_at(turned_at), (blocks * k, rows))
-    live = carray(bytes_at(j[6]), (blocks, rows))
-    values = carray(_signed_at(j[7] + worker * _SCRATCH + _VALUES), (_TURNED_ROWS, k))
+    job = _decoding_at(arguments)
+    rows, blocks, k = job.rows, job.blocks, job.k
+    packed = carray(bytes_at(job.packed), (rows, blocks * k // 2))
+    scales = carray(bytes_at(job.scales), (rows, blocks))
+    turned = carray(_signed_at(job.values), (blocks * k, rows))
+    live = carray(bytes_at(job.live), (blocks, rows))
+    values = carray(_signed_at(job.scratch + worker * _SCRATCH + _VALUES), (_TURNED_ROWS, k))
     begin, end = share(rows, worker, workers)
     for first in range(begin, end, _TURNED_ROWS):
         count = min(_TURNED_ROWS, end - first)
@@ -99,7 +135,7 @@ def _decode_share(arguments, worker, workers):
                 any_live = _decode_block(packed[first + r, b * k // 2 : (b + 1) * k // 2], values[r])
                 scale = scales[first + r, b]
                 live[b, first + r] = scale if any_live and scale != NAN_CODE else _NEUTRAL
-            if turned_at:
+            if job.values:
                 top, left = np.uint64(b * k), np.uint64(first)
                 for i in range(np.uint64(k)):
                     for r in range(np.uint64(count)):
@@ -107,12 +143,12 @@ def _decode_share(arguments, worker, workers):
 
 
 @kernel(fastmath={"contract"})
-def fill_dots(a, b, r, width, k, dots):
-    """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., k] with columns of b [k, .]."""
+def fill_dots(a, b, r, width, dots):
+    """Fill dots[:4, :width] with the dot products of rows r .. r + 3 of a [., 32] with columns of b [32, .]."""
     for i in range(4):
         for c in range(width):
             dots[i, c] = np.float32(0)
-    for j in range(0, k, 4):
+    for j in range(0, _K, 4):
         a00, a01, a02, a03 = a[r, j], a[r, j + 1], a[r, j + 2], a[r, j + 3]
         a10, a11, a12, a13 = a[r + 1, j], a[r + 1, j + 1], a[r + 1, j + 2], a[r + 1, j + 3]
         a20, a21, a22, a23 = a[r + 2, j], a[r + 2, j + 1], a[r + 2, j + 2], a[r + 2, j + 3]
@@ -144,11 +180,11 @@ def _accumulate(sums, dots, width, power_a, powers_b):
 
 
 @kernel(inline="always")
-def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, width, scratch):
+def _tile(a_packed, live_a, b_turned, live_b, exact32, row, column, height, width, scratch):
     """Accumulate the sums of a tile, float32, over all blocks in order."""
-    values = carray(_signed_at(scratch + _VALUES), (k,))
+    values = carray(_signed_at(scratch + _VALUES), (_K,))
     codes = carray(bytes_at(scratch + _CODES), (_TILE_M,))
-    a, b = carray(floats_at(scratch + _A), (_TILE_M, k)), carray(floats_at(scratch + _B), (k, _PITCH))
+    a, b = carray(floats_at(scratch + _A), (_TILE_M, _K)), carray(floats_at(scratch + _B), (_K, _PITCH))
     dots = carray(floats_at(scratch + _DOTS), (4, _PITCH))
     sums = carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH))
     powers = carray(floats_at(scratch + _POWERS), (_TILE_N,))
@@ -158,19 +194,19 @@ def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, w
             sums[r, c] = np.float32(0)
     for block in range(live_a.shape[0]):
         for r in range(height):
-            _decode_block(a_packed[row + r, block * k // 2 : (block + 1) * k // 2], values)
+            _decode_block(a_packed[row + r, block * _K // 2 : (block + 1) * _K // 2], values)
             codes[r] = live_a[block, row + r]
-            for i in range(np.uint64(k)):
+            for i in range(np.uint64(_K)):
                 a[r, i] = np.float32(values[i]) * np.float32(0.5)
-        top, left = np.uint64(block * k), np.uint64(column)
-        for i in range(np.uint64(k)):
+        top, left = np.uint64(block * _K), np.uint64(column)
+        for i in range(np.uint64(_K)):
             for c in range(np.uint64(width)):
                 b[i, c] = np.float32(b_turned[top + i, left + c]) * np.float32(0.5)
         for c in range(np.uint64(width)):
             code = np.int64(live_b[block, left + c])
             powers[c], wide_powers[c] = _power(code), wide_power(code)
         for r in range(0, height, 4):
-            fill_dots(a, b, r, width, k, dots)
+            fill_dots(a, b, r, width, dots)
             for i in range(min(4, height - r)):
                 code = np.int64(codes[r + i])
                 if exact32:
@@ -180,7 +216,7 @@ def _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, w
 
 
 @kernel
-def bfloat16_bits(bits):
+def _bfloat16_bits(bits):
     """Return the upper half of a float32, rounded to nearest, ties to even; of NaNs only the canonical one is kept."""
     return np.uint16(
         np.uint32(bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1)))
@@ -188,29 +224,39 @@ def bfloat16_bits(bits):
     )
 
 
+@kernel(inline="always")
+def store_tile(sums, factor, row, column, height, width, out, m, n, item):
+    """Store sums[:height, :width] times `factor` as a tile of C, float32 or bfloat16 by the bytes of an element."""
+    wide, narrow = carray(_words_at(out), (m, n)), carray(_halves_at(out), (m, n))
+    top, left = np.uint64(row), np.uint64(column)
+    for r in range(np.uint64(height)):
+        for c in range(np.uint64(width)):
+            value = sums[r, c] * factor
+            bits = np.uint32(bits_of(value)) if value == value else _NAN
+            if item == 4:
+                wide[top + r, left + c] = bits
+            else:
+                narrow[top + r, left + c] = _bfloat16_bits(bits)
+
+
 @Native
 def _multiply_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (13,))
-    m, n, blocks, k, exact32, factor = j[4], j[5], j[6], j[7], j[8], float_of(j[9])
-    wide, narrow, item = carray(_words_at(j[10]), (m, n)), carray(_halves_at(j[10]), (m, n)), j[11]
-    scratch = j[12] + worker * _SCRATCH
-    a_packed, live_a = carray(bytes_at(j[0]), (m, blocks * k // 2)), carray(bytes_at(j[1]), (blocks, m))
-    b_turned, live_b = carray(_signed_at(j[2]), (blocks * k, n)), carray(bytes_at(j[3]), (blocks, n))
+    job = _product_at(arguments)
+    m, n, blocks, scratch = job.m, job.n, job.blocks, job.scratch + worker * _SCRATCH
+    a_packed, live_a = (
+        carray(bytes_at(job.packed), (m, blocks * _K // 2)), carray(bytes_at(job.live_a), (blocks, m))
+    )  # fmt: skip
+    b_turned, live_b = (
+        carray(_signed_at(job.turned), (blocks * _K, n)), carray(bytes_at(job.live_b), (blocks, n))
+    )  # fmt: skip
     sums = carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH))
     across = -(-n // _TILE_N)
     begin, end = share(-(-m // _TILE_M) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * _TILE_M, task % across * _TILE_N
         height, width = min(_TILE_M, m - row), min(_TILE_N, n - column)
-        _tile(a_packed, live_a, b_turned, live_b, k, exact32, row, column, height, width, scratch)
-        top, left = np.uint64(row), np.uint64(column)
-        for r in range(np.uint64(height)):
-            for c in range(np.uint64(width)):
-                bits = np.uint32(bits_of(sums[r, c] * factor))
-                if item == 4:
-                    wide[top + r, left + c] = bits
-                else:
-                    narrow[top + r, left + c] = bfloat16_bits(bits)
+        _tile(a_packed, live_a, b_turned, live_b, job.exact32, row, column, height, width, scratch)
+        store_tile(sums, job.factor, row, column, height, width, job.out, m, n, job.item)
 
 
 class Turned(NamedTuple):
@@ -233,12 +279,13 @@ def multiply_turned(a: MXArray, right: Turned, factor: np.float32, out: NDArray[
     packed, live, _ = _operand(a, turn=False)
     work = out.size * a.length // _PRODUCTS_PER_ELEMENT
     scratch = np.empty(compiled.worker_count(work) * _SCRATCH + memory.LINE, np.uint8)
-    numbers = (
-        address_of(packed), address_of(live), address_of(right.values), address_of(right.live), *out.shape,
-        len(live), _K, _fits_float32(live, right.live), int(factor.view(np.int32)), address_of(out),
-        out.itemsize, memory.aligned(scratch),
+    (m, n), exact32 = out.shape, _fits_float32(live, right.live)
+    job = _Product(
+        packed=address_of(packed), live_a=address_of(live), turned=address_of(right.values),
+        live_b=address_of(right.live), m=m, n=n, blocks=len(live), exact32=exact32, factor=factor,
+        out=address_of(out), item=out.itemsize, scratch=memory.aligned(scratch),
     )  # fmt: skip
-    run_native(_multiply_share, np.array(numbers, np.int64), work)
+    run_native(_multiply_share, job, work)
 
 
 def _operand(q: MXArray, turn: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int8]]:
@@ -248,11 +295,11 @@ def _operand(q: MXArray, turn: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint
     live = np.empty((blocks, rows), np.uint8)
     work = rows * q.length
     scratch = np.empty(compiled.worker_count(work) * _SCRATCH, np.uint8)
-    numbers = (
-        address_of(packed), address_of(scales), rows, blocks, _K, address_of(values) if turn else 0,
-        address_of(live), address_of(scratch),
+    job = _Decoding(
+        packed=address_of(packed), scales=address_of(scales), rows=rows, blocks=blocks, k=_K,
+        values=address_of(values) if turn else 0, live=address_of(live), scratch=address_of(scratch),
     )  # fmt: skip
-    run_native(_decode_share, np.array(numbers, np.int64), work)
+    run_native(_decode_share, job, work)
     return packed, live, values
 
 

@@ -1,8 +1,8 @@
 """Scaled GEMM from packed operands: which kernels answer which profile and formats, and what they all share.
 
 Where an operand is not MXFP4, `wide` multiplies, on any CPU. All else here is for MXFP4.
-`ordered` has one result and two sets of kernels, `vector` and `portable`. A result of `ordered` is also valid for
-`bounded`, so `bounded` takes the fastest kernel: `ordered` of `vector` or `wide`, or float32 values and BLAS.
+`ordered` has one result and two sets of kernels, `tile` and `portable`. A result of `ordered` is also valid for
+`bounded`, so `bounded` takes the fastest kernel: `ordered` of `tile` or `wide`, or float32 values and BLAS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mxref.gemm import prescale_product
 from mxref.mxarray import MXArray, PreparedArray
 from mxref.recipe import GemmProfile
 from mxref_numba import memory
-from mxref_numba.gemm import portable, vector, wide
+from mxref_numba.gemm import portable, tile, wide
 from mxref_numba.path import KernelPath
 from mxref_numba.scalar.dequantize import dequantize
 from mxref_numba.vector.target import TARGETS
@@ -65,11 +65,11 @@ def scaled_gemm(
         return out
     layout = b.layout if isinstance(b, PreparedArray) else prepare(b, profile, path)
     if (target := TARGETS.get(path)) is not None:
-        left, right = vector.packed(target, a, is_right=False), layout[0]
-        vector.multiply_packed(target, left, right, a.scales.shape[1], factor, out)
+        left, right = tile.packed(target, a, is_right=False), layout[0]
+        tile.multiply_packed(target, left, right, a.scales.shape[1], factor, out)
         nan_a, nan_b = (
-            vector.nan_rows(target, left, m, is_right=False),
-            vector.nan_rows(target, right, n, is_right=True),
+            tile.nan_rows(target, left, m, is_right=False),
+            tile.nan_rows(target, right, n, is_right=True),
         )
         _mark_nan(out, nan_a, nan_b)
         return out
@@ -95,7 +95,7 @@ def prepare(q: MXArray, profile: GemmProfile, path: KernelPath) -> tuple[NDArray
     if q.format is not MXFP4:
         return tuple(wide.decoded_operand(q, turn=True))
     if (target := TARGETS.get(path)) is not None:
-        return (vector.packed(target, q, is_right=True),)
+        return (tile.packed(target, q, is_right=True),)
     return tuple(portable.turned(q)) if profile is GemmProfile.ORDERED else (_values(q),)
 
 

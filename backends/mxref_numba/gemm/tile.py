@@ -1,25 +1,53 @@
-"""One tile of C from a panel of A and one of B, in the layout of `layout`.
+"""`ordered` of MXFP4 in vector code: operands are packed, and tiles of C are computed in a cache-friendly order.
 
-The dots of a block stay in registers, and with enough of these the sums do over all blocks; each group of a row of
-A is broadcast from memory. The sum of the two scale words is the bits of 2^(eA + eB - 2), so that one fused
-multiply-add per vector takes the dot into the sum and rounds once, as the definition of `ordered` does.
-Where such a power is not a normal float32, float64 does the same.
+`packing` has the layout. B's panels are divided into ranges that fit the outer cache, and A's into groups that fit the
+inner cache. All of A is multiplied by one range of B before the next range begins.
+
+A tile is computed from a panel of A and one of B. The dots of a block stay in registers, and with enough of these the
+sums do over all blocks; each group of a row of A is broadcast from memory. The sum of the two scale words is the bits
+of 2^(eA + eB - 2), so that one fused multiply-add per vector takes the dot into the sum and rounds once, as the
+definition of `ordered` does. Where such a power is not a normal float32, float64 does the same.
 """
 
-# Emitters work on IR values, which llvmlite does not annotate.
+# Kernels and emitters have no annotations: Numba infers the types of the former, llvmlite has none.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numpy.typing import NDArray
 
-from mxref_numba.gemm.layout import GROUPS, Tiling, after, repeat, same
+from mxref.mxarray import MXArray
+from mxref_numba import compiled, memory
+from mxref_numba.compiled import kernel, share
+from mxref_numba.gemm.packing import (
+    GROUPS,
+    HIGHEST_SUM,
+    LOWEST_SUM,
+    Tiling,
+    after,
+    pack_left,
+    pack_right,
+    repeat,
+    same,
+    tiling_of,
+)
+from mxref_numba.native import address_of, bytes_at, fields_at, run_native
 from mxref_numba.vector.instructions import named
-from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, splat
+from mxref_numba.vector.lanes import F32, I16, I32, I64, Lanes, constant, load, splat, vector_code
+from mxref_numba.vector.target import Target, VectorNative, copy_bytes, target_of
 
+_K = 32
+_GROUP_BYTES, _RANGE_BYTES = 1 << 18, 3 << 20
+"""Packed bytes of a group of A and of a range of B."""
+_PRODUCTS_PER_ELEMENT = 256
+"""Multiplications that take as long as quantizing an element, roughly."""
 _F64 = ir.DoubleType()
 
 
@@ -162,3 +190,191 @@ def multiply(tiling: Tiling, builder: ir.IRBuilder, arguments: Sequence[Any]) ->
             store(tiling, [_bfloat16(result) for result in results], *place)
         with to_float32:
             store(tiling, results, *place)
+
+
+@vector_code(*(types.int64,) * 7)
+def _pack_left(builder, *arguments):
+    pack_left(tiling_of(target_of(builder)), builder, arguments)
+
+
+@vector_code(*(types.int64,) * 9)
+def _pack_right(builder, *arguments):
+    pack_right(tiling_of(target_of(builder)), builder, arguments)
+
+
+@vector_code(*(types.int64,) * 3, types.boolean, types.float32, *(types.int64,) * 4, types.boolean)
+def _multiply(builder, *arguments):
+    multiply(tiling_of(target_of(builder)), builder, arguments)
+
+
+@kernel
+def _extremes(found, padded, first, count):
+    """Return the lowest and the highest scale code of rows, from the first two of three lines of `found`."""
+    low, high = found[first], found[padded + first]
+    for r in range(np.uint64(first), np.uint64(first + count)):
+        low, high = min(low, found[r]), max(high, found[np.uint64(padded) + r])
+    return np.int64(low), np.int64(high)
+
+
+class _Packing(NamedTuple):
+    """The packing of an operand; places in memory are addresses, and a pitch is the bytes to the next row."""
+
+    is_right: int
+    codes: int
+    code_pitch: int
+    scales: int
+    scale_pitch: int
+    rows: int
+    blocks: int
+    records: int
+    panels: int
+    height: int
+    """Rows of a panel."""
+    step: int
+    """Rows that are packed at once."""
+    size: int
+    """Bytes of a panel."""
+
+
+class _Product(NamedTuple):
+    """The product of packed operands."""
+
+    left: int
+    right: int
+    blocks: int
+    group: int
+    """Panels of A that the inner cache holds."""
+    reach: int
+    """Panels of B that the outer cache holds."""
+    factor: np.float32
+    out: int
+    m: int
+    n: int
+    item: int
+    """Bytes of an element of C."""
+    tile_rows: int
+    tile_columns: int
+    left_size: int
+    """Bytes of a panel of A."""
+    right_size: int
+    spare: int
+    """Room for tiles at the edges of C, or 0 where a part of a tile can be written."""
+
+
+_packing_at, _product_at = fields_at(_Packing), fields_at(_Product)
+
+
+@VectorNative
+def _pack_share(arguments, worker, workers):
+    job = _packing_at(arguments)
+    rows, panels, height, blocks = job.rows, job.panels, job.height, job.blocks
+    found, padded = job.records + panels * job.size, panels * height
+    begin, end = share(panels, worker, workers)
+    for panel in range(begin, end):
+        record = job.records + panel * job.size
+        for r in range(0, height, job.step):
+            first = panel * height + r
+            row = min(first, rows - 1)  # rows beyond the last repeat it
+            codes, scales = job.codes + row * job.code_pitch, job.scales + row * job.scale_pitch
+            if job.is_right:
+                _pack_right(
+                    codes, job.code_pitch, scales, job.scale_pitch, rows - 1 - row, blocks, record + r * 4,
+                    found + first, padded,
+                )  # fmt: skip
+            else:
+                _pack_left(codes, scales, blocks, record, r, found + first, padded)
+
+
+@VectorNative
+def _multiply_share(arguments, worker, workers):
+    job = _product_at(arguments)
+    m, n, group, reach, tile_rows, tile_columns = (
+        job.m,
+        job.n,
+        job.group,
+        job.reach,
+        job.tile_rows,
+        job.tile_columns,
+    )
+    item = job.item
+    down, across = -(-m // tile_rows), -(-n // tile_columns)
+    left_rows, right_rows = down * tile_rows, across * tile_columns
+    left_found = carray(bytes_at(job.left + down * job.left_size), (3 * left_rows,))
+    right_found = carray(bytes_at(job.right + across * job.right_size), (3 * right_rows,))
+    groups, pitch, short = -(-down // group), n * item, tile_columns * item
+    spare = job.spare + worker * tile_rows * short if job.spare else 0
+    begin, end = share(groups * across, worker, workers)
+    for task in range(begin, end):
+        start = task // (groups * reach) * reach
+        place, width = task - start * groups, min(reach, across - start)
+        b, top = start + place % width, place // width * group
+        column = b * tile_columns
+        right_low, right_high = _extremes(right_found, right_rows, column, tile_columns)
+        for a in range(top, min(top + group, down)):
+            row = a * tile_rows
+            low, high = _extremes(left_found, left_rows, row, tile_rows)
+            fits = low + right_low >= LOWEST_SUM and high + right_high <= HIGHEST_SUM
+            target, height, wide = job.out + row * pitch + column * item, m - row, n - column
+            part = spare and (height < tile_rows or wide < tile_columns)
+            _multiply(
+                job.left + a * job.left_size, job.right + b * job.right_size, job.blocks, fits, job.factor,
+                spare if part else target, short if part else pitch, height, wide, item == 2,
+            )  # fmt: skip
+            if part:
+                for r in range(min(height, tile_rows)):
+                    copy_bytes(spare + r * short, target + r * pitch, min(wide, tile_columns) * item)
+
+
+def packed(target: Target, q: MXArray, *, is_right: bool) -> NDArray[np.uint8]:
+    """Return an operand of at least one row and one block, packed for its side of the product.
+
+    Returns:
+        From the start of a cache line, the records, panel by panel, and then three lines with a byte for each
+        row of all panels: the lowest scale code in use, the highest one, and whether a block is NaN.
+    """
+    # A row's bytes must lie side by side; rows may be any distance apart.
+    codes, scales = (a if a.strides[-1] == 1 else np.ascontiguousarray(a) for a in (q.codes, q.scales))
+    rows, blocks = scales.shape
+    t = tiling_of(target)
+    height, step, record = (t.columns, t.lanes, t.right_record) if is_right else (t.rows, 1, t.left_record)
+    panels = -(-rows // height)
+    out = memory.empty((panels * (blocks * record + 3 * height),), np.uint8)
+    job = _Packing(
+        is_right=is_right, codes=address_of(codes), code_pitch=codes.strides[0], scales=address_of(scales),
+        scale_pitch=scales.strides[0], rows=rows, blocks=blocks, records=address_of(out), panels=panels,
+        height=height, step=step, size=blocks * record,
+    )  # fmt: skip
+    run_native(_pack_share.on(target), job, rows * q.length)
+    return out
+
+
+def multiply_packed(
+    target: Target,
+    left: NDArray[np.uint8],
+    right: NDArray[np.uint8],
+    blocks: int,
+    factor: np.float32,
+    out: NDArray[Any],
+) -> None:
+    """Write the product of packed operands, times `factor`, into `out` [M, N], contiguous; NaN rows are not marked."""
+    (m, n), t = out.shape, tiling_of(target)
+    work = m * n * blocks * _K // _PRODUCTS_PER_ELEMENT
+    workers, down = compiled.worker_count(work), -(-m // t.rows)
+    left_size, right_size = blocks * t.left_record, blocks * t.right_record
+    group = max(1, min(_GROUP_BYTES // left_size, -(-down // workers)))
+    reach = max(1, _RANGE_BYTES // right_size)
+    # If only whole tiles can be written, tiles at the edges of C go through scratch memory.
+    spare = np.empty(0 if t.masks else workers * t.rows * t.columns * out.itemsize, np.uint8)
+    job = _Product(
+        left=address_of(left), right=address_of(right), blocks=blocks, group=group, reach=reach, factor=factor,
+        out=address_of(out), m=m, n=n, item=out.itemsize, tile_rows=t.rows, tile_columns=t.columns,
+        left_size=left_size, right_size=right_size, spare=address_of(spare) if spare.size else 0,
+    )  # fmt: skip
+    run_native(_multiply_share.on(target), job, work)
+
+
+def nan_rows(target: Target, operand: NDArray[np.uint8], rows: int, *, is_right: bool) -> NDArray[np.bool_]:
+    """Return which of the rows of a packed operand have a NaN block."""
+    height = tiling_of(target).columns if is_right else tiling_of(target).rows
+    padded = -(-rows // height) * height
+    return operand[len(operand) - padded :][:rows].view(np.bool_)

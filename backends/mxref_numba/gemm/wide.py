@@ -28,18 +28,18 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
-from mxref.formats import CANONICAL_NAN, BlockFormat, ElementFormat
+from mxref.formats import BlockFormat, ElementFormat
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
-from mxref_numba.compiled import bits_of, float_of, kernel, share
+from mxref_numba.compiled import kernel, share
 from mxref_numba.elements import decoded, held_bits
-from mxref_numba.gemm.portable import bfloat16_bits, fill_dots, wide_power
+from mxref_numba.gemm.portable import fill_dots, store_tile, wide_power
 from mxref_numba.native import (
     Native,
     address_of,
     bytes_at,
+    fields_at,
     floats_at,
-    numbers_at,
     pointer_to,
     run_native,
 )
@@ -66,11 +66,7 @@ _SIZES = {
 _A, _B, _DOTS, _SUMS, _POWERS, _MENDED, _SCRATCH = accumulate(_SIZES.values(), initial=0)
 """Where a worker's scratch has elements of A and of B; dots; sums; powers of B; single sums."""
 
-_NAN = np.uint32(CANONICAL_NAN)
-
-_halves_at, _words_at, _doubles_at, _integers_at = (
-    pointer_to(element) for element in (types.uint16, types.uint32, types.float64, types.uint64)
-)
+_doubles_at, _integers_at = pointer_to(types.float64), pointer_to(types.uint64)
 
 
 class DecodedOperand(NamedTuple):
@@ -123,18 +119,61 @@ def _decode_block(codes, bits, table, integers, values):
     return _bit_span(seen)
 
 
+class _Decoding(NamedTuple):
+    """The decoding of an operand; places in memory are addresses."""
+
+    codes: int
+    scales: int
+    rows: int
+    blocks: int
+    bits: int
+    """Of a held code."""
+    turn: int
+    table: int
+    integers: int
+    values: int
+    found: int
+    room: int
+
+
+class _Product(NamedTuple):
+    """A product of decoded operands; places in memory are addresses."""
+
+    a_values: int
+    a_found: int
+    b_values: int
+    b_found: int
+    m: int
+    n: int
+    blocks: int
+    factor: np.float32
+    units_a: np.float32
+    """How many of the smallest magnitude are 1."""
+    units_b: np.float32
+    out: int
+    item: int
+    """Bytes of an element of C."""
+    scratch: int
+
+
+_decoding_at, _product_at = fields_at(_Decoding), fields_at(_Product)
+
+
 @Native
 def _decode_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (11,))
-    rows, blocks, bits, turn = j[2], j[3], j[4], j[5]
+    job = _decoding_at(arguments)
+    rows, blocks, bits, turn = job.rows, job.blocks, job.bits, job.turn
     size = _K * bits // 8
-    codes, scales = carray(bytes_at(j[0]), (rows, blocks * size)), carray(bytes_at(j[1]), (rows, blocks))
-    table, integers = carray(floats_at(j[6]), (256,)), carray(_integers_at(j[7]), (256,))
-    by_row = carray(floats_at(j[8]), (rows, blocks * _K))
-    by_column = carray(floats_at(j[8]), (blocks * _K, rows))
-    spans = carray(bytes_at(j[9]), (blocks, rows))
-    turned_scales = carray(bytes_at(j[9] + blocks * rows), (blocks, rows))
-    room = carray(floats_at(j[10] + worker * _ROOM), (_TURNED_ROWS, _K))
+    codes, scales = (
+        carray(bytes_at(job.codes), (rows, blocks * size)),
+        carray(bytes_at(job.scales), (rows, blocks)),
+    )
+    table, integers = carray(floats_at(job.table), (256,)), carray(_integers_at(job.integers), (256,))
+    by_row = carray(floats_at(job.values), (rows, blocks * _K))
+    by_column = carray(floats_at(job.values), (blocks * _K, rows))
+    spans = carray(bytes_at(job.found), (blocks, rows))
+    turned_scales = carray(bytes_at(job.found + blocks * rows), (blocks, rows))
+    room = carray(floats_at(job.room + worker * _ROOM), (_TURNED_ROWS, _K))
     begin, end = share(rows, worker, workers)
     for first in range(begin, end, _TURNED_ROWS):
         count = min(_TURNED_ROWS, end - first)
@@ -160,11 +199,12 @@ def decoded_operand(q: MXArray, *, turn: bool) -> DecodedOperand:
     element, work = q.format.element, rows * q.length
     room = np.empty(compiled.worker_count(work) * _ROOM, np.uint8)
     table, integers = decoded(element), _integers(element)
-    numbers = (
-        address_of(codes), address_of(scales), rows, blocks, held_bits(element), turn, address_of(table),
-        address_of(integers), address_of(values), address_of(found), address_of(room),
+    job = _Decoding(
+        codes=address_of(codes), scales=address_of(scales), rows=rows, blocks=blocks, bits=held_bits(element),
+        turn=turn, table=address_of(table), integers=address_of(integers), values=address_of(values),
+        found=address_of(found), room=address_of(room),
     )  # fmt: skip
-    run_native(_decode_share, np.array(numbers, np.int64), work)
+    run_native(_decode_share, job, work)
     return DecodedOperand(values, found)
 
 
@@ -222,30 +262,15 @@ def _mend(row, sums, dots, a, b, width, span, spans, power_a, powers, units_a, u
 
 @kernel(inline="always")
 def _tile(
-    a_values,
-    a_spans,
-    a_scales,
-    b_values,
-    b_spans,
-    b_scales,
-    units_a,
-    units_b,
-    row,
-    column,
-    height,
-    width,
-    scratch,
-):
+    a_values, a_spans, a_scales, b_values, b_spans, b_scales, units_a, units_b,
+    row, column, height, width, scratch,
+):  # fmt: skip
     """Accumulate the sums of a tile, float32, over all blocks in order."""
     a, b = carray(_doubles_at(scratch + _A), (_TILE_M, _K)), carray(_doubles_at(scratch + _B), (_K, _PITCH))
-    dots, powers = (
-        carray(_doubles_at(scratch + _DOTS), (4, _PITCH)),
-        carray(_doubles_at(scratch + _POWERS), (_PITCH,)),
-    )
-    sums, mended = (
-        carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH)),
-        carray(floats_at(scratch + _MENDED), (_PITCH,)),
-    )
+    dots = carray(_doubles_at(scratch + _DOTS), (4, _PITCH))
+    powers = carray(_doubles_at(scratch + _POWERS), (_PITCH,))
+    sums = carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH))
+    mended = carray(floats_at(scratch + _MENDED), (_PITCH,))
     for r in range(height):
         for c in range(np.uint64(width)):
             sums[r, c] = np.float32(0)
@@ -263,31 +288,18 @@ def _tile(
             widest = max(widest, np.int64(b_spans[block, left + c]))
         spans = b_spans[block, column : column + width]
         for r in range(0, height, 4):
-            fill_dots(a, b, r, width, _K, dots)
+            fill_dots(a, b, r, width, dots)
             for i in range(min(4, height - r)):
-                power, span = (
-                    wide_power(np.int64(a_scales[block, row + r + i])),
-                    np.int64(a_spans[block, row + r + i]),
-                )
+                power = wide_power(np.int64(a_scales[block, row + r + i]))
+                span = np.int64(a_spans[block, row + r + i])
                 wide = span + widest > _SPAN
                 if wide:
                     for c in range(width):
                         mended[c] = np.float32(np.nan)
                     _mend(
-                        r + i,
-                        sums[r + i],
-                        dots[i],
-                        a,
-                        b,
-                        width,
-                        span,
-                        spans,
-                        power,
-                        powers,
-                        units_a,
-                        units_b,
+                        r + i, sums[r + i], dots[i], a, b, width, span, spans, power, powers, units_a, units_b,
                         mended,
-                    )
+                    )  # fmt: skip
                 _accumulate(sums[r + i], dots[i], width, power, powers)
                 if wide:
                     for c in range(width):
@@ -297,14 +309,20 @@ def _tile(
 
 @Native
 def _multiply_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (13,))
-    m, n, blocks, factor = j[4], j[5], j[6], float_of(j[7])
-    units_a, units_b = np.float64(float_of(j[8])), np.float64(float_of(j[9]))
-    wide, narrow, item = carray(_words_at(j[10]), (m, n)), carray(_halves_at(j[10]), (m, n)), j[11]
-    scratch = j[12] + worker * _SCRATCH
-    a_values, b_values = carray(floats_at(j[0]), (m, blocks * _K)), carray(floats_at(j[2]), (blocks * _K, n))
-    a_spans, a_scales = carray(bytes_at(j[1]), (blocks, m)), carray(bytes_at(j[1] + blocks * m), (blocks, m))
-    b_spans, b_scales = carray(bytes_at(j[3]), (blocks, n)), carray(bytes_at(j[3] + blocks * n), (blocks, n))
+    job = _product_at(arguments)
+    m, n, blocks, a_found, b_found = job.m, job.n, job.blocks, job.a_found, job.b_found
+    units_a, units_b = np.float64(job.units_a), np.float64(job.units_b)
+    scratch = job.scratch + worker * _SCRATCH
+    a_values = carray(floats_at(job.a_values), (m, blocks * _K))
+    b_values = carray(floats_at(job.b_values), (blocks * _K, n))
+    a_spans, a_scales = (
+        carray(bytes_at(a_found), (blocks, m)),
+        carray(bytes_at(a_found + blocks * m), (blocks, m)),
+    )
+    b_spans, b_scales = (
+        carray(bytes_at(b_found), (blocks, n)),
+        carray(bytes_at(b_found + blocks * n), (blocks, n)),
+    )
     sums = carray(floats_at(scratch + _SUMS), (_TILE_M, _PITCH))
     across = -(-n // _TILE_N)
     begin, end = share(-(-m // _TILE_M) * across, worker, workers)
@@ -315,15 +333,7 @@ def _multiply_share(arguments, worker, workers):
             a_values, a_spans, a_scales, b_values, b_spans, b_scales, units_a, units_b,
             row, column, height, width, scratch,
         )  # fmt: skip
-        top, left = np.uint64(row), np.uint64(column)
-        for r in range(np.uint64(height)):
-            for c in range(np.uint64(width)):
-                value = sums[r, c] * factor
-                bits = np.uint32(bits_of(value)) if value == value else _NAN
-                if item == 4:
-                    wide[top + r, left + c] = bits
-                else:
-                    narrow[top + r, left + c] = bfloat16_bits(bits)
+        store_tile(sums, job.factor, row, column, height, width, job.out, m, n, job.item)
 
 
 def multiply(
@@ -341,10 +351,10 @@ def multiply(
     left = decoded_operand(a, turn=False)
     work = out.size * a.length // _PRODUCTS_PER_ELEMENT
     scratch = np.empty(compiled.worker_count(work) * _SCRATCH + memory.LINE, np.uint8)
-    units = (np.float32(2.0**-f.element.unit_exponent) for f in (a.format, format_b))
-    numbers = (
-        *(address_of(array) for operand in (left, right) for array in (operand.values, operand.found)),
-        *out.shape, len(left.found[0]), *(int(number.view(np.int32)) for number in (factor, *units)),
-        address_of(out), out.itemsize, memory.aligned(scratch),
+    (m, n), unit = out.shape, [np.float32(2.0**-f.element.unit_exponent) for f in (a.format, format_b)]
+    job = _Product(
+        a_values=address_of(left.values), a_found=address_of(left.found), b_values=address_of(right.values),
+        b_found=address_of(right.found), m=m, n=n, blocks=len(left.found[0]), factor=factor, units_a=unit[0],
+        units_b=unit[1], out=address_of(out), item=out.itemsize, scratch=memory.aligned(scratch),
     )  # fmt: skip
-    run_native(_multiply_share, np.array(numbers, np.int64), work)
+    run_native(_multiply_share, job, work)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -23,8 +23,8 @@ from mxref_numba.native import (
     Native,
     address_of,
     bytes_at,
+    fields_at,
     floats_at,
-    numbers_at,
     pointer_to,
     run_native,
 )
@@ -98,16 +98,32 @@ def _decode_byte_row(codes, scales, k, length, drop, table, out):
             out[start + j] = np.uint32(np.uint32(_NAN_BITS if spoiled else rounded) >> shift)
 
 
+class _Decoding(NamedTuple):
+    rows: int
+    columns: int
+    blocks: int
+    k: int
+    bits: int
+    drop: int
+    """Low bits of a float32 that the result has not: 0, or 16 for bfloat16."""
+    packed: int
+    scales: int
+    table: int
+    out: int
+    room: int
+
+
+_decoding_at = fields_at(_Decoding)
+
+
 @Native
 def _dequantize_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (11,))
-    rows, columns, blocks, k, bits, drop = j[0], j[1], j[2], j[3], j[4], j[5]
-    packed, scales = (
-        carray(bytes_at(j[6]), (rows, blocks * k * bits // 8)),
-        carray(bytes_at(j[7]), (rows, blocks)),
-    )
-    table, values = carray(floats_at(j[8]), (256,)), carray(_words_at(j[10] + worker * 4 * k), (k,))
-    wide, narrow = carray(_words_at(j[9]), (rows, columns)), carray(_halves_at(j[9]), (rows, columns))
+    job = _decoding_at(arguments)
+    rows, columns, blocks, k, bits, drop = job.rows, job.columns, job.blocks, job.k, job.bits, job.drop
+    packed = carray(bytes_at(job.packed), (rows, blocks * k * bits // 8))
+    scales, table = carray(bytes_at(job.scales), (rows, blocks)), carray(floats_at(job.table), (256,))
+    values = carray(_words_at(job.room + worker * 4 * k), (k,))
+    wide, narrow = carray(_words_at(job.out), (rows, columns)), carray(_halves_at(job.out), (rows, columns))
     begin, end = share(rows, worker, workers)
     for r in range(begin, end):
         if bits == 8 and drop:
@@ -135,11 +151,12 @@ def dequantize(q: MXArray, dtype: str) -> NDArray[Any]:
         packed, scales = code_rows(q)
         rows, blocks, k, table = *scales.shape, q.format.k, decoded(q.format.element)
         room = np.empty(compiled.worker_count(out.size) * 4 * k + memory.LINE, np.uint8)
-        numbers = (
-            rows, out.shape[-1], blocks, k, held_bits(q.format.element), 0 if dtype == "float32" else 16,
-            address_of(packed), address_of(scales), address_of(table), address_of(out), memory.aligned(room),
+        job = _Decoding(
+            rows=rows, columns=out.shape[-1], blocks=blocks, k=k, bits=held_bits(q.format.element),
+            drop=0 if dtype == "float32" else 16, packed=address_of(packed), scales=address_of(scales),
+            table=address_of(table), out=address_of(out), room=memory.aligned(room),
         )  # fmt: skip
-        run_native(_dequantize_share, np.array(numbers, np.int64), out.size)
+        run_native(_dequantize_share, job, out.size)
     return np.moveaxis(out, -1, q.axis)
 
 

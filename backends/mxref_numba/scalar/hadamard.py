@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from mxref.steps.hadamard import Rotation, norm_factor
 from mxref_numba import compiled, memory
-from mxref_numba.compiled import float_of, kernel, share
-from mxref_numba.native import Native, address_of, floats_at, numbers_at, run_native
-from mxref_numba.scalar.panels import HEIGHT, WIDTH, load_panel, matrices, unsigned_at
+from mxref_numba.compiled import kernel, share
+from mxref_numba.native import Native, address_of, fields_at, floats_at, run_native
+from mxref_numba.scalar.panels import HEIGHT, WIDTH, Strides, load_panel, matrices, unsigned_at
 
 _PANEL_BYTES = 4 * HEIGHT * WIDTH
 
@@ -68,23 +68,36 @@ def transform_row(y, width, n, signs, factor):
         y[i] = y[i] * factor
 
 
+class _Transformation(NamedTuple):
+    layout: Strides
+    n: int
+    signs: int
+    factor: np.float32
+    out: int
+    rows: int
+    length: int
+    panels: int
+
+
+_transformation_at = fields_at(_Transformation)
+
+
 @Native
 def _transform_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (12,))
-    layout, n, factor = (j[0], j[1], j[2], j[3], j[4]), j[5], float_of(j[7])
-    rows, length = j[9], j[10]
-    signs, out = carray(floats_at(j[6]), (WIDTH,)), carray(floats_at(j[8]), (rows, length))
-    panel_at = j[11] + worker * _PANEL_BYTES
+    job = _transformation_at(arguments)
+    rows, length = job.rows, job.length
+    signs, out = carray(floats_at(job.signs), (WIDTH,)), carray(floats_at(job.out), (rows, length))
+    panel_at = job.panels + worker * _PANEL_BYTES
     panel, bits = carray(floats_at(panel_at), (HEIGHT, WIDTH)), carray(unsigned_at(panel_at), (HEIGHT, WIDTH))
     across = -(-length // WIDTH)
     begin, end = share(-(-rows // HEIGHT) * across, worker, workers)
     for task in range(begin, end):
         row, column = task // across * HEIGHT, task % across * WIDTH
         height, width = min(HEIGHT, rows - row), min(WIDTH, length - column)
-        load_panel(layout, row, column, height, width, bits)
+        load_panel(job.layout, row, column, height, width, bits)
         for r in range(height):
             y = panel[r]
-            transform_row(y, width, n, signs, factor)
+            transform_row(y, width, job.n, signs, job.factor)
             line, left = out[row + r], np.uint64(column)
             for c in range(np.uint64(width)):
                 line[left + c] = y[c]
@@ -102,13 +115,14 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int) -> NDArray[np.float
         float32 in the shape of x; in memory the transformed axis is the last.
     """
     out = np.empty((*x.shape[:axis], *x.shape[axis + 1 :], x.shape[axis]), np.float32)
-    signs, factor = panel_signs(rotation), norm_factor(rotation.n)
+    signs = panel_signs(rotation)
     for m in matrices(x, axis):
         length = out.shape[-1]
         panels = np.empty(compiled.worker_count(m.rows * length) * _PANEL_BYTES + memory.LINE, np.uint8)
-        numbers = (
-            *m.layout, rotation.n, address_of(signs), int(factor.view(np.int32)),
-            address_of(out) + out.itemsize * m.first_row * length, m.rows, length, memory.aligned(panels),
+        job = _Transformation(
+            layout=m.layout, n=rotation.n, signs=address_of(signs), factor=norm_factor(rotation.n),
+            out=address_of(out) + out.itemsize * m.first_row * length, rows=m.rows, length=length,
+            panels=memory.aligned(panels),
         )  # fmt: skip
-        run_native(_transform_share, np.array(numbers, np.int64), m.rows * length)
+        run_native(_transform_share, job, m.rows * length)
     return np.moveaxis(out, -1, axis)

@@ -9,6 +9,8 @@ second kind serves every other element, so that one that joins needs no kernel o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ from mxref.formats import ElementFormat
 from mxref_numba import memory
 from mxref_numba.compiled import kernel, share
 from mxref_numba.elements import held_bits
-from mxref_numba.native import Native, address_of, bytes_at, numbers_at, run_native
+from mxref_numba.native import Native, address_of, bytes_at, fields_at, run_native
 
 _TOGETHER = 4
 """Codes that fill whole bytes, whatever their bits: four of 4 bits in two bytes, of 6 bits in three."""
@@ -52,17 +54,27 @@ def _unpack_codes(packed, codes, first, end, bits):
             codes[np.uint64(_TOGETHER) * g + i] = np.uint8(magnitude | np.uint32(sign << np.uint32(7)))
 
 
+class _Repacking(NamedTuple):
+    codes: int
+    packed: int
+    groups: int
+    bits: int
+    packing: int
+
+
+_repacking_at = fields_at(_Repacking)
+
+
 @Native
 def _repack_share(arguments, worker, workers):
-    j = carray(numbers_at(arguments), (5,))
-    groups, bits = j[2], j[3]
-    codes = carray(bytes_at(j[0]), (groups * _TOGETHER,))
-    packed = carray(bytes_at(j[1]), (groups * _TOGETHER * bits // 8,))
-    first, end = share(groups, worker, workers)
-    if j[4]:
-        pack_codes(codes, packed, first, end, bits)
+    job = _repacking_at(arguments)
+    codes = carray(bytes_at(job.codes), (job.groups * _TOGETHER,))
+    packed = carray(bytes_at(job.packed), (job.groups * _TOGETHER * job.bits // 8,))
+    first, end = share(job.groups, worker, workers)
+    if job.packing:
+        pack_codes(codes, packed, first, end, job.bits)
     else:
-        _unpack_codes(packed, codes, first, end, bits)
+        _unpack_codes(packed, codes, first, end, job.bits)
 
 
 def stored(codes: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]:
@@ -85,5 +97,8 @@ def held(packed: NDArray[np.uint8], element: ElementFormat) -> NDArray[np.uint8]
 
 def _repack(codes: NDArray[np.uint8], packed: NDArray[np.uint8], bits: int, *, packing: bool) -> None:
     if codes.size:
-        numbers = address_of(codes), address_of(packed), codes.size // _TOGETHER, bits, packing
-        run_native(_repack_share, np.array(numbers, np.int64), codes.size)
+        job = _Repacking(
+            codes=address_of(codes), packed=address_of(packed), groups=codes.size // _TOGETHER, bits=bits,
+            packing=packing,
+        )  # fmt: skip
+        run_native(_repack_share, job, codes.size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
@@ -35,6 +35,19 @@ _KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 _HALF_REBIAS = np.float32(2.0**112)
 
 
+class Strides(NamedTuple):
+    """Where the elements of a matrix lie."""
+
+    address: int
+    row_step: int
+    """Bytes between rows."""
+    column_step: int
+    """Bytes between columns."""
+    columns: int
+    kind: int
+    """Type of an element."""
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A two-dimensional piece of an input, block axis last, whose memory the input keeps alive."""
@@ -42,8 +55,7 @@ class Matrix:
     first_row: int
     """Index of its first row in the whole."""
     rows: int
-    layout: tuple[int, int, int, int, int]
-    """What `load_panel` needs: address, bytes between rows, bytes between columns, columns, kind."""
+    layout: Strides
 
 
 def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
@@ -70,52 +82,39 @@ def matrices(x: NDArray[Any], axis: int) -> Iterator[Matrix]:
     address, kind = x.__array_interface__["data"][0], _KINDS[dtype_name(x)]
     for i, index in enumerate(np.ndindex(shape[:leading])):
         start = address + sum(j * stride for j, stride in zip(index, strides, strict=False))
-        yield Matrix(i * rows, rows, (start, step, strides[-1], shape[-1], kind))
+        yield Matrix(i * rows, rows, Strides(start, step, strides[-1], shape[-1], kind))
 
 
 unsigned_at = pointer_to(types.uint32)
-_halves_at = pointer_to(types.uint16)
 
 
-@kernel
-def _gather_words(address, row_step, column_step, height, width, bits):
-    if row_step == 4 and column_step != 4:
-        for c in range(np.uint64(width)):
-            line = carray(unsigned_at(address + np.int64(c) * column_step), (height,))
-            for r in range(np.uint64(height)):
-                bits[r, c] = line[r]
-        return
-    for r in range(np.uint64(height)):
-        start = address + np.int64(r) * row_step
-        target = bits[r]
-        if column_step == 4:
-            line = carray(unsigned_at(start), (width,))
+def _gather(elements_at: Any, size: int) -> Any:
+    """Return a kernel that fills a panel from elements of `size` bytes, shifted left."""
+
+    @kernel(inline="always")
+    def gather(address, row_step, column_step, height, width, shift, bits):
+        if row_step == size and column_step != size:
             for c in range(np.uint64(width)):
-                target[c] = line[c]
+                line = carray(elements_at(address + np.int64(c) * column_step), (height,))
+                for r in range(np.uint64(height)):
+                    bits[r, c] = np.uint32(np.uint32(line[r]) << shift)
         else:
-            for c in range(np.uint64(width)):
-                target[c] = carray(unsigned_at(start + np.int64(c) * column_step), (1,))[0]
-
-
-@kernel
-def _gather_halves(address, row_step, column_step, height, width, shift, bits):
-    if row_step == 2 and column_step != 2:
-        for c in range(np.uint64(width)):
-            line = carray(_halves_at(address + np.int64(c) * column_step), (height,))
             for r in range(np.uint64(height)):
-                bits[r, c] = np.uint32(np.uint32(line[r]) << shift)
-        return
-    for r in range(np.uint64(height)):
-        start = address + np.int64(r) * row_step
-        target = bits[r]
-        if column_step == 2:
-            line = carray(_halves_at(start), (width,))
-            for c in range(np.uint64(width)):
-                target[c] = np.uint32(np.uint32(line[c]) << shift)
-        else:
-            for c in range(np.uint64(width)):
-                half = carray(_halves_at(start + np.int64(c) * column_step), (1,))[0]
-                target[c] = np.uint32(np.uint32(half) << shift)
+                start = address + np.int64(r) * row_step
+                target = bits[r]
+                if column_step == size:
+                    row = carray(elements_at(start), (width,))
+                    for c in range(np.uint64(width)):
+                        target[c] = np.uint32(np.uint32(row[c]) << shift)
+                else:
+                    for c in range(np.uint64(width)):
+                        element = carray(elements_at(start + np.int64(c) * column_step), (1,))[0]
+                        target[c] = np.uint32(np.uint32(element) << shift)
+
+    return gather
+
+
+_gather_words, _gather_halves = _gather(unsigned_at, 4), _gather(pointer_to(types.uint16), 2)
 
 
 @kernel
@@ -135,11 +134,11 @@ def _widen_float16(bits, height, width):
 @kernel
 def load_panel(layout, row, column, height, width, bits):
     """Fill bits[:height, :width], of float32, from (row, column) of a matrix, with +0 past its last column."""
-    address, row_step, column_step, columns, kind = layout
-    held = max(min(width, columns - column), 0)
-    start = address + row * row_step + column * column_step
+    row_step, column_step, kind = layout.row_step, layout.column_step, layout.kind
+    held = max(min(width, layout.columns - column), 0)
+    start = layout.address + row * row_step + column * column_step
     if kind == FLOAT32:
-        _gather_words(start, row_step, column_step, height, held, bits)
+        _gather_words(start, row_step, column_step, height, held, np.uint32(0), bits)
     else:
         shift = np.uint32(16) if kind == BFLOAT16 else np.uint32(0)
         _gather_halves(start, row_step, column_step, height, held, shift, bits)

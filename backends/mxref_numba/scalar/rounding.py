@@ -4,6 +4,7 @@ The grid position of a magnitude v in [0, 8), code plus fraction, is min(2v, v +
 lines, each exact on its binades. RNE rounds each line by adding 1.5 * 2^23 (the offsets are even, so ties
 go to even codes). The other modes take the position in fixed point with 22 bits, rounded down, which is
 all that SR with up to 22 bits looks at; RTZ and RNA are then SR with the constants 0 and one half.
+Kernels of one rounding take the same arguments; E2M1 needs no grid.
 """
 
 # Kernels have no annotations: Numba infers their types.
@@ -15,16 +16,7 @@ import numpy as np
 
 from mxref.steps.rounding import Rounding
 from mxref_numba.compiled import bits_of, float_of, kernel
-from mxref_numba.elements import (
-    EVEN_UNIT,
-    FRACTION_BITS,
-    LINE_UNIT,
-    MAGNITUDE_CODE,
-    POSITION_SHIFT,
-    SMALLEST_NORMAL,
-    STEP_SHIFT,
-    TOP,
-)
+from mxref_numba.elements import FRACTION_BITS, MAGNITUDE_CODE
 
 CONSTANTS = {Rounding.RTZ: 0, Rounding.RNA: 1 << (FRACTION_BITS - 1)}
 """The random integer that makes SR with all its bits the rounding mode."""
@@ -39,7 +31,7 @@ _EXPONENT_FIELD, _CODE = np.int32(0x7F800000), np.int32(MAGNITUDE_CODE)
 
 
 @kernel
-def round_even(v):
+def round_even(v, grid):
     """Return the code of a magnitude v in [0, 8), float32, under RNE: int32."""
     first = bits_of(v + v + _ROUNDER)
     second = np.int32(bits_of(v + _ROUNDER) + np.int32(2))
@@ -48,7 +40,7 @@ def round_even(v):
 
 
 @kernel
-def round_by(v, random, bits):
+def round_by(v, random, bits, grid):
     """Return the code of v in [0, 8): rounded up if the fraction, in units of 2^-bits, plus `random` carries."""
     line = np.int32(v * _POSITION_UNITS)
     second = np.int32((line >> np.int32(1)) + _TWO)
@@ -59,22 +51,22 @@ def round_by(v, random, bits):
 
 @kernel
 def round_even_byte(v, grid):
-    """Return the code of a finite magnitude, float32, under RNE to a format by its numbers: int32."""
-    held = min(v, float_of(grid[TOP]))
-    binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid[SMALLEST_NORMAL])
+    """Return the code of a finite magnitude, float32, under RNE to a `Grid`: int32."""
+    held = min(v, grid.top)
+    binade = max(np.int32(bits_of(held) & _EXPONENT_FIELD), grid.smallest_normal)
     # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
-    steps = bits_of(float_of(binade) * float_of(grid[EVEN_UNIT]) + held)
-    return np.int32(np.int32(steps + np.int32(binade >> grid[STEP_SHIFT])) & _CODE)
+    steps = bits_of(float_of(binade) * grid.even_unit + held)
+    return np.int32(np.int32(steps + np.int32(binade >> grid.step_shift)) & _CODE)
 
 
 @kernel
 def round_byte_by(v, random, bits, grid):
     """Return the code of such a magnitude: rounded up if the fraction, in units of 2^-bits, plus `random` carries."""
-    held = min(v, float_of(grid[TOP]))
-    smallest = grid[SMALLEST_NORMAL]
+    held = min(v, grid.top)
+    smallest = grid.smallest_normal
     # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from it.
-    line = np.int32(min(held, float_of(smallest)) * float_of(grid[LINE_UNIT]))
-    above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid[POSITION_SHIFT])
+    line = np.int32(min(held, float_of(smallest)) * grid.line_unit)
+    above = np.int32(np.int32(max(bits_of(held), smallest) - smallest) << grid.position_shift)
     position = np.int32(line + above)
     shifted = np.int32(position >> np.int32(np.int32(FRACTION_BITS) - bits))
     return np.int32(np.int32(shifted + random) >> bits)

@@ -24,7 +24,7 @@ from numba.core import types
 from mxref_numba.native import numbers_at, words_at
 from mxref_numba.scalar.panels import FLOAT32
 from mxref_numba.vector.hadamard import butterflies
-from mxref_numba.vector.jobs import COLUMN_LINES, read_job
+from mxref_numba.vector.jobs import COLUMN_LINES, job_at
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -38,12 +38,10 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.rounding import TOP_VALUE, round_even
 from mxref_numba.vector.scale import MAGNITUDE, scale_codes
-from mxref_numba.vector.sources import VectorLoad, bfloat16, float32
-from mxref_numba.vector.target import lanes_of, step_length
-from mxref_numba.vector.turn import transposed
+from mxref_numba.vector.target import VectorNative, lanes_of, step_length
+from mxref_numba.vector.turn import VectorLoad, bfloat16, float32, transposed
 
 _BLOCK = 32
 _GROUP = 16
@@ -129,16 +127,20 @@ def _join_scales(builder, scales, pitch, joined):
 
 
 @VectorNative
-def encode_columns(calls, job, row, height, column, width, room, scratch, filled):
+def encode_columns(work, address, row, height, column, width, room, scratch, filled):
     """Quantize the rows of a unit, as `_quantize_unit` does, from lines that hold one element of each row.
 
     Rows go in a multiple of 16, their elements in a multiple of 128. The rounding is RNE, a transform has size 16, and
     a code four bits. `room` is scratch for a panel.
     """
-    layout, (packed, scales, _, length), _, (n, signs, factor), policy, _, element, _ = read_job(job)
-    address, row_step, column_step, _, kind = layout
-    round_up, zero_scale, prescale, _, _, _ = policy
-    max_exponent = element[2]
+    job = job_at(address)
+    layout, (n, signs, factor), packed, scales, length = (
+        job.layout, job.transform, job.codes, job.scales, job.length
+    )  # fmt: skip
+    row_step, column_step = layout.row_step, layout.column_step
+    round_up, zero_scale, prescale, max_exponent = (
+        job.round_up, job.zero_scale, job.prescale, job.max_exponent
+    )  # fmt: skip
     # A power of two between lines would make them compete for cache sets.
     lanes, pitch, ahead = step_length() // 8, 4 * height + 64, height * row_step
     words = room + pitch * _BLOCK
@@ -148,11 +150,11 @@ def encode_columns(calls, job, row, height, column, width, room, scratch, filled
     for first in range(column, column + width, COLUMN_LINES):
         for block in range(_BLOCKS):
             for group in range(0, _BLOCK, _GROUP):
-                source = address + row * row_step + (first + _BLOCK * block + group) * column_step
+                source = layout.address + row * row_step + (first + _BLOCK * block + group) * column_step
                 target = room + pitch * group
                 for c in range(0, height, lanes):
                     floor = amax + 4 * c if group else none
-                    if kind == FLOAT32:
+                    if layout.kind == FLOAT32:
                         _stage_float32(
                             source + 4 * c, column_step, target + 4 * c, pitch, ahead, n, signs, factor,
                             floor, amax + 4 * c,

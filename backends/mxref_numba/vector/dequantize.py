@@ -11,12 +11,12 @@ canonical NaN, which a product keeps. Results beyond the caches are streamed pas
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
-from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
@@ -24,15 +24,8 @@ from mxref.formats import CANONICAL_NAN, E2M1, E8M0
 from mxref.mxarray import MXArray
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import kernel, share
-from mxref_numba.elements import (
-    HALF_SHIFT,
-    HALF_UNIT,
-    LAST_NUMBER,
-    MAGNITUDE_CODE,
-    decoding_numbers,
-    held_bits,
-)
-from mxref_numba.native import address_of, numbers_at, run_native
+from mxref_numba.elements import MAGNITUDE_CODE, Digits, digits_of, held_bits
+from mxref_numba.native import FIELD, address_of, fields_at, run_native, written
 from mxref_numba.scalar.dequantize import code_rows
 from mxref_numba.vector.encode import LONGEST_STEP
 from mxref_numba.vector.lanes import (
@@ -48,8 +41,7 @@ from mxref_numba.vector.lanes import (
     load,
     vector_code,
 )
-from mxref_numba.vector.native import VectorNative, copy_bytes
-from mxref_numba.vector.target import Target, lanes_of, step_length
+from mxref_numba.vector.target import Target, VectorNative, copy_bytes, lanes_of, step_length
 
 _SUBNORMAL_SCALE = 1 << 22
 """Bits of 2^-127."""
@@ -70,19 +62,37 @@ def _scales(builder: ir.IRBuilder, address: Any) -> Lanes:
     return nan.choose(constant(builder, I32, [CANONICAL_NAN] * blocks), bits).cast(F32)
 
 
-def _decode(half: bool, streaming: bool) -> Any:
-    @vector_code(*(types.int64,) * 3)
-    def decode(builder, packed, scales, out):
-        scale, lanes = _scales(builder, scales), lanes_of(builder)
-        vectors = []
-        for j in range(_VECTORS):
-            pairs = load(builder, I8, lanes // 2, packed, lanes // 2 * j).convert("zext", I64)
-            # A table lookup sees the low four bits of a 32-bit lane: the even element's, then the odd one's.
-            codes = (pairs | (pairs << 28)).cast(I32)
-            vectors.append(codes.look_up(E2M1.values) * scale.pick([j * lanes // 32] * lanes))
-        _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
+def _of_nibbles(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any, half: bool) -> list[Lanes]:
+    """Return the values of a step of E2M1."""
+    scale, lanes = _scales(builder, scales), lanes_of(builder)
+    vectors = []
+    for j in range(_VECTORS):
+        pairs = load(builder, I8, lanes // 2, packed, lanes // 2 * j).convert("zext", I64)
+        # A table lookup sees the low four bits of a 32-bit lane: the even element's, then the odd one's.
+        codes = (pairs | (pairs << 28)).cast(I32)
+        vectors.append(codes.look_up(E2M1.values) * scale.pick([j * lanes // 32] * lanes))
+    return vectors
 
-    return decode
+
+def _of_bytes(builder: ir.IRBuilder, packed: Any, scales: Any, digits: Any, half: bool) -> list[Lanes]:
+    """Return the values of a step of another element, given its `Digits`; if `half`, rounded to bfloat16."""
+    scale, lanes = _scales(builder, scales), lanes_of(builder)
+    shift, unit, last_number = (
+        broadcast(builder, I32, lanes, digits, FIELD * i) for i in range(len(Digits._fields))
+    )
+    vectors = []
+    for j in range(_VECTORS):
+        code, block = load(builder, I8, lanes, packed, lanes * j).convert("zext", I32), j * lanes // 32
+        magnitude = code & MAGNITUDE_CODE
+        half_float = (magnitude << shift) | ((code ^ magnitude) << 8)
+        value = half_float.convert("trunc", I16).cast(F16).convert("fpext", F32) * unit.cast(F32)
+        bits = (value * scale.pick([block] * lanes)).cast(I32)
+        if half:  # to nearest, ties to even, and Inf to itself
+            bits = bits + ((bits >> 16) & 1) + 0x7FFF
+        spoiled = scale.cast(I32).pick([block] * lanes).compare("==", CANONICAL_NAN)
+        nan = magnitude.compare(">", last_number) | spoiled
+        vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * lanes), bits))
+    return vectors
 
 
 def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
@@ -91,71 +101,53 @@ def _upper_halves(vectors: list[Lanes]) -> list[Lanes]:
     return [a.cast(I16).pick(upper, b.cast(I16)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
-def _store(builder: ir.IRBuilder, vectors: list[Lanes], out: Any, streaming: bool) -> None:
-    for j, vector in enumerate(vectors):
-        vector.store(builder.add(out, ir.Constant(I64, 4 * lanes_of(builder) * j)), streaming=streaming)
+def _decoder(values: Callable[..., list[Lanes]], half: bool, streaming: bool) -> Any:
+    """Return a kernel that decodes steps to bfloat16 if `half`, else float32."""
 
-
-def _decode_bytes(half: bool, streaming: bool) -> Any:
     @vector_code(*(types.int64,) * 4)
-    def decode(builder, codes, scales, out, element):
-        scale, lanes = _scales(builder, scales), lanes_of(builder)
-        shift, unit, last = (
-            broadcast(builder, I32, lanes, element, 4 * i) for i in (HALF_SHIFT, HALF_UNIT, LAST_NUMBER)
-        )
-        vectors = []
-        for j in range(_VECTORS):
-            code, block = load(builder, I8, lanes, codes, lanes * j).convert("zext", I32), j * lanes // 32
-            magnitude = code & MAGNITUDE_CODE
-            digits = (magnitude << shift) | ((code ^ magnitude) << 8)
-            value = digits.convert("trunc", I16).cast(F16).convert("fpext", F32) * unit.cast(F32)
-            bits = (value * scale.pick([block] * lanes)).cast(I32)
-            if half:  # to nearest, ties to even, and Inf to itself
-                bits = bits + ((bits >> 16) & 1) + 0x7FFF
-            spoiled = scale.cast(I32).pick([block] * lanes).compare("==", CANONICAL_NAN)
-            nan = magnitude.compare(">", last) | spoiled
-            vectors.append(nan.choose(constant(builder, I32, [CANONICAL_NAN] * lanes), bits))
-        _store(builder, _upper_halves(vectors) if half else vectors, out, streaming)
+    def step(builder, packed, scales, out, digits):
+        vectors = values(builder, packed, scales, digits, half)
+        for j, vector in enumerate(_upper_halves(vectors) if half else vectors):
+            vector.store(builder.add(out, I64(4 * lanes_of(builder) * j)), streaming=streaming)
+
+    size = 2 if half else 4
+
+    @kernel(inline="always")
+    def decode(packed, scales, out, steps, width, digits):
+        length = step_length()
+        for i in range(steps):
+            step(packed + width * i, scales + length // 32 * i, out + size * length * i, digits)
 
     return decode
 
 
-_decode_float32, _stream_float32 = _decode(half=False, streaming=False), _decode(half=False, streaming=True)
-_decode_bfloat16, _stream_bfloat16 = _decode(half=True, streaming=False), _decode(half=True, streaming=True)
-
-
-_bytes_float32, _stream_bytes_float32 = (_decode_bytes(half=False, streaming=s) for s in (False, True))
-_bytes_bfloat16, _stream_bytes_bfloat16 = (_decode_bytes(half=True, streaming=s) for s in (False, True))
+_nibbles_float32, _stream_nibbles_float32, _nibbles_bfloat16, _stream_nibbles_bfloat16 = (
+    _decoder(_of_nibbles, half, streaming) for half in (False, True) for streaming in (False, True)
+)
+_bytes_float32, _stream_bytes_float32, _bytes_bfloat16, _stream_bytes_bfloat16 = (
+    _decoder(_of_bytes, half, streaming) for half in (False, True) for streaming in (False, True)
+)
 
 
 @kernel(inline="always")
-def _decode_steps(packed, scales, out, steps, half, streaming, bits, element):
-    step = step_length()
-    width, blocks, size = step * bits // 8, step // 32, 2 * step if half else 4 * step
+def _decode_steps(packed, scales, out, steps, half, streaming, bits, digits):
+    width = step_length() * bits // 8
     if bits == 8 and half and streaming:
-        for i in range(steps):
-            _stream_bytes_bfloat16(packed + width * i, scales + blocks * i, out + size * i, element)
+        _stream_bytes_bfloat16(packed, scales, out, steps, width, digits)
     elif bits == 8 and half:
-        for i in range(steps):
-            _bytes_bfloat16(packed + width * i, scales + blocks * i, out + size * i, element)
+        _bytes_bfloat16(packed, scales, out, steps, width, digits)
     elif bits == 8 and streaming:
-        for i in range(steps):
-            _stream_bytes_float32(packed + width * i, scales + blocks * i, out + size * i, element)
+        _stream_bytes_float32(packed, scales, out, steps, width, digits)
     elif bits == 8:
-        for i in range(steps):
-            _bytes_float32(packed + width * i, scales + blocks * i, out + size * i, element)
+        _bytes_float32(packed, scales, out, steps, width, digits)
     elif half and streaming:
-        for i in range(steps):
-            _stream_bfloat16(packed + width * i, scales + blocks * i, out + size * i)
+        _stream_nibbles_bfloat16(packed, scales, out, steps, width, digits)
     elif half:
-        for i in range(steps):
-            _decode_bfloat16(packed + width * i, scales + blocks * i, out + size * i)
+        _nibbles_bfloat16(packed, scales, out, steps, width, digits)
     elif streaming:
-        for i in range(steps):
-            _stream_float32(packed + width * i, scales + blocks * i, out + size * i)
+        _stream_nibbles_float32(packed, scales, out, steps, width, digits)
     else:
-        for i in range(steps):
-            _decode_float32(packed + width * i, scales + blocks * i, out + size * i)
+        _nibbles_float32(packed, scales, out, steps, width, digits)
 
 
 @kernel(inline="always")
@@ -181,18 +173,33 @@ def _decode_rows(packed, scales, out, rows, columns, length, half, streaming, ro
                 copy_bytes(values, o + size * step * steps, size * rest)
 
 
+class _Job(NamedTuple):
+    packed: int
+    scales: int
+    out: int
+    rows: int
+    columns: int
+    """Elements of a row that are wanted."""
+    length: int
+    """Elements of a row."""
+    half: int
+    streaming: int
+    room: int
+    bits: int
+    digits: int
+    """Address of the element's `Digits`."""
+
+
+_job_at = fields_at(_Job)
+
+
 @VectorNative
 def _dequantize_share(arguments, worker, workers):
-    numbers = carray(numbers_at(arguments), (11,))
-    packed, scales, out, rows, columns, length = (
-        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]
-    )  # fmt: skip
-    half, streaming, room = numbers[6], numbers[7], numbers[8] + worker * _ROOM
-    bits, element = numbers[9], numbers[10]
-    size = 2 if half else 4
+    job = _job_at(arguments)
+    out, rows, columns, size = job.out, job.rows, job.columns, 2 if job.half else 4
     if rows > 1:
         begin, end = share(rows, worker, workers)
-        columns_here, rows_here, first = columns, end - begin, begin * length
+        columns_here, rows_here, first = columns, end - begin, begin * job.length
         out += begin * columns * size
     else:
         step = step_length()
@@ -200,8 +207,8 @@ def _dequantize_share(arguments, worker, workers):
         columns_here, rows_here, first = min(end * step, columns) - begin * step, 1, begin * step
         out += first * size
     _decode_rows(
-        packed + first * bits // 8, scales + first // 32, out, rows_here, columns_here, length, half, streaming,
-        room, bits, element,
+        job.packed + first * job.bits // 8, job.scales + first // 32, out, rows_here, columns_here, job.length,
+        job.half, job.streaming, job.room + worker * _ROOM, job.bits, job.digits,
     )  # fmt: skip
 
 
@@ -225,16 +232,11 @@ def dequantize(q: MXArray, dtype: str, target: Target) -> NDArray[Any]:
             rows, columns = 1, rows * length
         streaming = out.nbytes >= _STREAMED_FROM and columns * out.itemsize % memory.LINE == 0
         room = np.empty(compiled.worker_count(out.size) * _ROOM, np.uint8)
-        numbers = (
-            *map(address_of, (packed, scales, out)),
-            rows,
-            columns,
-            length,
-            half,
-            streaming,
-            address_of(room),
-            held_bits(q.format.element),
-            address_of(decoding_numbers(q.format.element)),
-        )
-        run_native(_dequantize_share.on(target), np.array(numbers, np.int64), out.size)
+        digits = written(digits_of(q.format.element))
+        job = _Job(
+            packed=address_of(packed), scales=address_of(scales), out=address_of(out), rows=rows,
+            columns=columns, length=length, half=half, streaming=streaming, room=address_of(room),
+            bits=held_bits(q.format.element), digits=address_of(digits),
+        )  # fmt: skip
+        run_native(_dequantize_share.on(target), job, out.size)
     return np.moveaxis(out, -1, q.axis)

@@ -1,6 +1,8 @@
 """The inner step of quantization: eight vectors of consecutive elements to their scale codes and element codes.
 
-`encode_bytes.py` has the same step for codes of eight bits, made of the same halves.
+Codes have four bits (E2M1), or take a byte each, the sign on top. For the second kind the element format is a `Grid`,
+which each step reads from the first-level cache: all formats but E2M1 share this code, which waits for memory anyway.
+Codes of fewer than eight bits are packed afterwards (`scalar/packing.py`).
 
 With 512 bits these are 128 elements, four blocks; with 256 bits 64, and with 128 bits 32. As many blocks go together
 because then every part fits one vector: their amax and scales (four lanes each, which is also where their 16 bytes
@@ -28,7 +30,7 @@ from numba.extending import intrinsic
 
 from mxref_numba.compiled import kernel
 from mxref_numba.native import numbers_at
-from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, asked_ahead, read_job
+from mxref_numba.vector.jobs import CONSTANT, EVEN, RANDOM_16, RANDOM_32, asked_ahead, job_at
 from mxref_numba.vector.lanes import (
     F32,
     I8,
@@ -43,11 +45,10 @@ from mxref_numba.vector.lanes import (
     splat,
     vector_code,
 )
-from mxref_numba.vector.native import VectorNative
 from mxref_numba.vector.philox import random_vectors
-from mxref_numba.vector.rounding import TOP_VALUE, round_by, round_even
+from mxref_numba.vector.rounding import TOP_VALUE, GridLanes, round_by, round_even
 from mxref_numba.vector.scale import MAGNITUDE, largest, scale_codes, store_codes
-from mxref_numba.vector.target import lanes_of, step_length, target_of
+from mxref_numba.vector.target import VectorNative, lanes_of, step_length, target_of
 
 LONGEST_STEP = 128
 """Elements of the longest step."""
@@ -151,11 +152,12 @@ def _scales(kind: ElementType, bits: int) -> Any:
     return scales
 
 
-CODES = (*(types.int64,) * 6, types.int32)
-"""What the second half takes: addresses of source, the half, packed codes, and `rounding_numbers`; and for SR."""
+_CODES = (*(types.int64,) * 6, types.int32)
+"""What the second half takes: addresses of source, the half, packed codes, and a `Grid`; then what SR needs: first
+random group, key, and an integer."""
 
 
-def load_scaled(
+def _load_scaled(
     builder: ir.IRBuilder, kind: ElementType, source: Any, half: Any, top: float | Lanes
 ) -> tuple[list[Lanes], list[Lanes]]:
     """Return the bits of a step and its scaled magnitudes, those above `top` as `top`."""
@@ -164,13 +166,13 @@ def load_scaled(
     return bits, [(x.cast(F32) * factors[j * lanes // 32]).at_most(top) for j, x in enumerate(bits)]
 
 
-def load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
+def _load_finite(builder: ir.IRBuilder, half: Any) -> Lanes:
     """Return all ones in the lanes of finite blocks, four lanes for each."""
     lanes = lanes_of(builder)
     return load(builder, I32, lanes, half, 4 * lanes)
 
 
-def roundings(
+def _roundings(
     even: Callable[[Lanes], Lanes], by: Callable[[Lanes, Lanes], Lanes]
 ) -> dict[int, Callable[..., list[Lanes]]]:
     """Return the two ways to round scaled magnitudes: `even` rounds to nearest even, `by` adds an integer."""
@@ -194,22 +196,39 @@ def roundings(
     }
 
 
-_ROUNDED = roundings(round_even, round_by)
+_ROUNDED = _roundings(round_even, round_by)
 
 
 def _codes(kind: ElementType, rounding: int) -> Any:
-    """Return code for the second half, which stores a vector.
-
-    What rounds gives codes from the builder, magnitudes, and what SR needs: first group, key, and an integer.
-    """
+    """Return code for the second half to codes of four bits, which stores a vector."""
     rounded, flipped = _ROUNDED[rounding], 4 if rounding == EVEN else 0
 
-    @vector_code(*CODES)
+    @vector_code(*_CODES)
     def codes(builder, source, half, packed, _, group, key, integer):
-        bits, scaled = load_scaled(builder, kind, source, half, TOP_VALUE)
+        bits, scaled = _load_scaled(builder, kind, source, half, TOP_VALUE)
         magnitudes = rounded(builder, scaled, group, key, integer)
         nibbles = [(code & 7) | ((b >> 28) & ~7) for b, code in zip(bits, magnitudes, strict=True)]
-        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & load_finite(builder, half)).store(packed)
+        ((kind.pack(nibbles).cast(I32) ^ 0x11111111 * flipped) & _load_finite(builder, half)).store(packed)
+
+    return codes
+
+
+def _byte_codes(kind: ElementType, rounding: int) -> Any:
+    """Return code for the second half to bytes, which stores two vectors."""
+
+    @vector_code(*_CODES)
+    def codes(builder, source, half, packed, element, group, key, integer):
+        grid, finite = GridLanes(builder, element), _load_finite(builder, half)
+        bits, scaled = _load_scaled(builder, kind, source, half, grid.top)
+        rounded = _roundings(grid.round_even, grid.round_by)[rounding]
+        magnitudes = rounded(builder, scaled, group, key, integer)
+        signed = [((b >> 24) & 0x80) | (code & 0x7F) for b, code in zip(bits, magnitudes, strict=True)]
+        for i, bytes_ in enumerate(kind.pack_bytes(signed)):
+            words = bytes_.cast(I32)
+            blocks = [(words.count * i + word) // 8 for word in range(words.count)]
+            (words & finite.pick([4 * block for block in blocks])).store(
+                builder.add(packed, ir.Constant(I64, bytes_.count * i))
+            )
 
     return codes
 
@@ -228,28 +247,26 @@ def _on_stack(typingctx):
 _halves: Any = intrinsic(_on_stack)
 
 
-def _encoder(kind: ElementType, per_group: int, scales: Any, codes: Any, bits: int = 4) -> Any:
+def _encoder(item: int, per_group: int, scales: Any, codes: Any, bits: int) -> Any:
     """Return a kernel that encodes the steps of a row, at least one, to codes of `bits` bits."""
-    item = kind.size
 
     @kernel(inline="always")
-    def encode(
-        source, steps, ahead, floor, floor_step, packed, stored, element, group, policy, key, integer, room
-    ):
-        round_up, zero_scale, prescale, max_exponent = policy
+    def encode(source, steps, ahead, floor, floor_step, packed, stored, group, job, room):
+        round_up, zero_scale, prescale, top = job.round_up, job.zero_scale, job.prescale, job.max_exponent
+        grid, key, integer = job.grid, job.key, job.integer
         step = step_length()
         size, width, blocks, groups = item * step, step * bits // 8, step // 32, step // per_group
         half = step  # bytes of two vectors
-        scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, max_exponent)
+        scales(source, floor, stored, room, ahead, round_up, zero_scale, prescale, top)
         # The last round repeats the scales of the last step, because a second copy of that half would compile slowly.
         for i in range(1, steps + 1):
             following, last = min(i, steps - 1), i - 1
             scales(
                 source + size * following, floor + floor_step * following, stored + blocks * following,
-                room + half * (i & 1), ahead, round_up, zero_scale, prescale, max_exponent,
+                room + half * (i & 1), ahead, round_up, zero_scale, prescale, top,
             )  # fmt: skip
             codes(
-                source + size * last, room + half * (last & 1), packed + width * last, element,
+                source + size * last, room + half * (last & 1), packed + width * last, grid,
                 group + groups * last, key, integer,
             )  # fmt: skip
 
@@ -262,57 +279,43 @@ def _raise_amax(builder, source, floor):
     top.call("umax", load(builder, I32, top.count, floor)).store(floor)
 
 
-def rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
+def _rows_encoder(codes: Callable[..., Any], bits: int) -> Any:
     """Return a kernel with the arguments of `encode_rows`, to codes of so many bits.
 
     `codes` gives the second half from a source and a rounding.
     """
-    scales_float32, scales_bfloat16 = _scales(FLOAT32, bits), _scales(BFLOAT16, bits)
-    row_even = _encoder(FLOAT32, 1, scales_float32, codes(FLOAT32, EVEN), bits)
-    row_even_bfloat16 = _encoder(BFLOAT16, 1, scales_bfloat16, codes(BFLOAT16, EVEN), bits)
-    row_by_constant = _encoder(FLOAT32, 1, scales_float32, codes(FLOAT32, CONSTANT), bits)
-    row_random_16 = _encoder(FLOAT32, 8, scales_float32, codes(FLOAT32, RANDOM_16), bits)
-    row_random_32 = _encoder(FLOAT32, 4, scales_float32, codes(FLOAT32, RANDOM_32), bits)
+    scales = _scales(FLOAT32, bits)
+    even_bfloat16 = _encoder(2, 1, _scales(BFLOAT16, bits), codes(BFLOAT16, EVEN), bits)
+    even, by_constant, random_16, random_32 = (
+        _encoder(4, per_group, scales, codes(FLOAT32, rounding), bits)
+        for rounding, per_group in ((EVEN, 1), (CONSTANT, 1), (RANDOM_16, 8), (RANDOM_32, 4))
+    )
 
     @kernel(inline="always")
     def encode(
         source, source_step, half, rows, steps,
-        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, address,
     ):  # fmt: skip
-        round_up, zero_scale, prescale, rounding, integer, key = read_job(job)[4]
-        _, _, max_exponent, element = read_job(job)[6]
-        policy, room = (round_up, zero_scale, prescale, max_exponent), _halves()
+        job, room = job_at(address), _halves()
         ahead = asked_ahead(steps * step_length() * (2 if half else 4), source_step)
         for r in range(rows if steps else 0):
-            x, p, s, g = (
-                source + source_step * r,
-                packed + packed_step * r,
-                scales + scales_step * r,
-                group + group_step * r,
-            )
-            if rounding == EVEN and half:
-                row_even_bfloat16(
-                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
-                )
-            elif rounding == EVEN:
-                row_even(x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room)
-            elif rounding == CONSTANT:
-                row_by_constant(
-                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
-                )
-            elif rounding == RANDOM_16:
-                row_random_16(
-                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
-                )
+            x, g = source + source_step * r, group + group_step * r
+            p, s = packed + packed_step * r, scales + scales_step * r
+            if job.rounding == EVEN and half:
+                even_bfloat16(x, steps, ahead, floor, floor_step, p, s, g, job, room)
+            elif job.rounding == EVEN:
+                even(x, steps, ahead, floor, floor_step, p, s, g, job, room)
+            elif job.rounding == CONSTANT:
+                by_constant(x, steps, ahead, floor, floor_step, p, s, g, job, room)
+            elif job.rounding == RANDOM_16:
+                random_16(x, steps, ahead, floor, floor_step, p, s, g, job, room)
             else:
-                row_random_32(
-                    x, steps, ahead, floor, floor_step, p, s, element, g, policy, key, integer, room
-                )
+                random_32(x, steps, ahead, floor, floor_step, p, s, g, job, room)
 
     return encode
 
 
-_encode = rows_encoder(_codes, 4)
+_encode, _encode_bytes = _rows_encoder(_codes, 4), _rows_encoder(_byte_codes, 8)
 
 
 @VectorNative
@@ -326,6 +329,18 @@ def encode_rows(
     of int32, the least amax of a step's blocks, and the bytes to that of the next step.
     """
     _encode(
+        source, source_step, half, rows, steps,
+        floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+    )  # fmt: skip
+
+
+@VectorNative
+def encode_byte_rows(
+    source, source_step, half, rows, steps,
+    floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
+):  # fmt: skip
+    """Do what `encode_rows` does, to codes of a byte each."""
+    _encode_bytes(
         source, source_step, half, rows, steps,
         floor, floor_step, packed, packed_step, scales, scales_step, group, group_step, job,
     )  # fmt: skip

@@ -10,37 +10,34 @@ If h is a multiple of the vector length, whole vectors are added and subtracted.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numpy.typing import NDArray
 
 from mxref.steps.hadamard import Rotation
 from mxref_numba import compiled, memory
 from mxref_numba.compiled import share
-from mxref_numba.native import Native, address_of, numbers_at, run_native
+from mxref_numba.native import Native, address_of, fields_at, run_native, written
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, matrices
 from mxref_numba.vector.jobs import (
     PANEL,
     PANEL_BYTES,
     STAGED,
+    Job,
     asked_ahead,
     flow_of,
+    job_at,
     panel_pitch,
-    read_job,
     transform_of,
     unit_of,
 )
 from mxref_numba.vector.lanes import F32, I64, Lanes, constant, load, prefetch, splat, vector_code
-from mxref_numba.vector.native import VectorNative, call_5, call_7, copy_bytes
-from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
-from mxref_numba.vector.target import Target, lanes_of
-from mxref_numba.vector.turn import fill_panel
+from mxref_numba.vector.target import Target, VectorNative, call_5, call_7, copy_bytes, lanes_of
+from mxref_numba.vector.turn import VectorLoad, bfloat16, fill_panel, float16, float32
 
-_HEADER = 3
 _GROUP = 16
 """Elements that are transformed in registers."""
 _INSIDE = (1, 2, 4, 8, 16)
@@ -104,8 +101,8 @@ def _across(builder, first, second, factor):
 @VectorNative
 def stage_row(address, kind, target, count, job):
     """Store a run of `count` elements, a multiple of 16 and of n, in float32, transformed by the job's rotation."""
-    (_, row_step, _, _, _), _, _, (n, signs, norm), _, _, _, _ = read_job(job)
-    ahead = asked_ahead(count * (4 if kind == FLOAT32 else 2), row_step)
+    layout, (n, signs, norm) = job_at(job).layout, job_at(job).transform
+    ahead = asked_ahead(count * (4 if kind == FLOAT32 else 2), layout.row_step)
     inside = min(n, 16)
     factor = norm if n <= 16 else np.float32(1.0)
     if kind == FLOAT32:
@@ -126,30 +123,41 @@ def stage_row(address, kind, target, count, job):
         h *= 2
 
 
+class _Work(NamedTuple):
+    fill: int
+    """Address of `fill_panel`."""
+    stage: int
+    """Address of `stage_row`."""
+    job: int
+    panels: int
+
+
+_work_at = fields_at(_Work)
+
+
 @Native
 def _hadamard_share(arguments, worker, workers):
-    numbers = carray(numbers_at(arguments), (_HEADER,))
-    fill, stage, panel = numbers[0], numbers[1], numbers[2] + worker * PANEL_BYTES
-    job = arguments + 8 * _HEADER
-    layout, (out, _, rows, length), (flow, _), _, _, _, _, (unit_height, unit_width) = read_job(job)
-    address, row_step, column_step, _, kind = layout
-    pitch = panel_pitch(job)
-    across = -(-length // unit_width)
-    begin, end = share(-(-rows // unit_height) * across, worker, workers)
+    work = _work_at(arguments)
+    job, panel = job_at(work.job), work.panels + worker * PANEL_BYTES
+    layout, unit, rows, length, pitch = job.layout, job.unit, job.rows, job.length, panel_pitch(job)
+    across = -(-length // unit.columns)
+    begin, end = share(-(-rows // unit.rows) * across, worker, workers)
     for task in range(begin, end):
-        row, column = task // across * unit_height, task % across * unit_width
-        height, width = min(unit_height, rows - row), min(unit_width, length - column)
+        row, column = task // across * unit.rows, task % across * unit.columns
+        height, width = min(unit.rows, rows - row), min(unit.columns, length - column)
         whole = -(-width // 16) * 16
-        source, step = address + row * row_step + column * column_step, row_step
-        if flow >= PANEL:
-            call_7(fill, job, row, column, height, whole, panel, height * row_step)
+        source, step, kind = (
+            layout.address + row * layout.row_step + column * layout.column_step, layout.row_step, layout.kind
+        )  # fmt: skip
+        if job.flow >= PANEL:
+            call_7(work.fill, work.job, row, column, height, whole, panel, height * step)
             source, step, kind = panel, pitch, FLOAT32
         for r in range(height):
-            target = out + 4 * ((row + r) * length + column)
+            target = job.codes + 4 * ((row + r) * length + column)
             if whole == width:
-                call_5(stage, source + step * r, kind, target, width, job)
+                call_5(work.stage, source + step * r, kind, target, width, work.job)
             else:  # transformed in the panel, which holds zeros behind the row's end
-                call_5(stage, source + step * r, kind, panel + pitch * r, whole, job)
+                call_5(work.stage, source + step * r, kind, panel + pitch * r, whole, work.job)
                 copy_bytes(panel + pitch * r, target, 4 * width)
 
 
@@ -173,9 +181,14 @@ def hadamard(x: NDArray[Any], rotation: Rotation, axis: int, target: Target) -> 
         if flow == STAGED and length % 16:
             flow = PANEL
         panel = np.empty(compiled.worker_count(m.rows * length) * PANEL_BYTES + memory.LINE, np.uint8)
-        place = address_of(out) + 4 * m.first_row * length, 0, m.rows, length
+        result = address_of(out) + 4 * m.first_row * length
         unit = unit_of(flow, rotation.n, False)
-        calls = fill_panel.on(target).address, stage_row.on(target).address, memory.aligned(panel)
-        numbers = *calls, *m.layout, *place, flow, 0, *transform, *(0,) * 15, *unit
-        run_native(_hadamard_share, np.array(numbers, np.int64), m.rows * length)
+        job = written(Job(m.layout, result, m.rows, length, flow, transform, unit))
+        work = _Work(
+            fill_panel.on(target).address,
+            stage_row.on(target).address,
+            address_of(job),
+            memory.aligned(panel),
+        )
+        run_native(_hadamard_share, work, m.rows * length)
     return np.moveaxis(out, -1, axis)

@@ -1,7 +1,4 @@
-"""What kernels need to know about a planned quantization: numbers and addresses.
-
-Kernels that take arrays are compiled anew for every type, layout and mutability; these are compiled once.
-"""
+"""What kernels need to know about a planned quantization: the fields of a `Job`."""
 
 # Kernels have no annotations: Numba infers their types.
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -9,30 +6,27 @@ Kernels that take arrays are compiled anew for every type, layout and mutability
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mxref.formats import BlockShape
+from mxref.formats import BlockShape, ElementFormat
 from mxref.plan import QuantPlan
 from mxref.steps.hadamard import Rotation, norm_factor
 from mxref.steps.rounding import Rounding
 from mxref.steps.scale import bump_above
 from mxref_numba import memory
 from mxref_numba.compiled import kernel
-from mxref_numba.elements import FRACTION_BITS, held_bits, rounding_numbers
-from mxref_numba.native import address_of
+from mxref_numba.elements import FRACTION_BITS, grid_of, held_bits
+from mxref_numba.native import address_of, fields_at, written
 from mxref_numba.scalar.hadamard import panel_signs
 from mxref_numba.scalar.packing import stored
-from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, matrices
+from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, Strides, matrices
 from mxref_numba.scalar.philox import stream_key
 from mxref_numba.scalar.rounding import CONSTANTS
 from mxref_numba.scalar.scale import MANTISSA
-from mxref_numba.vector.lanes import F32, I32, I64
 from mxref_numba.vector.philox import round_table
 
 EVEN, CONSTANT, RANDOM_16, RANDOM_32 = range(4)
@@ -51,61 +45,79 @@ PANEL_BYTES = 128 * 4 * (WIDTH // 2 + 16)
 RUN = 2048
 """Elements that are staged at once of a row: 8 KiB of float32."""
 
-JOB_SIZE = 31
-"""Numbers of a job."""
+
+class HadamardNumbers(NamedTuple):
+    """A Hadamard transform."""
+
+    n: int
+    """Size; 1 for none."""
+    signs: int
+    """Address of the signs of a panel's width."""
+    factor: np.float32
 
 
-_N, _WORD, _REAL = types.int64, types.int32, types.float32
-_GROUPS = tuple(
-    types.Tuple(group)
-    for group in (
-        (_N, _N, _N, _N, _N), (_N, _N, _N, _N), (_N, _N), (_N, _N, _REAL), (_WORD, _WORD, _REAL, _N, _WORD, _N),
-        (_N, _N, _N, _N, _N), (_N, _N, _WORD, _N), (_N, _N),
-    )
-)  # fmt: skip
+class Unit(NamedTuple):
+    """What is staged, or encoded, at once."""
+
+    rows: int
+    columns: int
 
 
-def _read_job(typingctx, job):
-    """Return a job from the address of its numbers, int64 [31], in groups of what is used together.
+class Job(NamedTuple):
+    """The quantization of one matrix, or, with the defaults, its transform alone.
 
-    (address, bytes between rows, bytes between columns, columns, type of the input), (addresses of codes and
-    scales, rows, columns), (flow, tiles), (Hadamard size or 1, address of signs, factor), (what carries into the
-    exponent, zero scale, prescale, rounding, integer, address of the Philox table), (address of row indices or 0,
-    first row, groups of a row, first column, elements per group), (address of the `Native` that encodes rows, bits of
-    an element, exponent of its largest binade, address of `rounding_numbers`), (rows and columns of a unit).
+    `codes`, `scales`, `key`, `row_indices`, `encode` and `grid` are addresses, of memory that `Result` keeps.
     """
 
-    def generate(context, builder, signature, arguments):
-        numbers = builder.inttoptr(arguments[0], I64.as_pointer())
-        places = iter(range(JOB_SIZE))
+    layout: Strides
+    """Of the input."""
+    codes: int
+    """The first result: codes, or what is transformed."""
+    rows: int
+    length: int
+    flow: int
+    """How elements reach a step."""
+    transform: HadamardNumbers
+    unit: Unit
+    scales: int = 0
+    tile: int = 0
+    """Whether k rows share their scales."""
+    round_up: np.int32 = np.int32(0)
+    """What carries into the exponent of amax exactly when the scale rule bumps it."""
+    zero_scale: np.int32 = np.int32(0)
+    max_exponent: np.int32 = np.int32(0)
+    """Of the element's largest binade."""
+    prescale: np.float32 = np.float32(1)
+    rounding: int = 0
+    integer: np.int32 = np.int32(0)
+    """What a rounding other than RNE adds, or keeps of random bits."""
+    key: int = 0
+    """A `round_table` of Philox."""
+    row_indices: int = 0
+    """Indices of the rows in the global tensor; 0 if they are consecutive."""
+    first_row: int = 0
+    row_groups: int = 0
+    """Random groups of a row."""
+    first_column: int = 0
+    per_call: int = 0
+    """Elements of a random group."""
+    encode: int = 0
+    """The `Native` that encodes rows."""
+    bits: int = 0
+    """Of a held code."""
+    grid: int = 0
 
-        def read(kind: Any) -> Any:
-            number = builder.load(builder.gep(numbers, [I64(next(places))]))
-            if kind is _N:
-                return number
-            word = builder.trunc(number, I32)
-            return word if kind is _WORD else builder.bitcast(word, F32)
 
-        groups = [context.make_tuple(builder, group, [read(kind) for kind in group]) for group in _GROUPS]
-        return context.make_tuple(builder, signature.return_type, groups)
-
-    return types.Tuple(_GROUPS)(types.int64), generate
-
-
-read_job: Any = intrinsic(_read_job)
-
-
-def bits_of(value: np.float32) -> int:
-    """Return the bits of a float32."""
-    return int(value.view(np.int32))
+job_at = fields_at(Job)
 
 
 @lru_cache(64)
-def transform_of(rotation: Rotation | None) -> tuple[tuple[int, int, int], NDArray[np.float32]]:
-    """Return the numbers of a transform, as in a job, and the signs of a panel's width, which the caller keeps."""
+def transform_of(rotation: Rotation | None) -> tuple[HadamardNumbers, NDArray[np.float32]]:
+    """Return a transform, and the signs at its address, which the caller keeps."""
     signs = panel_signs(rotation)
-    n, norm = (rotation.n, norm_factor(rotation.n)) if rotation else (1, np.float32(1.0))
-    return (n, address_of(signs), bits_of(norm)), signs
+    if rotation is None:
+        return HadamardNumbers(1, address_of(signs), np.float32(1)), signs
+    return HadamardNumbers(rotation.n, address_of(signs), norm_factor(rotation.n)), signs
 
 
 def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -114,15 +126,14 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def flow_of(m: Matrix) -> int:
     """Return how elements of a matrix get into staged rows."""
-    _, row_step, column_step, _, kind = m.layout
-    size = 4 if kind == FLOAT32 else 2
-    if column_step == size:
+    size = 4 if m.layout.kind == FLOAT32 else 2
+    if m.layout.column_step == size:
         return STAGED
-    return TURNED if row_step == size else PANEL
+    return TURNED if m.layout.row_step == size else PANEL
 
 
-def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
-    """Return the rows and columns of a unit: what is staged, or encoded, at once.
+def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> Unit:
+    """Return the unit of a flow.
 
     Args:
         flow: how elements get there.
@@ -131,14 +142,14 @@ def unit_of(flow: int, n: int, tile: bool, k: int = 32) -> tuple[int, int]:
         k: block length.
     """
     if flow == COLUMNS:
-        return WIDTH, COLUMN_LINES
+        return Unit(WIDTH, COLUMN_LINES)
     if flow == TURNED and n < WIDTH and not tile:
-        return 128, WIDTH // 2  # lines of half a kibibyte
+        return Unit(128, WIDTH // 2)  # lines of half a kibibyte
     if flow >= PANEL or tile:
-        return k, WIDTH
+        return Unit(k, WIDTH)
     if flow == DIRECT:
-        return k, 16 * RUN  # nothing is staged
-    return 1, RUN
+        return Unit(k, 16 * RUN)  # nothing is staged
+    return Unit(1, RUN)
 
 
 _AHEAD = 8192
@@ -154,7 +165,12 @@ def asked_ahead(run, row_step):
 @kernel(inline="always")
 def panel_pitch(job):
     """Return the bytes between the rows of a panel: a power of two would make them compete for cache sets."""
-    return 4 * read_job(job)[7][1] + 64
+    return 4 * job.unit.columns + 64
+
+
+@cache
+def _written_grid(element: ElementFormat) -> NDArray[np.uint8]:
+    return written(grid_of(element))
 
 
 class Result:
@@ -180,16 +196,7 @@ class Result:
         elif spec.rounding is not Rounding.RNE:
             self._rounding, integer = CONSTANT, CONSTANTS[spec.rounding]
         self._transform, self._signs = transform_of(plan.rotation)
-        self._policy = (
-            MANTISSA - bump_above(spec.scale_rule, element),
-            spec.zero_scale,
-            bits_of(np.float32(element.prescale if spec.prescale else 1)),
-            self._rounding,
-            integer,
-            address_of(self._table),
-        )
-        self._numbers = rounding_numbers(element)
-        self._element = encode, self._held, element.max_exponent, address_of(self._numbers)
+        self._integer, self._encode, self._grid = np.int32(integer), encode, _written_grid(element)
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return codes as they are stored, and scale codes, once the jobs are done."""
@@ -211,57 +218,68 @@ class Result:
         if not consecutive:
             self._rows = plan.global_rows()
 
-    def jobs(self, x: NDArray[Any], *, whole: bool = True) -> Iterator[tuple[int, ...]]:
-        """Yield the numbers of a job, as `read_job` takes them, for each matrix that the input consists of.
+    def jobs(self, x: NDArray[Any], *, whole: bool = True) -> Iterator[Job]:
+        """Yield a job for each matrix that the input consists of.
 
         Args:
             x: the input that was planned; the caller keeps it.
             whole: whether rows without a gap between them may be joined to one.
         """
         plan, length = self._plan, self._plan.length
-        codes, scales = address_of(self._codes), address_of(self.scales)
+        spec, element, tile = plan.spec, plan.format.element, plan.spec.block is BlockShape.TILE
         for m in matrices(x, plan.axis):
-            flow, rows, columns = self._flow(m), m.rows, length
-            address, row_step, column_step, held, kind = m.layout
+            flow, rows, columns, layout = self._flow(m), m.rows, length, m.layout
             if whole and flow <= STAGED and self._joins(m):
-                rows, columns, held = 1, rows * length, rows * length
-            yield (
-                *(address, row_step, column_step, held, kind),
-                codes + m.first_row * length * self._held // 8,
-                *(scales + m.first_row * length // plan.format.k, rows, columns),
-                *(flow, plan.spec.block is BlockShape.TILE),
-                *self._transform,
-                *self._policy,
-                address_of(self._rows) + 8 * m.first_row if self._rows.size else 0,
-                self._first_row + m.first_row,
-                *(plan.global_length // self._per_call, plan.first, self._per_call),
-                *self._element,
-                *unit_of(flow, self._transform[0], plan.spec.block is BlockShape.TILE, plan.format.k),
+                rows, columns, layout = 1, rows * length, layout._replace(columns=rows * length)
+            yield Job(
+                layout=layout,
+                codes=address_of(self._codes) + m.first_row * length * self._held // 8,
+                rows=rows,
+                length=columns,
+                flow=flow,
+                transform=self._transform,
+                unit=unit_of(flow, self._transform.n, tile, plan.format.k),
+                scales=address_of(self.scales) + m.first_row * length // plan.format.k,
+                tile=tile,
+                round_up=np.int32(MANTISSA - bump_above(spec.scale_rule, element)),
+                zero_scale=np.int32(spec.zero_scale),
+                max_exponent=np.int32(element.max_exponent),
+                prescale=np.float32(element.prescale if spec.prescale else 1),
+                rounding=self._rounding,
+                integer=self._integer,
+                key=address_of(self._table),
+                row_indices=address_of(self._rows) + 8 * m.first_row if self._rows.size else 0,
+                first_row=self._first_row + m.first_row,
+                row_groups=plan.global_length // self._per_call,
+                first_column=plan.first,
+                per_call=self._per_call,
+                encode=self._encode,
+                bits=self._held,
+                grid=address_of(self._grid),
             )
 
     def _flow(self, m: Matrix) -> int:
-        kind, flow = m.layout[4], flow_of(m)
+        kind, flow = m.layout.kind, flow_of(m)
         if flow == TURNED and self._runs_along_memory(m):
             return COLUMNS
         if flow != STAGED:
             return flow
-        if m.layout[3] != self._plan.length:
+        if m.layout.columns != self._plan.length:
             return PANEL
         as_it_is = kind == FLOAT32 or (kind == BFLOAT16 and self._rounding == EVEN)
-        in_steps = self._transform[0] == 1 and self._plan.spec.block is BlockShape.ROW
+        in_steps = self._transform.n == 1 and self._plan.spec.block is BlockShape.ROW
         return DIRECT if as_it_is and in_steps else STAGED
 
     def _runs_along_memory(self, m: Matrix) -> bool:
         """Return whether vectors across blocks serve a turned matrix: the usual treatments of whole vectors."""
         plain = self._rounding == EVEN and self._plan.spec.block is BlockShape.ROW and self._held == 4
-        whole = (
-            m.rows % _COLUMN_ROWS == self._plan.length % COLUMN_LINES == 0
-            and m.layout[3] == self._plan.length
-        )
-        return plain and whole and self._transform[0] in (1, 16) and m.layout[4] in (FLOAT32, BFLOAT16)
+        length = self._plan.length
+        whole = m.rows % _COLUMN_ROWS == length % COLUMN_LINES == 0 and m.layout.columns == length
+        return plain and whole and self._transform.n in (1, 16) and m.layout.kind in (FLOAT32, BFLOAT16)
 
     def _joins(self, m: Matrix) -> bool:
         """Return whether a matrix is one long row, in memory and in the random groups."""
-        _, row_step, column_step, columns, _ = m.layout
+        columns, layout = m.layout.columns, m.layout
         groups_join = self._table.size == 0 or (not self._rows.size and self._plan.global_length == columns)
-        return self._plan.spec.block is BlockShape.ROW and row_step == column_step * columns and groups_join
+        along = layout.row_step == layout.column_step * columns
+        return self._plan.spec.block is BlockShape.ROW and along and groups_join

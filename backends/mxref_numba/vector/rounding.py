@@ -12,15 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from mxref_numba.elements import (
-    EVEN_UNIT,
-    FRACTION_BITS,
-    LINE_UNIT,
-    POSITION_SHIFT,
-    SMALLEST_NORMAL,
-    STEP_SHIFT,
-    TOP,
-)
+from mxref_numba.elements import FRACTION_BITS, Grid
+from mxref_numba.native import FIELD
 from mxref_numba.vector.lanes import F32, I32, Lanes, broadcast
 from mxref_numba.vector.target import lanes_of
 
@@ -53,29 +46,32 @@ def round_by(v: Lanes, random: Lanes) -> Lanes:
 _EXPONENT_FIELD = 0x7F800000
 
 
-class Grid:
-    """The grid of an element, from the address of its `rounding_numbers`."""
+class GridLanes:
+    """A `Grid` in every lane, from its address. Each use reads memory: kept in registers, the fields would push others
+    out.
+    """
 
     def __init__(self, builder: ir.IRBuilder, address: Any) -> None:
         self._builder, self._address = builder, address
-        self.top = self._number(TOP).cast(F32)
+        self.top = self._of("top").cast(F32)
         """The largest magnitude."""
 
-    def _number(self, index: int) -> Lanes:
-        return broadcast(self._builder, I32, lanes_of(self._builder), self._address, 4 * index)
+    def _of(self, field: str) -> Lanes:
+        place = FIELD * Grid._fields.index(field)
+        return broadcast(self._builder, I32, lanes_of(self._builder), self._address, place)
 
     def round_even(self, v: Lanes) -> Lanes:
         """Return codes of magnitudes up to the largest one, float32, under RNE."""
-        binade = (v.cast(I32) & _EXPONENT_FIELD).call("umax", self._number(SMALLEST_NORMAL))
+        binade = (v.cast(I32) & _EXPONENT_FIELD).call("umax", self._of("smallest_normal"))
         # The product is exact. Adding it to v rounds once, to the steps of the binade, with ties to even steps.
-        steps = binade.cast(F32).call("fma", self._number(EVEN_UNIT).cast(F32), v)
-        return steps.cast(I32) + (binade >> self._number(STEP_SHIFT))
+        steps = binade.cast(F32).call("fma", self._of("even_unit").cast(F32), v)
+        return steps.cast(I32) + (binade >> self._of("step_shift"))
 
     def round_by(self, v: Lanes, random: Lanes) -> Lanes:
         """Return codes of such magnitudes: rounded up if the fraction, in units of 2^-22, plus `random` carries."""
-        bits, smallest = v.cast(I32), self._number(SMALLEST_NORMAL)
+        bits, smallest = v.cast(I32), self._of("smallest_normal")
         # The position of v if it is below the smallest normal magnitude, else of that magnitude, plus the distance from
         # it.
-        low = bits.call("umin", smallest).cast(F32) * self._number(LINE_UNIT).cast(F32)
-        above = (bits.call("umax", smallest) - smallest) << self._number(POSITION_SHIFT)
+        low = bits.call("umin", smallest).cast(F32) * self._of("line_unit").cast(F32)
+        above = (bits.call("umax", smallest) - smallest) << self._of("position_shift")
         return (low.convert("fptosi", I32) + above + random) >> FRACTION_BITS

@@ -1,29 +1,37 @@
 """What vector kernels are compiled for: the vector width, the CPU, and instructions that LLVM IR cannot express.
 
+`VectorNative` is a kernel that each target has its own of.
+
 The source of a kernel is the same for every target. Numba translates it to LLVM, as for any function, and keeps the
 module in a code library. A code library made here knows its target: emitters read it from the module, and LLVM compiles
 the module for the target's CPU. So kernels for AVX2 contain no other instructions, even on a machine that has more.
 """
 
-# Numba's compiler has no annotations.
+# Numba's compiler and kernels have no annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
+from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Compiler
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from mxref_numba.compiled import kernel
+from mxref_numba.native import Native, bytes_at
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.instructions import Avx2, Avx512, Neon
-from mxref_numba.vector.lanes import Instructions
+from mxref_numba.vector.lanes import I64, Instructions, vector_code
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Target:
     features: str = ""
     """Features that the CPU has beyond those of its name, in LLVM's notation: `+a,+b`."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Return a name for kernels: the path and the features."""
         return f"{self.path}{self.features.replace('+', '_').replace(',', '')}"
@@ -142,9 +150,61 @@ def _step(typingctx):
     """Return how many elements a step of the kernel has, which is known when it is compiled."""
 
     def generate(context, builder, *_):
-        return ir.Constant(ir.IntType(64), target_of(builder).step)
+        return I64(target_of(builder).step)
 
     return types.int64(), generate
 
 
 step_length: Any = intrinsic(_step)
+
+
+class VectorNative(Native):
+    """A `Native` that may use vectors: each target has its own.
+
+    Numba compiles a kernel again into every kernel that calls it. A `Native` that is called by its address, with
+    `call_5` and the like, is compiled once.
+    """
+
+    def __init__(self, function: Callable[..., None], target: Target | None = None) -> None:
+        """Wrap a function; without a target it is compiled as Numba compiles anything, and may not use vectors."""
+        super().__init__(function)
+        self._target = target
+        self._on: dict[str, VectorNative] = {}
+
+    def on(self, target: Target) -> VectorNative:
+        """Return the kernel for a target."""
+        found = self._on.get(target.name)
+        return found or self._on.setdefault(target.name, VectorNative(self._function, target))
+
+    def dispatcher(self) -> Any:
+        """Return a new Numba dispatcher of the kernel, which has compiled nothing yet."""
+        if self._target is None:
+            return super().dispatcher()
+        f, target = self._function, self._target
+        # A name of its own: names of machine code and of files in the cache are made of it.
+        own = FunctionType(
+            f.__code__, f.__globals__, f"{f.__name__}_{target.name}", f.__defaults__, f.__closure__
+        )
+        own.__qualname__, own.__module__ = f"{f.__qualname__}_{target.name}", f.__module__
+        compiler = compiler_for(target, own.__name__)
+        return kernel(no_cfunc_wrapper=False, pipeline_class=compiler, codegen=target.codegen())(own)
+
+
+def _caller(count: int) -> Any:
+    @vector_code(*(types.int64,) * (1 + count))
+    def call(builder, address, *arguments):
+        function = ir.FunctionType(ir.VoidType(), [I64] * count)
+        builder.call(builder.inttoptr(address, function.as_pointer()), arguments)
+
+    return call
+
+
+call_5, call_7, call_9, call_14 = map(_caller, (5, 7, 9, 14))
+
+
+@kernel(inline="always")
+def copy_bytes(source, target, count):
+    """Copy memory from address to address."""
+    data, out = carray(bytes_at(source), (count,)), carray(bytes_at(target), (count,))
+    for i in range(np.uint64(count)):
+        out[i] = data[i]

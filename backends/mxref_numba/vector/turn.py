@@ -1,10 +1,11 @@
-"""Transposes squares as wide as a vector: they are read along memory and stored as rows of the other axis."""
+"""Elements of each input type as float32, and squares of them, as wide as a vector, from one axis to the other."""
 
 # Emitters work on IR values, which llvmlite does not annotate.
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -12,11 +13,27 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, load_panel, unsigned_at
-from mxref_numba.vector.jobs import TURNED, panel_pitch, read_job
-from mxref_numba.vector.lanes import I64, Lanes, prefetch, vector_code
-from mxref_numba.vector.native import VectorNative
-from mxref_numba.vector.sources import VectorLoad, bfloat16, float16, float32
-from mxref_numba.vector.target import lanes_of, step_length
+from mxref_numba.vector.jobs import TURNED, job_at, panel_pitch
+from mxref_numba.vector.lanes import F16, F32, I16, I32, I64, Lanes, load, prefetch, vector_code
+from mxref_numba.vector.target import VectorNative, lanes_of, step_length
+
+VectorLoad = Callable[..., Lanes]
+"""What loads elements from an address, int64, plus a constant number of elements: int32 lanes."""
+
+
+def float32(builder: ir.IRBuilder, address: Any, first: int = 0) -> Lanes:
+    """Load float32."""
+    return load(builder, I32, lanes_of(builder), address, 4 * first)
+
+
+def bfloat16(builder: ir.IRBuilder, address: Any, first: int = 0) -> Lanes:
+    """Load bfloat16, the upper half of a float32."""
+    return load(builder, I16, lanes_of(builder), address, 2 * first).convert("zext", I32) << 16
+
+
+def float16(builder: ir.IRBuilder, address: Any, first: int = 0) -> Lanes:
+    """Load float16; the conversion is exact, subnormals included."""
+    return load(builder, F16, lanes_of(builder), address, 2 * first).convert("fpext", F32).cast(I32)
 
 
 def _crossed(vectors: list[Lanes], distance: int, low: list[int], further: int) -> list[Lanes]:
@@ -66,18 +83,18 @@ _turn_float32, _turn_bfloat16, _turn_float16 = map(_turn, (float32, bfloat16, fl
 
 
 @VectorNative
-def fill_panel(job, row, column, height, width, panel, ahead):
+def fill_panel(address, row, column, height, width, panel, ahead):
     """Store a panel of a job's input as float32, with +0 past its last column, from (row, column) on.
 
     Meanwhile the elements `ahead` bytes further are prefetched, for example those of the next panel.
     """
-    layout, _, (flow, _), _, _, _, _, _ = read_job(job)
-    address, row_step, column_step, columns, kind = layout
-    pitch, side = panel_pitch(job), step_length() // 8
-    if flow != TURNED or height % side or width % side or column + width > columns:
+    job = job_at(address)
+    layout, pitch, side = job.layout, panel_pitch(job), step_length() // 8
+    row_step, column_step, kind = layout.row_step, layout.column_step, layout.kind
+    if job.flow != TURNED or height % side or width % side or column + width > layout.columns:
         load_panel(layout, row, column, height, width, carray(unsigned_at(panel), (height, pitch // 4)))
         return
-    start = address + row * row_step + column * column_step
+    start = layout.address + row * row_step + column * column_step
     for c in range(0, width, side):
         for r in range(0, height, side):
             source, square = start + c * column_step + r * row_step, panel + r * pitch + 4 * c

@@ -10,8 +10,8 @@ from typing import Any
 
 from llvmlite import binding, ir
 
-from mxref_numba.gemm import layout, packing, tile
-from mxref_numba.gemm.layout import Tiling
+from mxref_numba.gemm import packing, tile
+from mxref_numba.gemm.packing import Tiling
 from mxref_numba.vector.lanes import F32, I64
 
 X86, ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
@@ -35,11 +35,11 @@ class Processor:
 
 
 PROCESSORS = {
-    "avx512": Processor(X86, "icelake-server", "", layout.AVX512),
-    "avx2": Processor(X86, "x86-64-v3", "", layout.AVX2),
-    "avx2-vnni": Processor(X86, "x86-64-v3", "+avxvnni", layout.AVX2_VNNI),
-    "neon": Processor(ARM, "generic", "", layout.NEON),
-    "neon-sdot": Processor(ARM, "generic", "+dotprod", layout.NEON_DOTS),
+    "avx512": Processor(X86, "icelake-server", "", packing.AVX512),
+    "avx2": Processor(X86, "x86-64-v3", "", packing.AVX2),
+    "avx2-vnni": Processor(X86, "x86-64-v3", "+avxvnni", packing.AVX2_VNNI),
+    "neon": Processor(ARM, "generic", "", packing.NEON),
+    "neon-sdot": Processor(ARM, "generic", "+dotprod", packing.NEON_DOTS),
 }
 
 

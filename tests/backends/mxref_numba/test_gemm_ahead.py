@@ -21,7 +21,7 @@ from ahead import PROCESSORS, Program, loops
 from llvmlite import ir
 from numba_checks import REFERENCE, bits, operand
 
-from mxref_numba.gemm.layout import Tiling
+from mxref_numba.gemm.packing import Tiling
 from mxref_numba.vector.lanes import F32, I64
 
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")

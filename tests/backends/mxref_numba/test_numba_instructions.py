@@ -24,8 +24,7 @@ from mxref_numba.native import address_of
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.instructions import Avx2, Avx512, named
 from mxref_numba.vector.lanes import F32, I8, I16, I32, Lanes, constant, load, vector_code
-from mxref_numba.vector.native import VectorNative
-from mxref_numba.vector.target import Target
+from mxref_numba.vector.target import Target, VectorNative
 
 LIMIT = 6.0
 TABLE = tuple(float(sign * m) for sign in (1, -1) for m in (0.0, 0.5, 1, 1.5, 2, 3, 4, 6))

@@ -16,14 +16,13 @@ from mxref import OperandSpec, discovery, get_backend
 from mxref.errors import BackendError, SettingError
 from mxref_numba import path
 from mxref_numba.backend import NumbaBackend, backend, portable
-from mxref_numba.gemm.vector import _multiply_share
+from mxref_numba.gemm.tile import _multiply_share
 from mxref_numba.path import KernelPath
 from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.dequantize import _dequantize_share
 from mxref_numba.vector.encode import encode_rows
 from mxref_numba.vector.hadamard import stage_row
-from mxref_numba.vector.native import VectorNative
-from mxref_numba.vector.target import NEON, TARGETS, Target
+from mxref_numba.vector.target import NEON, TARGETS, Target, VectorNative
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *paths: KernelPath) -> None:
