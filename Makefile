@@ -136,7 +136,7 @@ warm-up: $(STAMP)  ## compile every kernel of the backend ahead of its first use
 	$(BIN)/mxref warm-up --backend '$(MXREF_BACKEND)'
 
 aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, count, check budgets (RECORD=1: into docs/records)
-	$(BIN)/python -m mxref_triton.aot --check --json runs/aot.json
+	PYTHONPATH=tests $(BIN)/python -m aot --check --json runs/aot.json
 	$(if $(RECORD),PYTHONPATH=tests $(BIN)/python -m bench.render_aot runs/aot.json)
 
 format: $(STAMP)  ## format the code

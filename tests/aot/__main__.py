@@ -1,4 +1,4 @@
-"""`python -m mxref_triton.aot`: compile the table without a GPU, count instructions, and check budgets."""
+"""`python -m aot`: compile the table without a GPU, count instructions, and check budgets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import triton
 from rich.console import Console
 from rich.table import Table
 
+from aot.absent import MACHINES
+from aot.budgets import alu_per_element, check, read_budgets
+from aot.run import compile_cases
+from aot.table import CompiledCase, cases
 from mxref import __version__
 from mxref.errors import MxrefError
-from mxref_triton.aot.absent import MACHINES
-from mxref_triton.aot.budgets import alu_per_element, check, read_budgets
-from mxref_triton.aot.run import compile_cases
-from mxref_triton.aot.table import CompiledCase, cases
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

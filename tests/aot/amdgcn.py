@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from mxref_triton.aot.counts import Code, Counts, loop_of
+from aot.counts import Code, Counts, loop_of
 
 _WAVES_PER_SIMD = 8
 _SIMDS = 4

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mxref.errors import BackendError
+from places import TESTS
 
 # Importing the backend fixes the length of a wavefront, so torch must describe the machine before that.
 _WORKER = """
 import sys, torch
 torch.version.hip = sys.argv[2] or None
-from mxref_triton.aot import absent, worker
+from aot import absent, worker
 absent.become(absent.MACHINES[sys.argv[1]])
 worker.main(sys.argv[1], sys.argv[3])
 """
@@ -41,6 +42,7 @@ def compile_cases(
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # A process with threads must not fork, and a BLAS starts them when it is loaded.
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
     request = json.dumps({"cases": list(names), "jobs": jobs, "keep": str(keep) if keep else ""})
     with (
         tempfile.TemporaryFile("w+") as words,

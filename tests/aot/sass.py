@@ -11,8 +11,8 @@ from pathlib import Path
 
 import triton
 
-from mxref_triton.aot.counts import Code, Counts, loop_of
-from mxref_triton.aot.cubin import instructions
+from aot.counts import Code, Counts, loop_of
+from aot.cubin import instructions
 
 _REGISTERS = 65536
 _THREADS = 2048

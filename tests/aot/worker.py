@@ -19,9 +19,9 @@ from typing import Any
 from triton.compiler.compiler import make_backend
 from triton.runtime.cache import triton_key
 
-from mxref_triton.aot import absent, amdgcn, sass
-from mxref_triton.aot.counts import Code
-from mxref_triton.aot.table import CompiledCase, cases
+from aot import absent, amdgcn, sass
+from aot.counts import Code
+from aot.table import CompiledCase, cases
 
 _COUNT = {"hip": amdgcn.count, "cuda": sass.count}
 _CODE = {"hip": "amdgcn", "cuda": "cubin"}

@@ -1,6 +1,6 @@
 """The table of docs/explanation/gfx950.rst, from counts of instructions in compiled kernels.
 
-`PYTHONPATH=tests python -m bench.render_aot FILE.json ...` keeps what `python -m mxref_triton.aot --json` wrote.
+`PYTHONPATH=tests python -m bench.render_aot FILE.json ...` keeps what `python -m aot --json` wrote.
 """
 
 from __future__ import annotations

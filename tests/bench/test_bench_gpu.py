@@ -18,7 +18,7 @@ CASES = """
 import json, sys
 from types import SimpleNamespace
 import torch
-from mxref_triton.aot import absent
+from aot import absent
 
 machine = absent.MACHINES[sys.argv[1]]
 torch.version.cuda = None if machine.hip else "13.0"

@@ -26,7 +26,7 @@ BACKENDS = Path(__file__).parents[2] / "backends"
 SHAPE = (96, 256)
 """Of most inputs: two programs of the row-wise kernel, the second one masked."""
 WIDTH = 16384
-"""Elements between the rows of the widest matrices of mxref_triton.aot.table, a constant of kernels."""
+"""Elements between the rows of the widest matrices of aot.table, a constant of kernels."""
 STREAM = Stream(seed=0x123456789ABCDEF0, step=3, layer=2, operand=4)
 PORTABLE: frozenset[Rounding] = frozenset()
 NATIVE = frozenset({Rounding.RNE})
@@ -46,7 +46,7 @@ def more(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 @contextmanager
 def as_in_training(package: dict[str, ModuleType]) -> Iterator[None]:
-    """Launch kernels as on the matrices of mxref_triton.aot.table: `WIDTH` elements lie between rows, a constant.
+    """Launch kernels as on the matrices of aot.table: `WIDTH` elements lie between rows, a constant.
 
     A matrix itself is a part of such a one, and may have any size.
     """

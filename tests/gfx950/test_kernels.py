@@ -66,7 +66,7 @@ TABLE = [
     *((name, "bfloat16", 0) for name in ("sr16", "sr16.h16", "sr22")),
 ]
 NATIVE_TABLE = [(name, "bfloat16", axis) for name in ("plain", "h16") for axis in (-1, 0)]
-"""What mxref_triton.aot.table compiles: quantizers as training launches them; the second list by native conversions."""
+"""What aot.table compiles: quantizers as training launches them; the second list by native conversions."""
 OTHERS = [
     *(("stochastic", "bfloat16", axis) for axis in (-1, 0)),
     ("floor", "float32", -1), ("away", "float16", -1), ("toward zero", "float16", 0),
@@ -172,7 +172,7 @@ FAKE = [
 def test_fake_quantization(
     backend: Any, axis: int, native: frozenset[Rounding], shape: tuple[int, int]
 ) -> None:
-    """Values are made of the codes in the same kernel. The first is one of mxref_triton.aot.table."""
+    """Values are made of the codes in the same kernel. The first is one of aot.table."""
     x = matrix(*shape, "bfloat16", 3)
     with on_model() as launched, patch.object(backend, "native", native):
         got = backend.fake_quantize(

@@ -58,7 +58,7 @@ def test_quantization(backend: Any, spec: OperandSpec, kind: str, axis: int) -> 
 
 @pytest.mark.study
 def test_quantization_as_in_training(backend: Any) -> None:
-    """By a kernel of mxref_triton.aot.table: no tile reaches over an edge."""
+    """By a kernel of aot.table: no tile reaches over an edge."""
     spec, kind, axis = IN_TABLE
     wrong, launched = quantized(backend, inputs(spec.format, kind, (128, 256)), spec, axis)
     assert (wrong, launched) == (0, ["quantize_rows"])

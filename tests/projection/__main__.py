@@ -32,7 +32,7 @@ _DIGITS = 6
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--counts", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-    help="JSON of `python -m mxref_triton.aot --json` or of this command; without it, training's kernels are compiled.",
+    help="JSON of `python -m aot --json` or of this command; without it, training's kernels are compiled.",
 )  # fmt: skip
 @click.option(
     "--json",

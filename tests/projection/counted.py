@@ -1,4 +1,4 @@
-"""Instruction counts behind the projection: training's own quantizations, and tables of `mxref_triton.aot`."""
+"""Instruction counts behind the projection: training's own quantizations, and tables of `aot`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TENSORS = {"x": ("bfloat16", (16384, 4096)), "w": ("float32", (4096, 4096))}
 """What a linear layer quantizes in both orientations, and its type: X and dY, and the float32 weight."""
 
 KernelCounts = Mapping[str, Any]
-"""What is counted of one compiled kernel, as `mxref_triton.aot` writes it."""
+"""What is counted of one compiled kernel, as `aot` writes it."""
 
 _TESTS = str(Path(__file__).parents[1])
 """Where this package is found by the process that compiles."""
@@ -36,7 +36,7 @@ _TESTS = str(Path(__file__).parents[1])
 _WORKER = """
 import sys, torch
 torch.version.hip = "ahead of time"
-from mxref_triton.aot import absent
+from aot import absent
 absent.become(absent.MACHINES[sys.argv[1]])
 from projection import counted
 counted.compile_here(int(sys.argv[2]))
@@ -52,8 +52,8 @@ def compile_here(jobs: int) -> None:
     """Compile training's quantizations in a process that became the machine; a line of JSON per case on stdout."""
     import torch
 
-    from mxref_triton.aot import absent, worker
-    from mxref_triton.aot.table import CompiledCase
+    from aot import absent, worker
+    from aot.table import CompiledCase
 
     def both(spec: OperandSpec, dtype: str, shape: tuple[int, int], backend: Any) -> object:
         x = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
@@ -105,7 +105,7 @@ def document(counts: Path | None, jobs: int) -> dict[str, Any]:
     """Return counts as one document: a file's gfx950 records, and training's, compiled now if it has none.
 
     Args:
-        counts: JSON of `python -m mxref_triton.aot --json` or of this command; None compiles training's alone.
+        counts: JSON of `python -m aot --json` or of this command; None compiles training's alone.
         jobs: compilers at a time.
 
     Raises:
@@ -120,7 +120,7 @@ def document(counts: Path | None, jobs: int) -> dict[str, Any]:
         if source["triton"] != triton.__version__:
             raise FileFormatError(
                 f"{counts}: counted by Triton {source['triton']}, and this is {triton.__version__}; "
-                "count both with one: python -m mxref_triton.aot --json FILE"
+                "count both with one: python -m aot --json FILE"
             )
         records += [short(r) for r in compile_training(jobs)]
     return {
@@ -131,7 +131,7 @@ def document(counts: Path | None, jobs: int) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    wanted = "JSON of `python -m mxref_triton.aot --json FILE` or of this command"
+    wanted = "JSON of `python -m aot --json FILE` or of this command"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:

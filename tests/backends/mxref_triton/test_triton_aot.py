@@ -17,18 +17,19 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from aot import amdgcn, cubin, sass
+from aot.__main__ import main
+from aot.absent import MACHINES
+from aot.budgets import KernelBudget, check, read_budgets
+from aot.counts import loop_of
+from aot.table import cases
 from bench import render_aot
 from bench.records import RECORDS
 from mxref.errors import RecipeError
 from mxref.formats import E2M1
 from mxref.steps.rounding import Rounding, round_magnitude
-from mxref_triton.aot import amdgcn, cubin, sass
-from mxref_triton.aot.__main__ import main
-from mxref_triton.aot.absent import MACHINES
-from mxref_triton.aot.budgets import KernelBudget, check, read_budgets
-from mxref_triton.aot.counts import loop_of
-from mxref_triton.aot.table import cases
 from mxref_triton.quantizer.native import DIVISORS, first_difference
+from places import TESTS
 
 whole_table = pytest.mark.timeout(1200)
 """For tests that may be the first to compile the table: minutes of CPU time."""
@@ -54,13 +55,14 @@ class Compiled:
 @pytest.fixture(scope="session")
 def compiled(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("aot")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    environment.pop("TRITON_INTERPRET", None)
     # Triton's cache knows what a kernel was compiled from. The model's tests keep theirs in the same folder.
     if request.config.pluginmanager.hasplugin("cacheprovider"):
         environment["TRITON_CACHE_DIR"] = str(request.config.cache.mkdir("triton-gfx950"))
     else:
         environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    command = [sys.executable, "-m", "mxref_triton.aot", "--check", "--jobs", "2"]
+    command = [sys.executable, "-m", "aot", "--check", "--jobs", "2"]
     command += ["--json", folder / "counts.json", "--keep", folder]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (folder / "counts.json").exists(), done.stdout + done.stderr
@@ -265,7 +267,7 @@ def test_budgets_are_those_of_the_pinned_and_recorded_release():
 def checked(monkeypatch, tmp_path, release, **counts):
     """Return what `--check` says of one kernel that costs something, under a release of Triton."""
     result = {"case": "row.rne", "target": "gfx950", "records": [RECORD | counts]}
-    monkeypatch.setattr("mxref_triton.aot.__main__.compile_cases", lambda *_: iter([result]))
+    monkeypatch.setattr("aot.__main__.compile_cases", lambda *_: iter([result]))
     monkeypatch.setattr("triton.__version__", release)
     path = tmp_path / "counts.json"
     command = ["--target", "gfx950", "--only", "row.rne", "--check", "--json", str(path)]
@@ -338,7 +340,7 @@ def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
     script.write_text(
         "import multiprocessing, os, torch\n"
         "torch.version.hip = 'ahead of time'\n"
-        "from mxref_triton.aot import absent, table, worker\n"
+        "from aot import absent, table, worker\n"
         "absent.become(absent.MACHINES['gfx950'])\n"
         "bad = table.CompiledCase('bad', lambda backend: os.abort(), 1)\n"
         "wrong = table.CompiledCase('wrong', lambda backend: 1 / 0, 1)\n"
@@ -356,9 +358,8 @@ def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
         "    for r in worker.results(todo, absent.MACHINES['gfx950'], 1, None):\n"
         "        print(r['case'], r.get('error', len(r.get('records', ()))))\n"
     )
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
-        "OPENBLAS_NUM_THREADS": "1"
-    }
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+    environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=True
     )
