@@ -119,9 +119,9 @@ def block_dots(a: MXArray, b: MXArray) -> Iterator[BlockDot]:
 
 
 def _split(v: Floats, element: ElementFormat) -> tuple[Floats, Floats | None]:
-    """Return finite elements as large and small ones, each 0 where the other is not; no small ones if few bits do.
+    """Split finite elements into large and small ones, each 0 where the other is not.
 
-    NaN and Inf count as 0.
+    The small ones are None if the format is so narrow that large ones suffice. NaN and Inf count as 0.
     """
     v = v if np.isfinite(v).all() else np.where(np.isfinite(v), v, 0.0)
     if element.max_exponent + 1 - element.unit_exponent <= _WIDE:

@@ -63,7 +63,7 @@ class Capabilities:
         return frozenset(profile for profile, *formats in self.gemms if formats == [a, b])
 
     def takes_threshold(self, value: Any) -> bool:
-        """Return whether a declared value is a threshold as scale rule, of which all are declared."""
+        """Return whether a value is a scale rule given as a threshold, and every threshold is declared."""
         return self.scale_thresholds and isinstance(value, ScaleRule) and value.is_threshold
 
     def require(self, backend: str, capability: str, value: Any) -> None:

@@ -94,7 +94,7 @@ def _values_of_fprop(tensor: Any, name: str, recipe: Recipe, backend: Backend, s
 
 
 def product_dtype(treatment: GemmSpec) -> str:
-    """Return the output type that a GEMM with a gain or an output type of its own is asked for."""
+    """Return the output type to ask a backend for, where the treatment has a gain or names its output type."""
     return "bfloat16" if treatment.gain == 1 else "float32"
 
 

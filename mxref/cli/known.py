@@ -19,7 +19,7 @@ Completer = Callable[[Context, Parameter, str], list[CompletionItem[str]]]
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Completer:
-    """Return a completer of names alone."""
+    """Return a completer of names."""
 
     def complete(ctx: Context, param: Parameter, incomplete: str) -> list[CompletionItem[str]]:
         return _beginning(names(), incomplete)

@@ -120,7 +120,7 @@ def check(
 
 
 def asked_clauses(backend: str, *, seed: int = 0, level: str = Level.FULL) -> list[str]:
-    """Return the clauses that a backend is checked for, causes first, also those of which it declares nothing.
+    """Return the clauses that a backend is checked for, causes first. Clauses of undeclared capabilities are included.
 
     Args:
         backend: the name to load it by, in a process of its own.
@@ -194,7 +194,7 @@ def _not_loaded(backend: str, choice: Choice, err: LoadError, seconds: float) ->
 
 
 def _first_failures(verdicts: dict[int, CheckResult]) -> list[int]:
-    """Return the numbers of the checks whose answer was the first to fail a clause."""
+    """Return the number of the first failed check of each clause."""
     first: dict[str, int] = {}
     for i in sorted(verdicts):
         failure = verdicts[i].failure

@@ -69,7 +69,7 @@ def deciders(request: Request) -> Iterator[tuple[str, Judge]]:
 
 
 def blame(request: Request, got: Blocks, row: int, block: int) -> str | None:
-    """Return the clause that decides the first wrong bit of a block, None where the block is right."""
+    """Return the clause that decides the first wrong bit of a block; None if the block is right."""
     wrong = (
         clause for clause, judge in deciders(request) if judge(got, request.expected_blocks)[0][row, block]
     )
@@ -110,7 +110,7 @@ Without = Callable[[Request, Place], tuple[Request, Place] | None]
 def symptom(
     subject: Subject, clause: str, judge: Judge, request: Request, got: Blocks, place: Place
 ) -> str | None:
-    """Return what is wrong with a block for a check of `clause`, None where nothing is. Shrinking keeps it constant.
+    """Return what is wrong with a block, seen from a clause; None if nothing is. Shrinking keeps it constant.
 
     It is the clause itself if the block shows the fault of this clause alone: the wrong bits are those that the clause
     decides, or the block is right without the feature of the clause. It is what decides the first wrong bit otherwise.

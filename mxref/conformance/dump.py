@@ -113,7 +113,7 @@ def _clause(
 def _layouts(
     request: Request, codes: NDArray[np.uint8], scales: NDArray[np.uint8], names: tuple[str, ...]
 ) -> tuple[Layout, Layout]:
-    """Return the layouts to read by; ShapeError that names those that fit if the bytes do not fit them."""
+    """Return the layouts of codes and scales; ShapeError names the layouts that fit if these do not."""
     plan = request.plan
     if ANY in names:
         if len(names) > 1:
@@ -159,7 +159,7 @@ def _layout_hints(equal: list[list[str]], read: tuple[str, str]) -> Iterator[str
 
 
 def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: str) -> Failure:
-    """Return the failure of a block; as a separate request if the block's place does not matter."""
+    """Return the failure of a block. If its place does not matter, the block is shown as a request of its own."""
     row, block = place
     at = f"block {block} of row {row}"
     plan = request.plan
@@ -183,7 +183,7 @@ def _one_block(request: Request, got: Blocks, place: tuple[int, int], clause: st
 
 
 def _treatment_hints(request: Request, got: Blocks) -> Iterator[str]:
-    """Yield the treatment nearest to the one asked for that gives the kernel's bytes."""
+    """Yield the treatment that gives the kernel's bytes and differs least from the requested one."""
     plan, k = request.plan, request.format.k
     # The first rows rule out most treatments at once.
     rows = min(max(_SAMPLE_BLOCKS // max(plan.length // k, 1) // k, 1) * k, plan.rows)

@@ -41,7 +41,7 @@ def shrunk_failure(
     wrong: int,
     judge: Judge = all_of_it,
 ) -> Failure:
-    """Return the failure at a block of a request, shrunk if the subject says so.
+    """Return a wrong block as a failure; it is shrunk if `subject.shrink` is true.
 
     Args:
         subject: the backend.
@@ -66,7 +66,7 @@ def shrunk_failure(
 def block_failure(
     request: Request, place: Place, clause: str, check: str, message: str, answer: Blocks
 ) -> Failure:
-    """Return the failure that a wrong block of an answer is.
+    """Return a wrong block of an answer as a failure.
 
     Args:
         request: what was asked.
@@ -92,7 +92,7 @@ def block_failure(
 
 
 def explain_command(request: Request, row: int, block: int, file: str | None = None) -> str | None:
-    """Return the `mxref explain` command that prints how the expected block comes about, None where none can.
+    """Return the `mxref explain` command that prints the steps to the expected block; None if no command can.
 
     Args:
         request: the quantization.

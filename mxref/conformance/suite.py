@@ -166,7 +166,7 @@ def outline(checks: list[Check], capabilities: Capabilities) -> Outline:
 
 
 def together(checks: list[Check], numbers: Iterable[int]) -> list[list[int]]:
-    """Return the numbers of checks in groups that need the same of a backend, and so the same kernels of most."""
+    """Group the numbers of checks by the capabilities that they need, and so by the kernels of most backends."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i in numbers:
         groups.setdefault((checks[i].op, checks[i].needs), []).append(i)

@@ -208,7 +208,7 @@ class Watched:
                 self._old_bytes += len(old.held)
 
     def _look_again(self) -> None:
-        """Record a fault for each of the next old results that has changed, in whichever call since it was made."""
+        """Record a fault for each of the next old results that has changed since it was returned."""
         for _ in range(min(_AGAIN, len(self._old))):
             old = self._old.popleft()
             digest = _digest(self._bytes(old.array))
@@ -227,7 +227,7 @@ class Watched:
 
 
 def _parts(**operands: MXArray) -> dict[str, Any]:
-    """Return the arrays of MXArrays, layouts among them where they are NumPy's."""
+    """Return the arrays of MXArrays; of layouts, only NumPy arrays."""
     parts: dict[str, Any] = {}
     for name, q in operands.items():
         parts |= {f"{name} (codes)": q.codes, f"{name} (scales)": q.scales}
@@ -275,7 +275,7 @@ def _overlap(a: Any, b: Any) -> bool:
 
 
 def _span(tensor: Any) -> int:
-    """Return over how many elements of memory a tensor extends; strides are not negative."""
+    """Return the number of elements of memory between a tensor's first and last, both included."""
     lengths = tuple(zip(tensor.shape, tensor.stride(), strict=True))
     return 0 if 0 in tensor.shape else 1 + sum((n - 1) * stride for n, stride in lengths)
 
@@ -313,7 +313,7 @@ _PATIENCE = 2000
 
 
 class Copies:
-    """A context that ends a copy of this process which leaves it, and tells in `returned` that there was one.
+    """A context that ends every forked copy of this process that leaves it; `returned` tells whether there was one.
 
     A copy that ends by itself, or lives on, does no harm and is not counted.
     """

@@ -197,7 +197,7 @@ Sources: TransformerEngine, torchao `to_blocked`, CUTLASS `SfKMajorAtom`, AITER 
 
 
 def fitting(part: str, stored: Bytes, rows: int, length: int, made: BlockFormat) -> list[tuple[str, Bytes]]:
-    """Return what stored bytes would be under every layout whose size they have, by the layout's name."""
+    """Read stored bytes under every layout of their size; return the names of these layouts with the results."""
     found = []
     for one in LAYOUTS.values():
         if one.part != part:

@@ -61,7 +61,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class LateRotation:
-    """A Hadamard transform of size n after signs that a device drew, at a step that no other knows."""
+    """A Hadamard transform of size n whose signs a device drew; only the device knows the step that they belong to."""
 
     n: int
     stream: Stream

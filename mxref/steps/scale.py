@@ -52,7 +52,7 @@ class ScaleRule(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ScaleRule | None:
-        """Return the rule of a threshold; RecipeError if the text begins as one and is none."""
+        """Return the rule of a threshold such as `>1.5`; RecipeError if a text that begins with `>` is not one."""
         if not isinstance(value, str) or not value.startswith(">"):
             return None
         found = _THRESHOLD.fullmatch(value)
@@ -71,7 +71,7 @@ class ScaleRule(StrEnum):
 
     @property
     def is_threshold(self) -> bool:
-        """Whether the rule is a number, and no name."""
+        """Whether the rule is given as a number instead of a name."""
         return self.startswith(">")
 
     @property

@@ -104,9 +104,7 @@ def _asked(
     call: Call,
     right: Right | None = None,
 ) -> Iterator[Check]:
-    """Yield the checks of an operation: results kept, and calls from threads, whose results are equal unless `right`
-    decides.
-    """
+    """Yield two checks of an operation: its results are kept, and calls from threads give what the main thread got."""
 
     def kept(subject: Subject) -> CheckResult:
         operands = give(subject)

@@ -198,7 +198,7 @@ def as_numpy(subject: Subject, q: MXArray) -> MXArray:
 
 
 def plainest(wrong: NDArray[np.bool_], want: Blocks, element: ElementFormat) -> tuple[int, int]:
-    """Return the row and block of a wrong block: one that is not all zeros, its scale nearest to 1, the first."""
+    """Return row and number of the wrong block that is easiest to read: not all zeros, its scale nearest to 1."""
     places = np.argwhere(wrong)
     distance = np.abs(want.scales[wrong].astype(np.int64) - 127)
     zero = ~(want.codes[wrong] & (element.sign - 1)).any(axis=-1)  # a block of zeros shows the least

@@ -116,7 +116,7 @@ class Product:
         return self.misses(got), got
 
     def misses(self, got: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return where an answer is not allowed; ValueError for one of another shape or type than it should have."""
+        """Return where an answer is not allowed; ValueError if its shape or type is wrong."""
         want = self.expected
         if got.shape != want.shape or got.dtype != want.dtype:
             raise ValueError(f"the result is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}")
@@ -157,7 +157,7 @@ def rows_of(q: MXArray) -> MXArray:
 def decided(
     subject: Subject, clause: str, product: Product, wrong: NDArray[np.bool_]
 ) -> tuple[str, NDArray[np.bool_]]:
-    """Return the clause that decides wrong results of a check of `clause`, and those of them that it decides.
+    """Return the clause that decides wrong results of a check of `clause`, and which of the results it decides.
 
     Each step is held against the plainer product that lacks it: where that is wrong too, the step is not to blame.
     """
@@ -175,7 +175,7 @@ def decided(
 
 
 def _plainer(subject: Subject, clause: str, product: Product) -> Product | None:
-    """Return the product without the step that a clause is about, None where there is none."""
+    """Return the product without the step that a clause is about; None if it has no such step."""
     if product.operands:
         return product.plain or replace(product, operands=None)
     if clause == "gemm.prescale":
