@@ -260,8 +260,9 @@ def _wide(made: BlockFormat) -> Iterator[Question]:
 def spanning(bits: int, made: BlockFormat, other: BlockFormat) -> Iterator[tuple[MXArray, MXArray]]:
     """Yield rows of A and B whose sum is 1 unit in the last place if no product is lost.
 
-    There are none if no two elements span that many bits. The elements of their blocks span `bits` bits together, and all products but one are as large as that allows. With
-    49 bits, the 32 products of a block have a sum of 54 bits, which no float64 holds.
+    There are none if no two elements span that many bits. The elements of their blocks span `bits` bits together, and
+    all products but one are as large as that allows. With 49 bits, the 32 products of a block have a sum of 54 bits,
+    which no float64 holds.
     """
 
     def largest(element: ElementFormat) -> dict[int, float]:
