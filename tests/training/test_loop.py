@@ -30,10 +30,10 @@ from mxref_torch.optimizer_step import fp8_history
 from mxref_training.config import TrainConfig, find_recipe
 from mxref_training.errors import ConfigError, DataError, DivergedError
 from mxref_training.evaluate import evaluate
+from mxref_training.finite import MAX_SKIPPED
 from mxref_training.model.llama import Llama
 from mxref_training.preflight import check_rounding
 from mxref_training.progress import BarProgress, PlainProgress, default_progress
-from mxref_training.trainer import MAX_SKIPPED
 from mxref_training.wording import clock
 from training_setup import (
     CONFIG,

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mxref_torch import StepContext
 
 
+MAX_SKIPPED = 10
+"""Steps in a row that may be skipped before the run counts as diverged."""
+
+
 @torch.no_grad()
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor that holds NaN or infinity on this rank; None where all values are finite.
@@ -87,6 +91,12 @@ def require_finite(
         kept = store.steps()
         last = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint"
         raise DivergedError(f"{name} is not finite after step {step}: {last}; {way_out(config)}")
+
+
+def require_some_taken(config: TrainConfig, skipped: int, problem: str) -> None:
+    """Raise DivergedError, naming the last problem, if too many steps in a row were skipped."""
+    if skipped >= MAX_SKIPPED:
+        raise DivergedError(f"{problem}, the {MAX_SKIPPED}th step in a row to be skipped: {way_out(config)}")
 
 
 def require_trained(config: TrainConfig, final_loss: float, skipped: int, log: Path) -> None:

@@ -7,22 +7,18 @@ the one before it: on a GPU a step is one CUDA graph, and on a CPU the same oper
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 import mxref_torch
 from mxref.recipe import Recipe
 from mxref_torch import CapturedStep, StepContext, StepOutcome
-from mxref_torch.operators import gemm_text, in_order
 from mxref_training.config import TrainConfig
 from mxref_training.distributed.amax import share_amax
 from mxref_training.distributed.gradients import clip_split_gradients
@@ -30,8 +26,8 @@ from mxref_training.distributed.share import Share
 from mxref_training.distributed.team import team_of
 from mxref_training.finite import first_nonfinite_gradient, first_nonfinite_output
 from mxref_training.loss import CompiledLoss, cross_entropy
-from mxref_training.model.llama import Llama
 from mxref_training.optim import clip_gradients, learning_rate, require_float32_state, set_learning_rate
+from mxref_training.track import measuring
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Tokens and their targets."""
@@ -55,7 +51,7 @@ class Taken:
     """Lines of telemetry."""
 
 
-class Steps(ABC):
+class Steps:
     """Takes the optimizer steps of a model, on this rank's share of each batch.
 
     The first step of this process, and the first of each phase, is checked unless it is skipped: every GEMM ran in its
@@ -64,7 +60,7 @@ class Steps(ABC):
 
     def __init__(
         self,
-        model: Llama,
+        model: torch.nn.Module,
         context: StepContext,
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
@@ -77,7 +73,6 @@ class Steps(ABC):
         self.share, self.ranks, self.team = share, share.ranks, team_of(share, model)
         self._to_check = True
 
-    @abstractmethod
     def take(self, batch: Batch, step: int) -> Taken | None:
         """Take or start a step, counted from 0, and return one that has ended.
 
@@ -85,12 +80,13 @@ class Steps(ABC):
             LayerError: a GEMM ran in another format than the recipe's.
             ConfigError: a weight, a gradient or a moment of the optimizer is not float32.
         """
+        raise NotImplementedError
 
     def catch_up(self) -> Taken | None:
         """Wait for the last step and return it, unless it was returned already."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - eager steps hold nothing
+    def close(self) -> None:
         """Free what the steps hold, before the ranks part."""
 
     def begin_phase(self) -> None:
@@ -153,16 +149,8 @@ class EagerSteps(Steps):
         # Compiled code quantizes weights as it reads them.
         held = mxref_torch.weights_held(self.model) if self.compiled is None else nullcontext()
         due = every and (step + 1) % every == 0 and self.ranks.first
-        with self._telemetry(rows) if due else nullcontext(), held:
+        with measuring(self.model, self.context, rows) if due else nullcontext(), held:
             return *self._gradients(batch), rows
-
-    @contextmanager
-    def _telemetry(self, rows: list[Mapping[str, Any]]) -> Iterator[None]:
-        before = Counter(self.context.census)
-        with mxref_torch.telemetry(self.model) as seen:
-            yield
-        ran = self.context.census - before
-        rows += [{"census": {gemm_text(gemm): ran[gemm] for gemm in in_order(ran)}}, *seen.rows]
 
     def _gradients(self, batch: Batch) -> tuple[float, float, str]:
         """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
@@ -192,7 +180,7 @@ class EagerSteps(Steps):
         where = first_nonfinite_gradient(self.model, self.ranks)
         return total, norm, f"gradient norm {norm} from {where}"
 
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.compiled is None:
             return cross_entropy(self.model(inputs), targets)
         return self.compiled(inputs, targets)
@@ -246,7 +234,7 @@ class CapturedSteps(Steps):
         """Free the graph."""
         self._step.close()
 
-    def _own(self, side: NDArray[np.int64]) -> Tensor:
+    def _own(self, side: NDArray[np.int64]) -> torch.Tensor:
         """Return this rank's sequences of all micro-batches, one after the other."""
         run, share = self.config.run, self.share
         if share.parts == 1:
@@ -270,7 +258,7 @@ class CapturedSteps(Steps):
         return Taken(outcome.step, rate, outcome.loss, outcome.norm, problem, outcome.widened)
 
 
-def free_gathered(model: Llama) -> None:
+def free_gathered(model: torch.nn.Module) -> None:
     """Free the split weights that forward passes without a backward pass have left gathered."""
     from mxref_training.distributed import sharded
 

@@ -1,4 +1,4 @@
-"""What shows a run while it goes on: an experiment tracker, and a profile of some steps. Neither changes a bit of it.
+"""What shows a run while it goes on: a tracker, a profile, telemetry, a shadow. None of them changes a bit of it.
 
 The log files of the run are complete without them. A tracker gets the same numbers under flat names.
 """
@@ -6,6 +6,7 @@ The log files of the run are complete without them. A tracker gets the same numb
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mxref.errors import MxrefError
 from mxref.raised import raised_text
 from mxref.roles import GemmRole
 from mxref.tomlio import to_table
+from mxref_torch.operators import gemm_text, in_order
 from mxref_training.config import TrainConfig
 from mxref_training.durable import explained, make_folder, replace_text, sync, temporary
 from mxref_training.errors import CheckpointError, ConfigError
@@ -265,6 +267,18 @@ class Profiler:
             rows = profile.key_averages().table(sort_by=by, row_limit=_ROWS, max_name_column_width=60)
             replace_text(table, f"{rows}\n")
         self._note(f"profile of steps {self._began} to {self._ended}: {trace}")
+
+
+@contextmanager
+def measuring(
+    model: torch.nn.Module, context: mxref_torch.StepContext, rows: list[Mapping[str, Any]]
+) -> Iterator[None]:
+    """Measure the forward and backward passes of the block: add its GEMMs and the rows of telemetry to `rows`."""
+    before = Counter(context.census)
+    with mxref_torch.telemetry(model) as seen:
+        yield
+    ran = context.census - before
+    rows += [{"census": {gemm_text(gemm): ran[gemm] for gemm in in_order(ran)}}, *seen.rows]
 
 
 @contextmanager

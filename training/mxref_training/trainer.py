@@ -13,8 +13,7 @@ from mxref_training.build import begin, build
 from mxref_training.config import TrainConfig
 from mxref_training.data.corpus import TokenCorpus
 from mxref_training.distributed.ranks import SOLE, Ranks
-from mxref_training.errors import DivergedError
-from mxref_training.finite import require_finite, require_trained, way_out
+from mxref_training.finite import require_finite, require_some_taken, require_trained
 from mxref_training.interrupt import Interrupted, StopRequest
 from mxref_training.log import RunLog, SilentLog, TrainResult, read_result
 from mxref_training.open_run import OpenRun
@@ -22,9 +21,6 @@ from mxref_training.progress import ProgressSink
 from mxref_training.start import begun
 from mxref_training.steps import Taken
 from mxref_training.track import UNOBSERVED, Observation, Profiler, shadowed
-
-MAX_SKIPPED = 10
-"""Steps in a row that may be skipped before the run counts as diverged."""
 
 
 def train(
@@ -62,7 +58,7 @@ def train(
         ConfigError: something in the configuration does not fit, or a GEMM ran in another format than the recipe's.
         CheckpointError: the run in `out` is another one, is damaged or not finite, or cannot be written.
         DivergedError: a weight or a moment of the optimizer is not finite; the loss or a gradient was not finite for
-            `MAX_SKIPPED` steps in a row, or in all steps; or the last validation loss is not finite.
+            ten steps in a row, or in all steps; or the last validation loss is not finite.
         RunError: an exception that is none of mxref's, as of a backend; its traceback is in the run's `log.txt`.
         Interrupted: SIGINT, SIGTERM or SIGHUP came to any rank; a checkpoint was saved.
         PeerStopped: another rank raised one of these, or ended.
@@ -157,11 +153,7 @@ class TrainingRun:
         self.log.add_step(taken)
         if taken.problem:
             self._require_finite()  # skipping more steps would not bring the model back
-        if run.skipped_in_a_row >= MAX_SKIPPED:
-            raise DivergedError(
-                f"{taken.problem} at step {taken.step + 1}, the {MAX_SKIPPED}th step in a row to be skipped: "
-                f"{way_out(run.config)}"
-            )
+            require_some_taken(run.config, run.skipped_in_a_row, f"{taken.problem} at step {taken.step + 1}")
 
     def _evaluate(self) -> None:
         """Evaluate the model and log its loss."""
