@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -15,8 +13,6 @@ from bench.plot import WIDE
 from bench.records import RECORDS
 
 FOLDER = RECORDS / "ablation_branches"
-SHOWN = (50, 100, 200)
-"""Updates after which the protocol has the losses compared."""
 
 
 def branches_of(name: str, folder: Path = FOLDER) -> Results:
@@ -43,34 +39,6 @@ def _arm(moment: Results, name: str) -> dict[str, Any]:
     return next(arm for arm in moment["arms"] if arm["name"] == name)
 
 
-def table(results: Results) -> Iterator[tuple[str, ...]]:
-    """Yield the head and the rows: the mean after each number of updates, at the end with its interval."""
-    (moment,) = results["moments"]
-    yield (
-        "stage",
-        "arm",
-        *(f"after {updates}" for updates in SHOWN),
-        "95 % after the last",
-        "seeds",
-        "recipe",
-    )
-    for arm in moment["arms"][1:]:
-        low, high = _ends(arm)
-        yield (
-            arm["stage"],
-            arm["label"],
-            *(_signed(fmean(after(moment, arm["name"], updates))) for updates in SHOWN),
-            f"{_signed(low)} to {_signed(high)}",
-            str(len(arm["runs"])),
-            f"``{arm['recipe']}``",
-        )
-
-
-def _ends(arm: dict[str, Any]) -> tuple[float, float]:
-    end = arm["validation_last"]
-    return end["mean"] - end["half_width"], end["mean"] + end["half_width"]
-
-
 def figure(results: Results, width: float = WIDE) -> Figure:
     """Return a figure of the differences at the end of the branches, with 95 % intervals."""
     (moment,) = results["moments"]
@@ -84,7 +52,3 @@ def figure(results: Results, width: float = WIDE) -> Figure:
         f"validation loss less that of the FP8 branch after {updates} updates, nats per token",
         width,
     )
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")

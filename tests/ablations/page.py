@@ -8,18 +8,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ablations import branches, conclusions, curves, front, predictions, probes
+from ablations import branches, conclusions, curves, front, probes
 from ablations.ladders import Results, intervals, ladders, reference_of, results_of
 from ablations.strip import strip
 from bench.plot import WIDE, charts
-from mxref_training.lab.exploratory import combined
 from mxref_training.report.ladder.answers import answers
-from mxref_training.report.ladder.exploratory import combined_table, exploratory_table
 from mxref_training.report.ladder.last import caption, last_tables
 from mxref_training.report.ladder.page import headline, provenance, rows, target_line
 from mxref_training.report.ladder.plots import short_names
 from mxref_training.report.table import Table
 
+SOURCES = ("Model", "Tokens per arm", "Data", "Versions", "Hardware")
+"""What the page repeats of the results' provenance."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -36,35 +36,19 @@ def parts() -> dict[str, str]:
     found["ablation_steps.inc"] = _cells(conclusions.table(sizes), "ablation-steps") + "\n"
     titled = {front.SIZES[name]: results for name, results in sizes.items()}
     found |= charts("ablation_steps", partial(curves.steps, titled))
-    for name, results in sizes.items():
-        if again := exploratory_table(results):
-            found[f"ablation_{name}_again.inc"] = _grid(again, "ablation-again")
-    both = combined_table(combined(list(sizes.values())), next(iter(sizes.values())))
-    found["ablation_combined.inc"] = _grid(both, "ablation-again")
-    found["ablation_predictions.inc"] = _cells(predictions.table(sizes), "ablation-predictions") + "\n"
-    for name in ladders():
-        if tables := last_tables(results_of(name)):
-            found[f"ablation_{name}_last.inc"] = "\n".join(_last(results_of(name), tables)) + "\n"
+    if tables := last_tables(results_of("paper_50m")):
+        found["ablation_paper_50m_last.inc"] = _last(results_of("paper_50m"), tables[0])
     if branches.FOLDER.exists():
         moment = branches.branches_of("readings")
-        found["ablation_branches.inc"] = _cells(branches.table(moment), "ablation-branches") + "\n"
         found |= charts("ablation_branches", partial(branches.figure, moment))
     if probed := probes.record():
-        found["ablation_probe.inc"] = _cells(probes.table(probed), "ablation-probe") + "\n"
         found |= {f"ablation_probe_{name}": svg for name, svg in probes.figures(probed).items()}
     return found
 
 
-def _last(results: Results, tables: Iterable[Table]) -> Iterator[str]:
-    for table in tables:
-        yield caption(table, reference_of(results)["label"]) + "\n"
-        yield _cells(([column.title for column in table.columns], *table.shown()), "ablation-last")
-        yield ""
-
-
-def _grid(table: Table, kind: str) -> str:
-    titles = [column.title.replace("<br>", " ").strip() for column in table.columns]
-    return _cells([titles, *table.shown()], kind) + "\n"
+def _last(results: Results, table: Table) -> str:
+    cells = _cells(([column.title for column in table.columns], *table.shown()), "ablation-last")
+    return f"{caption(table, reference_of(results)['label'])}\n\n{cells}\n"
 
 
 def _cells(rows: Iterable[Iterable[str]], kind: str) -> str:
@@ -96,12 +80,11 @@ def _sections(name: str, results: Results) -> Iterator[str]:
         "claims:\n"
     )
     yield _table(
-        ("stage", "arm", "seeds", f"loss less {reference}'s", "tokens to target", "paper", "verdict", "recipe"),
+        ("arm", "seeds", f"loss less {reference}'s", "tokens to target", "paper", "verdict"),
         (
             (
-                row.stage, row.label, str(len(row.arm["runs"])), row.gap_reference,
+                f"{row.stage}: {row.label}", str(len(row.arm["runs"])), row.gap_reference,
                 _whole(f"{row.overhead} {row.interval}".strip()), _whole(row.paper), row.verdict,
-                f"``{row.arm['recipe']['digest'][:12]}``",
             )
             for row in rows(results)
         ),
@@ -110,12 +93,9 @@ def _sections(name: str, results: Results) -> Iterator[str]:
     yield ""
     yield "The contrasts that were declared before the runs, p-values corrected for their number:\n"
     yield _table(
-        ("contrast", "loss, nats (95 %)", "p", "tokens (95 %)", "pairs", "answer", "predictions"),
+        ("contrast", "loss, nats (95 %)", "p", "answer"),
         (
-            (
-                one.arms, _broken(one.loss), _whole(one.p), _broken(one.tokens), one.pairs, _answer(row),
-                "; ".join(f"{text}: {verdict}" for text, verdict in one.predictions) or "–",
-            )
+            (one.arms, _broken(one.loss), _whole(one.p), _answer(row))
             for row, one in zip(results["contrasts"], answers(results, names), strict=True)
         ),
         "ablation-contrasts",
@@ -124,7 +104,7 @@ def _sections(name: str, results: Results) -> Iterator[str]:
     yield target_line(results)
     yield _spread_line(results["spread"])
     yield ""
-    yield from (f"| {key}: {value}" for key, value in provenance(results))
+    yield from (f"| {key}: {value}" for key, value in provenance(results) if key in SOURCES)
 
 
 def _answer(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The probe of the FP8 run: a record of it without the single layers, and its figures and table for the page.
+"""The probe of the FP8 run: a record of it without the single layers, and its figures for the page.
 
 `python -m ablations.probes A/probe.json.xz B/probe.json.xz --out FILE` brings probes of several checkpoints together.
 Of each number it keeps the quartiles over the layers, or the median alone, in place of some dozens of layers.
@@ -22,8 +22,6 @@ from mxref_training.probe.results import TABLES, Results, rows
 from mxref_training.report.drawing import standalone
 from mxref_training.report.probe import plots
 from mxref_training.report.probe.growth import growth_svg
-from mxref_training.report.probe.tables import summary
-from mxref_training.report.table import written
 
 KIND = "ablation_probe"
 QUARTILES = ("lower quartile of the layers", "median of the layers", "upper quartile of the layers")
@@ -118,15 +116,6 @@ def figures(results: Results) -> dict[str, str]:
         f"{name}.narrow.svg": draw(results, plots.Form(NARROW, 1, "-narrow")) for name, draw in drawn.items()
     }
     return {name: standalone(svg) for name, svg in (wide | narrow).items()}
-
-
-def table(results: Results) -> Iterator[tuple[str, ...]]:
-    """Yield the head and the rows of the medians over the layers at the last checkpoint."""
-    found = summary({**results, "moments": results["moments"][-1:]})
-    yield (*(column.title.replace("<br>", " ") for column in found.columns), "digest")
-    for recipe, row in zip(results["recipes"], found.rows, strict=True):
-        cells = (written(value, column.form) for value, column in zip(row, found.columns, strict=True))
-        yield (*cells, f"``{recipe['digest']}``")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

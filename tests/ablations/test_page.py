@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ablations import branches, ladders, page, probes
+from ablations import branches, ladders, probes
 from ablations.ladders import results_of as results
-from ablations.sentences import TEXT, said
+from ablations.sentences import TEXT
 from mxref_training.probe.results import rows
 from mxref_training.report.ladder.last import gaps
 
@@ -21,7 +21,7 @@ RUNS = {"readings": 116, "tseng": 15, "paper_50m": 45}
 
 
 @pytest.mark.parametrize("name", ladders.ladders())
-def test_every_result_file_stands_in_the_tables(name: str) -> None:
+def test_every_result_file_is_a_run_of_its_arm(name: str) -> None:
     files = [json.loads(path.read_text()) for path in (ladders.FOLDER / name).rglob("result.json")]
     shown = {
         (arm["name"], run["pair"]): arm["recipe"]["digest"]
@@ -32,28 +32,16 @@ def test_every_result_file_stands_in_the_tables(name: str) -> None:
     for file in files:
         record = file["record"]
         assert shown[record["arm"], record["pair"]] == file["recipe"]
-    text = "\n".join(page._sections(name, results(name)))
-    for digest in set(shown.values()):
-        assert digest[:12] in text
 
 
 def test_numbers_in_the_text_are_those_of_the_results() -> None:
-    untold = {"sr-dy-prescale", "redrawn", "redrawn-by-layer", "random-signs", "rht16-and-sr-dy"}
-    for row in results("readings")["contrasts"]:
-        assert (said(row) in TEXT) is (row["name"] not in untold), row["name"]
     arms = {arm["name"]: arm for arm in results("readings")["arms"]}
-    assert f"of the {arms['all']['gap_reference']:.3f} that plain rounding costs" in TEXT
-    for name, before in (("all-h16", "which are"), ("all-h32", "with H32")):
-        overhead = arms[name]["overhead"]
-        assert f"{before} {overhead['percent']:.0f} ± {overhead['half_width']:.0f} %" in TEXT
     runs = sum(len(arm["runs"]) for arm in arms.values())
     assert f"`readings` ({runs} runs, 20M)" in TEXT
     assert f"{runs * results('readings')['tokens'] / 1e9:.1f} billion tokens" in TEXT
 
 
 def test_numbers_of_the_smaller_ladders_are_those_of_their_results() -> None:
-    for row in results("tseng")["contrasts"]:
-        assert said(row) in TEXT, row["name"]
     outcomes = {
         row["name"]: (row["outcome"], row["pairs_to_decide"]) for row in results("tseng")["contrasts"]
     }
@@ -142,16 +130,6 @@ def test_what_the_text_says_of_the_branches() -> None:
     assert (len(arms), sum(len(arm["runs"]) for arm in arms.values())) == (28, 84)
     assert "All 84 branches" in TEXT
 
-    def told(name: str) -> str:
-        end = arms[name]["validation_last"]
-        ends = (end["mean"], end["mean"] - end["half_width"], end["mean"] + end["half_width"])
-        return "{} ({} to {})".format(*(f"{value:+.3f}".replace("-", "−") for value in ends))
-
-    for name in (
-        "fprop", "fprop-dgrad", "all", "wgrad", "all-h16", "all-h32", "all-h16-wgrad", "all-sr", "fprop-sr",
-        "all-sr-dy", "all-rht16-fixed", "all-rht16-step",
-    ):  # fmt: skip
-        assert told(name) in TEXT, (name, told(name))
     last = {name: fmean(branches.after(moment, name, 200)) for name in arms}
     on_top = (last["fprop-dgrad"] - last["fprop"], last["all"] - last["fprop-dgrad"])
     assert "on top of Fprop change the loss by −0.002 and +0.001." in TEXT
@@ -206,12 +184,6 @@ def test_what_the_text_says_of_the_probe() -> None:
     assert "dead zone: {:.1f} % of its energy without, {:.1f} % with".format(
         *(100 * _operand(record, name, "fprop", "x")["noise"] for name in ("all", "all-h16"))
     ) in TEXT  # fmt: skip
-    shares = [
-        100 * _operand(record, name, "wgrad", "x")["dc_noise"]
-        for name in ("all-h16", "all", "all-h16-even-signs")
-    ]
-    assert [round(share) for share in shares] == [24, 7, 7]
-    assert "{:.1f} dB where H16 has {:.1f}".format(snr("all-h16-even-signs")[2], snr("all-h16")[2]) in TEXT
     trend = [snr("all", one["name"])[2] for one in record["moments"]]
     assert f"plain rounding in Wgrad has {listed(trend)} dB at the three moments" in TEXT
     bias = {name: [100 * medians[last, name, role]["bias"] for role in ("fprop", "dgrad", "wgrad")]

@@ -86,10 +86,6 @@ def test_a_record_has_the_quartiles_over_the_layers_of_each_checkpoint(tmp_path:
     ]  # fmt: skip
     assert len({moment["probe_sha256"] for moment in kept["moments"]}) == 2
     assert len(probes.rows(kept, "growth")) == 2 * 6
-    head, row = probes.table(kept)
-    assert row[0] == "H16"
-    assert row[head.index("SNR, dB Wgrad")] == "12.2"  # of the last checkpoint
-    assert row[-1] == "``d1``"
 
 
 def test_layers_in_another_format_count_with_the_others(tmp_path: Path) -> None:

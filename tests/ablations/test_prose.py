@@ -28,7 +28,7 @@ def test_every_interval_in_a_sentence_is_one_of_the_results() -> None:
         mean, half = (arm["validation_last"][key] for key in ("mean", "half_width"))
         known.add(interval(mean, mean - half, mean + half))
     found = INTERVAL.findall(PROSE)
-    assert len(found) > 40
+    assert len(found) >= 6
     assert [text for text in found if text not in known] == []
 
 

@@ -4,70 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from ablations import front, ladders, page, predictions
 from ablations.ladders import results_of
-from ablations.sentences import PROSE, arms, contrasts, interval, said, signed
+from ablations.sentences import PROSE, arms
 from mxref_training.lab.ladder import load_ladder
-from mxref_training.lab.power import smallest_difference
 
 pytestmark = pytest.mark.study
 
 LADDER = "paper_50m"
-
-
-def told(*names: str) -> list[str]:
-    """Return contrasts at 50M as the text gives them."""
-    return [said(contrasts(LADDER)[name]) for name in names]
-
-
-def gap(name: str) -> str:
-    """Return the loss of an arm less that of FP8, with its interval."""
-    nats, half = ladders.interval_of(results_of(LADDER), name) or (0.0, 0.0)
-    return interval(nats, nats - half, nats + half)
-
-
-def more_tokens(name: str) -> str:
-    overhead = arms(LADDER)[name]["overhead"]
-    return f"{overhead['percent']:.0f} ± {overhead['half_width']:.0f} %"
-
-
-def sentences() -> list[str]:
-    """Return the sentences with numbers at 50M."""
-    larger, smaller = (
-        {name: arm["gap_reference"] for name, arm in arms(ladder).items()} for ladder in (LADDER, "readings")
-    )
-    return [
-        "Fprop costs {}, Dgrad on top of it changes the loss by {}, and Wgrad on top of both by {}; "
-        "only the first is shown.".format(*told("fprop", "dgrad", "wgrad")),
-        "At 50M H16 changes the loss by {}, which is shown (p = {:.3f}), and H32 by {}, which is not; "
-        "plain rounding costs {:.3f} there. H16 is {} from H32, which is not shown either.".format(
-            *told("h16"), contrasts(LADDER)["h16"]["loss"]["corrected_p"], *told("h32"), larger["all"],
-            *told("h16-or-h32"),
-        ),
-        f"There remain {gap('all-h16')} with H16, or {more_tokens('all-h16')} more tokens, "
-        f"and {gap('all-h32')} with H32, or {more_tokens('all-h32')}.",
-        "At 50M it harms by {} in Fprop, {} in Fprop and Dgrad, {} in all three; all of these are shown.".format(
-            *told("fprop-sr", "fprop-dgrad-sr", "sr-all")
-        ),
-        f"In all three it is {signed(larger['all-sr'])} above FP8, where it is {signed(smaller['all-sr'])} at 20M.",
-        "At 50M it is {} from SR of every operand, and {} from plain rounding: again only the first is shown.".format(
-            *told("sr-where", "sr-dy")
-        ),
-        "At 50M fixed signs change the loss by {}, and signs drawn at each step by as much. "
-        "In Fprop alone RHT16 changes it by {}, in Fprop and Dgrad by {}. None of these four is shown,".format(
-            *told("rht16-fixed", "fprop-rht16", "fprop-dgrad-rht16")
-        ),
-    ]  # fmt: skip
-
-
-def test_numbers_at_50m_are_those_of_the_results() -> None:
-    for sentence in sentences():
-        assert sentence in PROSE, sentence
-    assert told("rht16-step") == told("rht16-fixed")
 
 
 def test_every_planned_run_is_there() -> None:
@@ -113,16 +60,6 @@ def test_predictions_and_cells_at_50m_are_counted_as_the_text_says() -> None:
     assert cells["reproduced"] == 0
 
 
-def test_a_true_difference_as_small_as_the_measured_one_takes_more_seeds_than_equality() -> None:
-    spread, row = results_of(LADDER)["spread"]["loss"], contrasts(LADDER)["h32"]
-    nats, count = abs(row["loss"]["nats"]), len(contrasts(LADDER))
-    seeds = next(
-        n for n in range(1, 100) if smallest_difference(spread["nats"], n, spread["freedom"], count) <= nats
-    )
-    assert seeds > row["pairs_to_decide"]
-    assert f"{seeds} seeds for H32 at 50M, if it is the measured {signed(row['loss']['nats'])}." in PROSE
-
-
 def test_the_cell_whose_interval_nearly_meets_the_claim_is_named() -> None:
     near = {}
     for name in front.SIZES:
@@ -147,10 +84,9 @@ def test_tokens_of_arms_and_of_contrasts_differ_by_what_the_text_says() -> None:
 
 def test_both_sizes_have_their_verdicts_in_the_tables() -> None:
     found = {name: results_of(name) for name in front.SIZES}
-    assert next(predictions.table(found))[3:] == ("20M", "50M")
     text = "\n".join(page._sections(LADDER, found[LADDER]))
     assert text.count("Cannot be told; about") == 10
-    assert text.count("\n     - 3\n") == len(arms(LADDER)) + len(contrasts(LADDER))
+    assert text.count("\n     - 3\n") == len(arms(LADDER))
 
 
 def test_gaps_at_50m_beside_those_at_20m() -> None:
@@ -168,24 +104,12 @@ def test_who_reached_the_target_at_50m() -> None:
     missed = Counter(name for name, of in runs.items() for run in of if run["crossing"]["reach"] != "crossed")
     assert missed == {"fprop-sr": 2, "fprop-dgrad-sr": 1, "all-sr": 3}
     there = sum(map(len, runs.values()))
-    counts = {1: "one of three", 2: "two of three", 3: "all three"}
-    among = [counts[missed[name]] for name in ("fprop-sr", "fprop-dgrad-sr", "all-sr")]
-    assert (
-        f"At 50M {there - missed.total()} of {there} runs reached it. The other six have SR of every operand: "
-        "{} in Fprop, {} in Fprop and Dgrad, and {} in all three GEMMs."
-    ).format(*among) in PROSE
+    assert f"At 50M {there - missed.total()} of {there} runs reached it, and the other six have SR" in PROSE
 
 
 def test_the_times_of_the_runs_are_those_of_their_records() -> None:
-    seconds: dict[Any, list[float]] = {}
-    for path in (ladders.FOLDER / LADDER).rglob("result.json"):
-        record = json.loads(path.read_text())["record"]
-        day = record["environment"]["started"][:10]
-        seconds.setdefault((day, record["environment"]["hardware"]["cpus"]), []).append(record["seconds"])
-    first, second, third = (
-        sorted(of) for _, of in sorted(seconds.items(), key=lambda item: (item[0][0], -item[0][1]))
+    seconds = sorted(
+        json.loads(path.read_text())["record"]["seconds"]
+        for path in (ladders.FOLDER / LADDER).rglob("result.json")
     )
-    assert [len(first), len(second), len(third)] == [13, 8, 24]
-    assert f"one of `paper_50m` {first[0]:.0f} to {first[-1]:.0f} s." in PROSE
-    assert f"a run {second[0]:.0f} to {second[-1]:.0f} s in its steps" in PROSE
-    assert f"a run {third[0]:.0f} to {third[-1]:.0f} s in its steps" in PROSE
+    assert f"A run of `paper_50m` took {seconds[0]:.0f} to {seconds[-1]:.0f} s in its steps" in PROSE

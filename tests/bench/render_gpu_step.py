@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from bench.plot import WIDE, label_below
-from bench.step import PARTS
 from mxref_training.report.drawing import SMALLEST
 from mxref_training.report.palette import COLOURS, GREY, INK, MUTED, PAPER
 
@@ -19,8 +16,6 @@ LABELS = {
     "gemm": "matrix products", "quantize": "quantization", "optimizer": "optimizer",
     "rest": "attention, norms, casts, loss", "waiting": "waiting for Python",
 }  # fmt: skip
-_LONGEST = 2
-_WIDTH = 26
 
 Record = dict[str, Any]
 
@@ -41,7 +36,7 @@ def section(record: Record, table: Any) -> str:
         "the rest of the time the GPU waits for Python.\n\n"
     )
     headings = ["recipe", "tokens/s", f"of {base['recipe']}", "ms", "deterministic, ms"]
-    headings += ["busy", "kernels", "peak, GiB"]
+    headings += ["busy", "peak, GiB"]
     if "activations_gib" in base:
         headings.append("activations, GiB")
         text += "`activations` is the peak of the memory without weights, moments and gradients.\n\n"
@@ -52,7 +47,6 @@ def section(record: Record, table: Any) -> str:
                 _name(row), f"{row['tokens_per_s']:,.0f}", f"{row['tokens_per_s'] / base['tokens_per_s']:.2f}",
                 f"{row['ms']:.1f}", f"{row['deterministic_ms']:.1f}" if "deterministic_ms" in row else "–",
                 f"{row['busy']:.2f}",
-                f"{row['launches']:,}",
                 *(f"{row[key]:.1f}" for key in ("peak_gib", "activations_gib") if key in row),
             )
             for row in rows
@@ -60,18 +54,6 @@ def section(record: Record, table: Any) -> str:
     )  # fmt: skip
     text += f"\n.. image:: /_measured/{PLOT}.svg\n"
     text += "   :alt: Milliseconds of a step by what the GPU does, for each recipe\n\n"
-    text += "Where the GPU's time goes, in milliseconds of a step:\n\n"
-    text += table(
-        ("recipe", *(LABELS[part] for part in (*PARTS, "optimizer", "rest")), "its longest kernels"),
-        (
-            (
-                _name(row),
-                *(f"{row['parts'][part]:.1f}" for part in (*PARTS, "optimizer", "rest")),
-                _longest(row),
-            )
-            for row in rows
-        ),
-    )
     if any(row["recipe"] == "fp8" and "mode" not in row for row in rows):
         text += (
             "\n`fp8` is a baseline of accuracy, not of speed: plain PyTorch makes its operands, "
@@ -148,17 +130,3 @@ def _ms(row: Record, part: str) -> float:
 def _name(row: Record) -> str:
     mode = row.get("mode", "eager")
     return f"`{row['recipe']}`" + ("" if mode == "eager" else f" {mode}")
-
-
-def _longest(row: Record) -> str:
-    kernels: Iterable[Record] = row["kernels"][:_LONGEST]
-    return ", ".join(f"`{short(k['name'])}` {k['ms']:.1f}" for k in kernels)
-
-
-def short(name: str) -> str:
-    """Return a kernel's name without return type, namespaces, template arguments and parameters."""
-    name = re.sub(r"^void ", "", name)
-    while (bare := re.sub(r"<[^<>]*>|\([^()]*\)", "", name)) != name:
-        name = bare
-    name = re.split(r"[<(]", name)[0].split("::")[-1].strip()
-    return name if len(name) <= _WIDTH else name[: _WIDTH - 1] + "…"

@@ -1,4 +1,4 @@
-"""The page of the protocol against the ladders that it fixes: arms, seeds, claims, digests and lengths."""
+"""The registered text of the protocol against the ladders that it fixes: arms, seeds, claims, digests and lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxref_training.lab.ladder import Ladder, load_ladder
 from mxref_training.lab.power import equal_power, smallest_difference
 
 EXPLANATION = ROOT / "docs" / "explanation"
-PAGE = (EXPLANATION / "ablation-protocol.rst").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "records" / "ablation_protocol_2026-11-24.txt").read_text(encoding="utf-8")
 EXPERIMENTS = (EXPLANATION / "experiments.rst").read_text(encoding="utf-8")
 ROW = re.compile(r"   \* - `([\w-]+)`\n     - (\d)\n     - (.+)\n     - `([0-9a-f]{12})`\n")
 

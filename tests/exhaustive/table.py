@@ -13,8 +13,8 @@ from bench.records import RECORDS, newest, read
 COLUMNS = ("part", "function", "domain", "cases", "faults", "seconds")
 DIRECTIVE = """\
 .. csv-table::
-   :header-rows: 1
-   :widths: 4 20 46 13 7 10
+   :header: part, function, sweeps, cases, faults
+   :widths: 8 40 14 24 14
    :class: exhaustive
 
 """
@@ -36,8 +36,16 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def as_page(rows: list[dict[str, Any]]) -> str:
-    """The table as the documentation has it."""
-    return DIRECTIVE + textwrap.indent(as_csv(rows), "   ")
+    """Return the table of the documentation: the sweeps of one function in one part are one row."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        sums = found.setdefault((row["part"], row["function"]), [0, 0, 0])
+        sums[:] = sums[0] + 1, sums[1] + row["cases"], sums[2] + row["faults"]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(
+        [*key, sweeps, f"{cases:,}", faults] for key, (sweeps, cases, faults) in found.items()
+    )
+    return DIRECTIVE + textwrap.indent(out.getvalue(), "   ")
 
 
 def parts(records: Path = RECORDS) -> dict[str, str]:

@@ -100,24 +100,25 @@ def _block_table(
     """Return the table of the references, each followed by the peers of its rule."""
     explained = _Notes(explanations)
     columns: dict[str, list[str]] = {}
-    agreeing: dict[str, list[str]] = {row: [] for row in cases.BLOCKS}
-    peers = []
+    differing: set[str] = set()
     for name, spec in references.items():
         columns[name] = [_block_text(row, block) for row, block in _reference_blocks(spec).items()]
         for title, measured in _of_rule(results, spec.scale_rule):
-            peers.append(title)
             columns[title] = []
             ours = _reference_blocks(spec, measured["bfloat16"])
             for row, stored in measured["stored"].items():
                 mark, text = _compare(row, stored, ours[row])
                 columns[title].append(explained.cell(title, row, text, mark))
-                if not mark:
-                    agreeing[row].append(title)
+                if mark:
+                    differing.add(row)
     rows = [
-        [raised(row), *(column[i] for column in columns.values()), _who(agreeing[row], peers)]
+        [raised(row), *(column[i] for column in columns.values())]
         for i, row in enumerate(cases.BLOCKS)
+        if row in differing
     ]
-    return list_table(["block", *columns, "same bits"], rows) + "\n" + explained.explanations()
+    same = "; ".join(raised(row) for row in cases.BLOCKS if row not in differing)
+    table = list_table(["block", *columns], rows)
+    return f"{table}\n{explained.explanations()}\nAll store the same bits for: {same}.\n"
 
 
 def _of_rule(results: Mapping[str, Any], rule: ScaleRule) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -151,15 +152,6 @@ def _compare(row: str, stored: str, ours: Block) -> tuple[str, str]:
     scales, codes = (np.array(pair) for pair in zip(theirs, ours, strict=True))
     got, want = values_of(scales.astype(np.uint8), codes)
     return SAME_VALUES if np.array_equal(got, want, equal_nan=True) else DIFFERS, text
-
-
-def _who(names: Sequence[str], everyone: Sequence[str]) -> str:
-    others = [name for name in everyone if name not in names]
-    if not others:
-        return "all"
-    if len(others) < len(names):
-        return f"all but {', '.join(others)}"
-    return ", ".join(names) or "none"
 
 
 def raised(name: str) -> str:

@@ -21,6 +21,8 @@ from projection.step import ARMS, Part, by_part, total
 from projection.tables import Table, tables
 
 TABLES, PLOT = "projection.inc", "projection"
+SHOWN = ("Beside what was published", "One step", "What moves the result", "Assumptions")
+"""The tables of the page; the command prints all."""
 
 _COLOUR = {
     Part.FPROP: COLOURS[0], Part.DGRAD: AZURE, Part.WGRAD: COLOURS[1],
@@ -38,7 +40,7 @@ def tables_text(projection: Projection, document: Mapping[str, Any]) -> str:
         document: the counts, with their date and Triton's version.
     """
     head = f"Instructions counted on {document['date']} in code that Triton {document['triton']} compiles for gfx950.\n"
-    return "\n".join([head, *(_section(table) for table in tables(projection))])
+    return "\n".join([head, *(_section(t) for t in tables(projection) if t.title in SHOWN)])
 
 
 def _section(table: Table) -> str:
