@@ -77,7 +77,7 @@ test-model: $(STAMP)  ## execute every compiled variant of every kernel in the s
 test-studies: $(STAMP)  ## try the tools beside the product whole: sweeps, projection, peers, benchmarks, the pages they write (minutes)
 	$(BIN)/pytest $(PARALLEL) -m 'study and not gpu and not long' --ignore tests/gfx950 tests
 
-test-conformance: $(STAMP)  ## ask the reference for every format at level full (a minute)
+test-conformance: $(STAMP)  ## ask the reference and Numba for every format at level full (a minute)
 	MXREF_CONFORMANCE_ALL=1 $(BIN)/pytest tests/mxref/conformance/test_conformance.py -k 'the_reference_passes or numba_passes'
 
 test-compiled: $(STAMP)  ## compare the gradients of every recipe, compiled by inductor too, with the eager ones (minutes)

@@ -268,6 +268,7 @@ def test_interrupt_stops_every_child_with_a_checkpoint(files: Path, unbroken: Pa
     assert_same(tmp_path, unbroken)
 
 
+@pytest.mark.long
 def test_children_of_a_killed_ladder_stop_with_a_checkpoint(
     files: Path, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +284,7 @@ def test_children_of_a_killed_ladder_stop_with_a_checkpoint(
     assert_same(tmp_path, unbroken)
 
 
+@pytest.mark.long
 def test_a_second_interrupt_ends_a_child_that_hangs(files: Path, unbroken: Path, tmp_path: Path) -> None:
     mark = tmp_path / "hangs"
     copy_without(unbroken, tmp_path / "out", "h16")

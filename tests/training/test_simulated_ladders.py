@@ -12,6 +12,8 @@ from mxref_training.lab.comparison import LEVEL, Difference, difference, holm
 from mxref_training.lab.pooling import pool
 from mxref_training.lab.power import equal_power, smallest_difference
 
+pytestmark = pytest.mark.study
+
 LADDERS = 400
 SEEDS = (5, 5, 5, 5, 3, 3, 3)
 """Repetitions of the arms."""
