@@ -162,6 +162,10 @@ class Watched:
             self._keep(clause, name, before, result)
         return result
 
+    def look(self, clause: str, name: str) -> None:
+        """Record a fault for each change that calls of the backend itself, which are not watched, have made."""
+        self._inspect(clause, name, [], None)
+
     def _inspect(self, clause: str, name: str, before: list[_Array], written: Any) -> None:
         """Record a fault for each change that a call must not make."""
         changed = False

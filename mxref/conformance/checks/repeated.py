@@ -125,6 +125,7 @@ def _asked(
             (_THREADS, f"{_THREADS} threads at once"),
         ):
             found = _from_threads(threads, calls * (_ROUNDS if threads > 1 else 1))
+            subject.watched.look(clause, f"{title}, called from {how},")
             wrong = sum(
                 not right(subject, i % _THREADS, result)
                 if right
