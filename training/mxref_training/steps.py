@@ -123,14 +123,14 @@ class EagerSteps(Steps):
         context, backend, lr = self.context, self.context.backend, self._set_rate(step)
         context.step, context.global_tokens = step, self.config.run.step_tokens
         self._count_anew()
-        loss, norm, problem, measured = self._measured_gradients(batch, step)
+        loss, norm, problem, measured = self._gradients(batch, step)
         widened = self.ranks.any(backend.range_exceeded())
         if widened:
             self.optimizer.zero_grad(set_to_none=True)
             mxref_torch.restart(self.model)
             self._count_anew()  # a step that is done over counts once
             with backend.widened():
-                loss, norm, problem, measured = self._measured_gradients(batch, step)
+                loss, norm, problem, measured = self._gradients(batch, step)
         if not problem:
             self.optimizer.step()
             self._check(step)
@@ -141,49 +141,48 @@ class EagerSteps(Steps):
         mxref_torch.advance(self.model)
         return Taken(step, lr, loss, norm, problem, widened, measured)
 
-    def _measured_gradients(
-        self, batch: Batch, step: int
-    ) -> tuple[float, float, str, list[Mapping[str, Any]]]:
-        """Return what `_gradients` returns, and lines of telemetry if it is due at the step."""
-        every, rows = self.config.run.telemetry_every, list[Mapping[str, Any]]()
-        # Compiled code quantizes weights as it reads them.
-        held = mxref_torch.weights_held(self.model) if self.compiled is None else nullcontext()
-        due = every and (step + 1) % every == 0 and self.ranks.first
-        with measuring(self.model, self.context, rows) if due else nullcontext(), held:
-            return *self._gradients(batch), rows
+    def _gradients(self, batch: Batch, step: int) -> tuple[float, float, str, list[Mapping[str, Any]]]:
+        """Fill `.grad`, clipped, from a batch.
 
-    def _gradients(self, batch: Batch) -> tuple[float, float, str]:
-        """Fill `.grad`, clipped, from a batch; return loss, norm, and what was not finite, if anything."""
+        Returns:
+            Loss, norm, what was not finite, if anything, and lines of telemetry, if it is due at the step.
+        """
         run, share, device = self.config.run, self.share, next(self.model.parameters()).device
         everything = tuple(torch.from_numpy(side) for side in batch)
+        due = run.telemetry_every and (step + 1) % run.telemetry_every == 0 and self.ranks.first
+        lines: list[Mapping[str, Any]] = []
         self.model.train()
         total = 0.0
-        for number in range(run.micro_batches):
-            rows = share.rows(run, number)
-            inputs, targets = (side[rows].to(device) for side in everything)
-            self.context.token_origin = rows.start * run.seq_len
-            loss = self._loss(inputs, targets) / (run.micro_batches * share.parts)
-            for part in share.in_order([loss.item()]):
-                total += part
-            if not math.isfinite(total):
-                where = first_nonfinite_output(self.model, self.context, inputs, self.ranks)
-                return total, math.nan, f"loss {total} from {where}"
-            # The first micro-batch makes the gradients. A split weight has none of its own to add to.
-            adds = number and (share.axes.whole or not self.ranks.several)
-            self.context.sole_uses = mxref_torch.sole_uses(loss) if adds else {}
-            with self.team.adding(last=number == run.micro_batches - 1):
-                loss.backward()  # type: ignore[no-untyped-call]
-            self.context.sole_uses = {}
-        norm = self._clipped()
-        if math.isfinite(norm):
-            return total, norm, ""
-        where = first_nonfinite_gradient(self.model, self.ranks)
-        return total, norm, f"gradient norm {norm} from {where}"
-
-    def _loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self.compiled is None:
-            return cross_entropy(self.model(inputs), targets)
-        return self.compiled(inputs, targets)
+        with (
+            measuring(self.model, self.context, lines) if due else nullcontext(),
+            # Compiled code quantizes weights as it reads them.
+            mxref_torch.weights_held(self.model) if self.compiled is None else nullcontext(),
+        ):
+            for number in range(run.micro_batches):
+                rows = share.rows(run, number)
+                inputs, targets = (side[rows].to(device) for side in everything)
+                self.context.token_origin = rows.start * run.seq_len
+                if self.compiled is None:
+                    loss = cross_entropy(self.model(inputs), targets)
+                else:
+                    loss = self.compiled(inputs, targets)
+                loss = loss / (run.micro_batches * share.parts)
+                for part in share.in_order([loss.item()]):
+                    total += part
+                if not math.isfinite(total):
+                    where = first_nonfinite_output(self.model, self.context, inputs, self.ranks)
+                    return total, math.nan, f"loss {total} from {where}", lines
+                # The first micro-batch makes the gradients. A split weight has none of its own to add to.
+                adds = number and (share.axes.whole or not self.ranks.several)
+                self.context.sole_uses = mxref_torch.sole_uses(loss) if adds else {}
+                with self.team.adding(last=number == run.micro_batches - 1):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                self.context.sole_uses = {}
+            norm = self._clipped()
+            problem = ""
+            if not math.isfinite(norm):
+                problem = f"gradient norm {norm} from {first_nonfinite_gradient(self.model, self.ranks)}"
+        return total, norm, problem, lines
 
     def _clipped(self) -> float:
         """Clip the gradients and return their norm before."""

@@ -155,7 +155,10 @@ class Decoder(nn.Module):
         """Return the residual stream after the last layer, float32 [B, T, D], from tokens int64 [B, T]."""
         x: Tensor = self.embed_tokens(tokens).float()
         for layer in self.layers:
-            x = through(layer, self.recompute, x, self.rotary_emb, dtype)
+            if self.recompute is Recompute.NONE:
+                x = layer(x, self.rotary_emb, dtype)
+            else:
+                x = through(layer, self.recompute, x, self.rotary_emb, dtype)
         return x
 
     def forward(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
