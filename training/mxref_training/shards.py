@@ -64,9 +64,12 @@ def boxes_to_write(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Box
         if math.prod(box.sizes) or not math.prod(box.whole)
     }
     held, written = ranks.gather(sizes), [0] * ranks.world
+    holders: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for rank, boxes in enumerate(held):
+        for key in boxes:
+            holders.setdefault(key, []).append(rank)
     mine = {}
-    for name, offset in sorted(set().union(*held)):
-        writers = [rank for rank, has in enumerate(held) if (name, offset) in has]
+    for (name, offset), writers in sorted(holders.items()):
         writer = min(writers, key=written.__getitem__)
         written[writer] += held[writer][name, offset]
         if writer == ranks.rank:
