@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mxref.printable import printable
 from mxref_training.wording import clock
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 _PLAIN_INTERVAL = 10.0  # seconds between lines without a terminal
 
@@ -37,71 +36,56 @@ class ProgressSink:
         """End, in whatever way."""
 
 
-@dataclass
-class _Pace:
-    """Tokens per second since the run began or went on."""
+class _Paced(ProgressSink):
+    """Counts tokens per second since the run began or went on, and keeps the last losses."""
 
-    label: str = ""
-    steps: int = 0
-    step_tokens: int = 0
-    first: int = 0
-    loss: float | None = None
-    val: float | None = None
-    began: float = field(default_factory=time.monotonic)
+    label = ""
 
-    def rate(self, step: int) -> float:
-        return (step - self.first) * self.step_tokens / max(1e-9, time.monotonic() - self.began)
+    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
+        """Begin to count."""
+        self.label, self.first, self.steps, self.step_tokens = label, step, steps, step_tokens
+        self.losses: dict[str, float] = {}
+        self.began = time.monotonic()
 
-    def remaining(self, step: int) -> float:
-        return (self.steps - step) * self.step_tokens / max(1e-9, self.rate(step))
+    def validation(self, step: int, loss: float) -> None:
+        """Keep the loss."""
+        self.losses["val"] = loss
 
-    def losses(self) -> str:
-        parts = [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        return " ".join(parts + ([f"val {self.val:.4f}"] if self.val is not None else []))
+    def facts(self, step: int, loss: float | None) -> str:
+        """Return losses, rate and remaining time after a step."""
+        if loss is not None:
+            self.losses = {"loss": loss, **{k: v for k, v in self.losses.items() if k == "val"}}
+        rate = (step - self.first) * self.step_tokens / max(1e-9, time.monotonic() - self.began)
+        left = (self.steps - step) * self.step_tokens / max(1e-9, rate)
+        said = [f"{name} {value:.4f}" for name, value in self.losses.items()]
+        return " ".join([*said, f"{rate:,.0f} tokens/s ETA {clock(left)}"])
 
 
-class PlainProgress(ProgressSink):
+class PlainProgress(_Paced):
     """A line on standard error now and then, for logs and pipes."""
 
     def __init__(self, interval: float = _PLAIN_INTERVAL) -> None:
         self._interval = interval
-        self._pace = _Pace()
-        self._last = 0.0
-
-    def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
-        """Remember what is counted."""
-        self._pace = _Pace(label, steps, step_tokens, step)
         self._last = time.monotonic()
 
     def step(self, step: int, loss: float | None) -> None:
         """Print a line where the last one is some time ago."""
-        self._pace.loss = loss
-        now = time.monotonic()
-        if now - self._last >= self._interval or step == self._pace.steps:
+        facts, now = self.facts(step, loss), time.monotonic()
+        if now - self._last >= self._interval or step == self.steps:
             self._last = now
-            pace = self._pace
-            self.note(
-                f"step {step}/{pace.steps} {pace.losses()} {pace.rate(step):,.0f} tokens/s "
-                f"ETA {clock(pace.remaining(step))}"
-            )
-
-    def validation(self, step: int, loss: float) -> None:
-        """Remember the loss for the next line."""
-        self._pace.val = loss
+            self.note(f"step {step}/{self.steps} {facts}")
 
     def note(self, text: str) -> None:
         """Print the text after the run's label."""
-        label = f"{self._pace.label}: " if self._pace.label else ""
+        label = f"{self.label}: " if self.label else ""
         print(printable(f"{label}{text}"), file=sys.stderr, flush=True)
 
 
-class BarProgress(ProgressSink):
+class BarProgress(_Paced):
     """A progress bar on the terminal of standard error."""
 
     def __init__(self) -> None:
-        self._pace = _Pace()
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
 
     def start(self, label: str, step: int, steps: int, step_tokens: int) -> None:
         """Show the bar."""
@@ -109,7 +93,7 @@ class BarProgress(ProgressSink):
 
         from mxref.terminal import console
 
-        self._pace = _Pace(label, steps, step_tokens, step)
+        super().start(label, step, steps, step_tokens)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -122,19 +106,13 @@ class BarProgress(ProgressSink):
 
     def step(self, step: int, loss: float | None) -> None:
         """Move the bar."""
-        self._pace.loss = loss
-        self._show(step)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, facts=self.facts(step, loss))
 
     def validation(self, step: int, loss: float) -> None:
         """Show the loss beside the bar."""
-        self._pace.val = loss
-        self._show(step)
-
-    def _show(self, step: int) -> None:
-        pace = self._pace
-        if self._bar is not None and self._task is not None:
-            facts = f"{pace.losses()}  {pace.rate(step):,.0f} tokens/s  ETA {clock(pace.remaining(step))}"
-            self._bar.update(self._task, completed=step, facts=facts)
+        super().validation(step, loss)
+        self.step(step, None)
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
