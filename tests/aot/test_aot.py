@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from aot import amdgcn, cubin, sass
+from aot import amdgcn, sass
 from aot.__main__ import main
 from aot.absent import MACHINES
 from aot.budgets import KernelBudget, check, read_budgets
@@ -26,9 +25,6 @@ from aot.table import cases
 from bench import render_aot
 from bench.records import RECORDS
 from mxref.errors import RecipeError
-from mxref.formats import E2M1
-from mxref.steps.rounding import Rounding, round_magnitude
-from mxref_triton.quantizer.native import DIVISORS, first_difference
 from places import TESTS
 
 whole_table = pytest.mark.timeout(1200)
@@ -95,15 +91,6 @@ def test_recorded_counts_are_those_of_the_code(compiled, target):
     stale = [f"{r['case']} {r['kernel']}" for r in fresh if r not in old]
     stale += [f"{r['case']} {r['kernel']}" for r in old if r not in fresh]
     assert not stale, "renew them: make aot RECORD=1"
-
-
-@whole_table
-def test_goals_of_gfx950(compiled):
-    """The goals as numbers of this file, so that one that is raised in the other file is seen."""
-    counts = {r["case"]: r["alu_per_element"] for r in compiled.records("gfx950")}
-    assert counts["row.rne"] <= 16
-    assert counts["row.rne.h16"] <= 24
-    assert counts["native.row.rne.h16"] <= 12
 
 
 @whole_table
@@ -214,11 +201,6 @@ def test_what_exceeds_a_budget_is_named(limits, excess):
     assert found == ([f"gfx950 row.rne quantize_rows: {excess}"] if excess else [])
 
 
-def test_what_is_not_counted_exceeds_any_budget():
-    found = check([RECORD | {"chained": None}], [KernelBudget("row.*", max_chained=9)])
-    assert found == ["gfx950 row.rne quantize_rows: chained is not counted"]
-
-
 GOALS = [
     (RECORD | {"spills": 3, "scratch": 12}, ["spills 3 > 0", "scratch 12 > 0"]),
     (RECORD | {"case": "gemm.any", "target": "sm_90", "spills": 3, "scratch": 12}, ["spills 3 > 2", "scratch 12 > 8"]),
@@ -294,23 +276,9 @@ def test_budgets_are_enforced_under_their_release_only(monkeypatch, tmp_path):
     assert "✓ 1 kernels are within their goals and budgets\n" in done.stdout
 
 
-def test_what_a_loop_needs_must_be_in_the_loop():
-    record = RECORD | {"mnemonics": {"v_mfma_scale": 2}, "loop_mnemonics": {"v_add_f32": 3}, "loop_alu": 3}
-    assert check([record], [KernelBudget("*", required=("v_mfma",))]) == [
-        "gfx950 row.rne quantize_rows: no v_mfma in the loop"
-    ]
-
-
 def test_a_budget_for_nothing_is_an_error():
     with pytest.raises(RecipeError, match="no kernel matches case 'colum"):
         check([RECORD], [KernelBudget("colum.*", max_alu=1.0)])
-
-
-def test_a_misspelt_limit_is_an_error(tmp_path):
-    path = tmp_path / "budgets.toml"
-    path.write_text('counted_with = "3.7.1"\ngoal = []\n[[budget]]\ncase = "*"\nmax_spils = 0\n')
-    with pytest.raises(RecipeError, match=r"budgets.toml.*max_spils.*max_spills"):
-        read_budgets(path)
 
 
 def test_the_longest_innermost_loop_is_found():
@@ -330,94 +298,28 @@ def test_branches_of_nvidia_code_lead_to_labels():
     assert [m for m, _ in loop_of(lines, ("BRA",))] == ["", "IADD3", "FADD", "BRA"]
 
 
-def test_what_is_no_cubin_is_an_error():
-    with pytest.raises(ValueError, match="begins with b'text', not as an ELF file"):
-        cubin.instructions(b"text of a kernel")
-
-
 def test_a_compiler_that_dies_takes_only_its_case_along(tmp_path):
     script = tmp_path / "dies.py"
     script.write_text(
-        "import multiprocessing, os, torch\n"
+        "import os, torch\n"
         "torch.version.hip = 'ahead of time'\n"
         "from aot import absent, table, worker\n"
         "absent.become(absent.MACHINES['gfx950'])\n"
         "bad = table.CompiledCase('bad', lambda backend: os.abort(), 1)\n"
         "wrong = table.CompiledCase('wrong', lambda backend: 1 / 0, 1)\n"
-        "good = table.cases()['dequantize.bfloat16']\n"
-        "count = worker._COUNT['hip']\n"
-        "def killing(code):\n"  # each compiler dies between two cases
-        "    for child in multiprocessing.active_children():\n"
-        "        child.kill()\n"
-        "        child.join()\n"
-        "    return count(code)\n"
-        "def refusing(code):\n"  # what cannot be counted together is counted alone
-        "    return count(code) if len(code) == 1 else [][0]\n"
-        "for together, counter, todo in ((1, killing, [bad, wrong, good]), (16, refusing, [good, good])):\n"
-        "    worker._TOGETHER, worker._COUNT['hip'] = together, counter\n"
-        "    for r in worker.results(todo, absent.MACHINES['gfx950'], 1, None):\n"
-        "        print(r['case'], r.get('error', len(r.get('records', ()))))\n"
+        "todo = [bad, wrong, table.cases()['dequantize.bfloat16']]\n"
+        "for r in worker.results(todo, absent.MACHINES['gfx950'], 1, None):\n"
+        "    print(r['case'], r.get('error', len(r.get('records', ()))))\n"
     )
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=True
     )
-    bad, wrong, *good = done.stdout.splitlines()
+    bad, wrong, good = done.stdout.splitlines()
     assert bad.startswith("bad the compiler ended with exit code -6")
     assert wrong == "wrong ZeroDivisionError: division by zero"
-    assert good == ["dequantize.bfloat16 1"] * 3
-
-
-def words_of(values, factors, spoil=None):
-    """Return the results of the reference's conversions, changed by `spoil`."""
-    with np.errstate(all="ignore"):
-        wide = np.abs(values.astype(np.float64)) * factors.astype(np.float64)[:, None]
-    magnitude = np.minimum(np.nan_to_num(wide, nan=8, posinf=8), 8).astype(np.float32)
-    codes = round_magnitude(magnitude.ravel(), Rounding.RNE, E2M1).reshape(magnitude.shape)
-    codes |= np.signbit(values).astype(np.uint8) << 3
-    if spoil is not None:
-        codes = spoil(values, magnitude, codes.copy())
-    return (codes.astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
-
-
-def spoiled(where, code):
-    def spoil(values, magnitude, codes):
-        return np.where(where(values, magnitude), code(codes), codes).astype(np.uint8)
-
-    return lambda values, factors: words_of(values, factors, spoil)
-
-
-def test_the_check_of_the_conversions_passes_the_reference():
-    assert first_difference(words_of) is None
-    assert first_difference(words_of, stochastic=True) is None
-    assert {0, 127, 253} <= set(DIVISORS)
-
-
-@pytest.mark.parametrize(
-    ("where", "code"),
-    [
-        (lambda v, m: (v == 0) & np.signbit(v), lambda c: c & 7),
-        (lambda v, m: m == 2.5, lambda c: (c & 8) | 5),
-        (lambda v, m: (np.abs(v) < 2.0**-126) & (v != 0), lambda c: c & 8),
-        (lambda v, m: m == np.nextafter(np.float32(0.25), np.float32(1)), lambda c: c & 8),
-        (lambda v, m: m == 8, lambda c: c ^ 1),
-        (lambda v, m: (v.view(np.uint32) == 0xC0FF0000) & (m == 3.984375), lambda c: c ^ 8),
-    ],
-    ids=["-0", "tie", "subnormal", "above a tie", "saturation", "one pattern under one divisor"],
-)
-def test_the_check_of_the_conversions_finds_one_wrong_bit(where, code):
-    difference = first_difference(spoiled(where, code))
-    assert difference is not None
-    assert difference.got not in difference.wanted
-    assert "became code" in str(difference)
-
-
-def test_stochastic_conversions_must_stay_at_the_neighbours():
-    up = spoiled(lambda v, m: m < 0.25, lambda c: (c & 8) | 1)
-    assert str(first_difference(up, stochastic=True)).endswith("became code 1, not 0")
-    past = spoiled(lambda v, m: m == 2.5, lambda c: (c & 8) | 6)
-    assert first_difference(past, stochastic=True).wanted in ((4, 5), (12, 13))
+    assert good == "dequantize.bfloat16 1"
 
 
 @pytest.mark.parametrize("target", ["gfx950", "sm_90"])
