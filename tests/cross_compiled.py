@@ -22,7 +22,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from mxref_numba.vector import columns, dequantize, encode, hadamard, turn
+from mxref_numba.vector import columns, dequantize, encode, staging, turn
 from mxref_numba.vector.target import NEON, TARGETS, Target, VectorNative
 
 AARCH64 = "aarch64-unknown-linux-gnu", "neoverse-n1"
@@ -39,7 +39,7 @@ KERNELS = {
     "encode_rows": encode.encode_rows,
     "encode_byte_rows": encode.encode_byte_rows,
     "dequantize": dequantize._dequantize_share,
-    "stage_row": hadamard.stage_row,
+    "stage_row": staging.stage_row,
     "turn": VectorNative(_turned),
     "encode_columns": columns.encode_columns,
 }

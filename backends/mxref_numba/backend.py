@@ -19,13 +19,13 @@ from mxref_numba.compiled import running
 from mxref_numba.gemm.product import MAX_BOUNDED_SCALE, prepare, scaled_gemm
 from mxref_numba.path import KernelPath, choose
 from mxref_numba.scalar.dequantize import dequantize
-from mxref_numba.scalar.hadamard import hadamard
 from mxref_numba.scalar.quantize import quantize_planned
+from mxref_numba.scalar.transform import hadamard
 from mxref_numba.vector.dequantize import dequantize as dequantize_vector
-from mxref_numba.vector.hadamard import hadamard as hadamard_vector
 from mxref_numba.vector.quantize import Quantized
 from mxref_numba.vector.quantize import quantize_dual as quantize_dual_vector
 from mxref_numba.vector.quantize import quantize_planned as quantize_vector
+from mxref_numba.vector.staging import hadamard as hadamard_vector
 from mxref_numba.vector.target import TARGETS
 from mxref_numba.warmup import warm_up
 

@@ -20,10 +20,9 @@ import pickle
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from numba.core import config
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.serialize import dumps
 
-from mxref.trust import read_trusted, why_untrusted
+from mxref import trust
 
 CONSTANTS_FROM = ("formats", "steps/hadamard", "steps/random", "steps/rounding", "steps/scale")
 """Modules and packages of `mxref` whose constants kernels freeze when they are compiled."""
@@ -48,24 +47,13 @@ _NAME = re.compile(r"\.(?P<sources>[0-9a-f]{16})-[0-9a-f]{16}\.kernel$")
 @cache
 def source_stamp() -> str:
     """Return a digest of every module on which kernels depend, as they were at the first call."""
+    own, specification = Path(__file__).parent, Path(trust.__file__).parent
+    patterns = [pattern for name in CONSTANTS_FROM for pattern in (f"{name}.py", f"{name}/**/*.py")]
+    files = sorted(own.rglob("*.py")), *(sorted(specification.glob(pattern)) for pattern in patterns)
     digest = hashlib.sha256()
-    specification = (file for name in CONSTANTS_FROM for file in _module(resources.files("mxref"), name))
-    for file in [*_modules(resources.files("mxref_numba")), *specification]:
+    for file in chain(*files):
         digest.update(hashlib.sha256(f"{file.name}\0".encode() + file.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def _module(folder: Traversable, name: str) -> list[Traversable]:
-    package = folder / name
-    return list(_modules(package)) if package.is_dir() else [folder / f"{name}.py"]
-
-
-def _modules(folder: Traversable) -> Iterator[Traversable]:
-    for file in sorted(folder.iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".py"):
-            yield file
-        elif file.is_dir() and file.name.isidentifier() and file.name != "__pycache__":
-            yield from _modules(file)
 
 
 class _KernelFiles:
@@ -82,7 +70,7 @@ class _KernelFiles:
     def load(self, key: Any) -> Any:
         """Return what was saved under the key; None if there is no file, or it is damaged or another user's."""
         try:
-            data = read_trusted(self._path(key))
+            data = trust.read_trusted(self._path(key))
         except OSError:
             return None
         if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
@@ -129,7 +117,7 @@ class UntrustedFolder(RuntimeError):
 @cache
 def _why_untrusted(folder: str) -> str:
     """Return why a folder cannot be trusted, found out once: a process has tens of kernels in few folders."""
-    return why_untrusted(folder)
+    return trust.why_untrusted(folder)
 
 
 class _Trusted:

@@ -30,12 +30,12 @@ from mxref_numba.native import (
     run_native,
     words_at,
 )
-from mxref_numba.scalar.hadamard import panel_signs, transform_row
 from mxref_numba.scalar.packing import pack_codes
 from mxref_numba.scalar.panels import HEIGHT, WIDTH, Strides, load_panel, matrices, unsigned_at
 from mxref_numba.scalar.philox import random_integers, stream_key
 from mxref_numba.scalar.rounding import CONSTANTS, round_by, round_byte_by, round_even, round_even_byte
 from mxref_numba.scalar.scale import INFINITY, NAN_CODE, block_amax, code_of_amax, inverse_scale
+from mxref_numba.scalar.transform import panel_signs, transform_row
 
 _K = 32
 _BLOCKS = WIDTH // _K

@@ -23,7 +23,6 @@ from numba.core import types
 
 from mxref_numba.native import numbers_at, words_at
 from mxref_numba.scalar.panels import FLOAT32
-from mxref_numba.vector.hadamard import butterflies
 from mxref_numba.vector.jobs import COLUMN_LINES, job_at
 from mxref_numba.vector.lanes import (
     F32,
@@ -40,6 +39,7 @@ from mxref_numba.vector.lanes import (
 )
 from mxref_numba.vector.rounding import TOP_VALUE, round_even
 from mxref_numba.vector.scale import MAGNITUDE, scale_codes
+from mxref_numba.vector.staging import butterflies
 from mxref_numba.vector.target import VectorNative, lanes_of, step_length
 from mxref_numba.vector.turn import VectorLoad, bfloat16, float32, transposed
 

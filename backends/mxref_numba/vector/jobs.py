@@ -21,12 +21,12 @@ from mxref_numba import memory
 from mxref_numba.compiled import kernel
 from mxref_numba.elements import FRACTION_BITS, grid_of, held_bits
 from mxref_numba.native import address_of, fields_at, written
-from mxref_numba.scalar.hadamard import panel_signs
 from mxref_numba.scalar.packing import stored
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32, WIDTH, Matrix, Strides, matrices
 from mxref_numba.scalar.philox import stream_key
 from mxref_numba.scalar.rounding import CONSTANTS
 from mxref_numba.scalar.scale import MANTISSA
+from mxref_numba.scalar.transform import panel_signs
 from mxref_numba.vector.philox import round_table
 
 EVEN, CONSTANT, RANDOM_16, RANDOM_32 = range(4)

@@ -18,7 +18,7 @@ are quantized as rows, and at once turned into the panel of the other axis.
 
 Kernels know a quantization as a `Job` (`jobs.py`). They call each other by address, so that each is compiled once.
 
-Files, in the order of the work: `turn.py` (types, transposition), `hadamard.py`, `scale.py`, `philox.py`,
+Files, in the order of the work: `turn.py` (types, transposition), `staging.py`, `scale.py`, `philox.py`,
 `rounding.py`, `encode.py` (the step), `columns.py`, this file (units, threads). `lanes.py` is the notation they share,
 and `target.py` and `instructions.py` are what depends on the CPU.
 """
@@ -43,7 +43,6 @@ from mxref_numba.native import Native, address_of, fields_at, numbers_at, run_na
 from mxref_numba.scalar.panels import BFLOAT16, FLOAT32
 from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.encode import LONGEST_STEP, encode_byte_rows, encode_rows, tile_amax
-from mxref_numba.vector.hadamard import stage_row
 from mxref_numba.vector.jobs import (
     COLUMNS,
     DIRECT,
@@ -57,6 +56,7 @@ from mxref_numba.vector.jobs import (
     job_at,
     panel_pitch,
 )
+from mxref_numba.vector.staging import stage_row
 from mxref_numba.vector.target import Target, call_5, call_7, call_9, call_14, copy_bytes
 from mxref_numba.vector.turn import fill_panel
 

@@ -21,7 +21,7 @@ from mxref_numba.path import KernelPath
 from mxref_numba.vector.columns import encode_columns
 from mxref_numba.vector.dequantize import _dequantize_share
 from mxref_numba.vector.encode import encode_rows
-from mxref_numba.vector.hadamard import stage_row
+from mxref_numba.vector.staging import stage_row
 from mxref_numba.vector.target import NEON, TARGETS, Target, VectorNative
 
 

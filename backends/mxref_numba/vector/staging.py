@@ -1,4 +1,4 @@
-"""The Hadamard transform of runs: sizes up to 16 in registers, later stages in memory.
+"""Staging: a run of elements becomes float32, transformed: sizes up to 16 in registers, later stages in memory.
 
 At distance h, lane i of a vector y becomes y[i ^ h] + y[i] or, if i & h is not 0, y[i ^ h] - y[i]: a
 shuffle and a fused multiply-add by +1 or -1, whose product is exact, so that it rounds as the sum does.
