@@ -35,7 +35,7 @@ STAMP := $(VENV)/.installed
 TITAN := .venv-torchtitan
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
+.PHONY: help env demo quick test test-compiled test-conformance test-older-cpu test-one-core test-model test-aot test-studies test-faults test-long test-explorer test-pages test-gpu test-torchtitan bench-gpu exhaustive lint format docs docs-versions tables vectors release bench warm-up aot peers relock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,8 +74,11 @@ test-one-core: $(STAMP)  ## make test on one core of this machine
 test-model: $(STAMP)  ## execute every compiled variant of every kernel in the software model of gfx950 (minutes)
 	$(BIN)/pytest tests/gfx950
 
+test-aot: $(STAMP)  ## compile the GPU kernels for gfx950 and sm_90 with no GPU, and hold them to goals, budgets and recorded counts
+	$(BIN)/pytest tests/aot
+
 test-studies: $(STAMP)  ## try the tools beside the product whole: sweeps, projection, peers, benchmarks, the pages they write (minutes)
-	$(BIN)/pytest $(PARALLEL) -m 'study and not gpu and not long' --ignore tests/gfx950 tests
+	$(BIN)/pytest $(PARALLEL) -m 'study and not gpu and not long' --ignore tests/gfx950 --ignore tests/aot tests
 
 test-conformance: $(STAMP)  ## ask the reference and Numba for every format at level full (a minute)
 	MXREF_CONFORMANCE_ALL=1 $(BIN)/pytest tests/mxref/conformance/test_conformance.py -k 'the_reference_passes or numba_passes'

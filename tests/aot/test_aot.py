@@ -27,8 +27,9 @@ from bench.records import RECORDS
 from mxref.errors import RecipeError
 from places import TESTS
 
-whole_table = pytest.mark.timeout(1200)
-"""For tests that may be the first to compile the table: minutes of CPU time."""
+def whole_table(test):
+    """Leave a test to `make test-aot`: the first of these tests compiles the table, which takes minutes of CPU time."""
+    return pytest.mark.study(pytest.mark.timeout(1200)(test))
 
 
 @dataclass(frozen=True)
