@@ -27,6 +27,7 @@ from bench.records import RECORDS
 from mxref.errors import RecipeError
 from places import TESTS
 
+
 def whole_table(test):
     """Leave a test to `make test-aot`: the first of these tests compiles the table, which takes minutes of CPU time."""
     return pytest.mark.study(pytest.mark.timeout(1200)(test))
