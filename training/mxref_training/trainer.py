@@ -104,27 +104,27 @@ class TrainingRun:
 
     def go(self, last: int) -> str:
         """Train up to the step `last`; return the signal that asked to stop when that was the run's last one."""
-        run, parts, every = self.run, self.parts, self.settings
-        run.sink.start(run.label, run.step, every.steps, every.step_tokens)
+        run, parts, settings = self.run, self.parts, self.settings
+        run.sink.start(run.label, run.step, settings.steps, settings.step_tokens)
         if run.step:
-            run.sink.note(f"resumed at step {run.step} of {every.steps}")
+            run.sink.note(f"resumed at step {run.step} of {settings.steps}")
         self.log.start_clock()
         try:
             with shadowed(run, parts.model), StopRequest() as request, parts.saver:
                 while run.step < last:
                     with self.profiler.step(run.step + 1):
                         self._step()
-                    if run.step % every.eval_every == 0 or run.step == every.steps:
+                    if run.step % settings.eval_every == 0 or run.step == settings.steps:
                         self._evaluate()
                     parts.saver.poll()
                     stop = request.agreed(self.ranks)
-                    due = every.checkpoint_every and run.step % every.checkpoint_every == 0
+                    due = settings.checkpoint_every and run.step % settings.checkpoint_every == 0
                     if due or stop or run.step == last:
                         self._save()
-                    if stop and run.step < every.steps:
+                    if stop and run.step < settings.steps:
                         parts.saver.wait()
                         raise Interrupted(
-                            f"{stop} after step {run.step} of {every.steps}: saved in {run.folder.path}; "
+                            f"{stop} after step {run.step} of {settings.steps}: saved in {run.folder.path}; "
                             "the same command goes on from there"
                         )
             return request.signal
