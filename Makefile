@@ -61,7 +61,7 @@ test: $(STAMP)  ## prove the bits, and everything around them (NEWEST=1: on the 
 quick: $(STAMP)  ## one minute from an edit to "the bits still hold": known answers, the oracle, both backends, Triton, a layer
 	$(BIN)/pytest -q $(PARALLEL) $(QUICK)
 	$(BIN)/mxref conform --quick --jobs 2 --backend reference --format mxfp4 --format mxfp8_e4m3
-	$(BIN)/mxref conform --quick --jobs 2 --backend numba
+	$(BIN)/mxref conform --quick --jobs 2 --backend numba --format mxfp4 --format mxfp8_e4m3 --format mxfp6_e2m3
 	TRITON_INTERPRET=1 $(BIN)/mxref conform --quick --jobs 2 --backend triton --format mxfp4 \
 	    --clause scale.rule.even --clause rounding.rne
 
