@@ -35,7 +35,7 @@ ELSEWHERE = {
 EXCEPTED = {
     r"pip install|python3 -m venv|source \.venv": "installs packages",
     r"make [\w-]+|\.ci/run|pytest -n auto|pytest --durations": "a target of the Makefile, or all tests",
-    r"python -m (projection|exhaustive|peers|ablations|bench|mxref_triton)": "a program with tests of its own",
+    r"python -m (projection|exhaustive|peers|ablations|bench|aot)": "a program with tests of its own",
     r"triton|check_scales|collect_env|--devices|torchrun|lab_20m|gpu": "needs a GPU, or several ranks of GPUs",
     r"kill -9|pdb|cuda-gdb": "is for a second terminal or a debugger",
     r"c4|hf:|allenai|large_train|val_c4|\$D\b|D=|runs/probed": "downloads data, or needs those of a published run",
